@@ -1,0 +1,3 @@
+//! The `kvbm` command.
+
+fn main() {}
