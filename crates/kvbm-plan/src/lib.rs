@@ -1,1 +1,33 @@
-//! kvbm-plan.
+//! The vocabulary of leader and workers: plain data that both sides, and every crate above, agree on.
+//!
+//! **Knows:** tiers, ids, block identities, rank slices, transfer plans and reports, and their wire form.
+//! **Must never know:** how anything moves, where memory is, which blocks exist. There is no logic here
+//! beyond validation and encoding, so a worker in another process (or language) needs nothing else.
+//!
+//! Wire form: MessagePack maps-as-arrays inside a versioned [`wire::Envelope`]. Everything read from a wire is
+//! untrusted: [`wire::decode_command`] bounds the size before it allocates and the content after.
+
+#![forbid(unsafe_code)]
+
+mod identity;
+mod ids;
+mod location;
+mod message;
+mod path;
+mod plan;
+mod report;
+mod slice;
+mod tier;
+pub mod wire;
+
+pub use identity::{BlockIdentity, GroupKind};
+pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NodeId, PlanId, Rank, VolumeId};
+pub use location::{Endpoint, Location};
+pub use message::{Command, FlushOutcome, Message, RecoveredBlock};
+pub use path::Path;
+pub use plan::{BlockTransfer, ChecksumMode, Gate, LayerRange, PlanError, Priority, TransferPlan};
+pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};
+pub use slice::{HeadRange, RankSlice, Replication};
+pub use tier::Tier;
+
+pub use kvbm_tokens::SequenceHash;

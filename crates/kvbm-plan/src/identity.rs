@@ -1,0 +1,48 @@
+//! What a block is, wherever its bytes are.
+
+use crate::GroupId;
+use kvbm_tokens::SequenceHash;
+use serde::{Deserialize, Serialize};
+
+/// The name of a block's content. `hash` chains all tokens before the block, so equal hashes mean equal
+/// content; `parent` and `position` travel beside it so that a receiver can rebuild the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BlockIdentity {
+    /// Cache group of the block.
+    pub group: GroupId,
+    /// Sequence hash: the block and everything before it.
+    pub hash: SequenceHash,
+    /// Sequence hash of the block before it; `None` for the first block of a chain.
+    pub parent: Option<SequenceHash>,
+    /// Index of the block in its chain, from 0.
+    pub position: u32,
+}
+
+impl BlockIdentity {
+    /// Identities of a whole chain in group `group`, from its hashes in order.
+    pub fn chain(group: GroupId, hashes: &[SequenceHash]) -> impl ExactSizeIterator<Item = Self> + '_ {
+        hashes.iter().enumerate().map(move |(index, &hash)| Self {
+            group,
+            hash,
+            parent: index.checked_sub(1).map(|before| hashes[before]),
+            position: index as u32,
+        })
+    }
+
+    /// Whether parent and position agree: exactly the first block of a chain has no parent.
+    pub const fn is_consistent(&self) -> bool {
+        self.parent.is_none() == (self.position == 0)
+    }
+}
+
+/// How the blocks of a group are used, hence what a cached prefix is worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum GroupKind {
+    /// Full attention: a block is useful only with every block before it.
+    #[default]
+    Full,
+    /// Sliding window attention over this many tokens: only the blocks inside the window are needed.
+    SlidingWindow(u32),
+    /// Recurrent state: the last block alone carries everything before it.
+    State,
+}
