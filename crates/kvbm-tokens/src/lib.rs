@@ -1,1 +1,49 @@
-//! kvbm-tokens.
+//! Tokens to sequence hashes: the identity of KV blocks.
+//!
+//! A *block* is `page_size` tokens. Its [`SequenceHash`] chains all tokens before it, so equal hashes in one
+//! [`Namespace`] mean equal prefixes, and a prefix that two requests share is stored once.
+//!
+//! This crate knows token ids, namespaces and hashes. It must never know where a block lies (tiers, pools, layouts,
+//! ranks), and it does no I/O, starts no thread and uses no runtime.
+//!
+//! ```
+//! use kvbm_tokens::{Namespace, TokenSequence};
+//!
+//! let hasher = Namespace::new("llama-3-8b").weights("2026-11-01").page_size(4).hasher()?;
+//! let mut sequence = TokenSequence::from_tokens(hasher, &[1, 2, 3, 4, 5, 6]);
+//! assert_eq!(sequence.num_blocks(), 1);
+//! assert_eq!(sequence.tail(), &[5, 6]);
+//!
+//! sequence.add_tokens(&[7, 8]);
+//! assert_eq!(sequence.num_blocks(), 2);
+//! assert_eq!(sequence.parent_of(1), Some(sequence.hashes()[0]));
+//! # Ok::<(), kvbm_tokens::NamespaceError>(())
+//! ```
+//!
+//! # The hash
+//! ```text
+//! SequenceHash  = first 16 bytes of BLAKE3-keyed(
+//!     key       = parent hash (16 bytes, zero at the root) || namespace tag (16 bytes),
+//!     message   = token ids (u32 little-endian)
+//!                 || for each extra key of the block, in ascending order of its bytes: length (u32 little-endian) || bytes)
+//! ```
+//! The namespace fixes `page_size`, so tokens and extra keys cannot be confused. See [`HashAlgorithm`] for the opt-in
+//! alternative and [`Namespace`] for the tag.
+#![forbid(unsafe_code)]
+
+mod chain;
+mod extra;
+mod hasher;
+mod namespace;
+mod opaque;
+mod sequence;
+
+pub use chain::{BlockChain, ChainLink, ExternalSequence};
+pub use extra::{ExtraKey, ExtraKeyError, MAX_EXTRA_KEY_BYTES};
+pub use hasher::{BlockHasher, HashAlgorithm};
+pub use namespace::{ChainRoot, Namespace, NamespaceError, NotPersistable};
+pub use opaque::{LocalHash, NamespaceTag, ParseHashError, SequenceHash};
+pub use sequence::{MAX_TOKENS, SequenceError, TokenSequence};
+
+/// A token id of the model's vocabulary.
+pub type Token = u32;
