@@ -125,7 +125,9 @@ pub enum PlanError {
         tier: crate::Tier,
     },
     /// An identity whose parent and position disagree, or of another group.
-    #[error("plan {plan_id}, block {index}: identity of {hash} is inconsistent (group, parent and position disagree)")]
+    #[error(
+        "plan {plan_id}, block {index}: identity of {hash} is inconsistent (group, parent and position disagree)"
+    )]
     BadIdentity {
         /// The plan.
         plan_id: PlanId,
@@ -168,7 +170,8 @@ impl TransferPlan {
         if self.layers.is_some_and(|layers| layers.count == 0) {
             return Err(PlanError::EmptyLayers(plan_id));
         }
-        let bad = |block: &BlockTransfer| block.identity.group != self.group || !block.identity.is_consistent();
+        let bad =
+            |block: &BlockTransfer| block.identity.group != self.group || !block.identity.is_consistent();
         match self.blocks.iter().position(bad) {
             Some(index) => {
                 let hash = self.blocks[index].identity.hash;

@@ -35,7 +35,9 @@ pub enum DecodeError {
         len: usize,
     },
     /// Written by another version.
-    #[error("message version {found}, this build reads {VERSION}: run the same kvbm version on leader and workers")]
+    #[error(
+        "message version {found}, this build reads {VERSION}: run the same kvbm version on leader and workers"
+    )]
     Version {
         /// Version found.
         found: u16,

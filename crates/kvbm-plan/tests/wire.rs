@@ -1,0 +1,197 @@
+//! The wire form: round trips, a golden file, and bytes that are not ours.
+
+use kvbm_plan::wire::{self, DecodeError};
+use kvbm_plan::{
+    BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Endpoint, Epoch, Failure,
+    FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, Path, PlanError, PlanId, Priority, Rank,
+    RecoveredBlock, SequenceHash, Tier, TransferPlan, TransferReport,
+};
+use proptest::prelude::*;
+
+const GOLDEN: &[u8] = include_bytes!("golden/transfer_v1.msgpack");
+
+fn chain(blocks: u8) -> Vec<BlockIdentity> {
+    let hashes: Vec<_> = (0..blocks).map(|byte| SequenceHash::from_bytes([byte; 16])).collect();
+    BlockIdentity::chain(GroupId(0), &hashes).collect()
+}
+
+fn plan(blocks: u8) -> TransferPlan {
+    let transfer = |(index, identity)| BlockTransfer {
+        identity,
+        src: BlockId(index as u32),
+        dst: BlockId(100 + index as u32),
+    };
+    TransferPlan {
+        plan_id: PlanId(7),
+        epoch: Epoch(3),
+        group: GroupId(0),
+        src: Endpoint::Local(Tier::G1),
+        dst: Endpoint::Local(Tier::G2),
+        blocks: chain(blocks).into_iter().enumerate().map(transfer).collect(),
+        layers: Some(LayerRange { first: 1, count: 2 }),
+        gate: Gate::Layer { iteration: 5, layer: 1 },
+        after: vec![PlanId(6)],
+        priority: Priority::Urgent,
+        budget_ms: 250,
+        checksums: ChecksumMode::Required,
+    }
+}
+
+fn messages() -> Vec<Message> {
+    let corrupt = Failure::new(FailureKind::Corrupt, "slot 4: checksum");
+    let report = TransferReport {
+        plan_id: PlanId(7),
+        epoch: Epoch(3),
+        rank: Rank(1),
+        path: Path::G3_G1,
+        blocks: vec![BlockOutcome::Done { checksum: u64::MAX }, BlockOutcome::Failed(corrupt.clone())],
+        bytes: 1 << 40,
+        queued_us: 12,
+        busy_us: 345,
+    };
+    let recovered = chain(3).into_iter().map(|identity| RecoveredBlock { block: BlockId(9), identity });
+    vec![
+        Message::Transfer(report),
+        Message::Flushed {
+            rank: Rank(0),
+            epoch: Epoch(3),
+            token: 4,
+            outcome: FlushOutcome::Durable { blocks: 12 },
+        },
+        Message::Flushed { rank: Rank(0), epoch: Epoch(3), token: 4, outcome: FlushOutcome::Failed(corrupt) },
+        Message::Recovered { rank: Rank(2), tier: Tier::G3, blocks: recovered.collect(), last: true },
+    ]
+}
+
+fn commands() -> Vec<Command> {
+    vec![
+        Command::Transfer(plan(5)),
+        Command::Cancel { plan_id: PlanId(7) },
+        Command::Advance { iteration: 9, layer: Some(3) },
+        Command::Advance { iteration: 9, layer: None },
+        Command::Release { tier: Tier::G3, blocks: vec![BlockId(1), BlockId(2)] },
+        Command::Flush { token: 11 },
+    ]
+}
+
+#[test]
+fn every_kind_comes_back_as_it_went() {
+    for command in commands() {
+        let bytes = wire::encode_command(&command).unwrap();
+        assert_eq!(wire::decode_command(&bytes).unwrap(), command);
+    }
+    for message in messages() {
+        let bytes = wire::encode_message(&message).unwrap();
+        assert_eq!(wire::decode_message(&bytes).unwrap(), message);
+    }
+}
+
+#[test]
+fn golden_plan_still_reads_and_writes_the_same() {
+    let command = Command::Transfer(plan(3));
+    assert_eq!(wire::encode_command(&command).unwrap(), GOLDEN, "the wire form changed: raise wire::VERSION");
+    assert_eq!(wire::decode_command(GOLDEN).unwrap(), command);
+}
+
+#[test]
+fn a_full_plan_fits_the_bound() {
+    let mut full = plan(1);
+    full.blocks = vec![full.blocks[0]; TransferPlan::MAX_BLOCKS];
+    let bytes = wire::encode_command(&Command::Transfer(full)).unwrap();
+    assert!(bytes.len() < wire::MAX_BYTES / 2, "{} bytes", bytes.len());
+}
+
+#[test]
+fn another_version_is_named() {
+    let mut bytes = wire::encode_command(&Command::Flush { token: 1 }).unwrap();
+    assert_eq!(bytes[1], wire::VERSION as u8);
+    bytes[1] = 9;
+    let error = wire::decode_command(&bytes).unwrap_err();
+    assert!(matches!(error, DecodeError::Version { found: 9 }), "{error}");
+}
+
+#[test]
+fn rules_hold_on_both_sides() {
+    let broken: [(fn(&mut TransferPlan), PlanError); 5] = [
+        (|plan| plan.blocks.clear(), PlanError::Empty(PlanId(7))),
+        (
+            |plan| plan.blocks = vec![plan.blocks[0]; TransferPlan::MAX_BLOCKS + 1],
+            PlanError::TooManyBlocks { plan_id: PlanId(7), blocks: TransferPlan::MAX_BLOCKS + 1 },
+        ),
+        (|plan| plan.dst = plan.src, PlanError::SameTier { plan_id: PlanId(7), tier: Tier::G1 }),
+        (
+            |plan| plan.blocks[1].identity.parent = None,
+            PlanError::BadIdentity { plan_id: PlanId(7), index: 1, hash: SequenceHash::from_bytes([1; 16]) },
+        ),
+        (|plan| plan.layers = Some(LayerRange { first: 0, count: 0 }), PlanError::EmptyLayers(PlanId(7))),
+    ];
+    for (break_it, expected) in broken {
+        let mut plan = plan(2);
+        break_it(&mut plan);
+        assert_eq!(plan.validate(), Err(expected));
+        assert!(wire::encode_command(&Command::Transfer(plan)).is_err());
+    }
+    assert_eq!(plan(2).validate(), Ok(()));
+}
+
+#[test]
+fn invariant_5_a_list_beyond_its_bound_is_refused() {
+    let blocks = vec![BlockId(0); Command::MAX_RELEASE + 1];
+    let bytes = wire::encode_command(&Command::Release { tier: Tier::G3, blocks }).unwrap();
+    assert!(matches!(wire::decode_command(&bytes), Err(DecodeError::TooMany { what: "release", .. })));
+    let huge = vec![0x91; wire::MAX_BYTES + 1];
+    assert!(matches!(wire::decode_message(&huge), Err(DecodeError::TooLong { .. })));
+    let mut trailing = wire::encode_command(&Command::Flush { token: 1 }).unwrap();
+    trailing.extend([0; 3]);
+    assert!(matches!(wire::decode_command(&trailing), Err(DecodeError::Trailing { extra: 3 })));
+}
+
+#[test]
+fn invariant_5_every_prefix_of_a_message_is_an_error() {
+    let commands = commands().into_iter().map(|command| wire::encode_command(&command).unwrap());
+    let messages = messages().into_iter().map(|message| wire::encode_message(&message).unwrap());
+    for bytes in commands.chain(messages) {
+        for end in 0..bytes.len() {
+            assert!(wire::decode_command(&bytes[..end]).is_err());
+            assert!(wire::decode_message(&bytes[..end]).is_err());
+        }
+    }
+}
+
+/// A list header that promises 2^32 - 1 items must not allocate for them.
+#[test]
+fn invariant_5_a_lying_length_does_not_allocate() {
+    let mut bytes = vec![0x92, wire::VERSION as u8, 0x81];
+    bytes.extend([0xa7]);
+    bytes.extend(b"Release");
+    bytes.extend([0x92, 0xa2]);
+    bytes.extend(b"G3");
+    bytes.extend([0xdd, 0xff, 0xff, 0xff, 0xff]);
+    assert!(matches!(wire::decode_command(&bytes), Err(DecodeError::Malformed(_))));
+}
+
+#[test]
+fn details_are_cut_at_a_character() {
+    let failure = Failure::new(FailureKind::Io, "é".repeat(400));
+    assert_eq!(failure.detail.len(), Failure::MAX_DETAIL);
+    assert!(failure.to_string().contains("check the disk"));
+}
+
+proptest! {
+    #[test]
+    fn invariant_5_mutated_messages_never_panic(at in 0usize..400, value: u8, which in 0usize..6) {
+        let mut bytes = wire::encode_command(&commands()[which]).unwrap();
+        let index = at % bytes.len();
+        bytes[index] = value;
+        if let Ok(Command::Transfer(plan)) = wire::decode_command(&bytes) {
+            prop_assert_eq!(plan.validate(), Ok(()));
+        }
+        let _ = wire::decode_message(&bytes);
+    }
+
+    #[test]
+    fn invariant_5_random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
+        prop_assert!(wire::decode_command(&bytes).is_err() || bytes.first() == Some(&0x92));
+        let _ = wire::decode_message(&bytes);
+    }
+}
