@@ -1,5 +1,7 @@
 //! What else than tokens decides the KV of a block.
 
+use std::fmt;
+
 /// The most bytes that an image's content hash or a request salt may have.
 pub const MAX_EXTRA_KEY_BYTES: usize = 4096;
 
@@ -13,7 +15,7 @@ pub const MAX_EXTRA_KEY_BYTES: usize = 4096;
 /// | 0 | request salt | the bytes |
 /// | 1 | image | offset (i64 little-endian), then the content hash |
 /// | 2 | prompt embeddings | length (u64 little-endian), then the 32-byte BLAKE3 hash of the bytes |
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExtraKey {
     encoded: Box<[u8]>,
 }
@@ -68,6 +70,18 @@ impl ExtraKey {
             encoded.extend_from_slice(part);
         }
         Self { encoded: encoded.into() }
+    }
+}
+
+impl fmt::Debug for ExtraKey {
+    /// The kind and length only: salts get no place in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.encoded.first() {
+            Some(&SALT) => "salt",
+            Some(&IMAGE) => "image",
+            _ => "prompt embeddings",
+        };
+        write!(f, "ExtraKey({kind}, {} bytes)", self.encoded.len())
     }
 }
 
