@@ -1,6 +1,6 @@
 //! What a block is, wherever its bytes are.
 
-use crate::GroupId;
+use crate::{GroupId, NamespaceId};
 use kvbm_tokens::SequenceHash;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 /// content; `parent` and `position` travel beside it so that a receiver can rebuild the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BlockIdentity {
+    /// Short name of the namespace that the hash is chained in: what quotas and `forget` go by.
+    pub namespace: NamespaceId,
     /// Cache group of the block.
     pub group: GroupId,
     /// Sequence hash: the block and everything before it.
@@ -19,9 +21,14 @@ pub struct BlockIdentity {
 }
 
 impl BlockIdentity {
-    /// Identities of a whole chain in group `group`, from its hashes in order.
-    pub fn chain(group: GroupId, hashes: &[SequenceHash]) -> impl ExactSizeIterator<Item = Self> + '_ {
+    /// Identities of a whole chain, from its hashes in order.
+    pub fn chain(
+        namespace: NamespaceId,
+        group: GroupId,
+        hashes: &[SequenceHash],
+    ) -> impl ExactSizeIterator<Item = Self> + '_ {
         hashes.iter().enumerate().map(move |(index, &hash)| Self {
+            namespace,
             group,
             hash,
             parent: index.checked_sub(1).map(|before| hashes[before]),

@@ -36,6 +36,11 @@ id!(
     GroupId(u16)
 );
 id!(
+    /// First four bytes (little endian) of a namespace's tag. A label, not a proof: the sequence hash already binds
+    /// the whole tag, so two namespaces that share a label only share their quota and their `forget`.
+    NamespaceId(u32)
+);
+id!(
     /// A worker of a deployment, from 0: one per accelerator.
     Rank(u16)
 );
@@ -77,5 +82,12 @@ impl Rank {
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
+    }
+}
+
+impl From<kvbm_tokens::NamespaceTag> for NamespaceId {
+    fn from(tag: kvbm_tokens::NamespaceTag) -> Self {
+        let [a, b, c, d, ..] = *tag.as_bytes();
+        Self(u32::from_le_bytes([a, b, c, d]))
     }
 }

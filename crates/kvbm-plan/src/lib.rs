@@ -21,7 +21,7 @@ mod tier;
 pub mod wire;
 
 pub use identity::{BlockIdentity, GroupKind};
-pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NodeId, PlanId, Rank, VolumeId};
+pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NamespaceId, NodeId, PlanId, Rank, VolumeId};
 pub use location::{Endpoint, Location};
 pub use message::{Command, FlushOutcome, Message, RecoveredBlock};
 pub use path::Path;
@@ -30,4 +30,4 @@ pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};
 pub use slice::{HeadRange, RankSlice, Replication};
 pub use tier::Tier;
 
-pub use kvbm_tokens::SequenceHash;
+pub use kvbm_tokens::{NamespaceTag, SequenceHash};

@@ -3,8 +3,8 @@
 use kvbm_plan::wire::{self, DecodeError};
 use kvbm_plan::{
     BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Endpoint, Epoch, Failure,
-    FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, Path, PlanError, PlanId, Priority, Rank,
-    RecoveredBlock, SequenceHash, Tier, TransferPlan, TransferReport,
+    FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, NamespaceId, Path, PlanError, PlanId,
+    Priority, Rank, RecoveredBlock, SequenceHash, Tier, TransferPlan, TransferReport,
 };
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ const GOLDEN: &[u8] = include_bytes!("golden/transfer_v1.msgpack");
 
 fn chain(blocks: u8) -> Vec<BlockIdentity> {
     let hashes: Vec<_> = (0..blocks).map(|byte| SequenceHash::from_bytes([byte; 16])).collect();
-    BlockIdentity::chain(GroupId(0), &hashes).collect()
+    BlockIdentity::chain(NamespaceId(5), GroupId(0), &hashes).collect()
 }
 
 fn plan(blocks: u8) -> TransferPlan {
@@ -112,7 +112,8 @@ fn another_version_is_named() {
 
 #[test]
 fn rules_hold_on_both_sides() {
-    let broken: [(fn(&mut TransferPlan), PlanError); 5] = [
+    type Break = fn(&mut TransferPlan);
+    let broken: [(Break, PlanError); 5] = [
         (|plan| plan.blocks.clear(), PlanError::Empty(PlanId(7))),
         (
             |plan| plan.blocks = vec![plan.blocks[0]; TransferPlan::MAX_BLOCKS + 1],
