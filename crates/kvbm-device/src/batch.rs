@@ -1,0 +1,220 @@
+//! Many copies, submitted at once.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{DeviceError, DeviceMemory, HostRegion, Owner};
+
+/// Which way the bytes of a batch move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Host memory to device memory.
+    HostToDevice,
+    /// Device memory to host memory.
+    DeviceToHost,
+    /// Inside the memory of one device.
+    DeviceToDevice,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HostToDevice => "host-to-device",
+            Self::DeviceToHost => "device-to-host",
+            Self::DeviceToDevice => "device-to-device",
+        })
+    }
+}
+
+/// One contiguous copy. Addresses were checked against their memory when the piece was pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyPiece {
+    /// Address of the first source byte (host or device, as the direction says).
+    pub src: u64,
+    /// Address of the first destination byte.
+    pub dst: u64,
+    /// Bytes; never zero.
+    pub len: u64,
+}
+
+/// A batch of copies in one direction. It holds every memory that it touches until the hardware is done with it.
+///
+/// Pieces have no order among themselves, so their destinations must not overlap, nor one's source another's destination.
+#[derive(Clone)]
+pub struct CopyBatch {
+    direction: Direction,
+    pieces: Vec<CopyPiece>,
+    bytes: u64,
+    device: Option<crate::DeviceId>,
+    owners: Vec<Owner>,
+}
+
+impl CopyBatch {
+    /// Most pieces in one batch.
+    pub const MAX_PIECES: usize = 1 << 20;
+
+    /// How far back a memory is looked for before it is held a second time.
+    const OWNER_WINDOW: usize = 64;
+
+    /// An empty batch.
+    pub fn new(direction: Direction) -> Self {
+        Self { direction, pieces: Vec::new(), bytes: 0, device: None, owners: Vec::new() }
+    }
+
+    /// An empty batch with room for `pieces`.
+    pub fn with_capacity(direction: Direction, pieces: usize) -> Self {
+        Self { pieces: Vec::with_capacity(pieces.min(Self::MAX_PIECES)), ..Self::new(direction) }
+    }
+
+    /// Which way the bytes move.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The copies.
+    pub fn pieces(&self) -> &[CopyPiece] {
+        &self.pieces
+    }
+
+    /// Bytes of all pieces.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of pieces.
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether there is nothing to copy.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// The device whose memory the pieces touch; `None` while the batch is empty.
+    pub fn device(&self) -> Option<crate::DeviceId> {
+        self.device
+    }
+
+    /// Adds a copy of `len` bytes from host to device. Zero bytes add nothing.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`] names the memory; [`DeviceError::WrongDirection`], [`DeviceError::WrongDevice`],
+    /// [`DeviceError::BatchFull`].
+    pub fn push_host_to_device(
+        &mut self,
+        src: &HostRegion,
+        src_offset: u64,
+        dst: &DeviceMemory,
+        dst_offset: u64,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        let from = host_address(src, src_offset, len)?;
+        let to = dst.address_of(dst_offset, len)?;
+        self.push(Direction::HostToDevice, dst, CopyPiece { src: from, dst: to, len })?;
+        self.hold(src.owner());
+        self.hold(dst.owner());
+        Ok(())
+    }
+
+    /// Adds a copy of `len` bytes from device to host. Zero bytes add nothing.
+    ///
+    /// # Errors
+    /// As for [`CopyBatch::push_host_to_device`].
+    pub fn push_device_to_host(
+        &mut self,
+        src: &DeviceMemory,
+        src_offset: u64,
+        dst: &HostRegion,
+        dst_offset: u64,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        let from = src.address_of(src_offset, len)?;
+        let to = host_address(dst, dst_offset, len)?;
+        self.push(Direction::DeviceToHost, src, CopyPiece { src: from, dst: to, len })?;
+        self.hold(src.owner());
+        self.hold(dst.owner());
+        Ok(())
+    }
+
+    /// Adds a copy of `len` bytes inside a device. Source and destination of one piece may overlap. Zero bytes add nothing.
+    ///
+    /// # Errors
+    /// As for [`CopyBatch::push_host_to_device`].
+    pub fn push_device_to_device(
+        &mut self,
+        src: &DeviceMemory,
+        src_offset: u64,
+        dst: &DeviceMemory,
+        dst_offset: u64,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        let from = src.address_of(src_offset, len)?;
+        let to = dst.address_of(dst_offset, len)?;
+        if src.device() != dst.device() {
+            return Err(DeviceError::WrongDevice { expected: src.device(), found: dst.device() });
+        }
+        self.push(Direction::DeviceToDevice, dst, CopyPiece { src: from, dst: to, len })?;
+        self.hold(src.owner());
+        self.hold(dst.owner());
+        Ok(())
+    }
+
+    /// Keeps something alive until the hardware is done with this batch, besides the memory of its pieces.
+    pub fn hold(&mut self, owner: &Owner) {
+        let held = self.owners.iter().rev().take(Self::OWNER_WINDOW).any(|known| Arc::ptr_eq(known, owner));
+        if !held {
+            self.owners.push(Arc::clone(owner));
+        }
+    }
+
+    fn push(
+        &mut self,
+        direction: Direction,
+        memory: &DeviceMemory,
+        piece: CopyPiece,
+    ) -> Result<(), DeviceError> {
+        if direction != self.direction {
+            return Err(DeviceError::WrongDirection { expected: self.direction, found: direction });
+        }
+        if let Some(expected) = self.device.filter(|known| *known != memory.device()) {
+            return Err(DeviceError::WrongDevice { expected, found: memory.device() });
+        }
+        if self.pieces.len() >= Self::MAX_PIECES {
+            return Err(DeviceError::BatchFull { limit: Self::MAX_PIECES });
+        }
+        if piece.len > 0 {
+            self.device = Some(memory.device());
+            self.bytes += piece.len;
+            self.pieces.push(piece);
+        }
+        Ok(())
+    }
+}
+
+fn host_address(region: &HostRegion, offset: u64, len: u64) -> Result<u64, DeviceError> {
+    Ok(region.ptr_at(offset, len)?.expose_provenance() as u64)
+}
+
+impl fmt::Debug for CopyBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CopyBatch({}, {} pieces, {} bytes)", self.direction, self.pieces.len(), self.bytes)
+    }
+}
+
+/// A batch that a stream did not take, and why. Nothing of it was copied.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct CopyRejected {
+    /// The batch, to submit again.
+    pub batch: CopyBatch,
+    /// Why it was refused.
+    #[source]
+    pub error: DeviceError,
+}
+
+impl From<Box<CopyRejected>> for DeviceError {
+    fn from(rejected: Box<CopyRejected>) -> Self {
+        rejected.error
+    }
+}

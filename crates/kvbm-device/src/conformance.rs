@@ -1,0 +1,1 @@
+//! What every [`Device`](crate::Device) must do, as checks that any implementation can run.

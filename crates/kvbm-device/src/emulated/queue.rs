@@ -1,0 +1,161 @@
+//! The thread behind a stream: takes operations in order, stops at the first failure.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+
+use super::Shared;
+use super::delays::Disorder;
+use super::faults::{Fault, OpKind};
+use super::work::{self, KernelMemory};
+use crate::{Completer, CopyBatch, DeviceError, DeviceMemory, Event, EventStatus, Owner};
+
+/// The body of an emulated kernel.
+pub(super) type Kernel = Box<dyn FnOnce(&mut KernelMemory<'_>) -> Result<(), DeviceError> + Send>;
+
+pub(super) enum Op {
+    Work(Work, Completer),
+    Record(Completer),
+    Wait(Event),
+}
+
+pub(super) enum Work {
+    Copy(CopyBatch),
+    Fill { memory: DeviceMemory, offset: u64, len: u64, byte: u8 },
+    Launch { name: &'static str, kernel: Kernel, owners: Vec<Owner> },
+}
+
+impl Work {
+    fn kind(&self) -> OpKind {
+        match self {
+            Self::Copy(batch) => OpKind::Copy(batch.direction()),
+            Self::Fill { .. } => OpKind::Fill,
+            Self::Launch { .. } => OpKind::Launch,
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Copy(batch) => {
+                format!("{} copy of {} bytes in {} pieces", batch.direction(), batch.bytes(), batch.len())
+            }
+            Self::Fill { memory, offset, len, .. } => format!("fill of {len} bytes at {offset} of {memory}"),
+            Self::Launch { name, .. } => format!("kernel {name}"),
+        }
+    }
+}
+
+/// What the thread and the handles of a stream share.
+pub(super) struct StreamState {
+    pub(super) name: Arc<str>,
+    poison: Mutex<Option<Arc<DeviceError>>>,
+}
+
+impl StreamState {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: Arc::from(name), poison: Mutex::new(None) }
+    }
+
+    pub(super) fn status(&self) -> Result<(), DeviceError> {
+        match &*self.poison.lock() {
+            None => Ok(()),
+            Some(cause) => {
+                Err(DeviceError::Poisoned { stream: Arc::clone(&self.name), cause: Arc::clone(cause) })
+            }
+        }
+    }
+
+    fn stop(&self, cause: &DeviceError) {
+        self.poison.lock().get_or_insert_with(|| Arc::new(cause.clone()));
+    }
+}
+
+/// Waits on a stream's thread. Whoever could complete the event fails it when dropped, so this ends.
+pub(super) fn wait_in_stream(event: &Event) -> EventStatus {
+    loop {
+        let status = event.backend().wait(Instant::now() + Duration::from_secs(60));
+        if status != EventStatus::Pending {
+            return status;
+        }
+    }
+}
+
+pub(super) struct Runner {
+    pub(super) device: Arc<Shared>,
+    pub(super) state: Arc<StreamState>,
+    pub(super) disorder: Option<Disorder>,
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.device.streams_alive.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Runner {
+    /// Runs until every handle of the stream is gone and the queue is empty.
+    pub(super) fn run(mut self, queue: &Receiver<Op>) {
+        for op in queue {
+            match op {
+                Op::Record(done) => done.complete(self.state.status()),
+                Op::Wait(event) => {
+                    if let EventStatus::Failed(error) = wait_in_stream(&event) {
+                        self.state.stop(&error);
+                    }
+                }
+                Op::Work(work, done) => {
+                    let result = self.state.status().and_then(|()| self.perform(work));
+                    if let Err(error) = &result {
+                        self.state.stop(error);
+                    }
+                    done.complete(result);
+                }
+            }
+        }
+    }
+
+    /// The work is consumed: its memory is let go before anybody learns that it is complete.
+    fn perform(&mut self, work: Work) -> Result<(), DeviceError> {
+        if let Some(disorder) = &mut self.disorder {
+            disorder.pause();
+        }
+        let fault =
+            self.device.faults.meet(&self.state.name, work.kind()).map(super::faults::Strike::announce);
+        let failed = |reason: &str| DeviceError::OperationFailed {
+            stream: Arc::clone(&self.state.name),
+            operation: work.describe(),
+            reason: reason.to_owned(),
+        };
+        match fault {
+            Some(Fault::Fail) => return Err(failed("injected fault")),
+            Some(Fault::FailHalfway | Fault::FlipBit) if !matches!(work, Work::Copy(_)) => {
+                return Err(failed("injected fault"));
+            }
+            _ => {}
+        }
+        let halfway = failed("injected fault half-way");
+        let panicked = failed("the kernel panicked");
+        match work {
+            Work::Copy(batch) => {
+                let bytes = if fault == Some(Fault::FailHalfway) { batch.bytes() / 2 } else { batch.bytes() };
+                work::copy(&self.device, &batch, bytes, self.disorder.as_mut())?;
+                match fault {
+                    Some(Fault::FailHalfway) => Err(halfway),
+                    Some(Fault::FlipBit) => work::flip_bit(&self.device, &batch),
+                    _ => Ok(()),
+                }
+            }
+            Work::Fill { memory, offset, len, byte } => work::fill(&self.device, &memory, offset, len, byte),
+            Work::Launch { kernel, owners, .. } => {
+                let mut memory = KernelMemory::new(&self.device);
+                let result = catch_unwind(AssertUnwindSafe(|| kernel(&mut memory))).unwrap_or(Err(panicked));
+                drop(owners);
+                result
+            }
+        }
+    }
+}

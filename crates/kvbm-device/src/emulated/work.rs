@@ -1,0 +1,237 @@
+//! What operations do to the bytes.
+
+use std::ptr;
+use std::sync::Arc;
+
+use super::Shared;
+use super::arena::Allocation;
+use super::delays::Disorder;
+use crate::{CopyBatch, CopyPiece, DeviceError, DeviceMemory, Direction, Link, ModelPath};
+
+/// A link is reserved in parts of this size, so that concurrent copies share it.
+const LINK_PART_BYTES: u64 = 256 << 10;
+
+/// Device addresses -> offsets of the mapping; remembers the last allocation, because neighbours mostly share one.
+struct Lookup<'a> {
+    device: &'a Shared,
+    last: Option<Arc<Allocation>>,
+}
+
+impl<'a> Lookup<'a> {
+    fn new(device: &'a Shared) -> Self {
+        Self { device, last: None }
+    }
+
+    /// The allocation stays alive until the next call, so the bytes at the returned offset stay ours meanwhile.
+    fn offset(&mut self, address: u64, len: u64) -> Result<u64, DeviceError> {
+        if let Some(offset) = self.last.as_ref().and_then(|known| known.offset_of(address, len)) {
+            return Ok(offset);
+        }
+        let found = self.device.arena.find(address, len)?;
+        let offset = found.offset_of(address, len);
+        self.last = Some(found);
+        offset.ok_or_else(|| DeviceError::UnknownMemory {
+            device: self.device.id,
+            address,
+            len,
+            nearest: "its allocation ends earlier".to_owned(),
+        })
+    }
+}
+
+/// Copies the pieces of `batch` until `limit` bytes are through.
+pub(super) fn copy(
+    device: &Shared,
+    batch: &CopyBatch,
+    limit: u64,
+    disorder: Option<&mut Disorder>,
+) -> Result<(), DeviceError> {
+    let mut throttle = Throttle::new(device, batch.direction());
+    let mut copier =
+        Copier { from: Lookup::new(device), to: Lookup::new(device), direction: batch.direction() };
+    let mut left = limit;
+    let mut one = |piece: &CopyPiece| -> Result<(), DeviceError> {
+        let piece = CopyPiece { len: piece.len.min(left), ..*piece };
+        left -= piece.len;
+        for part in parts(piece) {
+            copier.copy(part)?;
+            throttle.passed(part.len);
+        }
+        Ok(())
+    };
+    match disorder {
+        None => batch.pieces().iter().try_for_each(&mut one)?,
+        Some(disorder) => {
+            let mut pieces = batch.pieces().to_vec();
+            disorder.shuffle(&mut pieces);
+            for (index, piece) in pieces.iter().enumerate() {
+                if index == pieces.len() / 2 {
+                    disorder.pause();
+                }
+                one(piece)?;
+            }
+        }
+    }
+    throttle.finish();
+    Ok(())
+}
+
+fn parts(piece: CopyPiece) -> impl Iterator<Item = CopyPiece> {
+    (0..piece.len.div_ceil(LINK_PART_BYTES)).map(move |index| {
+        let start = index * LINK_PART_BYTES;
+        CopyPiece {
+            src: piece.src + start,
+            dst: piece.dst + start,
+            len: LINK_PART_BYTES.min(piece.len - start),
+        }
+    })
+}
+
+struct Copier<'a> {
+    from: Lookup<'a>,
+    to: Lookup<'a>,
+    direction: Direction,
+}
+
+impl Copier<'_> {
+    fn copy(&mut self, piece: CopyPiece) -> Result<(), DeviceError> {
+        let CopyPiece { src, dst, len } = piece;
+        let mapping = self.from.device.arena.mapping();
+        match self.direction {
+            Direction::HostToDevice => {
+                let to = self.to.offset(dst, len)?;
+                // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host range against a region (exposing
+                // its provenance), whose owner the batch holds until the operation is complete.
+                unsafe { mapping.write(to, ptr::with_exposed_provenance(src as usize), len) }
+            }
+            Direction::DeviceToHost => {
+                let from = self.from.offset(src, len)?;
+                // SAFETY: as above, for the destination.
+                unsafe { mapping.read(from, ptr::with_exposed_provenance_mut(dst as usize), len) }
+            }
+            Direction::DeviceToDevice => {
+                let from = self.from.offset(src, len)?;
+                let to = self.to.offset(dst, len)?;
+                mapping.copy(from, to, len)
+            }
+        }
+    }
+}
+
+/// Makes a copy take as long as its link needs.
+struct Throttle<'a> {
+    device: &'a Shared,
+    path: ModelPath,
+    link: Link,
+    pending: u64,
+    through: std::time::Duration,
+}
+
+impl<'a> Throttle<'a> {
+    fn new(device: &'a Shared, direction: Direction) -> Self {
+        let path = match direction {
+            Direction::HostToDevice => ModelPath::HostToDevice,
+            Direction::DeviceToHost => ModelPath::DeviceToHost,
+            Direction::DeviceToDevice => ModelPath::DeviceMemory,
+        };
+        let link = device.links.model().link(path);
+        Self { device, path, link, pending: 0, through: device.links.clock().now() }
+    }
+
+    fn passed(&mut self, bytes: u64) {
+        self.pending += bytes;
+        if self.pending >= LINK_PART_BYTES {
+            self.reserve();
+        }
+    }
+
+    fn reserve(&mut self) {
+        if self.link != Link::UNLIMITED {
+            self.through = self.device.links.reserve(self.path, std::mem::take(&mut self.pending));
+        }
+    }
+
+    fn finish(mut self) {
+        if self.link != Link::UNLIMITED {
+            self.reserve();
+            self.device.links.clock().sleep_until(self.through + self.link.latency);
+        }
+    }
+}
+
+/// Turns one bit of what a batch has just written.
+pub(super) fn flip_bit(device: &Shared, batch: &CopyBatch) -> Result<(), DeviceError> {
+    let Some(piece) = batch.pieces().first() else { return Ok(()) };
+    let mut byte = [0_u8];
+    if batch.direction() == Direction::DeviceToHost {
+        let address: *mut u8 = ptr::with_exposed_provenance_mut(piece.dst as usize);
+        // SAFETY: the first byte of a destination that `copy` has just written, still held by the batch.
+        byte[0] = unsafe { address.read() } ^ 1;
+        // SAFETY: as above.
+        unsafe { address.write(byte[0]) };
+        return Ok(());
+    }
+    let mut memory = KernelMemory::new(device);
+    memory.read(piece.dst, &mut byte)?;
+    byte[0] ^= 1;
+    memory.write(piece.dst, &byte)
+}
+
+pub(super) fn fill(
+    device: &Shared,
+    memory: &DeviceMemory,
+    offset: u64,
+    len: u64,
+    byte: u8,
+) -> Result<(), DeviceError> {
+    let address = memory.address_of(offset, len)?;
+    let mut lookup = Lookup::new(device);
+    let at = lookup.offset(address, len)?;
+    device.arena.mapping().fill(at, len, byte)
+}
+
+/// Device memory as a kernel on an emulated stream sees it, by device address. Every access is checked against the live
+/// allocations.
+pub struct KernelMemory<'a> {
+    device: &'a Shared,
+    from: Lookup<'a>,
+    to: Lookup<'a>,
+}
+
+impl<'a> KernelMemory<'a> {
+    pub(super) fn new(device: &'a Shared) -> Self {
+        Self { device, from: Lookup::new(device), to: Lookup::new(device) }
+    }
+
+    /// Reads `into.len()` bytes at a device address.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownMemory`].
+    pub fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+        let len = into.len() as u64;
+        let from = self.from.offset(address, len)?;
+        // SAFETY: `into` is an exclusive reference to `len` bytes.
+        unsafe { self.device.arena.mapping().read(from, into.as_mut_ptr(), len) }
+    }
+
+    /// Writes bytes at a device address.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownMemory`].
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let len = bytes.len() as u64;
+        let to = self.to.offset(address, len)?;
+        // SAFETY: `bytes` is a reference to `len` bytes.
+        unsafe { self.device.arena.mapping().write(to, bytes.as_ptr(), len) }
+    }
+
+    /// Copies `len` bytes between device addresses; the ranges may overlap.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownMemory`].
+    pub fn copy(&mut self, src: u64, dst: u64, len: u64) -> Result<(), DeviceError> {
+        let from = self.from.offset(src, len)?;
+        let to = self.to.offset(dst, len)?;
+        self.device.arena.mapping().copy(from, to, len)
+    }
+}

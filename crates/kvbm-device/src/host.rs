@@ -1,0 +1,292 @@
+//! Host memory that a device reads and writes while Rust code goes on.
+//!
+//! Bytes in a [`HostRegion`] are *shared bytes*: a device, a disk ring or another thread may be working on them. So no
+//! safe function here makes a reference to them; they are copied in and out. As with a memory-mapped file, who may
+//! touch which bytes when is a protocol above this crate (a block has one writer, or readers only, until its transfer is
+//! complete); an access that breaks it finds or leaves unspecified bytes.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::{DeviceError, Owner};
+
+/// A range of host memory and what keeps it allocated. Clones are cheap and share it.
+#[derive(Clone)]
+pub struct HostRegion {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+// SAFETY: the region is an address range that stays valid on every thread (`HostRegion::new`'s contract); nothing in it is
+// tied to the thread that made it.
+unsafe impl Send for HostRegion {}
+// SAFETY: as above; all safe access copies bytes under the protocol in the module's documentation.
+unsafe impl Sync for HostRegion {}
+
+impl HostRegion {
+    /// `len` bytes at `start`, valid while `owner` lives.
+    ///
+    /// # Safety
+    /// - The range must be valid for reads and writes until the last clone of `owner` is dropped.
+    /// - Nobody may hold a Rust reference to these bytes while others can reach them through this region: they are shared
+    ///   bytes in the sense of the module's documentation, and whoever hands clones to several threads keeps to its protocol.
+    pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
+        Self { start, len, owner }
+    }
+
+    /// First byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether the region is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of this region, which keeps the whole alive.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    pub fn slice(&self, offset: u64, len: u64) -> Result<Self, DeviceError> {
+        let start = self.at(offset, len)?;
+        Ok(Self { start, len: len as usize, owner: Arc::clone(&self.owner) })
+    }
+
+    /// Pointer to `len` bytes at `offset`, checked to lie inside. To be used only while this region (or its owner) lives.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    pub fn ptr_at(&self, offset: u64, len: u64) -> Result<*mut u8, DeviceError> {
+        self.at(offset, len).map(NonNull::as_ptr)
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+        let from = self.at(offset, into.len() as u64)?;
+        // SAFETY: `at` checked that the source lies inside the region, valid while `self.owner` lives; `into` is an exclusive
+        // reference, so it does not overlap shared bytes.
+        unsafe { into.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let to = self.at(offset, bytes.len() as u64)?;
+        // SAFETY: as in `read_at`, with the roles exchanged.
+        unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes of `source` into this region. The ranges may overlap.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    pub fn copy_from(
+        &self,
+        offset: u64,
+        source: &Self,
+        source_offset: u64,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        let to = self.at(offset, len)?;
+        let from = source.at(source_offset, len)?;
+        // SAFETY: both ranges were checked to lie inside their regions, which stay valid through their owners; `copy` allows
+        // overlap.
+        unsafe { to.as_ptr().copy_from(from.as_ptr(), len as usize) };
+        Ok(())
+    }
+
+    /// Sets `len` bytes to `byte`.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<(), DeviceError> {
+        let to = self.at(offset, len)?;
+        // SAFETY: the range was checked to lie inside the region, valid for writes while `self.owner` lives.
+        unsafe { to.as_ptr().write_bytes(byte, len as usize) };
+        Ok(())
+    }
+
+    /// The bytes of a range as a slice, for code that reads in place (checksums, vectored writes).
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    ///
+    /// # Safety
+    /// Nobody (thread or device) may write these bytes while the slice lives.
+    pub unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
+        let start = self.at(offset, len)?;
+        // SAFETY: valid and initialised (every constructor gives zeroed or mapped memory) for `len` bytes while `self` lives;
+        // the caller excludes writers.
+        Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) })
+    }
+
+    /// The bytes of a range as an exclusive slice, for code that writes in place (vectored reads).
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`].
+    ///
+    /// # Safety
+    /// Nobody else (thread or device) may read or write these bytes while the slice lives.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "shared bytes: exclusivity is the caller's promise, per byte range"
+    )]
+    pub unsafe fn bytes_mut(&self, offset: u64, len: u64) -> Result<&mut [u8], DeviceError> {
+        let start = self.at(offset, len)?;
+        // SAFETY: valid for `len` bytes while `self` lives; the caller excludes every other access.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len as usize) })
+    }
+
+    /// What keeps the memory allocated.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    fn at(&self, offset: u64, len: u64) -> Result<NonNull<u8>, DeviceError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len() => {
+                // SAFETY: `offset <= self.len`, so the result is inside the region or one past its end, in the same allocation.
+                Ok(unsafe { self.start.add(offset as usize) })
+            }
+            _ => Err(DeviceError::OutOfRange { memory: self.to_string(), offset, len, size: self.len() }),
+        }
+    }
+}
+
+impl fmt::Display for HostRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "host memory {:p}", self.start)
+    }
+}
+
+impl fmt::Debug for HostRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostRegion({self}, {} bytes)", self.len)
+    }
+}
+
+/// A small owned buffer of zeroed host memory (staging, tests). Derefs to its [`HostRegion`]; large pools live in
+/// kvbm-storage.
+#[derive(Clone, Debug)]
+pub struct HostBuffer {
+    region: HostRegion,
+}
+
+impl HostBuffer {
+    /// Alignment of every buffer in bytes: a page, so that it can be registered and used for direct I/O.
+    pub const ALIGNMENT: usize = 4096;
+
+    /// `len` zeroed bytes.
+    ///
+    /// # Panics
+    /// If `len` exceeds `isize::MAX`, as allocation in the standard library does.
+    pub fn zeroed(len: usize) -> Self {
+        let layout =
+            Layout::from_size_align(len.max(1), Self::ALIGNMENT).expect("buffer longer than isize::MAX");
+        // SAFETY: the layout is not of size zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let owner = Arc::new(HeapBytes { start, layout });
+        // SAFETY: `HeapBytes` frees the range when it is dropped, not before; nobody else knows the address.
+        Self { region: unsafe { HostRegion::new(start, len, owner) } }
+    }
+
+    /// A buffer with the content of `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let buffer = Self::zeroed(bytes.len());
+        let copied = buffer.region.write_at(0, bytes);
+        debug_assert_eq!(copied, Ok(()));
+        buffer
+    }
+
+    /// A copy of the whole content.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.region.len];
+        let copied = self.region.read_at(0, &mut bytes);
+        debug_assert_eq!(copied, Ok(()));
+        bytes
+    }
+
+    /// The memory of this buffer.
+    pub fn region(&self) -> &HostRegion {
+        &self.region
+    }
+}
+
+impl Deref for HostBuffer {
+    type Target = HostRegion;
+
+    fn deref(&self) -> &HostRegion {
+        &self.region
+    }
+}
+
+struct HeapBytes {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the allocation is not tied to a thread, and this type only frees it.
+unsafe impl Send for HeapBytes {}
+// SAFETY: a shared reference to it does nothing.
+unsafe impl Sync for HeapBytes {}
+
+impl Drop for HeapBytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `HostBuffer::zeroed` with this layout, and freed only here.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Host memory that is page-locked and registered with a device until this guard is dropped.
+pub struct PinnedHost {
+    region: HostRegion,
+    registration: Option<Box<dyn Send + Sync>>,
+}
+
+impl PinnedHost {
+    /// For implementers of [`Device`](crate::Device): dropping `registration` undoes it; `region` is held longer.
+    pub fn new(region: HostRegion, registration: Box<dyn Send + Sync>) -> Self {
+        Self { region, registration: Some(registration) }
+    }
+
+    /// The memory.
+    pub fn region(&self) -> &HostRegion {
+        &self.region
+    }
+}
+
+impl Drop for PinnedHost {
+    fn drop(&mut self) {
+        // The memory must outlive its registration, whatever the order of fields.
+        drop(self.registration.take());
+    }
+}
+
+impl fmt::Debug for PinnedHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedHost({:?})", self.region)
+    }
+}
