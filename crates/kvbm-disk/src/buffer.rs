@@ -1,0 +1,231 @@
+//! Memory that takes part in I/O. The only module, beside the system calls, that handles raw pointers.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::io::{IoSlice, IoSliceMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A contiguous run of host memory.
+#[derive(Clone, Copy, Debug)]
+struct Fragment {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+/// The memory of one block in order: any number of host memory runs. Not tied to a lifetime: the engine, and the
+/// kernel behind it, use the memory until the batch completes.
+#[derive(Clone, Debug)]
+pub struct Fragments {
+    list: Box<[Fragment]>,
+    bytes: u64,
+}
+
+// SAFETY: `from_raw` obliges its caller to allow access from any thread; this type itself shares no state.
+unsafe impl Send for Fragments {}
+// SAFETY: as above; a shared reference gives no access beyond what the contract of `from_raw` allows.
+unsafe impl Sync for Fragments {}
+
+impl Fragments {
+    /// Fragments over `(start, length in bytes)` runs, in the order of the block's bytes. Empty runs are skipped.
+    /// `None` if a non-empty run starts at null, is longer than `isize::MAX`, or the sum overflows.
+    ///
+    /// # Safety
+    /// From the moment when a batch with these fragments is submitted until its completion is called (or the
+    /// batch is handed back or dropped unsubmitted), each run must
+    /// - be allocated, initialised host memory of that length; give the batch a guard that keeps it so
+    ///   ([`IoBatch::guard`](crate::IoBatch::guard)), because the completion may come after the caller is gone;
+    /// - for a write: not be written by anyone;
+    /// - for a read: neither be read nor written by anyone else, nor overlap another run of a running operation;
+    /// - be accessible from any thread.
+    pub unsafe fn from_raw(runs: impl IntoIterator<Item = (*mut u8, usize)>) -> Option<Self> {
+        let mut bytes = 0_u64;
+        let mut list = Vec::new();
+        for (start, len) in runs {
+            if len == 0 {
+                continue;
+            }
+            isize::try_from(len).ok()?;
+            bytes = bytes.checked_add(len as u64)?;
+            list.push(Fragment { start: NonNull::new(start)?, len });
+        }
+        Some(Self { list: list.into_boxed_slice(), bytes })
+    }
+
+    /// Bytes in all.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of runs.
+    pub fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether every run starts and ends at a multiple of `alignment`.
+    pub(crate) fn is_aligned(&self, alignment: usize) -> bool {
+        self.list.iter().all(|run| {
+            run.start.as_ptr().addr().is_multiple_of(alignment) && run.len.is_multiple_of(alignment)
+        })
+    }
+
+    /// The memory as the source of a write.
+    ///
+    /// # Safety
+    /// The contract of [`Fragments::from_raw`] must hold, for a write, while the slices live.
+    pub(crate) unsafe fn as_source(&self) -> Vec<IoSlice<'_>> {
+        let slice = |run: &Fragment| {
+            // SAFETY: `run` is valid, initialised and not written meanwhile, by the contract of `from_raw`.
+            let bytes = unsafe { std::slice::from_raw_parts(run.start.as_ptr(), run.len) };
+            IoSlice::new(bytes)
+        };
+        self.list.iter().map(slice).collect()
+    }
+
+    /// The memory as the destination of a read.
+    ///
+    /// # Safety
+    /// The contract of [`Fragments::from_raw`] must hold, for a read, while the slices live, and no other
+    /// slices of these fragments may live.
+    pub(crate) unsafe fn as_destination(&self) -> Vec<IoSliceMut<'_>> {
+        let slice = |run: &Fragment| {
+            // SAFETY: `run` is valid, initialised and used by nobody else, by the contract of `from_raw`.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(run.start.as_ptr(), run.len) };
+            IoSliceMut::new(bytes)
+        };
+        self.list.iter().map(slice).collect()
+    }
+}
+
+/// Zeroed, page-aligned memory of its own: fit for direct I/O without a copy when its length is a multiple of 4096.
+pub struct OwnedBuffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its allocation, like a boxed slice.
+unsafe impl Send for OwnedBuffer {}
+// SAFETY: shared access is read-only.
+unsafe impl Sync for OwnedBuffer {}
+
+impl OwnedBuffer {
+    /// Alignment of the start, in bytes.
+    pub const ALIGNMENT: usize = 4096;
+
+    /// A zeroed buffer.
+    ///
+    /// # Panics
+    /// If `len` exceeds the address space. Running out of memory aborts, as for every allocation.
+    pub fn new(len: usize) -> Self {
+        let layout = Self::layout(len);
+        // SAFETY: the layout is never of size 0.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        Self { start, len }
+    }
+
+    /// A copy of `bytes`.
+    pub fn from_slice(bytes: &[u8]) -> Self {
+        let mut buffer = Self::new(bytes.len());
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        buffer
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `start` is valid for `len` initialised bytes that nobody writes while `self` is borrowed.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to change.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: `start` is valid for `len` initialised bytes and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// The whole buffer as one fragment; using it is subject to the contract of [`Fragments::from_raw`].
+    pub(crate) fn fragments(&self) -> Fragments {
+        let list: Box<[Fragment]> = if self.len == 0 {
+            Box::new([])
+        } else {
+            Box::new([Fragment { start: self.start, len: self.len }])
+        };
+        Fragments { list, bytes: self.len as u64 }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len.max(1), Self::ALIGNMENT)
+            .unwrap_or_else(|_| panic!("buffer of {len} bytes"))
+    }
+}
+
+impl Drop for OwnedBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout, freed once.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+impl std::fmt::Debug for OwnedBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OwnedBuffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// A buffer that one read fills. Its bytes are out of reach until the read is over: [`ReadTarget::into_buffer`].
+#[derive(Debug)]
+pub struct ReadTarget {
+    buffer: OwnedBuffer,
+    claimed: AtomicBool,
+}
+
+impl ReadTarget {
+    /// A target of `len` bytes.
+    pub fn new(len: usize) -> Arc<Self> {
+        Arc::new(Self { buffer: OwnedBuffer::new(len), claimed: AtomicBool::new(false) })
+    }
+
+    /// The buffer, once no batch holds it (when the completion is called, its batch no longer does).
+    pub fn into_buffer(self: Arc<Self>) -> Result<OwnedBuffer, Arc<Self>> {
+        Arc::try_unwrap(self).map(|target| target.buffer)
+    }
+
+    /// The memory, given out once only: two reads never write it side by side.
+    pub(crate) fn claim(&self) -> Option<Fragments> {
+        let claimed = self.claimed.swap(true, Ordering::AcqRel);
+        (!claimed).then(|| self.buffer.fragments())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fragments_skip_empty_runs_and_refuse_impossible_ones() {
+        let mut bytes = [1_u8, 2, 3, 4];
+        let start = bytes.as_mut_ptr();
+        // SAFETY: the fragments are never used beyond `bytes`' life.
+        let fragments = unsafe { Fragments::from_raw([(start, 2), (std::ptr::null_mut(), 0), (start, 2)]) };
+        let fragments = fragments.unwrap();
+        assert_eq!((fragments.bytes(), fragments.count()), (4, 2));
+        // SAFETY: `bytes` lives and nobody writes it.
+        let source = unsafe { fragments.as_source() };
+        assert_eq!(source.iter().flat_map(|run| run.iter().copied()).collect::<Vec<_>>(), [1, 2, 1, 2]);
+        // SAFETY: refused, hence never used.
+        assert!(unsafe { Fragments::from_raw([(std::ptr::null_mut(), 1)]) }.is_none());
+        // SAFETY: refused, hence never used.
+        assert!(unsafe { Fragments::from_raw([(start, usize::MAX)]) }.is_none());
+    }
+
+    #[test]
+    fn a_target_is_claimed_once_and_comes_back_when_released() {
+        let target = ReadTarget::new(8192);
+        assert!(target.claim().unwrap().is_aligned(4096));
+        assert!(target.claim().is_none());
+        let shared = Arc::clone(&target);
+        let target = target.into_buffer().unwrap_err();
+        drop(shared);
+        assert_eq!(target.into_buffer().unwrap().as_slice().len(), 8192);
+    }
+}

@@ -1,0 +1,152 @@
+//! What an engine is opened with.
+
+use crate::ConfigError;
+use crate::journal::MAX_GEOMETRY_BYTES;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Slots start at multiples of this many bytes, so that direct I/O is possible on every common device.
+pub const SLOT_ALIGNMENT: u64 = 4096;
+
+/// How the slot file is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum IoMode {
+    /// `O_DIRECT` where a probe of the slot file succeeds, buffered elsewhere. [`EngineInfo::io`](crate::EngineInfo::io)
+    /// says which, and why.
+    #[default]
+    Auto,
+    /// `O_DIRECT` or an error.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+}
+
+/// When completed writes are made durable without being asked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupCommit {
+    /// Longest time that a completed write waits for its commit.
+    pub interval: Duration,
+    /// A commit starts early once this many slots changed.
+    pub max_slots: u32,
+}
+
+impl Default for GroupCommit {
+    fn default() -> Self {
+        Self { interval: Duration::from_millis(50), max_slots: 4096 }
+    }
+}
+
+/// Configuration of a [`DiskEngine`](crate::DiskEngine).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DiskConfig {
+    /// Directory that the engine owns alone; created if absent.
+    pub dir: PathBuf,
+    /// Number of slots. May change between openings; blocks beyond a smaller number are dropped and counted.
+    pub num_slots: u32,
+    /// Bytes of the largest block: one rank's slice. A slot takes this, rounded up to 4096.
+    pub block_bytes: u64,
+    /// Namespace tag. A directory of another namespace is refused.
+    pub namespace: [u8; 16],
+    /// What lies in a slot: rank slice, layout, axis order, in any encoding; at most
+    /// [`DiskConfig::MAX_GEOMETRY_BYTES`]. A directory of another geometry is refused.
+    pub geometry: Vec<u8>,
+    /// How the slot file is opened.
+    pub io: IoMode,
+    /// I/O threads, 1 to 256: the number of operations at the device.
+    pub threads: usize,
+    /// Operations that may be queued or running; more are refused with
+    /// [`SubmitError::QueueFull`](crate::SubmitError::QueueFull).
+    pub queue_depth: usize,
+    /// Group commit.
+    pub commit: GroupCommit,
+    /// The journal is rewritten as a snapshot when it holds more than twice as many records as there are
+    /// occupied slots, plus this many.
+    pub compact_slack_records: u64,
+    /// How long dropping the engine waits for running operations and the last commit. What still runs then is
+    /// detached: it keeps its memory until the kernel is done with it.
+    pub drop_deadline: Duration,
+}
+
+impl DiskConfig {
+    /// Longest `geometry`, in bytes.
+    pub const MAX_GEOMETRY_BYTES: usize = MAX_GEOMETRY_BYTES;
+
+    /// A configuration with defaults: automatic I/O mode, 8 threads, 1024 operations, commit every 50 ms.
+    pub fn new(dir: impl Into<PathBuf>, num_slots: u32, block_bytes: u64, namespace: [u8; 16]) -> Self {
+        Self {
+            dir: dir.into(),
+            num_slots,
+            block_bytes,
+            namespace,
+            geometry: Vec::new(),
+            io: IoMode::Auto,
+            threads: 8,
+            queue_depth: 1024,
+            commit: GroupCommit::default(),
+            compact_slack_records: 65_536,
+            drop_deadline: Duration::from_secs(5),
+        }
+    }
+
+    /// Distance between slots in bytes: `block_bytes` rounded up to 4096.
+    pub fn slot_stride(&self) -> Result<u64, ConfigError> {
+        self.block_bytes
+            .checked_next_multiple_of(SLOT_ALIGNMENT)
+            .ok_or(ConfigError::TooLarge { num_slots: self.num_slots, block_bytes: self.block_bytes })
+    }
+
+    /// Length of the slot file in bytes.
+    pub fn slot_file_bytes(&self) -> Result<u64, ConfigError> {
+        let too_large = ConfigError::TooLarge { num_slots: self.num_slots, block_bytes: self.block_bytes };
+        let bytes = self.slot_stride()?.checked_mul(u64::from(self.num_slots)).ok_or(too_large.clone())?;
+        if i64::try_from(bytes).is_err() { Err(too_large) } else { Ok(bytes) }
+    }
+
+    /// Checks every field.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        positive("num_slots", u64::from(self.num_slots))?;
+        positive("block_bytes", self.block_bytes)?;
+        positive("queue_depth", self.queue_depth as u64)?;
+        positive("commit.max_slots", u64::from(self.commit.max_slots))?;
+        if !(1..=256).contains(&self.threads) {
+            return Err(ConfigError::Threads { threads: self.threads });
+        }
+        if self.geometry.len() > Self::MAX_GEOMETRY_BYTES {
+            return Err(ConfigError::Geometry { len: self.geometry.len(), max: Self::MAX_GEOMETRY_BYTES });
+        }
+        self.slot_file_bytes().map(drop)
+    }
+}
+
+fn positive(field: &'static str, value: u64) -> Result<(), ConfigError> {
+    if value == 0 { Err(ConfigError::Zero { field }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bad_field_is_named_with_its_value() {
+        let good = DiskConfig::new("d", 4, 5000, [0; 16]);
+        assert_eq!(good.validate(), Ok(()));
+        assert_eq!(good.slot_stride(), Ok(8192));
+        assert_eq!(good.slot_file_bytes(), Ok(4 * 8192));
+        let cases: [(fn(&mut DiskConfig), &str); 7] = [
+            (|c| c.num_slots = 0, "num_slots"),
+            (|c| c.block_bytes = 0, "block_bytes"),
+            (|c| c.block_bytes = u64::MAX, "18446744073709551615"),
+            (|c| c.block_bytes = 1 << 62, "4 slots"),
+            (|c| c.threads = 257, "257"),
+            (|c| c.queue_depth = 0, "queue_depth"),
+            (|c| c.geometry = vec![0; DiskConfig::MAX_GEOMETRY_BYTES + 1], "geometry"),
+        ];
+        for (break_it, named) in cases {
+            let mut bad = good.clone();
+            break_it(&mut bad);
+            let error = bad.validate().unwrap_err().to_string();
+            assert!(error.contains(named), "{error} names {named}");
+        }
+    }
+}

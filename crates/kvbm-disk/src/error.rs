@@ -1,0 +1,340 @@
+//! What can go wrong, where, and what to do about it.
+
+use kvbm_plan::{BlockId, BlockIdentity, FailureKind};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A configuration that no engine can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A field is zero.
+    #[error("{field} is 0: it must be at least 1")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// The slot file would be longer than a file can be.
+    #[error(
+        "{num_slots} slots of {block_bytes} bytes exceed the largest file: lower num_slots or block_bytes"
+    )]
+    TooLarge {
+        /// Slots asked for.
+        num_slots: u32,
+        /// Bytes of a block.
+        block_bytes: u64,
+    },
+    /// Thread count out of range.
+    #[error("threads is {threads}: it must be 1 to 256")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+    },
+    /// The description is too long for the journal's header.
+    #[error("geometry takes {len} bytes, at most {max} fit the header: pass a digest of it")]
+    Geometry {
+        /// Bytes given.
+        len: usize,
+        /// Bytes allowed.
+        max: usize,
+    },
+}
+
+/// A journal that this build cannot or must not use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Shorter than a header.
+    #[error("journal of {len} bytes is shorter than its header of {need}: clear the directory")]
+    Truncated {
+        /// Its length.
+        len: u64,
+        /// Bytes of a header.
+        need: u64,
+    },
+    /// Not a journal of ours.
+    #[error("the file does not start as a kvbm journal: choose another directory")]
+    Magic,
+    /// Written by another version of the format.
+    #[error(
+        "journal format version {found}, this build reads {supported}: use the kvbm that wrote it, \
+         choose another directory, or clear this one"
+    )]
+    Version {
+        /// Version found.
+        found: u32,
+        /// Version that this build reads and writes.
+        supported: u32,
+    },
+    /// The header's checksum does not match.
+    #[error("the journal's header is damaged: clear the directory (its blocks cannot be trusted)")]
+    HeaderChecksum,
+    /// A field of the header is out of range although its checksum matches.
+    #[error("the journal's header says {field} = {value}, which cannot be: clear the directory")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+}
+
+/// An engine could not be opened. Nothing in the directory was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Another engine has the directory.
+    #[error("{} is in use by {owner}: stop it, or choose another directory", dir.display())]
+    Busy {
+        /// The directory.
+        dir: PathBuf,
+        /// What the lock file says about the owner.
+        owner: String,
+    },
+    /// The journal is not one that this build reads.
+    #[error("{file}: {source}")]
+    Format {
+        /// The journal.
+        file: String,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+    /// The directory belongs to another namespace.
+    #[error(
+        "the directory holds blocks of namespace {}, not {}: choose another directory for this model, or clear this one",
+        hex(found),
+        hex(expected)
+    )]
+    Namespace {
+        /// Tag in the journal.
+        found: [u8; 16],
+        /// Tag configured.
+        expected: [u8; 16],
+    },
+    /// The directory belongs to another geometry.
+    #[error(
+        "the directory was written with {what} = {found}, configured is {expected}: choose another directory, or clear this one"
+    )]
+    Geometry {
+        /// What differs.
+        what: &'static str,
+        /// Value in the journal.
+        found: String,
+        /// Value configured.
+        expected: String,
+    },
+    /// The slot file does not fit.
+    #[error("no space for {bytes} bytes of slots: lower the capacity, or free space ({source})")]
+    NoSpace {
+        /// Bytes of the slot file.
+        bytes: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Direct I/O was required and refused.
+    #[error("O_DIRECT was required and is not possible: {reason}; use IoMode::Auto or another file system")]
+    NoDirect {
+        /// What the probe found.
+        reason: String,
+    },
+    /// The system refused.
+    #[error("cannot {doing}: {source}")]
+    Io {
+        /// What was being done, with the file's name.
+        doing: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// How a slot failed to be the block that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Corruption {
+    /// The bytes are not those that were written under this identity.
+    #[error("checksum {found:016x}, expected {expected:016x}")]
+    Checksum {
+        /// From the slot's record.
+        expected: u64,
+        /// Of the bytes read.
+        found: u64,
+    },
+    /// The slot's record names another block: the caller's index is stale, or slots were swapped.
+    #[error("the slot holds block {} at position {}", found.hash, found.position)]
+    WrongIdentity {
+        /// The block that the slot holds.
+        found: BlockIdentity,
+    },
+    /// The slot's record has another length.
+    #[error("the slot holds {recorded} bytes, {requested} were asked for")]
+    WrongLength {
+        /// Bytes recorded.
+        recorded: u64,
+        /// Bytes asked for.
+        requested: u64,
+    },
+    /// The slot file ends inside the block.
+    #[error("the slot file ends {missing} bytes before the end of the block")]
+    ShortFile {
+        /// Bytes that are not there.
+        missing: u64,
+    },
+}
+
+/// Why an operation on one slot failed. A failed read delivers nothing: what is in its memory must not be used.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum OpError {
+    /// The slot does not hold the block (see the cause): a miss. Recompute the block. With a wrong checksum or
+    /// a short file the slot is quarantined.
+    #[error("slot {slot} is not block {} at position {}: {cause}", identity.hash, identity.position)]
+    Corrupt {
+        /// The slot.
+        slot: BlockId,
+        /// The block that was asked for.
+        identity: BlockIdentity,
+        /// What was found.
+        cause: Corruption,
+    },
+    /// The source of a write does not have the checksum that the caller gave: its memory is damaged.
+    #[error(
+        "source of the write to slot {slot} has checksum {found:016x}, expected {expected:016x}: nothing written"
+    )]
+    Source {
+        /// The slot.
+        slot: BlockId,
+        /// From the caller.
+        expected: u64,
+        /// Of the bytes in memory.
+        found: u64,
+    },
+    /// The slot holds nothing (never written, released, or its write failed): a miss.
+    #[error("slot {slot} holds nothing: recompute the block")]
+    Missing {
+        /// The slot.
+        slot: BlockId,
+    },
+    /// The slot is quarantined: its bytes were damaged once. Use another slot.
+    #[error("slot {slot} is quarantined: use another slot")]
+    Quarantined {
+        /// The slot.
+        slot: BlockId,
+    },
+    /// The slot was released while the operation ran.
+    #[error("slot {slot} was released while the operation ran: nothing to do")]
+    Released {
+        /// The slot.
+        slot: BlockId,
+    },
+    /// Another operation has the slot: a write beside a read or write of the same slot is a caller's mistake.
+    #[error("slot {slot} is in use by another operation: wait for its completion")]
+    Busy {
+        /// The slot.
+        slot: BlockId,
+    },
+    /// There is no such slot.
+    #[error("slot {slot} does not exist: the engine has {num_slots}")]
+    NoSuchSlot {
+        /// The slot.
+        slot: BlockId,
+        /// Slots of the engine.
+        num_slots: u32,
+    },
+    /// The fragments are empty or longer than a slot.
+    #[error("a block of {bytes} bytes does not fit slot {slot}: 1 to {max} do")]
+    Length {
+        /// The slot.
+        slot: BlockId,
+        /// Bytes given.
+        bytes: u64,
+        /// Bytes of a block.
+        max: u64,
+    },
+    /// The device failed. Recompute the block; check the disk if this repeats.
+    #[error("{op} of slot {slot} failed at byte {at} of the block: {message}; check the disk")]
+    Io {
+        /// `read` or `write`.
+        op: &'static str,
+        /// The slot.
+        slot: BlockId,
+        /// Offset in the block that was reached.
+        at: u64,
+        /// Kind of the system's error.
+        kind: io::ErrorKind,
+        /// What the system said.
+        message: String,
+    },
+    /// The batch's deadline passed before the operation started.
+    #[error(
+        "slot {slot}: the deadline passed before the operation started; recompute, or raise the deadline"
+    )]
+    Deadline {
+        /// The slot.
+        slot: BlockId,
+    },
+    /// The batch was cancelled before the operation started.
+    #[error("slot {slot}: cancelled before the operation started")]
+    Cancelled {
+        /// The slot.
+        slot: BlockId,
+    },
+    /// The engine was shut down before the operation started.
+    #[error("slot {slot}: the engine was shut down before the operation started")]
+    ShuttingDown {
+        /// The slot.
+        slot: BlockId,
+    },
+}
+
+impl OpError {
+    /// The kind that a transfer report carries.
+    pub const fn kind(&self) -> FailureKind {
+        match self {
+            Self::Corrupt { .. } | Self::Source { .. } => FailureKind::Corrupt,
+            Self::Missing { .. } | Self::Released { .. } => FailureKind::Missing,
+            Self::Quarantined { .. } | Self::Busy { .. } | Self::Io { .. } => FailureKind::Io,
+            Self::NoSuchSlot { .. } | Self::Length { .. } => FailureKind::Unsupported,
+            Self::Deadline { .. } => FailureKind::Deadline,
+            Self::Cancelled { .. } => FailureKind::Cancelled,
+            Self::ShuttingDown { .. } => FailureKind::ShuttingDown,
+        }
+    }
+}
+
+/// A flush that did not reach its end. What was durable before still is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FlushError {
+    /// The deadline passed; the commit goes on.
+    #[error(
+        "flush took longer than {deadline:?}: {durable_blocks} blocks are durable; raise the deadline or flush again"
+    )]
+    Deadline {
+        /// Time allowed.
+        deadline: Duration,
+        /// Blocks that are durable now.
+        durable_blocks: u64,
+    },
+    /// The device refused.
+    #[error(
+        "commit failed: {message}; {durable_blocks} blocks are durable; check the disk and its free space"
+    )]
+    Io {
+        /// What failed.
+        message: String,
+        /// Blocks that are durable now.
+        durable_blocks: u64,
+    },
+    /// The engine is shut down.
+    #[error("the engine is shut down; {durable_blocks} blocks are durable")]
+    ShutDown {
+        /// Blocks that are durable.
+        durable_blocks: u64,
+    },
+}

@@ -1,0 +1,144 @@
+//! What an engine tells about itself.
+
+use kvbm_plan::{BlockId, BlockIdentity};
+
+/// How the slot file is accessed, as found by probing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IoChoice {
+    /// `O_DIRECT`; memory, lengths and offsets at multiples of `alignment` bytes go without a copy.
+    Direct {
+        /// Alignment in bytes.
+        alignment: u32,
+    },
+    /// Through the page cache.
+    Buffered {
+        /// Why not direct.
+        reason: String,
+    },
+}
+
+/// What an engine is and holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineInfo {
+    /// Directory or medium, for people.
+    pub location: String,
+    /// How the slot file is accessed.
+    pub io: IoChoice,
+    /// Who moves the bytes: `threads` (preadv / pwritev).
+    pub executor: &'static str,
+    /// I/O threads.
+    pub threads: usize,
+    /// Operations that may be queued or running.
+    pub queue_depth: usize,
+    /// Operations queued or running now.
+    pub queued_ops: usize,
+    /// Slots.
+    pub num_slots: u32,
+    /// Bytes of the largest block.
+    pub block_bytes: u64,
+    /// Bytes from slot to slot.
+    pub slot_stride: u64,
+    /// Whether the file system reserved the slot file's space. If not, a write may still meet a full disk.
+    pub preallocated: bool,
+    /// Slots that hold a block.
+    pub present_blocks: u64,
+    /// Those whose record is synced.
+    pub durable_blocks: u64,
+    /// Slots that are never used again.
+    pub quarantined_slots: u64,
+    /// Records in the journal, dead ones included.
+    pub journal_records: u64,
+}
+
+/// Counters since the engine was opened. They never decrease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineStats {
+    /// Reads that delivered a verified block.
+    pub reads: u64,
+    /// Writes that completed.
+    pub writes: u64,
+    /// Bytes of those reads.
+    pub read_bytes: u64,
+    /// Bytes of those writes.
+    pub written_bytes: u64,
+    /// Reads refused: bytes do not match their checksum.
+    pub corrupt_checksum: u64,
+    /// Reads refused: the slot holds another block.
+    pub corrupt_identity: u64,
+    /// Reads refused: the record has another length.
+    pub corrupt_length: u64,
+    /// Reads refused: the slot file ends too early.
+    pub corrupt_short_file: u64,
+    /// Writes refused: the source in memory does not have the checksum it was said to have.
+    pub corrupt_source: u64,
+    /// Reads of a slot that holds nothing.
+    pub missing: u64,
+    /// Operations that the device failed.
+    pub io_errors: u64,
+    /// Operations refused for another reason (busy, quarantined, deadline, cancelled, shut down, bad arguments).
+    pub refused: u64,
+    /// Operations whose memory was not aligned for direct I/O and went through a bounce buffer.
+    pub bounced: u64,
+    /// Reads or writes that the system cut short and that were continued.
+    pub continued: u64,
+    /// Group commits that reached the medium.
+    pub commits: u64,
+    /// Group commits that failed.
+    pub commit_failures: u64,
+    /// Snapshots that replaced the journal.
+    pub compactions: u64,
+    /// Completion callbacks that panicked.
+    pub callback_panics: u64,
+}
+
+/// A block found at opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecoveredSlot {
+    /// Where.
+    pub slot: BlockId,
+    /// What.
+    pub identity: BlockIdentity,
+    /// Its checksum, verified when it is read.
+    pub checksum: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// Records that recovery did not take, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Dropped {
+    /// Bytes cut at the end of the journal: a record that was being written at the crash.
+    pub torn_tail_bytes: u64,
+    /// Records in the middle whose checksum does not match.
+    pub damaged_records: u64,
+    /// Blocks in slots beyond the configured number.
+    pub beyond_capacity: u64,
+    /// Older copies of a block that a newer slot holds.
+    pub duplicates: u64,
+    /// Records that are intact and say something impossible (unknown kind, bad length).
+    pub invalid_records: u64,
+}
+
+/// What opening a directory found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recovered {
+    /// The blocks, oldest write first. All of them are durable.
+    pub blocks: Vec<RecoveredSlot>,
+    /// Slots that must not be used: quarantined in this or an earlier life. A write to one is refused.
+    pub quarantined: Vec<BlockId>,
+    /// What was dropped.
+    pub dropped: Dropped,
+}
+
+/// Result of a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushReport {
+    /// Blocks whose record is synced.
+    pub durable_blocks: u64,
+    /// Blocks that can be read but are not durable: written since the flush began, or their sync failed.
+    pub pending_blocks: u64,
+}

@@ -1,0 +1,186 @@
+//! Header and record, byte by byte. All integers are little-endian.
+
+use crate::FormatError;
+use crate::checksum::crc64;
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
+
+pub(crate) const MAGIC: [u8; 8] = *b"KVBMG3\r\n";
+/// Version of header and record together.
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const HEADER_BYTES: usize = 4096;
+const GEOMETRY_AT: usize = 128;
+const HEADER_CRC_AT: usize = HEADER_BYTES - 8;
+pub(crate) const MAX_GEOMETRY_BYTES: usize = HEADER_CRC_AT - GEOMETRY_AT;
+pub(crate) const RECORD_BYTES: usize = 80;
+const RECORD_CRC_AT: usize = RECORD_BYTES - 8;
+
+/// Which directory this is. Compared on opening, never used to size anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Random number of this journal file: records of another file do not verify here.
+    pub(crate) journal_id: u64,
+    pub(crate) namespace: [u8; 16],
+    pub(crate) num_slots: u32,
+    pub(crate) block_bytes: u64,
+    pub(crate) slot_stride: u64,
+    pub(crate) geometry: Vec<u8>,
+}
+
+impl Header {
+    /// The header's bytes; `geometry` was checked to fit.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_BYTES];
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, 8, &VERSION.to_le_bytes());
+        put(&mut bytes, 12, &(HEADER_BYTES as u32).to_le_bytes());
+        put(&mut bytes, 16, &(RECORD_BYTES as u32).to_le_bytes());
+        put(&mut bytes, 20, &self.num_slots.to_le_bytes());
+        put(&mut bytes, 24, &self.journal_id.to_le_bytes());
+        put(&mut bytes, 32, &self.namespace);
+        put(&mut bytes, 48, &self.block_bytes.to_le_bytes());
+        put(&mut bytes, 56, &self.slot_stride.to_le_bytes());
+        put(&mut bytes, 64, &(self.geometry.len() as u32).to_le_bytes());
+        put(&mut bytes, GEOMETRY_AT, &self.geometry);
+        let crc = crc64(&[&bytes[..HEADER_CRC_AT]]);
+        put(&mut bytes, HEADER_CRC_AT, &crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header from the first bytes of a file of `file_bytes` bytes. The version is judged before anything
+    /// that a later version might have moved.
+    pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
+        let need = HEADER_BYTES as u64;
+        let truncated = FormatError::Truncated { len: file_bytes, need };
+        let prefix = bytes.get(..12).ok_or(truncated.clone())?;
+        if prefix[..8] != MAGIC {
+            return Err(FormatError::Magic);
+        }
+        let found = u32_at(bytes, 8);
+        if found != VERSION {
+            return Err(FormatError::Version { found, supported: VERSION });
+        }
+        let bytes = bytes.get(..HEADER_BYTES).ok_or(truncated)?;
+        if crc64(&[&bytes[..HEADER_CRC_AT]]) != u64_at(bytes, HEADER_CRC_AT) {
+            return Err(FormatError::HeaderChecksum);
+        }
+        expect("header_bytes", u32_at(bytes, 12), HEADER_BYTES as u32)?;
+        expect("record_bytes", u32_at(bytes, 16), RECORD_BYTES as u32)?;
+        let geometry_bytes = u32_at(bytes, 64);
+        let geometry = bytes[GEOMETRY_AT..HEADER_CRC_AT]
+            .get(..geometry_bytes as usize)
+            .ok_or(FormatError::Field { field: "geometry_bytes", value: geometry_bytes.into() })?;
+        Ok(Self {
+            journal_id: u64_at(bytes, 24),
+            namespace: array_at(bytes, 32),
+            num_slots: u32_at(bytes, 20),
+            block_bytes: u64_at(bytes, 48),
+            slot_stride: u64_at(bytes, 56),
+            geometry: geometry.to_vec(),
+        })
+    }
+}
+
+fn expect(field: &'static str, value: u32, expected: u32) -> Result<(), FormatError> {
+    if value == expected { Ok(()) } else { Err(FormatError::Field { field, value: value.into() }) }
+}
+
+/// What a slot holds from a generation on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordState {
+    Present { identity: BlockIdentity, checksum: u64, bytes: u64 },
+    Free,
+    Quarantined,
+}
+
+/// One line of the journal. The highest generation of a slot wins, wherever it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) slot: BlockId,
+    pub(crate) generation: u64,
+    pub(crate) state: RecordState,
+}
+
+/// Why 80 bytes are not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordError {
+    /// Torn or damaged.
+    Checksum,
+    /// Intact, but of a kind or with a field that this version does not write.
+    Invalid,
+}
+
+const PRESENT: u8 = 1;
+const FREE: u8 = 2;
+const QUARANTINED: u8 = 3;
+const HAS_PARENT: u8 = 1;
+
+impl Record {
+    pub(crate) fn encode(&self, journal_id: u64) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[0] = match self.state {
+            RecordState::Present { .. } => PRESENT,
+            RecordState::Free => FREE,
+            RecordState::Quarantined => QUARANTINED,
+        };
+        put(&mut bytes, 4, &self.slot.0.to_le_bytes());
+        put(&mut bytes, 8, &self.generation.to_le_bytes());
+        if let RecordState::Present { identity, checksum, bytes: length } = &self.state {
+            put(&mut bytes, 2, &identity.group.0.to_le_bytes());
+            put(&mut bytes, 16, identity.hash.as_bytes());
+            if let Some(parent) = &identity.parent {
+                bytes[1] = HAS_PARENT;
+                put(&mut bytes, 32, parent.as_bytes());
+            }
+            put(&mut bytes, 48, &identity.position.to_le_bytes());
+            put(&mut bytes, 56, &checksum.to_le_bytes());
+            put(&mut bytes, 64, &length.to_le_bytes());
+        }
+        let crc = record_crc(journal_id, &bytes);
+        put(&mut bytes, RECORD_CRC_AT, &crc.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(journal_id: u64, bytes: &[u8; RECORD_BYTES]) -> Result<Self, RecordError> {
+        if record_crc(journal_id, bytes) != u64_at(bytes, RECORD_CRC_AT) {
+            return Err(RecordError::Checksum);
+        }
+        let state = match (bytes[0], bytes[1]) {
+            (PRESENT, parent @ 0..=HAS_PARENT) => RecordState::Present {
+                identity: BlockIdentity {
+                    group: GroupId(u16::from_le_bytes(array_at(bytes, 2))),
+                    hash: SequenceHash::from_bytes(array_at(bytes, 16)),
+                    parent: (parent == HAS_PARENT).then(|| SequenceHash::from_bytes(array_at(bytes, 32))),
+                    position: u32_at(bytes, 48),
+                },
+                checksum: u64_at(bytes, 56),
+                bytes: u64_at(bytes, 64),
+            },
+            (FREE, 0) => RecordState::Free,
+            (QUARANTINED, 0) => RecordState::Quarantined,
+            _ => return Err(RecordError::Invalid),
+        };
+        Ok(Self { slot: BlockId(u32_at(bytes, 4)), generation: u64_at(bytes, 8), state })
+    }
+}
+
+fn record_crc(journal_id: u64, bytes: &[u8; RECORD_BYTES]) -> u64 {
+    crc64(&[&journal_id.to_le_bytes(), &bytes[..RECORD_CRC_AT]])
+}
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
