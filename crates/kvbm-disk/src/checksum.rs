@@ -94,6 +94,7 @@ impl BlockChecksum {
         crc64(&[
             b"kvbm block",
             &self.namespace,
+            &identity.namespace.0.to_le_bytes(),
             &identity.group.0.to_le_bytes(),
             identity.hash.as_bytes(),
             &[u8::from(identity.parent.is_some())],
@@ -106,11 +107,12 @@ impl BlockChecksum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvbm_plan::{GroupId, SequenceHash};
+    use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
     use proptest::prelude::*;
 
     fn identity() -> BlockIdentity {
         BlockIdentity {
+            namespace: NamespaceId(0),
             group: GroupId(1),
             hash: SequenceHash::from_bytes([2; 16]),
             parent: Some(SequenceHash::from_bytes([3; 16])),
@@ -140,6 +142,7 @@ mod tests {
     fn every_field_of_the_identity_and_the_namespace_changes_the_checksum() {
         let base = BlockChecksum::new([9; 16]).of(&identity(), [&b"bytes"[..]]);
         let others = [
+            BlockIdentity { namespace: NamespaceId(1), ..identity() },
             BlockIdentity { group: GroupId(2), ..identity() },
             BlockIdentity { hash: SequenceHash::from_bytes([4; 16]), ..identity() },
             BlockIdentity { parent: None, ..identity() },

@@ -15,14 +15,16 @@
 //!
 //! ```
 //! use kvbm_disk::{DiskConfig, DiskEngine, IoBatch, OwnedBuffer};
-//! use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
+//! use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 //! use std::{sync::{Arc, mpsc}, time::Duration};
 //!
 //! let dir = tempfile::tempdir().unwrap();
 //! let (engine, recovered) = DiskEngine::open(DiskConfig::new(dir.path(), 16, 8192, [7; 16])).unwrap();
 //! assert!(recovered.blocks.is_empty());
 //!
-//! let identity = BlockIdentity { group: GroupId(0), hash: SequenceHash::from_bytes([1; 16]), parent: None, position: 0 };
+//! let identity = BlockIdentity {
+//!     namespace: NamespaceId(0), group: GroupId(0), hash: SequenceHash::from_bytes([1; 16]), parent: None, position: 0,
+//! };
 //! let (done, outcomes) = mpsc::channel();
 //! let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
 //! batch.write_buffer(BlockId(3), identity, &Arc::new(OwnedBuffer::from_slice(&[42; 8192])));

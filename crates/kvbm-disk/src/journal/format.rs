@@ -2,7 +2,7 @@
 
 use crate::FormatError;
 use crate::checksum::crc64;
-use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 
 pub(crate) const MAGIC: [u8; 8] = *b"KVBMG3\r\n";
 /// Version of header and record together.
@@ -132,6 +132,7 @@ impl Record {
                 put(&mut bytes, 32, parent.as_bytes());
             }
             put(&mut bytes, 48, &identity.position.to_le_bytes());
+            put(&mut bytes, 52, &identity.namespace.0.to_le_bytes());
             put(&mut bytes, 56, &checksum.to_le_bytes());
             put(&mut bytes, 64, &length.to_le_bytes());
         }
@@ -147,6 +148,7 @@ impl Record {
         let state = match (bytes[0], bytes[1]) {
             (PRESENT, parent @ 0..=HAS_PARENT) => RecordState::Present {
                 identity: BlockIdentity {
+                    namespace: NamespaceId(u32_at(bytes, 52)),
                     group: GroupId(u16::from_le_bytes(array_at(bytes, 2))),
                     hash: SequenceHash::from_bytes(array_at(bytes, 16)),
                     parent: (parent == HAS_PARENT).then(|| SequenceHash::from_bytes(array_at(bytes, 32))),
