@@ -1,0 +1,60 @@
+//! Events of one stream that travel together.
+
+use crate::KvEvent;
+use kvbm_plan::Epoch;
+use std::fmt;
+
+/// Who publishes: unique among everything that shares a transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceId(pub u64);
+
+impl fmt::Display for SourceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// A numbered stream of events. Numbers are dense within it and say nothing across streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId {
+    /// Who publishes.
+    pub source: SourceId,
+    /// Life of the source: larger after every start.
+    pub epoch: Epoch,
+    /// Part of the source's blocks; a block stays in one shard, so its events are ordered.
+    pub shard: u16,
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "source {} epoch {} shard {}", self.source, self.epoch, self.shard)
+    }
+}
+
+/// Consecutive events of a stream; without events it is a heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventBatch {
+    /// The stream.
+    pub stream: StreamId,
+    /// Number that follows the last event that the publisher has seen from its source, lost ones included. Whoever has
+    /// less has lost something.
+    pub next_sequence: u64,
+    /// Strictly increasing in `sequence`, all below `next_sequence`, at most [`EventBatch::MAX_EVENTS`].
+    pub events: Vec<KvEvent>,
+}
+
+impl EventBatch {
+    /// Most events in a batch.
+    pub const MAX_EVENTS: usize = 4096;
+
+    /// Whether the batch only says that its source lives and how far it is.
+    pub fn is_heartbeat(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Whether the numbers are strictly increasing and below `next_sequence`.
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.events.windows(2).all(|pair| pair[0].sequence < pair[1].sequence)
+            && self.events.last().is_none_or(|last| last.sequence < self.next_sequence)
+    }
+}

@@ -1,0 +1,203 @@
+//! The transport inside one process: a bounded queue per subscriber.
+
+use crate::{EventReceiver, EventTransport, Payload, TransportError};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+const NAME: &str = "in-process";
+
+/// Limits of each subscriber's queue. The oldest payloads are dropped to keep both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InProcessConfig {
+    /// Most payloads waiting for one subscriber; at least 1 is kept.
+    pub queue_batches: usize,
+    /// Most bytes waiting for one subscriber. A payload larger than this is refused.
+    pub queue_bytes: usize,
+}
+
+impl Default for InProcessConfig {
+    /// 1,024 payloads and 64 MiB.
+    fn default() -> Self {
+        Self { queue_batches: 1024, queue_bytes: 64 << 20 }
+    }
+}
+
+/// Delivers to subscribers of the same process. Publishing never waits: a full queue loses its oldest payload.
+#[derive(Debug, Default)]
+pub struct InProcessTransport {
+    config: InProcessConfig,
+    subscribers: Mutex<Vec<Weak<Queue>>>,
+}
+
+impl InProcessTransport {
+    /// A transport without subscribers.
+    pub fn new(config: InProcessConfig) -> Self {
+        Self { config, subscribers: Mutex::default() }
+    }
+
+    /// Living subscribers.
+    pub fn subscribers(&self) -> usize {
+        self.subscribers.lock().iter().filter(|queue| queue.strong_count() > 0).count()
+    }
+}
+
+impl EventTransport for InProcessTransport {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn publish(&self, payload: &Payload, _timeout: Duration) -> Result<(), TransportError> {
+        if payload.len() > self.config.queue_bytes {
+            let reason = format!("{} bytes exceed the queue of {}", payload.len(), self.config.queue_bytes);
+            return Err(TransportError::Refused { transport: NAME, reason });
+        }
+        let mut subscribers = self.subscribers.lock();
+        subscribers.retain(|queue| match queue.upgrade() {
+            Some(queue) => {
+                queue.push(payload, &self.config);
+                true
+            }
+            None => false,
+        });
+        Ok(())
+    }
+
+    fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
+        let queue = Arc::new(Queue::default());
+        self.subscribers.lock().push(Arc::downgrade(&queue));
+        Ok(Box::new(Receiver { queue }))
+    }
+}
+
+impl Drop for InProcessTransport {
+    fn drop(&mut self) {
+        for queue in self.subscribers.get_mut().drain(..) {
+            if let Some(queue) = queue.upgrade() {
+                queue.state.lock().closed = true;
+                queue.arrived.notify_all();
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    payloads: VecDeque<Payload>,
+    bytes: usize,
+    dropped: u64,
+    closed: bool,
+}
+
+impl Queue {
+    fn push(&self, payload: &Payload, limit: &InProcessConfig) {
+        let mut state = self.state.lock();
+        while !state.payloads.is_empty()
+            && (state.payloads.len() >= limit.queue_batches
+                || state.bytes + payload.len() > limit.queue_bytes)
+        {
+            state.pop();
+            state.dropped += 1;
+        }
+        state.bytes += payload.len();
+        state.payloads.push_back(Arc::clone(payload));
+        self.arrived.notify_one();
+    }
+}
+
+impl QueueState {
+    fn pop(&mut self) -> Option<Payload> {
+        let payload = self.payloads.pop_front()?;
+        self.bytes -= payload.len();
+        Some(payload)
+    }
+}
+
+struct Receiver {
+    queue: Arc<Queue>,
+}
+
+impl EventReceiver for Receiver {
+    fn recv(&mut self, timeout: Duration) -> Result<Option<Payload>, TransportError> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.queue.state.lock();
+        loop {
+            if let Some(payload) = state.pop() {
+                return Ok(Some(payload));
+            }
+            if state.closed {
+                return Err(TransportError::Closed { transport: NAME });
+            }
+            if self.queue.arrived.wait_until(&mut state, deadline).timed_out() {
+                return Ok(state.pop());
+            }
+        }
+    }
+
+    fn dropped(&self) -> u64 {
+        self.queue.state.lock().dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload(byte: u8, len: usize) -> Payload {
+        vec![byte; len].into()
+    }
+
+    #[test]
+    fn a_slow_subscriber_loses_its_oldest_and_others_nothing() {
+        let transport = InProcessTransport::new(InProcessConfig { queue_batches: 4, queue_bytes: 1 << 20 });
+        let mut slow = transport.subscribe().unwrap();
+        let mut quick = transport.subscribe().unwrap();
+        for byte in 0..10 {
+            transport.publish(&payload(byte, 8), Duration::ZERO).unwrap();
+            assert_eq!(quick.recv(Duration::ZERO).unwrap().unwrap()[0], byte);
+        }
+        assert_eq!((slow.dropped(), quick.dropped()), (6, 0));
+        let kept: Vec<u8> = std::iter::from_fn(|| slow.recv(Duration::ZERO).unwrap()).map(|p| p[0]).collect();
+        assert_eq!(kept, [6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn bytes_bound_the_queue_too() {
+        let transport = InProcessTransport::new(InProcessConfig { queue_batches: 100, queue_bytes: 100 });
+        let mut receiver = transport.subscribe().unwrap();
+        for byte in 0..5 {
+            transport.publish(&payload(byte, 40), Duration::ZERO).unwrap();
+        }
+        assert_eq!(receiver.dropped(), 3);
+        assert_eq!(receiver.recv(Duration::ZERO).unwrap().unwrap()[0], 3);
+        let error = transport.publish(&payload(9, 101), Duration::ZERO).unwrap_err();
+        assert!(matches!(error, TransportError::Refused { .. }), "{error}");
+    }
+
+    #[test]
+    fn queues_of_dropped_subscribers_are_freed() {
+        let transport = InProcessTransport::default();
+        drop(transport.subscribe().unwrap());
+        let _kept = transport.subscribe().unwrap();
+        transport.publish(&payload(1, 1), Duration::ZERO).unwrap();
+        assert_eq!(transport.subscribers.lock().len(), 1);
+        assert_eq!(transport.subscribers(), 1);
+    }
+
+    #[test]
+    fn a_dropped_transport_lets_its_subscribers_read_the_rest_then_closes() {
+        let transport = InProcessTransport::default();
+        let mut receiver = transport.subscribe().unwrap();
+        transport.publish(&payload(7, 1), Duration::ZERO).unwrap();
+        drop(transport);
+        assert_eq!(receiver.recv(Duration::from_secs(60)).unwrap().unwrap()[0], 7);
+        assert_eq!(receiver.recv(Duration::from_secs(60)), Err(TransportError::Closed { transport: NAME }));
+    }
+}

@@ -1,0 +1,354 @@
+//! From a source's events to batches on a transport.
+
+use crate::{
+    EventBatch, EventTransport, KvEvent, Payload, Publisher, SourceId, StreamId, TransportError, wire,
+};
+use kvbm_plan::Epoch;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Where a shard's events come from: a bounded ring that the pool fills.
+pub trait EventSource: Send {
+    /// Appends at most `max` events to `out`, oldest first, and returns the number that follows the last event the
+    /// source has handed out *or lost* so far. Never waits.
+    fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64;
+}
+
+impl<F: FnMut(usize, &mut Vec<KvEvent>) -> u64 + Send> EventSource for F {
+    fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
+        self(max, out)
+    }
+}
+
+/// When a batch is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PublisherConfig {
+    /// Most events in a batch: 1 to [`EventBatch::MAX_EVENTS`].
+    pub batch_events: usize,
+    /// Most encoded bytes of a batch; a single event larger than this travels alone.
+    pub batch_bytes: usize,
+    /// How long an event waits for company.
+    pub max_age: Duration,
+    /// Time between two signs of life of a stream without events.
+    pub heartbeat: Duration,
+    /// How long one publish may wait for the transport.
+    pub publish_timeout: Duration,
+}
+
+impl Default for PublisherConfig {
+    /// 1,000 events or 256 KiB or 10 ms; a heartbeat each second; 1 s for the transport.
+    fn default() -> Self {
+        Self {
+            batch_events: 1000,
+            batch_bytes: 256 << 10,
+            max_age: Duration::from_millis(10),
+            heartbeat: Duration::from_secs(1),
+            publish_timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A configuration that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A value outside its range.
+    #[error("event publisher: {field} is {value}, expected {expected}")]
+    Range {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// Two sources for one shard would give one number to two events.
+    #[error("event publisher: shard {0} has a source already; each shard has exactly one")]
+    DuplicateShard(u16),
+}
+
+impl PublisherConfig {
+    /// Checks every field.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let range = |field, value: String, expected| Err(ConfigError::Range { field, value, expected });
+        let most = wire::MAX_BYTES - wire::MAX_HEADER_BYTES;
+        if !(1..=EventBatch::MAX_EVENTS).contains(&self.batch_events) {
+            return range("batch_events", self.batch_events.to_string(), "1 to 4096");
+        }
+        if !(1..=most).contains(&self.batch_bytes) {
+            return range("batch_bytes", self.batch_bytes.to_string(), "1 byte to just below 4 MiB");
+        }
+        let ten_seconds = Duration::from_secs(10);
+        if self.max_age > ten_seconds {
+            return range("max_age", format!("{:?}", self.max_age), "at most 10 s");
+        }
+        if self.heartbeat.is_zero() {
+            return range(
+                "heartbeat",
+                "0".into(),
+                "more than 0: without heartbeats a lost tail goes unnoticed",
+            );
+        }
+        if self.publish_timeout > ten_seconds {
+            return range("publish_timeout", format!("{:?}", self.publish_timeout), "at most 10 s");
+        }
+        Ok(())
+    }
+}
+
+/// Counters of a publisher.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublisherStats {
+    /// Events that the transport took.
+    pub events: u64,
+    /// Batches with events that the transport took.
+    pub batches: u64,
+    /// Heartbeats that the transport took.
+    pub heartbeats: u64,
+    /// Bytes that the transport took.
+    pub bytes: u64,
+    /// Numbers that the sources skipped: events lost in a full ring.
+    pub lost_in_source: u64,
+    /// Events dropped because they cannot be encoded or the transport refuses them; followers see a gap.
+    pub refused: u64,
+    /// Events dropped because the source handed them out again or out of order.
+    pub out_of_order: u64,
+    /// Times that the transport was unavailable; the batch was kept.
+    pub unavailable: u64,
+}
+
+/// Gathers the events of one source from its shards and publishes them in batches.
+///
+/// Call [`pump`](Self::pump) often, or let [`spawn`](Self::spawn) do it on a thread of its own. It never touches the
+/// code that makes the events: it drains the rings they were written to.
+pub struct EventManager {
+    config: PublisherConfig,
+    source: SourceId,
+    epoch: Epoch,
+    transport: Arc<dyn EventTransport>,
+    streams: Vec<Stream>,
+    stats: PublisherStats,
+}
+
+/// What one [`EventManager::pump`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pumped {
+    /// Events published.
+    pub events: u64,
+    /// Whether full batches were left for the next call.
+    pub backlog: bool,
+}
+
+struct Stream {
+    id: StreamId,
+    source: Box<dyn EventSource>,
+    /// Drained, not yet published: at most `batch_events`.
+    pending: VecDeque<KvEvent>,
+    /// When the oldest of `pending` was drained.
+    since: Option<Instant>,
+    /// Last batch or heartbeat.
+    spoke: Option<Instant>,
+    /// Number that follows what the source has handed out or lost.
+    next_sequence: u64,
+    drained: Vec<KvEvent>,
+}
+
+impl Stream {
+    /// Tops `pending` up to `limit` events.
+    fn refill(&mut self, limit: usize, now: Instant, stats: &mut PublisherStats) {
+        let room = limit.saturating_sub(self.pending.len());
+        if room == 0 {
+            return;
+        }
+        let next = self.source.drain(room, &mut self.drained);
+        for event in self.drained.drain(..) {
+            if event.sequence < self.next_sequence {
+                stats.out_of_order += 1;
+                continue;
+            }
+            stats.lost_in_source += event.sequence - self.next_sequence;
+            self.next_sequence = event.sequence.saturating_add(1);
+            self.pending.push_back(event);
+        }
+        stats.lost_in_source += next.saturating_sub(self.next_sequence);
+        self.next_sequence = self.next_sequence.max(next);
+        if self.since.is_none() && !self.pending.is_empty() {
+            self.since = Some(now);
+        }
+    }
+
+    /// How many of `pending` make the next batch, and whether that is a full one.
+    fn next_batch(&self, config: &PublisherConfig) -> (usize, bool) {
+        let mut bytes = 0;
+        let fits = self.pending.iter().take_while(|event| {
+            bytes += wire::max_encoded_len(event);
+            bytes <= config.batch_bytes
+        });
+        let count = fits.count().max(1).min(self.pending.len());
+        (count, count >= config.batch_events || count < self.pending.len())
+    }
+}
+
+impl EventManager {
+    /// A manager without shards. `epoch` must be larger than in every earlier life of `source`.
+    pub fn new(
+        config: PublisherConfig,
+        source: SourceId,
+        epoch: Epoch,
+        transport: Arc<dyn EventTransport>,
+    ) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let (streams, stats) = (Vec::new(), PublisherStats::default());
+        Ok(Self { config, source, epoch, transport, streams, stats })
+    }
+
+    /// Adds a shard with its source.
+    pub fn add_shard(&mut self, shard: u16, source: impl EventSource + 'static) -> Result<(), ConfigError> {
+        if self.streams.iter().any(|stream| stream.id.shard == shard) {
+            return Err(ConfigError::DuplicateShard(shard));
+        }
+        self.streams.push(Stream {
+            id: StreamId { source: self.source, epoch: self.epoch, shard },
+            source: Box::new(source),
+            pending: VecDeque::new(),
+            since: None,
+            spoke: None,
+            next_sequence: 0,
+            drained: Vec::new(),
+        });
+        Ok(())
+    }
+
+    /// Counters so far.
+    pub const fn stats(&self) -> PublisherStats {
+        self.stats
+    }
+
+    /// The configuration.
+    pub const fn config(&self) -> &PublisherConfig {
+        &self.config
+    }
+
+    /// Drains the sources and publishes what is due at `now`: full batches, events older than `max_age`, heartbeats.
+    /// At most [`Self::MAX_BATCHES_PER_PUMP`] batches per shard, so that no shard starves another.
+    ///
+    /// On an error the batch is kept for the next call and the other shards wait as well.
+    pub fn pump(&mut self, now: Instant) -> Result<Pumped, TransportError> {
+        self.pass(now, false)
+    }
+
+    /// Publishes everything that the sources hold, whatever its age. Ends after `timeout` with what is left kept.
+    pub fn flush(&mut self, timeout: Duration) -> Result<Pumped, TransportError> {
+        let start = Instant::now();
+        let mut total = Pumped::default();
+        loop {
+            let pass = self.pass(Instant::now(), true)?;
+            total.events += pass.events;
+            total.backlog = pass.backlog;
+            if !pass.backlog || start.elapsed() >= timeout {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// Most batches of one shard in one pump.
+    pub const MAX_BATCHES_PER_PUMP: usize = 16;
+
+    /// Pumps on a thread of its own until the [`Publisher`] is dropped.
+    pub fn spawn(self) -> std::io::Result<Publisher> {
+        Publisher::start(self)
+    }
+
+    fn pass(&mut self, now: Instant, force: bool) -> Result<Pumped, TransportError> {
+        let before = self.stats.events;
+        let mut backlog = false;
+        for index in 0..self.streams.len() {
+            backlog |= self.pump_shard(index, now, force)?;
+        }
+        Ok(Pumped { events: self.stats.events - before, backlog })
+    }
+
+    /// Publishes what is due in one shard; whether a batch that is due was left.
+    fn pump_shard(&mut self, index: usize, now: Instant, force: bool) -> Result<bool, TransportError> {
+        for _ in 0..Self::MAX_BATCHES_PER_PUMP {
+            let stream = &mut self.streams[index];
+            stream.refill(self.config.batch_events, now, &mut self.stats);
+            let (count, full) = stream.next_batch(&self.config);
+            let aged =
+                stream.since.is_some_and(|since| now.saturating_duration_since(since) >= self.config.max_age);
+            if count == 0 {
+                let quiet = |spoke: Instant| now.saturating_duration_since(spoke) >= self.config.heartbeat;
+                if stream.spoke.is_none_or(quiet) {
+                    self.publish(index, 0, now)?;
+                }
+                return Ok(false);
+            }
+            if !(full || aged || force) {
+                return Ok(false);
+            }
+            self.publish(index, count, now)?;
+        }
+        Ok(true)
+    }
+
+    /// Publishes the first `count` pending events, or a heartbeat for none.
+    fn publish(&mut self, index: usize, count: usize, now: Instant) -> Result<(), TransportError> {
+        let stream = &mut self.streams[index];
+        let events: Vec<KvEvent> = stream.pending.drain(..count).collect();
+        let next_sequence = match (stream.pending.is_empty(), events.last()) {
+            // What follows is still here, so nothing behind this batch is known to be lost.
+            (false, Some(last)) => last.sequence.saturating_add(1),
+            _ => stream.next_sequence,
+        };
+        let batch = EventBatch { stream: stream.id, next_sequence, events };
+        let sent = match wire::encode(&batch) {
+            Ok(bytes) => {
+                let payload = Payload::from(bytes);
+                self.transport.publish(&payload, self.config.publish_timeout).map(|()| payload.len() as u64)
+            }
+            Err(error) => {
+                Err(TransportError::Refused { transport: self.transport.name(), reason: error.to_string() })
+            }
+        };
+        match sent {
+            Ok(bytes) => self.stats.sent(count as u64, bytes),
+            Err(TransportError::Refused { .. }) if count > 1 => {
+                // One event may spoil the batch: publish them one by one and lose only that one.
+                self.give_back(index, batch.events);
+                for _ in 0..count {
+                    self.publish(index, 1, now)?;
+                }
+                return Ok(());
+            }
+            Err(TransportError::Refused { .. }) => self.stats.refused += count as u64,
+            Err(error) => {
+                self.stats.unavailable += 1;
+                self.give_back(index, batch.events);
+                return Err(error);
+            }
+        }
+        let stream = &mut self.streams[index];
+        stream.spoke = Some(now);
+        stream.since = (!stream.pending.is_empty()).then_some(now);
+        Ok(())
+    }
+
+    fn give_back(&mut self, index: usize, events: Vec<KvEvent>) {
+        let pending = &mut self.streams[index].pending;
+        for event in events.into_iter().rev() {
+            pending.push_front(event);
+        }
+    }
+}
+
+impl PublisherStats {
+    fn sent(&mut self, events: u64, bytes: u64) {
+        self.events += events;
+        self.bytes += bytes;
+        if events == 0 {
+            self.heartbeats += 1;
+        } else {
+            self.batches += 1;
+        }
+    }
+}

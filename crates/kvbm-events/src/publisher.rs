@@ -1,0 +1,143 @@
+//! A manager that pumps itself on a thread.
+
+use crate::{EventManager, PublisherStats, TransportError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// Why a flush did not publish everything.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlushError {
+    /// The transport did not take the events; they are kept and tried again.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// Time is over; the thread goes on.
+    #[error("event publisher did not flush within {0:?}: it goes on in the background; allow more time")]
+    TimedOut(Duration),
+    /// The thread has ended, by a panic in a source or in the transport.
+    #[error("event publisher has stopped: a source or the transport panicked; build a new one")]
+    Stopped,
+}
+
+/// Publishes on a thread of its own. Dropping it publishes what is left, within the manager's publish timeout, and
+/// never waits much longer than that.
+pub struct Publisher {
+    commands: Sender<Command>,
+    stop: Arc<AtomicBool>,
+    stats: Arc<Mutex<PublisherStats>>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<()>,
+    thread: ThreadId,
+    patience: Duration,
+}
+
+enum Command {
+    Wake,
+    Flush { timeout: Duration, answer: Sender<Result<bool, TransportError>> },
+}
+
+/// Commands that may wait; a wake-up that finds no room is not needed.
+const COMMANDS: usize = 16;
+
+impl Publisher {
+    pub(crate) fn start(manager: EventManager) -> std::io::Result<Self> {
+        let (commands, inbox) = bounded(COMMANDS);
+        let (end, ended) = bounded::<()>(0);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stats = Arc::new(Mutex::new(manager.stats()));
+        let patience = manager.config().publish_timeout + Duration::from_millis(500);
+        let worker = Worker { manager, inbox, stop: Arc::clone(&stop), stats: Arc::clone(&stats), _end: end };
+        let thread =
+            std::thread::Builder::new().name("kvbm-events".into()).spawn(move || worker.run())?.thread().id();
+        Ok(Self { commands, stop, stats, ended, thread, patience })
+    }
+
+    /// Asks for a pump now, for example because a ring is half full. Never waits.
+    pub fn wake(&self) {
+        // A full inbox means that the thread is about to pump anyway.
+        let _ = self.commands.try_send(Command::Wake);
+    }
+
+    /// Publishes everything that the sources hold now.
+    pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
+        let deadline = Instant::now() + timeout;
+        let (answer, answered) = bounded(1);
+        match self.commands.send_timeout(Command::Flush { timeout, answer }, timeout) {
+            Ok(()) => {}
+            Err(crossbeam_channel::SendTimeoutError::Timeout(_)) => {
+                return Err(FlushError::TimedOut(timeout));
+            }
+            Err(crossbeam_channel::SendTimeoutError::Disconnected(_)) => return Err(FlushError::Stopped),
+        }
+        match answered.recv_deadline(deadline) {
+            Ok(Ok(backlog)) if !backlog => Ok(()),
+            Ok(Err(error)) => Err(error.into()),
+            Ok(Ok(_)) | Err(RecvTimeoutError::Timeout) => Err(FlushError::TimedOut(timeout)),
+            Err(RecvTimeoutError::Disconnected) => Err(FlushError::Stopped),
+        }
+    }
+
+    /// Counters as of the last pump.
+    pub fn stats(&self) -> PublisherStats {
+        *self.stats.lock()
+    }
+
+    /// Whether the thread is alive. It ends early only by a panic in a source or in the transport.
+    pub fn is_running(&self) -> bool {
+        !matches!(self.ended.try_recv(), Err(crossbeam_channel::TryRecvError::Disconnected))
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+        // A source that drops the publisher from inside its own drain must not wait for itself.
+        if std::thread::current().id() != self.thread {
+            // Ends by disconnection or by time: either way there is nothing more to do.
+            let _ = self.ended.recv_timeout(self.patience);
+        }
+    }
+}
+
+struct Worker {
+    manager: EventManager,
+    inbox: Receiver<Command>,
+    stop: Arc<AtomicBool>,
+    stats: Arc<Mutex<PublisherStats>>,
+    _end: Sender<()>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let config = *self.manager.config();
+        let tick = (config.max_age / 2).min(config.heartbeat).max(Duration::from_millis(1));
+        let mut backlog = false;
+        while !self.stop.load(Ordering::Acquire) {
+            match self.inbox.recv_timeout(if backlog { Duration::ZERO } else { tick }) {
+                Ok(Command::Flush { timeout, answer }) => {
+                    let done = self.manager.flush(timeout);
+                    self.show();
+                    // Nobody listens any more when its time was over.
+                    let _ = answer.try_send(done.map(|pumped| pumped.backlog));
+                }
+                Ok(Command::Wake) | Err(RecvTimeoutError::Timeout) => {
+                    // An unavailable transport is counted and tried again after a tick.
+                    backlog = self.manager.pump(Instant::now()).is_ok_and(|pumped| pumped.backlog);
+                    self.show();
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        // What cannot be published now is lost with its source; followers see the restart.
+        let _ = self.manager.flush(config.publish_timeout);
+        self.show();
+    }
+
+    fn show(&self) {
+        *self.stats.lock() = self.manager.stats();
+    }
+}

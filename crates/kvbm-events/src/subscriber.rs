@@ -1,0 +1,99 @@
+//! A follower's end: receives, decodes, tracks.
+
+use crate::{
+    Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats, TransportError, wire,
+};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Counters of a [`Subscriber`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubscriberStats {
+    /// Payloads received.
+    pub batches: u64,
+    /// Payloads that were not a batch of ours; their events show up as gaps.
+    pub malformed: u64,
+    /// Payloads that this subscriber's own queue dropped because it was read too slowly.
+    pub dropped: u64,
+    /// What the numbers say.
+    pub tracker: TrackerStats,
+}
+
+/// Follows every source of a transport. Holds at most what one batch means beyond the transport's own queue.
+pub struct Subscriber {
+    receiver: Box<dyn EventReceiver>,
+    tracker: Tracker,
+    ready: VecDeque<Delivery>,
+    scratch: Vec<Delivery>,
+    batches: u64,
+    malformed: u64,
+    last_malformed: Option<wire::DecodeError>,
+}
+
+impl Subscriber {
+    /// A follower that has seen nothing yet.
+    pub fn new(receiver: Box<dyn EventReceiver>) -> Self {
+        Self::with_tracker(receiver, Tracker::default())
+    }
+
+    /// A follower that knows what `tracker` has seen, for example after subscribing again.
+    pub fn with_tracker(receiver: Box<dyn EventReceiver>, tracker: Tracker) -> Self {
+        let (ready, scratch) = (VecDeque::new(), Vec::new());
+        Self { receiver, tracker, ready, scratch, batches: 0, malformed: 0, last_malformed: None }
+    }
+
+    /// The next delivery, or `None` when there was none within `timeout`. Heartbeats that report no loss deliver
+    /// nothing.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Delivery>, TransportError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(delivery) = self.ready.pop_front() {
+                return Ok(Some(delivery));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.receiver.recv(left)? {
+                Some(payload) => self.take(&payload),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Tells that a resync has covered `stream` below `next_sequence`; see [`Tracker::resynced`].
+    pub fn resynced(&mut self, stream: StreamId, next_sequence: u64) {
+        self.ready.extend(self.tracker.resynced(stream, next_sequence));
+    }
+
+    /// Forgets a source; see [`Tracker::forget`].
+    pub fn forget(&mut self, source: SourceId) {
+        self.tracker.forget(source);
+    }
+
+    /// Counters so far.
+    pub fn stats(&self) -> SubscriberStats {
+        SubscriberStats {
+            batches: self.batches,
+            malformed: self.malformed,
+            dropped: self.receiver.dropped(),
+            tracker: self.tracker.stats(),
+        }
+    }
+
+    /// Why the last malformed payload was dropped.
+    pub const fn last_malformed(&self) -> Option<&wire::DecodeError> {
+        self.last_malformed.as_ref()
+    }
+
+    fn take(&mut self, payload: &Payload) {
+        self.batches += 1;
+        match wire::decode(payload) {
+            Ok(batch) => {
+                self.tracker.accept(batch, &mut self.scratch);
+                self.ready.extend(self.scratch.drain(..));
+            }
+            Err(error) => {
+                self.malformed += 1;
+                self.last_malformed = Some(error);
+            }
+        }
+    }
+}

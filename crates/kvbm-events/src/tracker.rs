@@ -1,0 +1,193 @@
+//! Which events of each stream have been seen: finds gaps, repeats and restarts.
+
+use crate::{EventBatch, KvEvent, SourceId, StreamId};
+use kvbm_plan::Epoch;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+/// What a follower has to know, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// New events of a stream, in order, each once, without a gap between them or before them.
+    Events {
+        /// The stream.
+        stream: StreamId,
+        /// At least one event.
+        events: Vec<KvEvent>,
+    },
+    /// Events with these numbers will not come: what is known of the stream's shard may be wrong until a resync.
+    /// A follower that joins late gets everything before its first batch as a gap.
+    Gap {
+        /// The stream.
+        stream: StreamId,
+        /// Their numbers.
+        missing: Range<u64>,
+    },
+    /// The source began a new life: forget all that came from it. Numbers start again at 0.
+    Restarted {
+        /// The source.
+        source: SourceId,
+        /// Its life before.
+        previous: Epoch,
+        /// Its life now.
+        epoch: Epoch,
+    },
+}
+
+/// Counters of a [`Tracker`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrackerStats {
+    /// New events.
+    pub events: u64,
+    /// Events that had been seen, or reported as missing, before.
+    pub duplicates: u64,
+    /// Gaps.
+    pub gaps: u64,
+    /// Events lost in gaps.
+    pub missing: u64,
+    /// Batches of an epoch that is over.
+    pub stale_batches: u64,
+    /// Batches of streams beyond the limit of streams.
+    pub untracked_batches: u64,
+}
+
+/// Follows any number of streams up to a limit. Pure bookkeeping: feed it batches in the order of arrival.
+///
+/// Every number of a stream is delivered exactly once, as an event or as part of a gap; a batch that arrives after its
+/// numbers were reported missing stays missing, because applying it late would undo what came after.
+#[derive(Debug)]
+pub struct Tracker {
+    sources: HashMap<SourceId, SourceState>,
+    streams: usize,
+    max_streams: usize,
+    stats: TrackerStats,
+}
+
+#[derive(Debug)]
+struct SourceState {
+    epoch: Epoch,
+    /// Next number per shard.
+    shards: BTreeMap<u16, u64>,
+}
+
+impl Tracker {
+    /// Streams that are followed by default.
+    pub const DEFAULT_MAX_STREAMS: usize = 65_536;
+
+    /// A tracker that has seen nothing and follows at most `max_streams` streams.
+    pub fn new(max_streams: usize) -> Self {
+        Self { sources: HashMap::new(), streams: 0, max_streams, stats: TrackerStats::default() }
+    }
+
+    /// Counters so far.
+    pub const fn stats(&self) -> TrackerStats {
+        self.stats
+    }
+
+    /// Number that the stream's next event should have; `None` for a stream that is not followed in this epoch.
+    pub fn next_sequence(&self, stream: StreamId) -> Option<u64> {
+        let source = self.sources.get(&stream.source).filter(|source| source.epoch == stream.epoch)?;
+        source.shards.get(&stream.shard).copied()
+    }
+
+    /// Says that a resync (a snapshot, a replay) has covered the stream up to, not including, `next_sequence`:
+    /// events below it are repeats from now on. Never goes back.
+    pub fn resynced(&mut self, stream: StreamId, next_sequence: u64) -> Vec<Delivery> {
+        let mut out = Vec::new();
+        if let Some(expected) = self.expected(stream, &mut out) {
+            *expected = (*expected).max(next_sequence);
+        }
+        out
+    }
+
+    /// Forgets a source, for example one that stopped sending heartbeats.
+    pub fn forget(&mut self, source: SourceId) {
+        if let Some(state) = self.sources.remove(&source) {
+            self.streams -= state.shards.len();
+        }
+    }
+
+    /// Takes the next batch and appends what it means to `out`.
+    pub fn accept(&mut self, batch: EventBatch, out: &mut Vec<Delivery>) {
+        let EventBatch { stream, next_sequence, events } = batch;
+        let Some(expected) = self.expected(stream, out) else { return };
+        let mut next = *expected;
+        let (mut new, mut seen) = (TrackerStats::default(), Vec::with_capacity(events.len()));
+        let flush = |seen: &mut Vec<KvEvent>, out: &mut Vec<Delivery>| {
+            if !seen.is_empty() {
+                out.push(Delivery::Events { stream, events: std::mem::take(seen) });
+            }
+        };
+        for event in events {
+            if event.sequence < next {
+                new.duplicates += 1;
+                continue;
+            }
+            if event.sequence > next {
+                flush(&mut seen, out);
+                new.gap(stream, next..event.sequence, out);
+            }
+            // A hostile publisher may use the last number: nothing can follow it.
+            next = event.sequence.saturating_add(1);
+            new.events += 1;
+            seen.push(event);
+        }
+        flush(&mut seen, out);
+        if next_sequence > next {
+            new.gap(stream, next..next_sequence, out);
+            next = next_sequence;
+        }
+        *expected = next;
+        self.stats.add(&new);
+    }
+
+    /// The next number of `stream`, after noticing a restart; `None` when the batch is to be ignored.
+    fn expected(&mut self, stream: StreamId, out: &mut Vec<Delivery>) -> Option<&mut u64> {
+        if let Some(state) = self.sources.get_mut(&stream.source) {
+            if stream.epoch < state.epoch {
+                self.stats.stale_batches += 1;
+                return None;
+            }
+            if stream.epoch > state.epoch {
+                let previous = std::mem::replace(&mut state.epoch, stream.epoch);
+                self.streams -= state.shards.len();
+                state.shards.clear();
+                out.push(Delivery::Restarted { source: stream.source, previous, epoch: stream.epoch });
+            }
+        }
+        let known = self.sources.get(&stream.source).is_some_and(|s| s.shards.contains_key(&stream.shard));
+        if !known {
+            if self.streams >= self.max_streams {
+                self.stats.untracked_batches += 1;
+                return None;
+            }
+            self.streams += 1;
+        }
+        let state = self
+            .sources
+            .entry(stream.source)
+            .or_insert_with(|| SourceState { epoch: stream.epoch, shards: BTreeMap::new() });
+        Some(state.shards.entry(stream.shard).or_insert(0))
+    }
+}
+
+impl Default for Tracker {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT_MAX_STREAMS)
+    }
+}
+
+impl TrackerStats {
+    fn gap(&mut self, stream: StreamId, missing: Range<u64>, out: &mut Vec<Delivery>) {
+        self.gaps += 1;
+        self.missing = self.missing.saturating_add(missing.end - missing.start);
+        out.push(Delivery::Gap { stream, missing });
+    }
+
+    fn add(&mut self, new: &Self) {
+        self.events += new.events;
+        self.duplicates += new.duplicates;
+        self.gaps += new.gaps;
+        self.missing = self.missing.saturating_add(new.missing);
+    }
+}

@@ -1,0 +1,62 @@
+//! The seam to whatever carries batches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An encoded batch, shared by everyone who has yet to read it.
+pub type Payload = Arc<[u8]>;
+
+/// Why a transport did not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// Cannot take the payload now; nothing was sent, or it may have been. Publish it again: followers drop repeats.
+    #[error("event transport '{transport}' is unavailable: {reason}; the batch is kept and tried again")]
+    Unavailable {
+        /// Implementer.
+        transport: &'static str,
+        /// What happened.
+        reason: String,
+    },
+    /// Will never take this payload. Followers see its events as a gap.
+    #[error(
+        "event transport '{transport}' refuses the payload: {reason}; lower the publisher's batch limits"
+    )]
+    Refused {
+        /// Implementer.
+        transport: &'static str,
+        /// What happened.
+        reason: String,
+    },
+    /// The other side is gone and nothing more will come; subscribe again.
+    #[error("event transport '{transport}' is closed: subscribe again")]
+    Closed {
+        /// Implementer.
+        transport: &'static str,
+    },
+}
+
+/// Carries payloads from publishers to subscribers.
+///
+/// The contract, checked by [`crate::conformance`]: payloads arrive unchanged; those that one thread published arrive
+/// in that order; any may be lost or repeated; no call waits much longer than its `timeout`; a subscriber sees what is
+/// published after [`subscribe`](Self::subscribe) returned; queues are bounded, and a slow subscriber costs only itself.
+pub trait EventTransport: Send + Sync {
+    /// Name of the implementer, for errors and metrics.
+    fn name(&self) -> &'static str;
+
+    /// Hands over a payload, waiting at most `timeout`.
+    fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError>;
+
+    /// Starts to collect payloads for a new subscriber.
+    fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError>;
+}
+
+/// One subscriber's end of a transport.
+pub trait EventReceiver: Send {
+    /// The next payload, or `None` when none came within `timeout`.
+    fn recv(&mut self, timeout: Duration) -> Result<Option<Payload>, TransportError>;
+
+    /// Payloads that this subscriber's own bounded queue has dropped so far, oldest first. Loss elsewhere is not
+    /// counted here; gaps in the numbers show it all.
+    fn dropped(&self) -> u64;
+}
