@@ -1,1 +1,4 @@
-//! kvbm.
+//! kvbm: the KV-cache block manager.
+
+pub mod config;
+pub mod metrics;

@@ -1,0 +1,174 @@
+//! Configuration: from TOML and `KVBM_*` variables, declared once.
+//!
+//! `sections.rs` declares every setting; the structs, their defaults, the parser, the variables and `docs/config.md` follow from
+//! it. Anything that is not declared is an error, which names the nearest thing that is.
+//!
+//! ```
+//! use kvbm::config::{Bytes, Capacity, Config};
+//!
+//! let text = r#"
+//!     [model]
+//!     num_layers = 32
+//!     num_kv_heads = 8
+//!     head_dim = 128
+//!     [namespace]
+//!     model = "llama-3-8b"
+//!     [host]
+//!     capacity = "8GiB"
+//! "#;
+//! let mut config = Config::from_toml(text, "kvbm.toml")?;
+//! config.apply_variables([("KVBM_DEVICE_CAPACITY".into(), "2048".into())])?;
+//! config.validate()?;
+//! assert_eq!(config.host.capacity, Capacity::Bytes(Bytes::gib(8)));
+//!
+//! let error = Config::from_toml("[host]\ncapcity = 1", "kvbm.toml").unwrap_err();
+//! assert!(error.to_string().starts_with("kvbm.toml:2:1: unknown key 'host.capcity'; the nearest known one is 'host.capacity'"));
+//! # Ok::<(), kvbm::config::ConfigError>(())
+//! ```
+
+mod env;
+mod error;
+mod nearest;
+mod parse;
+mod reference;
+mod schema;
+mod sections;
+#[cfg(test)]
+mod tests;
+mod units;
+mod validate;
+mod value;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
+
+pub use error::{ConfigError, Origin};
+pub use schema::{Key, Section};
+pub use sections::{
+    Algorithm, BandwidthModel, ChainRootKind, DeviceConfig, DeviceKind, DiskConfig, EdgeConfig, EventsConfig,
+    EvictionPolicy, HostConfig, IoMode, ModelConfig, NamespaceConfig, OffloadConfig, ParallelismConfig,
+    PolicyConfig, TransferConfig, VerifyHost,
+};
+pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
+pub use value::Secret;
+
+/// Every setting of a manager. The fields are plain data; [`validate`](Self::validate) holds the rules.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Config {
+    /// `[model]`
+    pub model: ModelConfig,
+    /// `[namespace]`
+    pub namespace: NamespaceConfig,
+    /// `[parallelism]`
+    pub parallelism: ParallelismConfig,
+    /// `[device]`: tier G1
+    pub device: DeviceConfig,
+    /// `[host]`: tier G2
+    pub host: HostConfig,
+    /// `[disk]`: tier G3
+    pub disk: DiskConfig,
+    /// `[offload.g1_g2]` and `[offload.g2_g3]`
+    pub offload: OffloadConfig,
+    /// `[transfer]`
+    pub transfer: TransferConfig,
+    /// `[events]`
+    pub events: EventsConfig,
+    /// `[policy]`
+    pub policy: PolicyConfig,
+}
+
+impl Config {
+    /// Defaults, then the file if one is given, then the process's `KVBM_*` variables; validated.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        if let Some(path) = file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+            parse::apply(&mut config, &text, &path.display().to_string())?;
+        }
+        config.apply_variables(std::env::vars_os())?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Defaults, overlaid with `text`, which messages call `name`. Rules between settings are left to
+    /// [`validate`](Self::validate), since variables may still come.
+    pub fn from_toml(text: &str, name: &str) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        parse::apply(&mut config, text, name)?;
+        Ok(config)
+    }
+
+    /// Overlays the `KVBM_*` variables among `variables`; the others are ignored.
+    pub fn apply_variables(
+        &mut self,
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<(), ConfigError> {
+        env::apply(self, variables)
+    }
+
+    /// Sets one key, such as `host.capacity`, from text, as a variable would.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
+        let known = Self::key(key).ok_or_else(|| parse::unknown_key(Origin::Call, key))?;
+        parse::write(self, known, value::Raw::Bare(value), || Origin::Call)
+    }
+
+    /// Every section with its keys.
+    pub fn schema() -> &'static [Section] {
+        sections::SECTIONS
+    }
+
+    fn key(path: &str) -> Option<&'static Key> {
+        Self::schema().iter().flat_map(Section::keys).find(|key| key.path() == path)
+    }
+
+    /// The identity of this configuration's blocks.
+    pub fn namespace(&self) -> Namespace {
+        let ours = &self.namespace;
+        let seed = || ours.chain_root_seed.clone().unwrap_or_default().into_bytes();
+        let mut namespace = Namespace::new(&ours.model)
+            .weights(&ours.weights)
+            .dtype(self.model.dtype.name())
+            .page_size(self.model.page_size)
+            .algorithm(match ours.algorithm {
+                Algorithm::Blake3 => HashAlgorithm::Blake3,
+                Algorithm::Xxh3_128 => HashAlgorithm::Xxh3_128,
+            })
+            .chain_root(match ours.chain_root {
+                ChainRootKind::Fixed => ChainRoot::Fixed,
+                ChainRootKind::External => ChainRoot::External(seed()),
+                ChainRootKind::PerProcess => ChainRoot::PerProcess(seed()),
+            });
+        if let Some(scaling) = &ours.rope_scaling {
+            namespace = namespace.rope_scaling(scaling);
+        }
+        if let Some(scheme) = &ours.kv_quantization {
+            namespace = namespace.kv_quantization(scheme);
+        }
+        if let Some(adapter) = &ours.adapter {
+            namespace = namespace.adapter(adapter);
+        }
+        if let Some(salt) = &ours.tenant_salt {
+            namespace = namespace.tenant_salt(salt.expose());
+        }
+        if let Some(secret) = &ours.deployment_secret {
+            namespace = namespace.deployment_secret(secret.expose());
+        }
+        namespace
+    }
+
+    /// KV heads of one rank: its share, or 1 where heads are replicated.
+    pub fn heads_per_rank(&self) -> u32 {
+        (self.model.num_kv_heads / self.parallelism.tensor_parallel.max(1)).max(1)
+    }
+
+    /// Bytes of one rank's slice of a block, without padding.
+    pub fn rank_block_bytes(&self) -> u64 {
+        let model = &self.model;
+        [model.num_layers, model.outer_dim, model.page_size, self.heads_per_rank(), model.head_dim]
+            .into_iter()
+            .fold(u64::from(model.dtype.width()), |bytes, factor| bytes.saturating_mul(u64::from(factor)))
+    }
+}

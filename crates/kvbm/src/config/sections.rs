@@ -1,0 +1,278 @@
+//! The schema: every setting there is, with its type, default, unit and meaning.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvbm_layout::DType;
+
+use super::schema::{Section, section, section_keys};
+use super::units::{Blocks, Capacity};
+use super::value::{Secret, choice};
+
+/// Every section, in the order of the reference.
+pub(super) const SECTIONS: &[Section] = &[
+    ModelConfig::SECTION,
+    NamespaceConfig::SECTION,
+    ParallelismConfig::SECTION,
+    DeviceConfig::SECTION,
+    HostConfig::SECTION,
+    DiskConfig::SECTION,
+    OFFLOAD_G1_G2,
+    OFFLOAD_G2_G3,
+    TransferConfig::SECTION,
+    EventsConfig::SECTION,
+    PolicyConfig::SECTION,
+];
+
+section! {
+    /// Shape of the model's KV cache, all ranks together.
+    ModelConfig, "model", |config| config.model, {
+        /// Layers with a KV cache.
+        num_layers: u32 = 0, ["layers"] required;
+        /// KV heads of a layer, over all ranks (1 for MLA).
+        num_kv_heads: u32 = 0, ["heads"] required;
+        /// Elements of one head.
+        head_dim: u32 = 0, ["elements"] required;
+        /// Tokens of a block.
+        page_size: u32 = 16, ["tokens"];
+        /// Element type of the KV cache.
+        dtype: DType = DType::BF16, [""];
+        /// Tensors of a layer: 2 for keys and values, 1 for MLA.
+        outer_dim: u32 = 2, [""];
+    }
+}
+
+section! {
+    /// What must be equal, beside the tokens, for two blocks to be the same. Blocks of different namespaces never meet.
+    NamespaceConfig, "namespace", |config| config.namespace, {
+        /// Model id, as it is served.
+        model: String = String::new(), [""] required;
+        /// Version of the weights: change it with every update of the model, or old KV is served to new weights.
+        weights: String = String::new(), [""];
+        /// `RoPE` scaling in effect, in any fixed spelling.
+        rope_scaling: Option<String> = None, [""];
+        /// Quantisation of the KV cache, in any fixed spelling.
+        kv_quantization: Option<String> = None, [""];
+        /// Adapter (`LoRA`) with its version.
+        adapter: Option<String> = None, [""];
+        /// Keeps a tenant's blocks apart from those of all others.
+        tenant_salt: Option<Secret> = None, [""];
+        /// Mixed into every hash: who does not know it cannot compute which hash a guessed prompt has.
+        deployment_secret: Option<Secret> = None, [""];
+        /// How blocks are hashed; `xxh3-128` only for a trusted single tenant, for it resists no forger.
+        algorithm: Algorithm = Algorithm::Blake3, [""];
+        /// Where chains of hashes begin: `external` and `per-process` are roots of an engine that hashes itself.
+        chain_root: ChainRootKind = ChainRootKind::Fixed, [""];
+        /// The root itself, unless `chain_root` is `fixed`.
+        chain_root_seed: Option<String> = None, [""];
+    }
+}
+
+section! {
+    /// How the model is spread over GPUs.
+    ParallelismConfig, "parallelism", |config| config.parallelism, {
+        /// Ranks among which the KV heads are divided; more ranks than heads replicate them.
+        tensor_parallel: u32 = 1, ["ranks"];
+    }
+}
+
+section! {
+    /// Tier G1: accelerator memory.
+    DeviceConfig, "device", |config| config.device, {
+        /// The device: `emulated` keeps its memory in the host's, out of the program's reach.
+        kind: DeviceKind = DeviceKind::Emulated, [""];
+        /// What G1 holds. Not used when the engine owns the memory of G1.
+        capacity: Capacity = Capacity::Blocks(Blocks(1024)), ["per rank"];
+        /// How long copies of the emulated device take: `unlimited` as fast as the machine, `reference` 28 GB/s to host memory.
+        bandwidth_model: BandwidthModel = BandwidthModel::Unlimited, [""];
+    }
+}
+
+section! {
+    /// Tier G2: host memory.
+    HostConfig, "host", |config| config.host, {
+        /// What G2 holds; 0 for no such tier.
+        capacity: Capacity = Capacity::NONE, ["per rank"];
+        /// Ask for huge pages.
+        huge_pages: bool = false, [""];
+        /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit.
+        pinned: bool = true, [""];
+    }
+}
+
+section! {
+    /// Tier G3: a directory on SSD. Needs `host.capacity`: blocks reach the disk through host memory.
+    DiskConfig, "disk", |config| config.disk, {
+        /// The directory; kvbm owns it alone and creates it where it is absent.
+        dir: Option<PathBuf> = None, [""];
+        /// What G3 holds; 0 for no such tier.
+        capacity: Capacity = Capacity::NONE, ["per rank"];
+        /// How files are opened: `direct` around the page cache, `buffered` through it, `auto` by a probe.
+        io: IoMode = IoMode::Auto, [""];
+        /// I/O threads: operations at the device at a time.
+        threads: u32 = 8, ["threads per rank"];
+        /// Operations queued or running; more wait in the queue of their path.
+        queue_depth: u32 = 1024, ["operations"];
+        /// Longest time that a completed write waits until it is synced.
+        commit_interval: Duration = Duration::from_millis(50), [""];
+        /// Bytes that may be written in a day, as a multiple of the capacity; 0 for no limit.
+        drive_writes_per_day: f64 = 1.0, ["capacities per day"];
+        /// After this time a read counts as failed and the caller is told to recompute.
+        read_deadline: Duration = Duration::from_secs(5), [""];
+    }
+}
+
+/// When blocks are copied from a tier to the next one down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EdgeConfig {
+    /// Copy each block as soon as it is registered.
+    pub write_through: bool,
+    /// Above this occupancy, counting only blocks that are neither free nor copied lower, copy in the background; 1 for never.
+    pub watermark: f64,
+    /// Copy blocks that nobody used for so many engine iterations; 0 for never.
+    pub idle_iterations: u64,
+}
+
+/// The triggers of both edges.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OffloadConfig {
+    /// Device to host memory.
+    pub g1_g2: EdgeConfig,
+    /// Host memory to disk.
+    pub g2_g3: EdgeConfig,
+}
+
+impl Default for OffloadConfig {
+    fn default() -> Self {
+        Self {
+            g1_g2: EdgeConfig { write_through: true, watermark: 0.90, idle_iterations: 100 },
+            g2_g3: EdgeConfig { write_through: false, watermark: 0.90, idle_iterations: 1000 },
+        }
+    }
+}
+
+macro_rules! edge {
+    ($name:ident, $path:literal, $doc:literal, |$config:ident| $place:expr) => {
+        const $name: Section = section_keys!($path, $doc, |$config| $place, {
+            /// Copy each block as soon as it is registered in the upper tier.
+            write_through: bool, [""];
+            /// Above this occupancy of the upper tier, counting only blocks that are neither free nor copied lower,
+            /// blocks are copied in the background; 1 for never.
+            watermark: f64, ["share of the tier"];
+            /// Copy blocks that nobody used for so long; 0 for never.
+            idle_iterations: u64, ["engine iterations"];
+        });
+    };
+}
+edge! {
+    OFFLOAD_G1_G2, "offload.g1_g2", "When blocks are copied from the device to host memory.", |config| config.offload.g1_g2
+}
+edge! {
+    OFFLOAD_G2_G3, "offload.g2_g3", "When blocks are copied from host memory to disk.", |config| config.offload.g2_g3
+}
+
+section! {
+    /// How bytes are moved.
+    TransferConfig, "transfer", |config| config.transfer, {
+        /// Plans that each path queues; more are refused.
+        queue_depth: u32 = 256, ["plans per path"];
+        /// Threads that copy between memories.
+        threads: u32 = 2, ["threads per path and rank"];
+        /// After this time a transfer that has not started fails, and a wait for one that has gives up.
+        deadline: Duration = Duration::from_secs(30), [""];
+        /// Compare checksums of blocks that come from host memory. What comes from disk is always compared.
+        verify_host: VerifyHost = VerifyHost::Sampled, [""];
+    }
+}
+
+section! {
+    /// The events that tell the world what is cached.
+    EventsConfig, "events", |config| config.events, {
+        /// Events kept for a reader that is behind; older ones are lost and counted.
+        ring_capacity: u32 = 65_536, ["events"];
+        /// Events of a batch.
+        batch_events: u32 = 1000, ["events"];
+        /// How long an event waits for company.
+        batch_age: Duration = Duration::from_millis(10), [""];
+    }
+}
+
+section! {
+    /// What is evicted first.
+    PolicyConfig, "policy", |config| config.policy, {
+        /// The policy: `lru-leaf` evicts the least recently used block without a child.
+        eviction: EvictionPolicy = EvictionPolicy::LruLeaf, [""];
+    }
+}
+
+choice! {
+    /// How blocks are hashed.
+    Algorithm {
+        /// Keyed BLAKE3.
+        Blake3 = "blake3",
+        /// XXH3-128.
+        Xxh3_128 = "xxh3-128",
+    }
+}
+
+choice! {
+    /// Where chains of hashes begin.
+    ChainRootKind {
+        /// The same in every process.
+        Fixed = "fixed",
+        /// An engine's own, the same in every process.
+        External = "external",
+        /// An engine's own, different in every process: nothing can be stored or shared.
+        PerProcess = "per-process",
+    }
+}
+
+choice! {
+    /// What stands behind tier G1.
+    DeviceKind {
+        /// Emulated in host memory.
+        Emulated = "emulated",
+    }
+}
+
+choice! {
+    /// How long copies of the emulated device take.
+    BandwidthModel {
+        /// As fast as the machine.
+        Unlimited = "unlimited",
+        /// The figures of the tiering article: 28 GB/s between device and host memory.
+        Reference = "reference",
+    }
+}
+
+choice! {
+    /// How disk files are opened.
+    IoMode {
+        /// By a probe of the directory.
+        Auto = "auto",
+        /// Around the page cache, or an error.
+        Direct = "direct",
+        /// Through the page cache.
+        Buffered = "buffered",
+    }
+}
+
+choice! {
+    /// Which blocks from host memory have their checksums compared.
+    VerifyHost {
+        /// None.
+        Never = "never",
+        /// Some.
+        Sampled = "sampled",
+        /// All.
+        Always = "always",
+    }
+}
+
+choice! {
+    /// What is evicted first.
+    EvictionPolicy {
+        /// The least recently used block that has no child.
+        LruLeaf = "lru-leaf",
+    }
+}

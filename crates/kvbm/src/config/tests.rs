@@ -1,0 +1,267 @@
+//! Tests of the configuration as a whole.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::*;
+use kvbm_layout::DType;
+use proptest::prelude::*;
+
+const FULL: &str = include_str!("../../tests/data/full.toml");
+
+fn minimal() -> Config {
+    let mut config = Config::default();
+    for (key, value) in [
+        ("model.num_layers", "32"),
+        ("model.num_kv_heads", "8"),
+        ("model.head_dim", "128"),
+        ("namespace.model", "llama-3-8b"),
+    ] {
+        config.set(key, value).unwrap();
+    }
+    config
+}
+
+fn keys() -> impl Iterator<Item = &'static Key> {
+    Config::schema().iter().flat_map(Section::keys)
+}
+
+#[test]
+fn defaults_are_those_of_the_design() {
+    let config = Config::default();
+    assert_eq!(config.model.page_size, 16);
+    assert!(config.offload.g1_g2.write_through);
+    assert!(!config.offload.g2_g3.write_through);
+    assert_eq!((config.offload.g1_g2.watermark, config.offload.g2_g3.watermark), (0.90, 0.90));
+    assert_eq!((config.offload.g1_g2.idle_iterations, config.offload.g2_g3.idle_iterations), (100, 1000));
+    assert_eq!(config.disk.drive_writes_per_day, 1.0);
+    assert!(config.host.capacity.is_none() && config.disk.capacity.is_none());
+    minimal().validate().unwrap();
+}
+
+#[test]
+fn keys_and_variables_are_unique_and_described() {
+    let mut seen = HashSet::new();
+    for key in keys() {
+        assert!(seen.insert(key.path().to_owned()), "{} twice", key.path());
+        assert!(seen.insert(key.variable()), "{} twice", key.variable());
+        assert!(key.doc().trim().ends_with('.'), "{}: {:?}", key.path(), key.doc());
+        assert!(!key.expected().is_empty());
+    }
+    assert!(seen.contains("KVBM_OFFLOAD_G1_G2_WATERMARK"), "{seen:?}");
+}
+
+#[test]
+fn a_full_file_sets_every_key() {
+    let config = Config::from_toml(FULL, "full.toml").unwrap();
+    config.validate().unwrap();
+    let defaults = Config::default();
+    for key in keys() {
+        let only_choice = matches!(key.path(), "device.kind" | "policy.eviction");
+        let set = only_choice || key.secret || key.value(&config) != key.value(&defaults);
+        assert!(set, "{} has its default {:?}", key.path(), key.value(&config));
+    }
+    assert_eq!(config.model.dtype, DType::F8E4M3);
+    assert_eq!(config.host.capacity, Bytes::gib(8).into());
+    assert_eq!(config.disk.capacity, Blocks(16_000).into());
+    assert_eq!(config.disk.read_deadline, Duration::from_millis(750));
+    assert_eq!(config.namespace.tenant_salt.as_ref().unwrap().expose(), "salt");
+    assert!(!config.offload.g1_g2.write_through && config.offload.g2_g3.write_through);
+}
+
+#[test]
+fn variables_come_after_the_file_and_unknown_ones_are_refused() {
+    let mut config = Config::from_toml(FULL, "full.toml").unwrap();
+    let vars = |list: &[(&str, &str)]| {
+        list.iter().map(|(name, value)| (name.into(), value.into())).collect::<Vec<(OsString, OsString)>>()
+    };
+    config
+        .apply_variables(vars(&[
+            ("PATH", "/bin"),
+            ("KVBM_HOST_CAPACITY", "4_000"),
+            ("KVBM_HOST_HUGE_PAGES", "FALSE"),
+            ("KVBM_OFFLOAD_G2_G3_WATERMARK", "0.5"),
+            ("KVBM_TRANSFER_DEADLINE", "2min"),
+            ("KVBM_TRANSFER_VERIFY_HOST", "Always"),
+        ]))
+        .unwrap();
+    assert_eq!(config.host.capacity, Blocks(4000).into());
+    assert!(!config.host.huge_pages);
+    assert_eq!(config.offload.g2_g3.watermark, 0.5);
+    assert_eq!(config.transfer.deadline, Duration::from_secs(120));
+    assert_eq!(config.transfer.verify_host, VerifyHost::Always);
+
+    let error = config.apply_variables(vars(&[("KVBM_HOST_CAPCITY", "1")])).unwrap_err().to_string();
+    assert!(error.contains("KVBM_HOST_CAPCITY") && error.contains("is KVBM_HOST_CAPACITY"), "{error}");
+    let error = config.apply_variables(vars(&[("KVBM_DISK_THREADS", "many")])).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "environment variable KVBM_DISK_THREADS: disk.threads = \"many\": expected a whole number from 0 to 4294967295"
+    );
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_place() {
+    for (text, message) in [
+        (
+            "[host]\n capcity = 1",
+            "c.toml:2:2: unknown key 'host.capcity'; the nearest known one is 'host.capacity'",
+        ),
+        ("[hots]\n", "c.toml:1:2: unknown key 'hots'; the nearest known one is 'host'"),
+        (
+            "watermark = 1.0",
+            "c.toml:1:1: unknown key 'watermark'; the nearest known one is 'offload.g1_g2.watermark'",
+        ),
+        (
+            "[host]\ncapacity = \"8 gigs\"",
+            "c.toml:2:12: host.capacity = \"8 gigs\": expected a number of blocks, or",
+        ),
+        ("[model]\nnum_layers = -1", "c.toml:2:14: model.num_layers = -1: expected a whole number"),
+        (
+            "[model]\nnum_layers = 99999999999999999999",
+            "c.toml:2:14: model.num_layers = (an integer beyond 64 bits)",
+        ),
+        ("host = 3", "c.toml:1:8: host = 3: expected a table: [host]"),
+        ("[offload]\ng1_g2 = true", "c.toml:2:9: offload.g1_g2 = true: expected a table: [offload.g1_g2]"),
+        ("[transfer]\ndeadline = 30", "c.toml:2:12: transfer.deadline = 30: expected a duration such as"),
+        ("[disk]\nio = \"fast\"", "disk.io = \"fast\": expected one of \"auto\", \"direct\", \"buffered\""),
+        ("[offload.g1_g2]\nwatermark = nan", "offload.g1_g2.watermark = NaN: expected a number"),
+        ("[namespace]\ntenant_salt = 7", "namespace.tenant_salt = (not shown): expected"),
+        ("[host\n", "c.toml:1:6: not valid TOML"),
+        ("[host]\ncapacity = 1\ncapacity = 2", "c.toml:3:1: not valid TOML"),
+    ] {
+        let error = Config::from_toml(text, "c.toml").unwrap_err().to_string();
+        assert!(error.contains(message), "{text}\n got: {error}\nwant: {message}");
+    }
+}
+
+#[test]
+fn rules_name_the_key_and_the_way_out() {
+    let cases: &[(&[(&str, &str)], &str)] = &[
+        (
+            &[("model.num_layers", "0")],
+            "model.num_layers is not set: Layers with a KV cache. Set it in the file or by KVBM_MODEL_NUM_LAYERS",
+        ),
+        (&[("namespace.model", "")], "namespace.model is not set"),
+        (&[("model.outer_dim", "3")], "model.outer_dim = 3: must be from 1 to 2"),
+        (
+            &[("parallelism.tensor_parallel", "3")],
+            "parallelism.tensor_parallel = 3: must divide model.num_kv_heads (8)",
+        ),
+        (&[("disk.capacity", "5"), ("host.capacity", "5")], "disk.capacity = 5 blocks: needs disk.dir"),
+        (&[("disk.dir", "d")], "disk.dir = d: needs disk.capacity"),
+        (&[("disk.capacity", "5"), ("disk.dir", "d")], "needs host.capacity"),
+        (&[("host.capacity", "1MiB")], "host.capacity = 1MiB: holds not one block of 2097152 bytes"),
+        (&[("host.capacity", "16000000TiB")], "is more than 2^32 - 2 blocks"),
+        (&[("offload.g1_g2.watermark", "0")], "offload.g1_g2.watermark = 0: must be above 0"),
+        (&[("offload.g2_g3.watermark", "1.1")], "offload.g2_g3.watermark = 1.1"),
+        (&[("disk.drive_writes_per_day", "-1")], "disk.drive_writes_per_day = -1"),
+        (&[("transfer.queue_depth", "0")], "transfer.queue_depth = 0: must be from 1"),
+        (&[("transfer.deadline", "0s")], "transfer.deadline = 0"),
+        (&[("events.batch_age", "11s")], "events.batch_age = 11s: must be at most 10s"),
+        (&[("namespace.chain_root", "external")], "needs namespace.chain_root_seed"),
+        (&[("namespace.chain_root_seed", "x")], "has no meaning with chain_root = \"fixed\""),
+        (
+            &[
+                ("namespace.chain_root", "per-process"),
+                ("namespace.chain_root_seed", "x"),
+                ("host.capacity", "5"),
+                ("disk.capacity", "5"),
+                ("disk.dir", "d"),
+            ],
+            "changes with every process",
+        ),
+    ];
+    for (settings, message) in cases {
+        let mut config = minimal();
+        for (key, value) in *settings {
+            config.set(key, value).unwrap();
+        }
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains(message), "{settings:?}\n got: {error}\nwant: {message}");
+    }
+    let error = minimal().set("host.pined", "true").unwrap_err().to_string();
+    assert!(error.contains("'host.pinned'"), "{error}");
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let mut config = minimal();
+    config.set("namespace.tenant_salt", "s3cr3t-salt").unwrap();
+    config.set("namespace.deployment_secret", "s3cr3t-too").unwrap();
+    assert!(!format!("{config:?}").contains("s3cr3t"), "{config:?}");
+    assert!(!config.to_toml().contains("s3cr3t"), "{}", config.to_toml());
+}
+
+#[test]
+fn the_namespace_follows_every_setting_that_is_identity() {
+    let base = minimal();
+    let mut tags = HashSet::from([base.namespace().tag()]);
+    for (key, value) in [
+        ("namespace.model", "other"),
+        ("namespace.weights", "v2"),
+        ("namespace.rope_scaling", "yarn"),
+        ("namespace.kv_quantization", "q"),
+        ("namespace.adapter", "lora"),
+        ("namespace.tenant_salt", "t"),
+        ("namespace.deployment_secret", "s"),
+        ("namespace.algorithm", "xxh3-128"),
+        ("namespace.chain_root", "external"),
+        ("model.page_size", "32"),
+        ("model.dtype", "f16"),
+    ] {
+        let mut config = base.clone();
+        config.set(key, value).unwrap();
+        assert!(tags.insert(config.namespace().tag()), "{key} does not change the namespace");
+    }
+    let mut placed = base.clone();
+    placed.set("parallelism.tensor_parallel", "2").unwrap();
+    assert_eq!(placed.namespace().tag(), base.namespace().tag());
+    assert_eq!(placed.rank_block_bytes() * 2, base.rank_block_bytes());
+    assert!(base.namespace().hasher().is_ok());
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Config::load(Some(Path::new("no/such/kvbm.toml"))).unwrap_err().to_string();
+    assert!(error.contains("no/such/kvbm.toml"), "{error}");
+}
+
+#[test]
+fn the_reference_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
+    let reference = Config::reference();
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, &reference).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == reference, "docs/config.md is out of date: run the tests of kvbm once with BLESS=1");
+}
+
+proptest! {
+    #[test]
+    fn a_written_configuration_reads_back(
+        layers in 1_u32..100, capacity in "[0-9]{1,4}(KiB|MiB|GiB)?", huge: bool, watermark in 0.01_f64..1.0,
+        millis in 1_u64..10_000_000, model in "\\PC{1,20}",
+    ) {
+        let mut config = minimal();
+        config.model.num_layers = layers;
+        config.host.capacity = capacity.parse().unwrap();
+        config.host.huge_pages = huge;
+        config.offload.g2_g3.watermark = watermark;
+        config.transfer.deadline = Duration::from_millis(millis);
+        config.namespace.model = model;
+        prop_assert_eq!(Config::from_toml(&config.to_toml(), "x").unwrap(), config);
+    }
+
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "\\PC{0,200}", key in "[a-z_.]{0,40}", value in "\\PC{0,40}") {
+        for error in [
+            Config::from_toml(&text, "x").err(),
+            Config::from_toml(&format!("{key} = {value}"), "x").err(),
+            Config::default().set(&key, &value).err(),
+        ] {
+            prop_assert!(error.is_none_or(|error| !error.to_string().is_empty()));
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Rules over values and between settings.
+
+use std::time::Duration;
+
+use super::sections::{ChainRootKind, EdgeConfig};
+use super::{Config, ConfigError, Section};
+
+const MAX_PAGE_SIZE: u32 = 1 << 20;
+const MAX_LAYERS: u32 = 4096;
+const MAX_HEADS: u32 = 1 << 16;
+const MAX_HEAD_DIM: u32 = 1 << 16;
+const MAX_RANKS: u32 = 1024;
+const MAX_THREADS: u32 = 256;
+/// Batches of events are bounded on the wire.
+const MAX_BATCH_EVENTS: u32 = 4096;
+const MAX_BATCH_AGE: Duration = Duration::from_secs(10);
+
+impl Config {
+    /// Checks every rule; the first broken one is returned.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for key in Self::schema().iter().flat_map(Section::keys) {
+            if key.is_required() && (key.is_unset)(self) {
+                return Err(ConfigError::Missing {
+                    key: key.path(),
+                    doc: key.doc().trim(),
+                    variable: key.variable(),
+                });
+            }
+        }
+        self.validate_model()?;
+        self.validate_namespace()?;
+        self.validate_tiers()?;
+        edge("offload.g1_g2.watermark", &self.offload.g1_g2)?;
+        edge("offload.g2_g3.watermark", &self.offload.g2_g3)?;
+        between("transfer.queue_depth", self.transfer.queue_depth, 1, 1 << 20)?;
+        between("transfer.threads", self.transfer.threads, 1, MAX_THREADS)?;
+        positive("transfer.deadline", self.transfer.deadline)?;
+        between("events.ring_capacity", self.events.ring_capacity, 1, 1 << 30)?;
+        between("events.batch_events", self.events.batch_events, 1, MAX_BATCH_EVENTS)?;
+        if self.events.batch_age > MAX_BATCH_AGE {
+            return broken(
+                "events.batch_age",
+                &format!("{:?}", self.events.batch_age),
+                "must be at most 10s",
+            );
+        }
+        Ok(())
+    }
+
+    fn validate_model(&self) -> Result<(), ConfigError> {
+        let model = &self.model;
+        between("model.num_layers", model.num_layers, 1, MAX_LAYERS)?;
+        between("model.num_kv_heads", model.num_kv_heads, 1, MAX_HEADS)?;
+        between("model.head_dim", model.head_dim, 1, MAX_HEAD_DIM)?;
+        between("model.page_size", model.page_size, 1, MAX_PAGE_SIZE)?;
+        between("model.outer_dim", model.outer_dim, 1, 2)?;
+        let ranks = self.parallelism.tensor_parallel;
+        between("parallelism.tensor_parallel", ranks, 1, MAX_RANKS)?;
+        let heads = model.num_kv_heads;
+        if !heads.is_multiple_of(ranks) && !ranks.is_multiple_of(heads) {
+            let rule = format!("must divide model.num_kv_heads ({heads}) or be a multiple of it");
+            return broken("parallelism.tensor_parallel", &ranks, &rule);
+        }
+        Ok(())
+    }
+
+    fn validate_namespace(&self) -> Result<(), ConfigError> {
+        let kind = self.namespace.chain_root;
+        match (&self.namespace.chain_root_seed, kind) {
+            (None, ChainRootKind::External | ChainRootKind::PerProcess) => {
+                broken("namespace.chain_root", &kind, "needs namespace.chain_root_seed")
+            }
+            (Some(seed), ChainRootKind::Fixed) => {
+                let rule = "has no meaning with chain_root = \"fixed\": leave it out, or set chain_root = \"external\"";
+                broken("namespace.chain_root_seed", seed, rule)
+            }
+            (_, ChainRootKind::PerProcess) if !self.disk.capacity.is_none() => {
+                let rule = "changes with every process, so nothing can be kept on disk: remove [disk], or give the \
+                            engine a fixed hash seed and use \"external\"";
+                broken("namespace.chain_root", &kind, rule)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_tiers(&self) -> Result<(), ConfigError> {
+        let disk = &self.disk;
+        match (&disk.dir, disk.capacity.is_none()) {
+            (None, false) => {
+                return broken("disk.capacity", &disk.capacity, "needs disk.dir, the directory to use");
+            }
+            (Some(dir), true) => {
+                return broken("disk.dir", &dir.display(), "needs disk.capacity, such as \"100GiB\"");
+            }
+            _ => {}
+        }
+        if !disk.capacity.is_none() && self.host.capacity.is_none() {
+            let rule = "needs host.capacity as well: blocks reach the disk through host memory";
+            return broken("disk.capacity", &disk.capacity, rule);
+        }
+        between("disk.threads", disk.threads, 1, MAX_THREADS)?;
+        between("disk.queue_depth", disk.queue_depth, 1, 1 << 20)?;
+        positive("disk.read_deadline", disk.read_deadline)?;
+        if !(disk.drive_writes_per_day >= 0.0 && disk.drive_writes_per_day.is_finite()) {
+            return broken(
+                "disk.drive_writes_per_day",
+                &disk.drive_writes_per_day,
+                "must be 0 (no limit) or more",
+            );
+        }
+        let block_bytes = self.rank_block_bytes();
+        for (key, capacity) in [
+            ("device.capacity", self.device.capacity),
+            ("host.capacity", self.host.capacity),
+            ("disk.capacity", disk.capacity),
+        ] {
+            let blocks = capacity.blocks(block_bytes);
+            if !capacity.is_none() && blocks == 0 {
+                let rule =
+                    format!("holds not one block of {block_bytes} bytes: raise it, or 0 for no such tier");
+                return broken(key, &capacity, &rule);
+            }
+            if blocks >= u64::from(u32::MAX) {
+                return broken(key, &capacity, "is more than 2^32 - 2 blocks, the most of a tier");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn broken(
+    key: &'static str,
+    value: &(impl std::fmt::Display + ?Sized),
+    rule: &str,
+) -> Result<(), ConfigError> {
+    Err(ConfigError::Rule { key, value: value.to_string(), rule: rule.to_owned() })
+}
+
+fn between(key: &'static str, value: u32, min: u32, max: u32) -> Result<(), ConfigError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    broken(key, &value, &format!("must be from {min} to {max}"))
+}
+
+fn positive(key: &'static str, value: Duration) -> Result<(), ConfigError> {
+    if value.is_zero() { broken(key, "0", "must be more than 0") } else { Ok(()) }
+}
+
+fn edge(key: &'static str, edge: &EdgeConfig) -> Result<(), ConfigError> {
+    if edge.watermark > 0.0 && edge.watermark <= 1.0 {
+        return Ok(());
+    }
+    broken(key, &edge.watermark, "must be above 0 and at most 1 (1: never)")
+}
