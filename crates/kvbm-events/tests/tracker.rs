@@ -1,0 +1,94 @@
+//! Restarts, stale epochs, limits, and the last number there is.
+
+mod support;
+
+use kvbm_events::{Delivery, EventBatch, EventKind, KvEvent, SourceId, StreamId, Tracker};
+use kvbm_plan::Epoch;
+
+fn batch(source: u64, epoch: u64, shard: u16, numbers: std::ops::Range<u64>) -> EventBatch {
+    let stream = StreamId { source: SourceId(source), epoch: Epoch(epoch), shard };
+    let next_sequence = numbers.end;
+    EventBatch { stream, next_sequence, events: numbers.map(support::event).collect() }
+}
+
+fn accept(tracker: &mut Tracker, batch: EventBatch) -> Vec<Delivery> {
+    let mut out = Vec::new();
+    tracker.accept(batch, &mut out);
+    out
+}
+
+#[test]
+fn a_restart_is_told_once_and_the_old_life_is_ignored() {
+    let mut tracker = Tracker::default();
+    assert_eq!(accept(&mut tracker, batch(1, 4, 0, 0..3)).len(), 1);
+    let told = accept(&mut tracker, batch(1, 6, 0, 0..2));
+    let (source, previous, epoch) = (SourceId(1), Epoch(4), Epoch(6));
+    assert_eq!(told[0], Delivery::Restarted { source, previous, epoch });
+    assert!(matches!(&told[1..], [Delivery::Events { events, .. }] if events.len() == 2), "{told:?}");
+    assert_eq!(accept(&mut tracker, batch(1, 4, 0, 3..9)), []);
+    assert_eq!(tracker.stats().stale_batches, 1);
+    assert_eq!(accept(&mut tracker, batch(1, 6, 1, 0..1)).len(), 1, "another shard of the same life");
+}
+
+#[test]
+fn a_restart_whose_first_batches_are_lost_shows_restart_and_gap() {
+    let mut tracker = Tracker::default();
+    accept(&mut tracker, batch(1, 4, 0, 0..3));
+    let told = accept(&mut tracker, batch(1, 5, 0, 7..8));
+    assert!(matches!(told[0], Delivery::Restarted { .. }));
+    assert!(matches!(&told[1], Delivery::Gap { missing, .. } if *missing == (0..7)), "{told:?}");
+}
+
+#[test]
+fn late_and_repeated_batches_deliver_nothing() {
+    let mut tracker = Tracker::default();
+    accept(&mut tracker, batch(1, 1, 0, 0..4));
+    let gap = accept(&mut tracker, batch(1, 1, 0, 8..12));
+    assert!(matches!(&gap[0], Delivery::Gap { missing, .. } if *missing == (4..8)));
+    assert_eq!(accept(&mut tracker, batch(1, 1, 0, 4..8)), [], "overtaken: it stays missing");
+    assert_eq!(accept(&mut tracker, batch(1, 1, 0, 8..12)), [], "repeated");
+    let overlap = accept(&mut tracker, batch(1, 1, 0, 10..14));
+    assert!(
+        matches!(&overlap[..], [Delivery::Events { events, .. }] if events[0].sequence == 12),
+        "{overlap:?}"
+    );
+    assert_eq!(tracker.stats().duplicates, 4 + 4 + 2);
+}
+
+#[test]
+fn streams_beyond_the_limit_are_counted_until_a_source_is_forgotten() {
+    let mut tracker = Tracker::new(2);
+    accept(&mut tracker, batch(1, 1, 0, 0..1));
+    accept(&mut tracker, batch(1, 1, 1, 0..1));
+    assert_eq!(accept(&mut tracker, batch(2, 1, 0, 0..1)), []);
+    assert_eq!(tracker.stats().untracked_batches, 1);
+    tracker.forget(SourceId(1));
+    assert_eq!(accept(&mut tracker, batch(2, 1, 0, 0..1)).len(), 1);
+}
+
+#[test]
+fn a_resync_may_come_first_and_never_goes_back() {
+    let mut tracker = Tracker::default();
+    let stream = StreamId { source: SourceId(1), epoch: Epoch(3), shard: 0 };
+    assert_eq!(tracker.next_sequence(stream), None);
+    assert_eq!(tracker.resynced(stream, 10), []);
+    assert_eq!(tracker.resynced(stream, 4), []);
+    assert_eq!(tracker.next_sequence(stream), Some(10));
+    assert_eq!(accept(&mut tracker, batch(1, 3, 0, 5..10)), []);
+    let restarted = tracker.resynced(StreamId { epoch: Epoch(4), ..stream }, 2);
+    assert!(matches!(restarted[..], [Delivery::Restarted { .. }]));
+    assert_eq!(tracker.resynced(stream, 99), [], "a snapshot of an old life says nothing");
+    assert_eq!(tracker.next_sequence(StreamId { epoch: Epoch(4), ..stream }), Some(2));
+}
+
+#[test]
+fn the_largest_numbers_do_not_overflow() {
+    let mut tracker = Tracker::default();
+    let stream = StreamId { source: SourceId(1), epoch: Epoch(u64::MAX), shard: u16::MAX };
+    let last = KvEvent::new(u64::MAX - 1, EventKind::Cleared);
+    let told = accept(&mut tracker, EventBatch { stream, next_sequence: u64::MAX, events: vec![last] });
+    assert!(matches!(&told[0], Delivery::Gap { missing, .. } if *missing == (0..u64::MAX - 1)));
+    assert_eq!(tracker.next_sequence(stream), Some(u64::MAX));
+    let heartbeat = EventBatch { stream, next_sequence: u64::MAX, events: Vec::new() };
+    assert_eq!(accept(&mut tracker, heartbeat), []);
+}
