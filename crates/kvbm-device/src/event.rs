@@ -113,7 +113,7 @@ struct HostEvent {
 }
 
 impl HostEvent {
-    fn finish(&self, result: &Result<(), DeviceError>) {
+    fn finish(&self, result: Result<(), DeviceError>) {
         let previous = std::mem::replace(&mut *self.state.lock(), State::Done(result.clone()));
         self.changed.notify_all();
         // Callbacks run without the lock: they may ask this very event.
@@ -122,6 +122,7 @@ impl HostEvent {
                 call(callback, result.clone());
             }
         }
+        drop(result);
     }
 }
 
@@ -178,7 +179,7 @@ impl Completer {
     /// Completes the event and runs its callbacks on this thread.
     pub fn complete(mut self, result: Result<(), DeviceError>) {
         if let Some(event) = self.event.take() {
-            event.finish(&result);
+            event.finish(result);
         }
     }
 }
@@ -186,7 +187,7 @@ impl Completer {
 impl Drop for Completer {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
-            event.finish(&Err(DeviceError::Abandoned { what: "whoever should have completed it" }));
+            event.finish(Err(DeviceError::Abandoned { what: "whoever should have completed it" }));
         }
     }
 }

@@ -1,1 +1,53 @@
-//! kvbm-storage.
+//! Memory and files that hold KV blocks, and layouts bound to them.
+//!
+//! This crate knows how to get memory (host, page-locked, device) and slot files, who frees them, and how to address the
+//! bytes of block `n` of a layout in them. It must never know what a block stands for (no hashes, no tiers, no registry),
+//! nor move blocks on its own: streams, rings and executors do, above it.
+//!
+//! | storage | memory | made by |
+//! |---|---|---|
+//! | [`SystemStorage`] | host, aligned, huge pages on request | [`SystemAllocator`] |
+//! | [`PinnedStorage`] | host, page-locked through a device | [`PinnedAllocator`] |
+//! | [`DeviceStorage`] | device; ours, or the engine's ([`DeviceStorage::from_external`]) | [`DeviceAllocator`] |
+//! | [`DiskStorage`] | a preallocated file of fixed length | [`DiskAllocator`] |
+//!
+//! A [`BoundLayout`] is a `BlockLayout` with one place in a storage for each of its regions: blocks become addressable.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use kvbm_layout::{AxisOrder, DType, FullyContiguous, LayoutConfig};
+//! use kvbm_storage::{BoundLayout, SystemAllocator};
+//!
+//! let config = LayoutConfig::builder()
+//!     .num_blocks(8).num_layers(2).outer_dim(2).page_size(16).inner_dim(64).num_heads(4)
+//!     .dtype(DType::BF16).alignment(4096)
+//!     .build()?;
+//! let layout = Arc::new(FullyContiguous::new(config, AxisOrder::Nhd)?);
+//! let bound = BoundLayout::allocate(layout, &SystemAllocator::default())?;
+//! let fragments = bound.block_fragments(3)?;
+//! assert_eq!(fragments.len(), 1, "a contiguous block is one fragment");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod bound;
+pub mod conformance;
+mod device;
+mod disk;
+mod error;
+mod fragments;
+mod mapping;
+mod pinned;
+mod storage;
+mod system;
+
+pub use bound::{BoundLayout, RegionBinding, RegionMemory};
+pub use device::{DeviceAllocator, DeviceStorage};
+pub use disk::{DiskAllocator, DiskStorage, Preallocation};
+pub use error::StorageError;
+pub use fragments::Fragment;
+pub use pinned::{PinFallback, PinState, PinnedAllocator, PinnedStorage};
+pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, StorageKind};
+pub use system::{HugePages, PageSize, SystemAllocator, SystemStorage};
+
+// Part of this crate's signatures.
+pub use kvbm_device::{DeviceId, DeviceMemory, HostRegion};

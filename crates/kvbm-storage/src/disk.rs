@@ -1,0 +1,242 @@
+//! Files of fixed length.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::system::check_request;
+use crate::{Backing, Storage, StorageAllocator, StorageError, StorageKind};
+
+/// How the blocks of a slot file were reserved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Preallocation {
+    /// The file system has reserved them: later writes do not run out of space.
+    Reserved,
+    /// The file has its length, but blocks are found at the first write, which may fail.
+    Sparse {
+        /// Why.
+        reason: String,
+    },
+    /// The file existed already.
+    Existing,
+}
+
+/// A file of fixed length. Clones share it; it is closed with the last, and not removed.
+#[derive(Clone, Debug)]
+pub struct DiskStorage {
+    inner: Arc<SlotFile>,
+}
+
+#[derive(Debug)]
+struct SlotFile {
+    file: File,
+    path: PathBuf,
+    len: u64,
+    preallocation: Preallocation,
+}
+
+impl DiskStorage {
+    /// Creates a file of `len` bytes and reserves its space.
+    ///
+    /// # Errors
+    /// [`StorageError::Directory`], [`StorageError::Exists`], [`StorageError::NoSpace`], [`StorageError::Io`]. After an
+    /// error there is no file.
+    pub fn create(path: &Path, len: u64) -> Result<Self, StorageError> {
+        check_request(len, 1)?;
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let available = available_bytes(parent).map_err(|error| StorageError::Directory {
+            path: parent.to_owned(),
+            reason: error.to_string(),
+        })?;
+        if len > available {
+            return Err(StorageError::NoSpace { path: path.to_owned(), asked: len, available });
+        }
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(
+            |error| match error.kind() {
+                io::ErrorKind::AlreadyExists => StorageError::Exists { path: path.to_owned() },
+                _ => StorageError::Directory { path: parent.to_owned(), reason: error.to_string() },
+            },
+        )?;
+        match preallocate(&file, path, len) {
+            Ok(preallocation) => Ok(Self::new(file, path, len, preallocation)),
+            Err(error) => {
+                // The first error is the one to tell; a file that cannot be removed either is found as `Exists` later.
+                let _first_error_counts = std::fs::remove_file(path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens a file that must have `len` bytes.
+    ///
+    /// # Errors
+    /// [`StorageError::WrongLength`], [`StorageError::Io`].
+    pub fn open(path: &Path, len: u64) -> Result<Self, StorageError> {
+        check_request(len, 1)?;
+        let io = |error: &io::Error| io_error("open", path, 0, error);
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|error| io(&error))?;
+        let found = file.metadata().map_err(|error| io(&error))?.len();
+        if found != len {
+            return Err(StorageError::WrongLength { path: path.to_owned(), found, expected: len });
+        }
+        Ok(Self::new(file, path, len, Preallocation::Existing))
+    }
+
+    /// Opens the file if there is one, else creates it.
+    ///
+    /// # Errors
+    /// As [`DiskStorage::create`] and [`DiskStorage::open`].
+    pub fn open_or_create(path: &Path, len: u64) -> Result<Self, StorageError> {
+        if path.exists() { Self::open(path, len) } else { Self::create(path, len) }
+    }
+
+    fn new(file: File, path: &Path, len: u64, preallocation: Preallocation) -> Self {
+        Self { inner: Arc::new(SlotFile { file, path: path.to_owned(), len, preallocation }) }
+    }
+
+    /// The file, for rings and vectored I/O.
+    pub fn file(&self) -> &File {
+        &self.inner.file
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Length in bytes.
+    pub fn file_len(&self) -> u64 {
+        self.inner.len
+    }
+
+    /// How its space was reserved.
+    pub fn preallocation(&self) -> &Preallocation {
+        &self.inner.preallocation
+    }
+
+    /// Makes all data written so far durable.
+    ///
+    /// # Errors
+    /// [`StorageError::Io`].
+    pub fn sync_data(&self) -> Result<(), StorageError> {
+        self.inner.file.sync_data().map_err(|error| io_error("fdatasync", self.path(), 0, &error))
+    }
+
+    pub(crate) fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
+        let read = self.inner.file.read_exact_at(into, offset);
+        read.map_err(|error| io_error("read", self.path(), offset, &error))
+    }
+
+    pub(crate) fn write_all_at(&self, offset: u64, bytes: &[u8]) -> Result<(), StorageError> {
+        let written = self.inner.file.write_all_at(bytes, offset);
+        written.map_err(|error| write_error(self.path(), offset, bytes.len() as u64, &error))
+    }
+}
+
+impl Storage for DiskStorage {
+    fn kind(&self) -> StorageKind {
+        StorageKind::Disk
+    }
+
+    fn backing(&self) -> Backing<'_> {
+        Backing::File(self)
+    }
+
+    /// A file starts at offset 0, which is aligned to everything.
+    fn alignment(&self) -> u64 {
+        1 << 30
+    }
+}
+
+impl AsFd for DiskStorage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.file.as_fd()
+    }
+}
+
+impl AsRawFd for DiskStorage {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.file.as_raw_fd()
+    }
+}
+
+fn io_error(operation: &'static str, path: &Path, offset: u64, error: &io::Error) -> StorageError {
+    StorageError::Io { operation, path: path.to_owned(), offset, reason: error.to_string() }
+}
+
+fn write_error(path: &Path, offset: u64, asked: u64, error: &io::Error) -> StorageError {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => no_space(path, asked),
+        _ => io_error("write", path, offset, error),
+    }
+}
+
+fn no_space(path: &Path, asked: u64) -> StorageError {
+    let available = available_bytes(path).unwrap_or(0);
+    StorageError::NoSpace { path: path.to_owned(), asked, available }
+}
+
+/// Reserves the blocks of a new file, or at least sets its length where the file system cannot reserve.
+fn preallocate(file: &File, path: &Path, len: u64) -> Result<Preallocation, StorageError> {
+    let Ok(length) = libc::off_t::try_from(len) else {
+        return Err(StorageError::Invalid { what: "length", value: len, rule: "it must fit a file offset" });
+    };
+    // SAFETY: a plain call on an open descriptor.
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
+        return Ok(Preallocation::Reserved);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => Err(no_space(path, len)),
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
+            file.set_len(len).map_err(|error| write_error(path, 0, len, &error))?;
+            Ok(Preallocation::Sparse { reason: format!("fallocate: {error}") })
+        }
+        _ => Err(io_error("fallocate", path, 0, &error)),
+    }
+}
+
+/// Bytes that this user may still write on the file system of `path`.
+fn available_bytes(path: &Path) -> io::Result<u64> {
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `name` is NUL-terminated and `stat` is a place for the result.
+    if unsafe { libc::statvfs(name.as_ptr(), stat.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `statvfs` has filled it in.
+    let stat = unsafe { stat.assume_init() };
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Makes [`DiskStorage`] in one directory: `NAME-0.slots`, `NAME-1.slots`, and so on.
+#[derive(Debug)]
+pub struct DiskAllocator {
+    directory: PathBuf,
+    name: String,
+    next: AtomicU64,
+}
+
+impl DiskAllocator {
+    /// Creates files in `directory`, which must exist, and refuses to overwrite any.
+    pub fn new(directory: impl Into<PathBuf>, name: impl Into<String>) -> Self {
+        Self { directory: directory.into(), name: name.into(), next: AtomicU64::new(0) }
+    }
+}
+
+impl StorageAllocator for DiskAllocator {
+    fn allocate(&self, len: u64, alignment: u64) -> Result<Arc<dyn Storage>, StorageError> {
+        check_request(len, alignment)?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("{}-{number}.slots", self.name));
+        Ok(Arc::new(DiskStorage::create(&path, len)?))
+    }
+}

@@ -1,0 +1,80 @@
+//! Anonymous memory of the system: all `unsafe` around `mmap` of this crate.
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use kvbm_device::HostRegion;
+
+/// Smallest page of the systems we run on; every mapping is aligned to at least this.
+pub(crate) const BASE_PAGE: u64 = 4096;
+
+/// Size of a (default) huge page.
+pub(crate) const HUGE_PAGE: u64 = 2 << 20;
+
+/// Zeroed private memory, unmapped on drop.
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: a shared reference offers nothing but dropping; the bytes are reached through a `HostRegion`.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map` and is unmapped only here, when no region that holds this owner is left.
+        let _always_ours = unsafe { libc::munmap(self.start.as_ptr().cast::<c_void>(), self.len) };
+    }
+}
+
+/// `len` zeroed bytes at an address aligned to `alignment` (a power of two).
+pub(crate) fn map(len: u64, alignment: u64) -> io::Result<HostRegion> {
+    let slack = if alignment > BASE_PAGE { alignment } else { 0 };
+    let bytes = len.next_multiple_of(BASE_PAGE).checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
+    let mapping = anonymous(bytes, 0)?;
+    // Alignment is a number here: under Miri `align_offset` may refuse to answer.
+    let gap = mapping.start.addr().get() as u64;
+    let gap = gap.next_multiple_of(alignment) - gap;
+    Ok(region(mapping, gap, len))
+}
+
+/// `len` zeroed bytes (a multiple of the huge page) of explicit huge pages.
+pub(crate) fn map_huge(len: u64) -> io::Result<HostRegion> {
+    Ok(region(anonymous(len, libc::MAP_HUGETLB)?, 0, len))
+}
+
+/// Asks for transparent huge pages. `Ok` tells that the system will try, not that it did.
+pub(crate) fn advise_huge(region: &HostRegion) -> io::Result<()> {
+    let start = region.as_ptr().cast::<c_void>();
+    // SAFETY: the region is mapped by us and page-aligned; the advice changes no byte.
+    match unsafe { libc::madvise(start, region.len() as usize, libc::MADV_HUGEPAGE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn anonymous(len: u64, extra_flags: i32) -> io::Result<Mapping> {
+    let len = usize::try_from(len).ok().filter(|len| isize::try_from(*len).is_ok());
+    let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags;
+    // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+    match NonNull::new(start.cast::<u8>()) {
+        Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { start, len }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The part of a mapping that is handed out; `gap + len` is within it.
+fn region(mapping: Mapping, gap: u64, len: u64) -> HostRegion {
+    debug_assert!(gap + len <= mapping.len as u64);
+    // SAFETY: `gap` is less than the slack that was mapped beyond `len`.
+    let start = unsafe { mapping.start.add(gap as usize) };
+    // SAFETY: the range is mapped readable and writable until the owner drops it, and nobody else knows its address.
+    unsafe { HostRegion::new(start, len as usize, Arc::new(mapping)) }
+}

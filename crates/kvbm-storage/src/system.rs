@@ -1,0 +1,139 @@
+//! Host memory.
+
+use std::sync::Arc;
+
+use kvbm_device::HostRegion;
+
+use crate::mapping::{self, BASE_PAGE, HUGE_PAGE};
+use crate::{Backing, Storage, StorageAllocator, StorageError, StorageKind};
+
+/// Whether to use huge pages, which save TLB misses on pools of gigabytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Ordinary pages.
+    #[default]
+    No,
+    /// Explicit huge pages if some are reserved, else transparent ones, else ordinary ones. The storage says which.
+    Try,
+    /// Explicit huge pages or an error.
+    Require,
+}
+
+/// The pages behind a [`SystemStorage`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PageSize {
+    /// Ordinary pages, as asked.
+    Base,
+    /// Ordinary pages that the system was asked to merge into huge ones.
+    Transparent {
+        /// Why there are no explicit ones.
+        reason: String,
+    },
+    /// Explicit huge pages.
+    Huge,
+    /// Ordinary pages, although huge ones were asked for.
+    Fallback {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Zeroed host memory.
+#[derive(Debug)]
+pub struct SystemStorage {
+    region: HostRegion,
+    alignment: u64,
+    pages: PageSize,
+}
+
+impl SystemStorage {
+    /// `len` zeroed bytes aligned to `alignment` (a power of two; raised to a page).
+    ///
+    /// # Errors
+    /// [`StorageError::Invalid`], [`StorageError::OutOfMemory`], [`StorageError::NoHugePages`].
+    pub fn new(len: u64, alignment: u64, huge_pages: HugePages) -> Result<Self, StorageError> {
+        check_request(len, alignment)?;
+        let alignment = alignment.max(BASE_PAGE);
+        if huge_pages == HugePages::No {
+            let region = base_pages(len, alignment)?;
+            return Ok(Self { region, alignment, pages: PageSize::Base });
+        }
+        let reason = match explicit_huge_pages(len, alignment) {
+            Ok(region) => return Ok(Self { region, alignment: HUGE_PAGE, pages: PageSize::Huge }),
+            Err(reason) if huge_pages == HugePages::Require => {
+                return Err(StorageError::NoHugePages { asked: len, reason });
+            }
+            Err(reason) => reason,
+        };
+        let alignment = if len >= HUGE_PAGE { alignment.max(HUGE_PAGE) } else { alignment };
+        let region = base_pages(len, alignment)?;
+        let pages = match mapping::advise_huge(&region) {
+            Ok(()) => PageSize::Transparent { reason },
+            Err(error) => PageSize::Fallback { reason: format!("{reason}; transparent: {error}") },
+        };
+        Ok(Self { region, alignment, pages })
+    }
+
+    /// The pages it got.
+    pub fn pages(&self) -> &PageSize {
+        &self.pages
+    }
+
+    /// The memory.
+    pub fn region(&self) -> &HostRegion {
+        &self.region
+    }
+}
+
+impl Storage for SystemStorage {
+    fn kind(&self) -> StorageKind {
+        StorageKind::System
+    }
+
+    fn backing(&self) -> Backing<'_> {
+        Backing::Host(&self.region)
+    }
+
+    fn alignment(&self) -> u64 {
+        self.alignment
+    }
+}
+
+/// Rules of every allocation.
+pub(crate) fn check_request(len: u64, alignment: u64) -> Result<(), StorageError> {
+    if len == 0 || i64::try_from(len).is_err() {
+        let rule = "a storage has at least one byte and at most 2^63 - 1";
+        return Err(StorageError::Invalid { what: "length", value: len, rule });
+    }
+    if !alignment.is_power_of_two() || alignment > 1 << 30 {
+        let rule = "an alignment is a power of two of at most 1 GiB";
+        return Err(StorageError::Invalid { what: "alignment", value: alignment, rule });
+    }
+    Ok(())
+}
+
+fn base_pages(len: u64, alignment: u64) -> Result<HostRegion, StorageError> {
+    mapping::map(len, alignment)
+        .map_err(|error| StorageError::OutOfMemory { asked: len, reason: error.to_string() })
+}
+
+fn explicit_huge_pages(len: u64, alignment: u64) -> Result<HostRegion, String> {
+    if alignment > HUGE_PAGE {
+        return Err(format!("an alignment of {alignment} bytes is more than a huge page has"));
+    }
+    let whole = mapping::map_huge(len.next_multiple_of(HUGE_PAGE)).map_err(|error| error.to_string())?;
+    whole.slice(0, len).map_err(|error| error.to_string())
+}
+
+/// Makes [`SystemStorage`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemAllocator {
+    /// Whether to use huge pages.
+    pub huge_pages: HugePages,
+}
+
+impl StorageAllocator for SystemAllocator {
+    fn allocate(&self, len: u64, alignment: u64) -> Result<Arc<dyn Storage>, StorageError> {
+        Ok(Arc::new(SystemStorage::new(len, alignment, self.huge_pages)?))
+    }
+}
