@@ -32,7 +32,8 @@ impl FullyContiguous {
         let what = "one block";
         let layers = u64::from(config.num_layers);
         let block_bytes = arith::product(what, &[layers, config.layer_bytes()])?;
-        let block_stride = arith::align_up(what, block_bytes, config.alignment)?;
+        // Keys and values are a multiple of the element width anyway; odd planes must not misalign the next block.
+        let block_stride = arith::align_up(what, block_bytes, Geometry::region_alignment(&config))?;
         let bytes = arith::product("the layout", &[block_stride, u64::from(config.num_blocks)])?;
 
         let mut cells = kv_cells(&config, order)?;
@@ -59,11 +60,6 @@ impl FullyContiguous {
     /// Payload bytes of one layer of a block: `layer_stride` of the formula above.
     pub fn layer_stride(&self) -> u64 {
         self.geometry.config.layer_bytes()
-    }
-
-    #[allow(dead_code)]
-    pub(crate) fn geometry(&self) -> &Geometry {
-        &self.geometry
     }
 }
 

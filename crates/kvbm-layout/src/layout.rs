@@ -120,6 +120,15 @@ pub enum Cell {
     Plane(u32),
 }
 
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kv(outer) => write!(f, "outer {outer}"),
+            Self::Plane(plane) => write!(f, "plane {plane}"),
+        }
+    }
+}
+
 /// Where one cell lies, for all blocks.
 ///
 /// Element (block, token, head, element) starts at byte
@@ -268,7 +277,7 @@ pub enum LayoutError {
 /// How the bytes of blocks lie in regions.
 ///
 /// Implementers give the five required methods; elements must not overlap and must lie inside the regions.
-/// The `conformance` module checks that.
+/// [`conformance`](crate::conformance) checks that.
 pub trait BlockLayout: fmt::Debug + Send + Sync {
     /// The shape; has passed [`LayoutConfig::validate`].
     fn config(&self) -> &LayoutConfig;

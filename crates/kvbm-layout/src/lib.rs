@@ -35,16 +35,30 @@
 
 mod arith;
 mod config;
+pub mod conformance;
 mod contiguous;
 mod dtype;
+mod engine_order;
 mod geometry;
+mod layer_separate;
 mod layout;
+mod overlap;
+mod plan;
+mod slice;
+mod strided;
 
 pub use config::{ConfigError, LayoutConfig, LayoutConfigBuilder, OpaquePlane};
 pub use contiguous::FullyContiguous;
 pub use dtype::{DType, UnknownDType};
+pub use engine_order::{EngineAxis, EngineOrder, UnknownEngineOrder};
 pub use geometry::CellStrides;
+pub use layer_separate::LayerSeparate;
 pub use layout::{
     AxisOrder, BlockLayout, BlockView, Cell, CellView, ContiguousBlock, InnerOrder, LayoutError, LayoutType,
     OuterPlacement, RegionSpec, UnknownAxisOrder,
 };
+pub use plan::{
+    CopyPlan, Dim, Fragment, FragmentList, Fragments, MAX_FRAGMENTS, PlanError, Run, Runs, Segment, Side,
+};
+pub use slice::{HeadSlice, Planes, RankSlice, Replication, Selection, SliceError, Span, slice_for_rank};
+pub use strided::{EngineRegions, StridedLayout};
