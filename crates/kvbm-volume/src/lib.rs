@@ -1,1 +1,49 @@
-//! kvbm-volume.
+//! G4: KV blocks in blob stores.
+//!
+//! A *volume* keeps blobs by key: [`Volume::get`], [`put`](Volume::put), [`exists`](Volume::exists) and
+//! [`delete`](Volume::delete), all in batches with a deadline. Volumes are made, mounted and formatted by whoever owns
+//! them; a [`VolumeRegistry`] makes them known by descriptor and forgets them again.
+//!
+//! This crate knows keys, objects and their headers. It must never know which blocks are worth keeping, where else they
+//! lie, or how a block's bytes are laid out; it never mounts, formats or creates a store.
+//!
+//! What comes back from a volume is untrusted: every object names its key, length and checksum, and is checked before its
+//! bytes are used. A missing or damaged object is an error for which [`VolumeError::is_miss`] holds: recompute the block.
+//!
+//! ```
+//! use std::time::{Duration, Instant};
+//! use kvbm_plan::{GroupId, SequenceHash, VolumeId};
+//! use kvbm_tokens::NamespaceTag;
+//! use kvbm_volume::{BlobKey, BlobSlice, PutRequest, VolumeDescriptor, VolumeExt, VolumeRegistry};
+//!
+//! let registry = VolumeRegistry::new();
+//! let volume = registry.register_volume(VolumeDescriptor::new(VolumeId(1), "memory:"))?;
+//! let key = BlobKey {
+//!     namespace: NamespaceTag::from_bytes([1; 16]),
+//!     group: GroupId(0),
+//!     hash: SequenceHash::from_bytes([2; 16]),
+//!     slice: BlobSlice { first_layer: 0, num_layers: 32, first_head: 0, num_heads: 8 },
+//! };
+//! let deadline = Instant::now() + Duration::from_secs(1);
+//! volume.put_one(&key, b"keys and values", deadline)?;
+//! assert_eq!(volume.get_one(&key, 15, deadline)?, b"keys and values");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+mod directory;
+mod error;
+mod key;
+mod memory;
+mod object;
+mod registry;
+mod volume;
+
+pub use directory::DirectoryVolume;
+pub use error::{Corruption, RegistryError, VolumeError};
+pub use key::{BlobKey, BlobSlice};
+pub use memory::MemoryVolume;
+pub use object::{HEADER_BYTES, MAX_ALIGNMENT};
+pub use registry::{OpenVolume, VolumeRegistry};
+pub use volume::{GetRequest, PutRequest, Volume, VolumeDescriptor, VolumeExt};

@@ -1,0 +1,252 @@
+//! What every volume must do. Run [`check`] in the tests of an implementation.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvbm_plan::{GroupId, SequenceHash, VolumeId};
+use kvbm_tokens::NamespaceTag;
+
+use crate::{BlobKey, BlobSlice, GetRequest, PutRequest, Volume, VolumeDescriptor, VolumeError, VolumeExt};
+
+/// An implementation under test.
+pub trait Subject {
+    /// A new volume without objects, of this descriptor; its URI is the subject's to replace.
+    fn open(&self, descriptor: VolumeDescriptor) -> Arc<dyn Volume>;
+
+    /// Changes an object's stored bytes behind the volume's back; `false` where the store cannot be reached so.
+    fn tamper(&self, key: &BlobKey, change: &mut dyn FnMut(&mut Vec<u8>)) -> bool;
+}
+
+/// Runs the whole suite.
+///
+/// # Panics
+/// When the volume breaks the contract.
+pub fn check(subject: &dyn Subject) {
+    payloads_round_trip(subject);
+    keys_are_apart(subject);
+    batches_fail_one_by_one(subject);
+    objects_are_replaced_and_deleted(subject);
+    lengths_are_checked(subject);
+    deadlines_are_kept(subject);
+    capacity_is_kept(subject);
+    concurrent_puts_leave_a_whole_object(subject);
+    damage_is_found(subject);
+}
+
+fn key(number: u8) -> BlobKey {
+    BlobKey {
+        namespace: NamespaceTag::from_bytes([0xf0; 16]),
+        group: GroupId(0),
+        hash: SequenceHash::from_bytes([number; 16]),
+        slice: BlobSlice { first_layer: 0, num_layers: 2, first_head: 0, num_heads: 1 },
+    }
+}
+
+fn payload(seed: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i.wrapping_mul(31).wrapping_add(seed * 17) % 251) as u8).collect()
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn descriptor() -> VolumeDescriptor {
+    VolumeDescriptor::new(VolumeId(7), "")
+}
+
+fn must<T>(result: Result<T, VolumeError>) -> T {
+    result.unwrap_or_else(|error| panic!("the operation must succeed: {error}"))
+}
+
+fn payloads_round_trip(subject: &dyn Subject) {
+    for alignment in [1, 4096] {
+        let volume = subject.open(VolumeDescriptor { alignment, ..descriptor() });
+        for (number, length) in [0, 1, 7, 4095, 4096, 4097, 300_000].into_iter().enumerate() {
+            let bytes = payload(number, length);
+            let (a, b) = bytes.split_at(length / 3);
+            let request = PutRequest { key: key(number as u8), pieces: vec![a, &[], b] };
+            volume.put(&[request], soon()).into_iter().for_each(must);
+
+            let mut read = vec![0; length];
+            let (a, b) = read.split_at_mut(length / 2);
+            let request = GetRequest { key: key(number as u8), pieces: vec![a, b, &mut []] };
+            volume.get(&mut [request], soon()).into_iter().for_each(must);
+            assert_eq!(read, bytes, "{length} bytes at alignment {alignment}");
+        }
+    }
+}
+
+fn keys_are_apart(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    let base = key(1);
+    let slice = base.slice;
+    let keys = [
+        base,
+        BlobKey { namespace: NamespaceTag::from_bytes([0xf1; 16]), ..base },
+        BlobKey { group: GroupId(1), ..base },
+        key(2),
+        BlobKey { slice: BlobSlice { first_layer: 1, ..slice }, ..base },
+        BlobKey { slice: BlobSlice { num_layers: 1, ..slice }, ..base },
+        BlobKey { slice: BlobSlice { first_head: 1, ..slice }, ..base },
+        BlobKey { slice: BlobSlice { num_heads: 2, ..slice }, ..base },
+        BlobKey { slice: BlobSlice { first_layer: u32::MAX, ..slice }, group: GroupId(u16::MAX), ..base },
+    ];
+    for (i, key) in keys.iter().enumerate() {
+        must(volume.put_one(key, &payload(i, 100), soon()));
+    }
+    for (i, key) in keys.iter().enumerate() {
+        assert_eq!(must(volume.get_one(key, 100, soon())), payload(i, 100), "{key}");
+    }
+}
+
+fn batches_fail_one_by_one(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    let puts: Vec<Vec<u8>> = (0..5).map(|i| payload(i, 64)).collect();
+    let requests: Vec<PutRequest<'_>> =
+        [0, 2, 4].map(|i| PutRequest { key: key(i), pieces: vec![&puts[usize::from(i)]] }).into();
+    let results = volume.put(&requests, soon());
+    assert_eq!(results.len(), 3);
+    results.into_iter().for_each(must);
+
+    let mut buffers = vec![vec![0; 64]; 5];
+    let mut gets: Vec<GetRequest<'_>> = buffers
+        .iter_mut()
+        .zip(0..)
+        .map(|(buffer, i)| GetRequest { key: key(i), pieces: vec![buffer] })
+        .collect();
+    let results = volume.get(&mut gets, soon());
+    assert_eq!(results.len(), 5);
+    for (i, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(()) => assert!(i % 2 == 0, "object {i} was never put"),
+            Err(error) => {
+                assert!(i % 2 == 1 && matches!(error, VolumeError::NotFound { .. }), "{i}: {error}");
+                assert!(error.is_miss() && !error.is_corrupt());
+            }
+        }
+    }
+    for i in [0, 2, 4] {
+        assert_eq!(buffers[i], puts[i]);
+    }
+    let keys: Vec<BlobKey> = (0..5).map(key).collect();
+    let found: Vec<bool> = volume.exists(&keys, soon()).into_iter().map(must).collect();
+    assert_eq!(found, [true, false, true, false, true]);
+    assert!(volume.get(&mut [], soon()).is_empty() && volume.put(&[], soon()).is_empty());
+}
+
+fn objects_are_replaced_and_deleted(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    must(volume.put_one(&key(1), &payload(1, 500), soon()));
+    must(volume.put_one(&key(1), &payload(1, 500), soon()));
+    must(volume.put_one(&key(1), &payload(2, 300), soon()));
+    assert_eq!(must(volume.get_one(&key(1), 300, soon())), payload(2, 300));
+
+    let deleted: Vec<bool> = volume.delete(&[key(1), key(2), key(1)], soon()).into_iter().map(must).collect();
+    assert_eq!(deleted, [true, false, false]);
+    assert!(matches!(volume.get_one(&key(1), 300, soon()), Err(VolumeError::NotFound { .. })));
+}
+
+fn lengths_are_checked(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    must(volume.put_one(&key(1), &payload(1, 500), soon()));
+    for asked in [0, 499, 501] {
+        let error = volume.get_one(&key(1), asked, soon()).err();
+        let error = error.unwrap_or_else(|| panic!("500 bytes must not be served as {asked}"));
+        assert!(matches!(error, VolumeError::LengthMismatch { stored: 500, .. }), "{error}");
+        assert!(error.is_miss());
+    }
+}
+
+fn deadlines_are_kept(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    must(volume.put_one(&key(1), &payload(1, 10), soon()));
+    let past = Instant::now();
+    let expired = |error: VolumeError, operation: &str| {
+        assert!(matches!(error, VolumeError::DeadlineExceeded { .. }), "{error}");
+        assert!(error.to_string().contains(operation) && !error.is_miss(), "{error}");
+    };
+    let none = "an operation after its deadline must not succeed";
+    expired(volume.get_one(&key(1), 10, past).expect_err(none), "get");
+    expired(volume.put_one(&key(2), b"late", past).expect_err(none), "put");
+    for result in volume.exists(&[key(1), key(2)], past) {
+        expired(result.expect_err(none), "exists");
+    }
+    for result in volume.delete(&[key(1)], past) {
+        expired(result.expect_err(none), "delete");
+    }
+    let found: Vec<bool> = volume.exists(&[key(1), key(2)], soon()).into_iter().map(must).collect();
+    assert_eq!(found, [true, false]);
+}
+
+fn capacity_is_kept(subject: &dyn Subject) {
+    let volume = subject.open(VolumeDescriptor { capacity_bytes: Some(10_000), ..descriptor() });
+    let used =
+        || volume.used_bytes().unwrap_or_else(|| panic!("a volume with a capacity must count its bytes"));
+    assert_eq!(used(), 0);
+    must(volume.put_one(&key(1), &payload(1, 6_000), soon()));
+    assert!((6_000..7_000).contains(&used()), "{}", used());
+    let error = volume.put_one(&key(2), &payload(2, 6_000), soon()).err();
+    assert!(matches!(error, Some(VolumeError::Full { needed: 6_000.., free: ..4_000, .. })), "{error:?}");
+    // A full volume still takes the same object again, and smaller ones.
+    must(volume.put_one(&key(1), &payload(1, 6_000), soon()));
+    must(volume.put_one(&key(3), &payload(3, 2_000), soon()));
+    volume.delete(&[key(1), key(3)], soon()).into_iter().for_each(|deleted| assert!(must(deleted)));
+    assert_eq!(used(), 0);
+    must(volume.put_one(&key(2), &payload(2, 6_000), soon()));
+}
+
+fn concurrent_puts_leave_a_whole_object(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    must(volume.put_one(&key(1), &payload(0, 5_000), soon()));
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let volume = &volume;
+            scope.spawn(move || {
+                for _ in 0..10 {
+                    must(volume.put_one(&key(1), &payload(seed, 5_000), soon()));
+                    let read = must(volume.get_one(&key(1), 5_000, soon()));
+                    assert!((0..4).any(|seed| read == payload(seed, 5_000)), "a mixture of two objects");
+                }
+            });
+        }
+    });
+    assert!(must(volume.get_one(&key(1), 5_000, soon())).len() == 5_000);
+}
+
+fn damage_is_found(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    let write = |number| must(volume.put_one(&key(number), &payload(usize::from(number), 1_000), soon()));
+    write(1);
+    if !subject.tamper(&key(1), &mut |_| {}) {
+        return;
+    }
+    let damaged = |what: &str| {
+        let error = volume.get_one(&key(1), 1_000, soon()).err();
+        let error = error.unwrap_or_else(|| panic!("{what}: served"));
+        assert!(error.is_corrupt() && error.is_miss(), "{what}: {error}");
+        assert!(error.to_string().contains(&key(1).to_string()), "{error}");
+    };
+    for length in [0, 1, 87, 88, 500, 1_087, 1_089, 5_000] {
+        write(1);
+        subject.tamper(&key(1), &mut |object| object.resize(length, 0));
+        damaged("a cut or grown object");
+    }
+    for place in (0..1_088).step_by(13) {
+        write(1);
+        subject.tamper(&key(1), &mut |object| object[place] ^= 0x10);
+        damaged("a flipped bit");
+    }
+    // Another block's object in this one's place, whole and sound.
+    write(1);
+    write(2);
+    let mut other = Vec::new();
+    subject.tamper(&key(2), &mut |object| other.clone_from(object));
+    subject.tamper(&key(1), &mut |object| object.clone_from(&other));
+    damaged("a swapped object");
+    // Another block's payload under this one's header.
+    write(1);
+    subject.tamper(&key(1), &mut |object| object[88..].copy_from_slice(&other[88..]));
+    damaged("a swapped payload");
+    write(1);
+    assert_eq!(must(volume.get_one(&key(1), 1_000, soon())), payload(1, 1_000), "a new put heals");
+}

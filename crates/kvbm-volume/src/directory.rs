@@ -1,0 +1,263 @@
+//! A volume in a directory: a local disk, or a network file system that somebody mounted.
+
+use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::memory::check_length;
+use crate::object::{HEADER_BYTES, Header};
+use crate::volume::until;
+use crate::{
+    BlobKey, Corruption, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor, VolumeError,
+};
+
+/// Where objects are written before they are complete.
+const TEMPORARY: &str = ".incomplete";
+
+/// Objects as files below a directory that exists already: `file:///path`.
+///
+/// An object is written beside its place, synced, and renamed, and its folder is synced: after a crash it is there whole or
+/// not at all. Several processes may share the directory. The capacity counts what this process found at
+/// [`open`](Self::open) and did since; two concurrent puts of one new object are counted twice until the next opening.
+#[derive(Debug)]
+pub struct DirectoryVolume {
+    descriptor: VolumeDescriptor,
+    root: PathBuf,
+    used_bytes: AtomicU64,
+    /// A random number, for the names of unfinished files: writers on several machines may share the directory.
+    writer: u64,
+    next_temporary: AtomicU64,
+}
+
+impl DirectoryVolume {
+    /// Opens the directory that the descriptor's URI names (`file:///path`, or just a path).
+    pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
+        descriptor.validate()?;
+        let path = descriptor.uri.strip_prefix("file://").unwrap_or(&descriptor.uri);
+        let root = PathBuf::from(path);
+        let open = || {
+            if !fs::metadata(&root)?.is_dir() {
+                return Err(io::Error::from(io::ErrorKind::NotADirectory));
+            }
+            create_folder(&root, &root.join(TEMPORARY))?;
+            if descriptor.capacity_bytes.is_some() { bytes_below(&root) } else { Ok(0) }
+        };
+        match open() {
+            Ok(used) => Ok(Self {
+                root,
+                used_bytes: AtomicU64::new(used),
+                writer: RandomState::new().build_hasher().finish(),
+                next_temporary: AtomicU64::new(0),
+                descriptor,
+            }),
+            Err(source) => Err(RegistryError::Open { id: descriptor.id, uri: descriptor.uri, source }),
+        }
+    }
+
+    /// The file of an object: for tools, and for failure tests.
+    pub fn object_file(&self, key: &BlobKey) -> PathBuf {
+        self.root.join(key.object_path())
+    }
+
+    /// Deletes unfinished files of crashed writers that are older than `age`; gives their number.
+    ///
+    /// `age` must be longer than any put takes: other processes may be writing.
+    pub fn remove_unfinished(&self, age: Duration, now: SystemTime) -> io::Result<u64> {
+        let mut removed = 0;
+        for entry in fs::read_dir(self.root.join(TEMPORARY))? {
+            let entry = entry?;
+            let modified = entry.metadata()?.modified()?;
+            if now.duration_since(modified).is_ok_and(|since| since > age) {
+                fs::remove_file(entry.path())?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    fn get_object(&self, request: &mut GetRequest<'_>) -> Result<(), VolumeError> {
+        let volume = self.descriptor.id;
+        let key = request.key;
+        let io_error = |source| self.io_error("get", key, source);
+        let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
+        let mut file = File::open(self.object_file(&key)).map_err(io_error)?;
+        let length = file.metadata().map_err(io_error)?.len();
+        if length < HEADER_BYTES as u64 {
+            return Err(corrupt(Corruption::NoHeader(length)));
+        }
+        // The file may have been cut since: an early end is damage too.
+        let cut = |source: io::Error| match source.kind() {
+            io::ErrorKind::UnexpectedEof => corrupt(Corruption::Cut),
+            _ => io_error(source),
+        };
+        let mut head = [0; HEADER_BYTES];
+        file.read_exact(&mut head).map_err(cut)?;
+        let header = Header::decode(&head, &key, length).map_err(corrupt)?;
+        check_length(volume, &header, request)?;
+        file.seek(SeekFrom::Start(u64::from(header.payload_offset))).map_err(io_error)?;
+        for piece in &mut request.pieces {
+            file.read_exact(piece).map_err(cut)?;
+        }
+        header.verify(request.pieces.iter().map(|piece| &**piece)).map_err(corrupt)
+    }
+
+    fn put_object(&self, request: &PutRequest<'_>) -> Result<(), VolumeError> {
+        let header = Header::new(request.key, self.descriptor.alignment, &request.pieces);
+        let io_error = |source| self.io_error("put", request.key, source);
+        let path = self.object_file(&request.key);
+        let replaced = fs::metadata(&path).map_or(0, |old| old.len());
+        self.reserve(header.object_length(), replaced)?;
+
+        let temporary = self.temporary_file();
+        let written =
+            write_synced(&temporary, &header, &request.pieces).and_then(|()| self.place(&temporary, &path));
+        if written.is_err() {
+            self.used_bytes.fetch_sub(header.object_length(), Ordering::Relaxed);
+            // It may not even exist, and the write's error is the one to report.
+            let _ = fs::remove_file(&temporary);
+        } else {
+            saturating_sub(&self.used_bytes, replaced);
+        }
+        written.map_err(io_error)
+    }
+
+    /// Counts `needed` bytes in, or says that there is no room; `replaced` bytes will become free.
+    fn reserve(&self, needed: u64, replaced: u64) -> Result<(), VolumeError> {
+        let capacity = self.descriptor.capacity_bytes.unwrap_or(u64::MAX);
+        let add = |used: u64| {
+            let after = used.checked_add(needed)?;
+            (after.saturating_sub(replaced) <= capacity).then_some(after)
+        };
+        let reserved = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        reserved.map(drop).map_err(|used| VolumeError::Full {
+            volume: self.descriptor.id,
+            needed,
+            free: capacity.saturating_sub(used.saturating_sub(replaced)),
+        })
+    }
+
+    fn temporary_file(&self) -> PathBuf {
+        let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
+        self.root.join(TEMPORARY).join(format!("{:016x}-{number}", self.writer))
+    }
+
+    fn place(&self, temporary: &Path, path: &Path) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(&self.root);
+        if !folder.is_dir() {
+            create_folder(&self.root, folder)?;
+        }
+        fs::rename(temporary, path)?;
+        File::open(folder)?.sync_all()
+    }
+
+    fn delete_object(&self, key: &BlobKey) -> Result<bool, VolumeError> {
+        let path = self.object_file(key);
+        let removed = fs::metadata(&path).and_then(|old| fs::remove_file(&path).map(|()| old.len()));
+        match removed {
+            Ok(length) => {
+                saturating_sub(&self.used_bytes, length);
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.io_error("delete", *key, error)),
+        }
+    }
+
+    fn io_error(&self, operation: &'static str, key: BlobKey, source: io::Error) -> VolumeError {
+        let volume = self.descriptor.id;
+        if operation == "get" && source.kind() == io::ErrorKind::NotFound {
+            return VolumeError::NotFound { volume, key };
+        }
+        VolumeError::Io { volume, operation, key, source }
+    }
+
+    fn expired(&self, operation: &'static str, key: BlobKey) -> VolumeError {
+        VolumeError::DeadlineExceeded { volume: self.descriptor.id, operation, key }
+    }
+}
+
+impl Volume for DirectoryVolume {
+    fn descriptor(&self) -> &VolumeDescriptor {
+        &self.descriptor
+    }
+
+    fn get(&self, requests: &mut [GetRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
+        until(
+            requests,
+            deadline,
+            |request| self.expired("get", request.key),
+            |request| self.get_object(request),
+        )
+    }
+
+    fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
+        until(
+            requests,
+            deadline,
+            |request| self.expired("put", request.key),
+            |request| self.put_object(request),
+        )
+    }
+
+    fn exists(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
+        let exists = |key: &BlobKey| {
+            let found = self.object_file(key).try_exists();
+            found.map_err(|source| self.io_error("exists", *key, source))
+        };
+        until(keys, deadline, |key| self.expired("exists", **key), exists)
+    }
+
+    fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
+        until(keys, deadline, |key| self.expired("delete", **key), |key| self.delete_object(key))
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        self.descriptor.capacity_bytes.map(|_| self.used_bytes.load(Ordering::Relaxed))
+    }
+}
+
+fn write_synced(path: &Path, header: &Header, pieces: &[&[u8]]) -> io::Result<()> {
+    let mut file = File::create_new(path)?;
+    file.write_all(&header.encode())?;
+    for piece in pieces {
+        file.write_all(piece)?;
+    }
+    file.sync_all()
+}
+
+/// Creates `folder` below `root` and makes the new names durable.
+fn create_folder(root: &Path, folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for parent in folder.ancestors().skip(1).take_while(|parent| parent.starts_with(root)) {
+        File::open(parent)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// Bytes of all files below `folder`. Files that vanish meanwhile do not count.
+fn bytes_below(folder: &Path) -> io::Result<u64> {
+    let mut bytes = 0;
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            match entry.metadata() {
+                Ok(found) if found.is_dir() => folders.push(entry.path()),
+                Ok(found) => bytes += found.len(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Other processes may have written what we delete, so the count may be below it.
+fn saturating_sub(counter: &AtomicU64, bytes: u64) {
+    // The closure never gives None, so the update cannot fail.
+    let _ =
+        counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| Some(used.saturating_sub(bytes)));
+}

@@ -1,0 +1,192 @@
+//! What can go wrong, and what to do then.
+
+use std::io;
+
+use kvbm_plan::VolumeId;
+
+use crate::BlobKey;
+
+/// Why one blob of a batch could not be got, put, asked for or deleted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeError {
+    /// No such object. A miss: recompute the block.
+    #[error("volume {volume}: no object {key}")]
+    NotFound {
+        /// The volume.
+        volume: VolumeId,
+        /// The object.
+        key: BlobKey,
+    },
+    /// The object is damaged or is another one. A miss: recompute the block, and delete the object.
+    #[error("volume {volume}: object {key} is corrupt ({reason}); treat it as a miss and delete it")]
+    Corrupt {
+        /// The volume.
+        volume: VolumeId,
+        /// The object.
+        key: BlobKey,
+        /// What is wrong with it.
+        reason: Corruption,
+    },
+    /// The object is sound but holds another number of bytes. A miss: the block was written by a different configuration.
+    #[error(
+        "volume {volume}: object {key} holds {stored} bytes, {asked} were asked for; \
+         model or layout differ from those of the writer: check the namespace"
+    )]
+    LengthMismatch {
+        /// The volume.
+        volume: VolumeId,
+        /// The object.
+        key: BlobKey,
+        /// Payload bytes in the object.
+        stored: u64,
+        /// Bytes in the caller's buffers.
+        asked: u64,
+    },
+    /// The volume's capacity is used up: delete objects, or raise the descriptor's capacity.
+    #[error(
+        "volume {volume}: full, {needed} bytes needed, {free} free; delete objects or raise the volume's capacity"
+    )]
+    Full {
+        /// The volume.
+        volume: VolumeId,
+        /// Bytes that the object takes, header included.
+        needed: u64,
+        /// Bytes left.
+        free: u64,
+    },
+    /// The deadline passed before this blob's turn; nothing was done for it.
+    #[error(
+        "volume {volume}: deadline passed before {operation} of {key}; give more time or recompute the block"
+    )]
+    DeadlineExceeded {
+        /// The volume.
+        volume: VolumeId,
+        /// `get`, `put`, `exists` or `delete`.
+        operation: &'static str,
+        /// The object.
+        key: BlobKey,
+    },
+    /// The store failed. After a failed put the object may or may not be there; putting again is harmless.
+    #[error("volume {volume}: {operation} of {key}: {source}")]
+    Io {
+        /// The volume.
+        volume: VolumeId,
+        /// `get`, `put`, `exists` or `delete`.
+        operation: &'static str,
+        /// The object.
+        key: BlobKey,
+        /// The store's error.
+        source: io::Error,
+    },
+}
+
+impl VolumeError {
+    /// Whether the block simply is not there for the caller: recompute it, nothing needs an operator.
+    pub fn is_miss(&self) -> bool {
+        match self {
+            Self::NotFound { .. } | Self::Corrupt { .. } | Self::LengthMismatch { .. } => true,
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::StaleNetworkFileHandle,
+            Self::Full { .. } | Self::DeadlineExceeded { .. } => false,
+        }
+    }
+
+    /// Whether the object was damaged: count it and delete it.
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Self::Corrupt { .. })
+    }
+}
+
+/// What is wrong with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Corruption {
+    /// Shorter than its header.
+    #[error("{0} bytes are too few for a header")]
+    NoHeader(u64),
+    /// Does not begin as an object does.
+    #[error("not a kvbm object")]
+    Magic,
+    /// Written in a format that this version cannot read.
+    #[error("format version {0} is unknown here; written by a newer version?")]
+    Version(u16),
+    /// The header's checksum does not match.
+    #[error("header checksum mismatch")]
+    HeaderChecksum,
+    /// The header is sound but its fields are not.
+    #[error("header field {0} out of range")]
+    HeaderField(&'static str),
+    /// The object was written under another key.
+    #[error("it belongs to another key")]
+    OtherKey,
+    /// The object's length is not what its header says.
+    #[error("{actual} bytes long, its header says {expected}")]
+    Length {
+        /// Bytes by the header.
+        expected: u64,
+        /// Bytes found.
+        actual: u64,
+    },
+    /// The object ended while it was read.
+    #[error("it was cut while it was read")]
+    Cut,
+    /// The payload's checksum does not match.
+    #[error("payload checksum mismatch")]
+    PayloadChecksum,
+}
+
+/// Why a volume cannot be registered, found or unregistered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// The id is taken.
+    #[error("volume {id} is already registered as {uri:?}; unregister it first or use another id")]
+    Duplicate {
+        /// The id.
+        id: VolumeId,
+        /// URI of the volume that has it.
+        uri: String,
+    },
+    /// No volume has this id.
+    #[error("volume {id} is not registered; registered: {known:?}")]
+    Unknown {
+        /// The id.
+        id: VolumeId,
+        /// The ids that are registered.
+        known: Vec<VolumeId>,
+    },
+    /// No implementation for the URI's scheme.
+    #[error("volume {id}: no implementation for {uri:?}; known schemes: {known:?}")]
+    Scheme {
+        /// The id.
+        id: VolumeId,
+        /// The URI.
+        uri: String,
+        /// Schemes that would work.
+        known: Vec<String>,
+    },
+    /// A value of the descriptor cannot be honoured.
+    #[error("volume {id}: {field} {value} is not allowed: {rule}")]
+    Descriptor {
+        /// The id.
+        id: VolumeId,
+        /// The descriptor's field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        rule: &'static str,
+    },
+    /// The store behind the URI cannot be used.
+    #[error(
+        "volume {id}: cannot use {uri:?}: {source}; create or mount it first, volumes are never created here"
+    )]
+    Open {
+        /// The id.
+        id: VolumeId,
+        /// The URI.
+        uri: String,
+        /// The store's error.
+        source: io::Error,
+    },
+}

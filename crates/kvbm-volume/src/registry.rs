@@ -1,0 +1,109 @@
+//! The volumes that a worker knows.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use kvbm_plan::VolumeId;
+use parking_lot::RwLock;
+
+use crate::{DirectoryVolume, MemoryVolume, RegistryError, Volume, VolumeDescriptor};
+
+/// Makes a volume of the store that a descriptor's URI names. It must not create, mount or format that store.
+pub type OpenVolume = Box<dyn Fn(VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> + Send + Sync>;
+
+/// Volumes by id. Unregistering one does not disturb operations in progress: they hold it.
+pub struct VolumeRegistry {
+    schemes: HashMap<String, OpenVolume>,
+    volumes: RwLock<BTreeMap<VolumeId, Arc<dyn Volume>>>,
+}
+
+impl VolumeRegistry {
+    /// An empty registry that opens `file:` (or a bare path) and `memory:` URIs.
+    pub fn new() -> Self {
+        let registry = Self { schemes: HashMap::new(), volumes: RwLock::default() };
+        registry
+            .with_scheme("file", Box::new(|descriptor| Ok(Arc::new(DirectoryVolume::open(descriptor)?))))
+            .with_scheme("memory", Box::new(|descriptor| Ok(Arc::new(MemoryVolume::open(descriptor)?))))
+    }
+
+    /// Adds an implementation: URIs that begin with `scheme:` are opened by it.
+    #[must_use]
+    pub fn with_scheme(mut self, scheme: &str, open: OpenVolume) -> Self {
+        self.schemes.insert(scheme.to_owned(), open);
+        self
+    }
+
+    /// Opens the volume that the descriptor names, and makes it known.
+    pub fn register_volume(&self, descriptor: VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> {
+        // Before opening: a duplicate should cost nothing.
+        self.check_free(&descriptor)?;
+        let scheme = scheme_of(&descriptor.uri).and_then(|scheme| self.schemes.get(scheme));
+        let Some(open) = scheme else {
+            let mut known: Vec<String> = self.schemes.keys().cloned().collect();
+            known.sort_unstable();
+            return Err(RegistryError::Scheme { id: descriptor.id, uri: descriptor.uri, known });
+        };
+        let volume = open(descriptor)?;
+        self.register(Arc::clone(&volume))?;
+        Ok(volume)
+    }
+
+    /// Makes a volume known that the caller opened.
+    pub fn register(&self, volume: Arc<dyn Volume>) -> Result<(), RegistryError> {
+        let descriptor = volume.descriptor();
+        let id = descriptor.id;
+        let mut volumes = self.volumes.write();
+        if let Some(other) = volumes.get(&id) {
+            return Err(RegistryError::Duplicate { id, uri: other.descriptor().uri.clone() });
+        }
+        volumes.insert(id, volume);
+        Ok(())
+    }
+
+    /// Forgets a volume and gives it back. Its objects stay.
+    pub fn unregister_volume(&self, id: VolumeId) -> Result<Arc<dyn Volume>, RegistryError> {
+        let removed = self.volumes.write().remove(&id);
+        removed.ok_or_else(|| self.unknown(id))
+    }
+
+    /// A registered volume.
+    pub fn get(&self, id: VolumeId) -> Result<Arc<dyn Volume>, RegistryError> {
+        let found = self.volumes.read().get(&id).cloned();
+        found.ok_or_else(|| self.unknown(id))
+    }
+
+    /// Descriptors of all registered volumes, by id.
+    pub fn descriptors(&self) -> Vec<VolumeDescriptor> {
+        self.volumes.read().values().map(|volume| volume.descriptor().clone()).collect()
+    }
+
+    fn check_free(&self, descriptor: &VolumeDescriptor) -> Result<(), RegistryError> {
+        match self.volumes.read().get(&descriptor.id) {
+            Some(other) => {
+                Err(RegistryError::Duplicate { id: descriptor.id, uri: other.descriptor().uri.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn unknown(&self, id: VolumeId) -> RegistryError {
+        RegistryError::Unknown { id, known: self.volumes.read().keys().copied().collect() }
+    }
+}
+
+impl Default for VolumeRegistry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The URI's scheme; a path is a file. Not `None` but for an empty URI.
+fn scheme_of(uri: &str) -> Option<&str> {
+    if uri.is_empty() {
+        return None;
+    }
+    if uri.starts_with(['/', '.']) {
+        return Some("file");
+    }
+    uri.split_once(':').map_or(Some("file"), |(scheme, _)| Some(scheme))
+}

@@ -1,0 +1,130 @@
+//! The contract of a blob store.
+
+use std::time::{Duration, Instant};
+
+use kvbm_plan::VolumeId;
+
+use crate::object::MAX_ALIGNMENT;
+use crate::{BlobKey, RegistryError, VolumeError};
+
+/// What an operator says about a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeDescriptor {
+    /// The volume's id in plans and locations.
+    pub id: VolumeId,
+    /// Where it is: `file:///mnt/kv`, `memory:`, or a scheme of a vendor.
+    pub uri: String,
+    /// Bytes that our objects may take, headers included; `None`: as many as the store takes.
+    pub capacity_bytes: Option<u64>,
+    /// Payloads begin at a multiple of this many bytes in their object; a power of two up to [`MAX_ALIGNMENT`].
+    pub alignment: u32,
+    /// How long an operation may take when its caller has no better idea.
+    pub deadline: Duration,
+}
+
+impl VolumeDescriptor {
+    /// A descriptor without a capacity limit, with alignment 1 and a deadline of 5 seconds.
+    pub fn new(id: VolumeId, uri: impl Into<String>) -> Self {
+        Self { id, uri: uri.into(), capacity_bytes: None, alignment: 1, deadline: Duration::from_secs(5) }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), RegistryError> {
+        let refuse =
+            |field, value: String, rule| Err(RegistryError::Descriptor { id: self.id, field, value, rule });
+        if !self.alignment.is_power_of_two() || self.alignment > MAX_ALIGNMENT {
+            return refuse("alignment", self.alignment.to_string(), "a power of two from 1 to 1048576 bytes");
+        }
+        if self.deadline.is_zero() {
+            return refuse("deadline", format!("{:?}", self.deadline), "longer than zero");
+        }
+        Ok(())
+    }
+}
+
+/// A blob to read.
+#[derive(Debug)]
+pub struct GetRequest<'a> {
+    /// The object.
+    pub key: BlobKey,
+    /// Where its payload goes, in order; together exactly as long as the payload. After an error the content is unspecified
+    /// and must not be used.
+    pub pieces: Vec<&'a mut [u8]>,
+}
+
+/// A blob to write.
+#[derive(Debug)]
+pub struct PutRequest<'a> {
+    /// The object.
+    pub key: BlobKey,
+    /// Its payload, in order.
+    pub pieces: Vec<&'a [u8]>,
+}
+
+/// A blob store: the least an implementer has to write. [`VolumeExt`] has the conveniences, [`crate::conformance`] the tests.
+///
+/// Calls block and come from many threads at once. Each gives one result per request, in order; one request's failure does not
+/// touch the others. When `deadline` passes, requests whose turn has not come get
+/// [`DeadlineExceeded`](VolumeError::DeadlineExceeded); a store that can abort an operation in progress does so.
+pub trait Volume: Send + Sync {
+    /// What the volume was registered with.
+    fn descriptor(&self) -> &VolumeDescriptor;
+
+    /// Reads blobs, each verified against its key, length and checksum before `Ok`.
+    fn get(&self, requests: &mut [GetRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>>;
+
+    /// Writes blobs. An object appears whole or not at all, and survives power loss after `Ok` if the store can do that.
+    /// Writing an object again replaces it: objects of a key are equal, so retries are harmless.
+    fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>>;
+
+    /// Whether objects are there: a hint, for `get` may still fail.
+    fn exists(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>>;
+
+    /// Deletes objects; `false` where there was none.
+    fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>>;
+
+    /// Bytes that objects take by the volume's own count, headers included; `None` if it does not count.
+    fn used_bytes(&self) -> Option<u64>;
+}
+
+/// Conveniences over [`Volume`].
+pub trait VolumeExt: Volume {
+    /// Reads one blob of `length` bytes.
+    fn get_one(&self, key: &BlobKey, length: usize, deadline: Instant) -> Result<Vec<u8>, VolumeError> {
+        let mut payload = vec![0; length];
+        let mut request = [GetRequest { key: *key, pieces: vec![&mut payload] }];
+        only(self.get(&mut request, deadline), self.descriptor().id, "get", key)?;
+        Ok(payload)
+    }
+
+    /// Writes one blob.
+    fn put_one(&self, key: &BlobKey, payload: &[u8], deadline: Instant) -> Result<(), VolumeError> {
+        let request = [PutRequest { key: *key, pieces: vec![payload] }];
+        only(self.put(&request, deadline), self.descriptor().id, "put", key)
+    }
+}
+
+impl<V: Volume + ?Sized> VolumeExt for V {}
+
+/// The only result of a batch of one. An implementation that gives none has broken the contract.
+fn only<T>(
+    results: Vec<Result<T, VolumeError>>,
+    volume: VolumeId,
+    operation: &'static str,
+    key: &BlobKey,
+) -> Result<T, VolumeError> {
+    results.into_iter().next().unwrap_or_else(|| {
+        let source = std::io::Error::other("the volume gave no result");
+        Err(VolumeError::Io { volume, operation, key: *key, source })
+    })
+}
+
+/// Runs `each` per request until the deadline.
+pub(crate) fn until<R, T>(
+    requests: impl IntoIterator<Item = R>,
+    deadline: Instant,
+    expired: impl Fn(&R) -> VolumeError,
+    mut each: impl FnMut(R) -> Result<T, VolumeError>,
+) -> Vec<Result<T, VolumeError>> {
+    let in_time = |request: R| if Instant::now() < deadline { Ok(request) } else { Err(expired(&request)) };
+    requests.into_iter().map(|request| in_time(request).and_then(&mut each)).collect()
+}

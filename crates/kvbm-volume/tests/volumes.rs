@@ -1,0 +1,234 @@
+//! Both volumes under the conformance suite, and what is special to each.
+
+use std::fs;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use kvbm_plan::{GroupId, HeadRange, Rank, RankSlice, Replication, SequenceHash, VolumeId};
+use kvbm_tokens::NamespaceTag;
+use kvbm_volume::conformance::{self, Subject};
+use kvbm_volume::{
+    BlobKey, BlobSlice, DirectoryVolume, MAX_ALIGNMENT, MemoryVolume, RegistryError, Volume,
+    VolumeDescriptor, VolumeError, VolumeExt, VolumeRegistry,
+};
+
+#[derive(Default)]
+struct InMemory {
+    latest: Mutex<Option<Arc<MemoryVolume>>>,
+}
+
+impl Subject for InMemory {
+    fn open(&self, descriptor: VolumeDescriptor) -> Arc<dyn Volume> {
+        let volume = Arc::new(MemoryVolume::open(descriptor).expect("a sound descriptor"));
+        *self.latest.lock().expect("no test panicked") = Some(Arc::clone(&volume));
+        volume
+    }
+
+    fn tamper(&self, key: &BlobKey, change: &mut dyn FnMut(&mut Vec<u8>)) -> bool {
+        self.latest
+            .lock()
+            .expect("no test panicked")
+            .as_ref()
+            .is_some_and(|volume| volume.tamper(key, change))
+    }
+}
+
+#[derive(Default)]
+struct InDirectory {
+    folders: Mutex<Vec<tempfile::TempDir>>,
+}
+
+impl Subject for InDirectory {
+    fn open(&self, descriptor: VolumeDescriptor) -> Arc<dyn Volume> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let volume = open_directory(&folder, &descriptor);
+        self.folders.lock().expect("no test panicked").push(folder);
+        Arc::new(volume)
+    }
+
+    fn tamper(&self, key: &BlobKey, change: &mut dyn FnMut(&mut Vec<u8>)) -> bool {
+        let folders = self.folders.lock().expect("no test panicked");
+        let file = folders.last().expect("an open volume").path().join(key.object_path());
+        let mut object = fs::read(&file).expect("an object");
+        change(&mut object);
+        fs::write(&file, object).expect("a writable object");
+        true
+    }
+}
+
+fn open_directory(folder: &tempfile::TempDir, descriptor: &VolumeDescriptor) -> DirectoryVolume {
+    let uri = format!("file://{}", folder.path().display());
+    DirectoryVolume::open(VolumeDescriptor { uri, ..descriptor.clone() }).expect("an existing folder")
+}
+
+fn descriptor() -> VolumeDescriptor {
+    VolumeDescriptor::new(VolumeId(3), "memory:")
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn key() -> BlobKey {
+    let slice = RankSlice {
+        rank: Rank(1),
+        first_layer: 16,
+        num_layers: 8,
+        heads: HeadRange { start: 4, count: 2 },
+        replication: Replication::None,
+    };
+    BlobKey {
+        namespace: NamespaceTag::from_bytes([0xaa; 16]),
+        group: GroupId(5),
+        hash: SequenceHash::from_bytes([0xbc; 16]),
+        slice: BlobSlice::from(&slice),
+    }
+}
+
+#[test]
+fn memory_conforms() {
+    let subject = InMemory::default();
+    conformance::check(&subject);
+    assert!(subject.latest.lock().unwrap().is_some());
+}
+
+#[test]
+fn directory_conforms() {
+    let subject = InDirectory::default();
+    conformance::check(&subject);
+    for folder in subject.folders.lock().unwrap().iter() {
+        let unfinished = fs::read_dir(folder.path().join(".incomplete")).unwrap().count();
+        assert_eq!(unfinished, 0, "no put leaves an unfinished file");
+    }
+}
+
+#[test]
+fn object_paths_are_fixed() {
+    let expected = format!("{}/g5/bc/{}.l16+8.h4+2", "aa".repeat(16), "bc".repeat(16));
+    assert_eq!(key().object_path(), expected);
+    assert_eq!(key().to_string(), expected);
+    let longest =
+        BlobSlice { first_layer: u32::MAX, num_layers: u32::MAX, first_head: u32::MAX, num_heads: u32::MAX };
+    assert!(BlobKey { slice: longest, group: GroupId(u16::MAX), ..key() }.object_path().len() <= 130);
+}
+
+#[test]
+fn a_directory_is_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let limited = VolumeDescriptor { capacity_bytes: Some(1 << 20), ..descriptor() };
+    let first = open_directory(&folder, &limited);
+    first.put_one(&key(), b"0123456789", soon()).unwrap();
+    let used = first.used_bytes();
+    drop(first);
+    let second = open_directory(&folder, &limited);
+    assert_eq!(second.get_one(&key(), 10, soon()).unwrap(), b"0123456789");
+    assert_eq!(second.used_bytes(), used);
+}
+
+#[test]
+fn unfinished_files_of_a_crash_are_no_objects_and_can_be_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = open_directory(&folder, &descriptor());
+    fs::write(folder.path().join(".incomplete/1-2-3"), b"half of it").unwrap();
+    assert!(matches!(volume.get_one(&key(), 10, soon()), Err(VolumeError::NotFound { .. })));
+
+    let age = Duration::from_secs(3600);
+    let now = SystemTime::now();
+    assert_eq!(volume.remove_unfinished(age, now).unwrap(), 0, "it may still be written");
+    assert_eq!(volume.remove_unfinished(age, now + age * 2).unwrap(), 1);
+}
+
+#[test]
+fn a_failed_put_says_which_object_and_counts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = open_directory(&folder, &VolumeDescriptor { capacity_bytes: Some(1 << 20), ..descriptor() });
+    // A file where a folder is needed.
+    fs::write(folder.path().join("aa".repeat(16)), b"").unwrap();
+    let error = volume.put_one(&key(), b"0123456789", soon()).unwrap_err();
+    assert!(matches!(error, VolumeError::Io { operation: "put", .. }), "{error}");
+    assert!(error.to_string().contains(&key().to_string()) && !error.is_miss(), "{error}");
+    assert_eq!(volume.used_bytes(), Some(0));
+    assert_eq!(fs::read_dir(folder.path().join(".incomplete")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_volume_is_never_created() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("not-mounted");
+    let file = folder.path().join("file");
+    fs::write(&file, b"").unwrap();
+    let registry = VolumeRegistry::new();
+    for path in [&missing, &file] {
+        let uri = path.display().to_string();
+        let error =
+            registry.register_volume(VolumeDescriptor { uri: uri.clone(), ..descriptor() }).err().unwrap();
+        assert!(matches!(error, RegistryError::Open { .. }), "{error}");
+        assert!(error.to_string().contains(&uri) && error.to_string().contains("mount it first"), "{error}");
+    }
+    assert!(!missing.exists());
+}
+
+#[test]
+fn registering_and_unregistering() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = VolumeRegistry::default();
+    let volume = registry.register_volume(descriptor()).unwrap();
+    let uri = folder.path().display().to_string();
+    registry.register_volume(VolumeDescriptor { id: VolumeId(1), uri, ..descriptor() }).unwrap();
+    let ids: Vec<VolumeId> = registry.descriptors().iter().map(|descriptor| descriptor.id).collect();
+    assert_eq!(ids, [VolumeId(1), VolumeId(3)]);
+    assert!(Arc::ptr_eq(&volume, &registry.get(VolumeId(3)).unwrap()));
+
+    let error = registry.register_volume(descriptor()).err().unwrap().to_string();
+    assert!(error.contains("volume 3 is already registered as \"memory:\""), "{error}");
+    let error = registry.register(Arc::clone(&volume)).unwrap_err();
+    assert!(matches!(error, RegistryError::Duplicate { id: VolumeId(3), .. }), "{error}");
+
+    volume.put_one(&key(), b"kept", soon()).unwrap();
+    let given_back = registry.unregister_volume(VolumeId(3)).ok().unwrap();
+    assert_eq!(given_back.get_one(&key(), 4, soon()).unwrap(), b"kept", "its objects stay");
+    for error in
+        [registry.get(VolumeId(3)).err().unwrap(), registry.unregister_volume(VolumeId(3)).err().unwrap()]
+    {
+        assert!(error.to_string().contains("registered: [VolumeId(1)]"), "{error}");
+    }
+}
+
+#[test]
+fn descriptors_are_checked() {
+    let registry = VolumeRegistry::new();
+    for alignment in [0, 3, MAX_ALIGNMENT * 2] {
+        let error = registry.register_volume(VolumeDescriptor { alignment, ..descriptor() }).err().unwrap();
+        assert!(error.to_string().contains(&format!("alignment {alignment} is not allowed")), "{error}");
+    }
+    let error = registry
+        .register_volume(VolumeDescriptor { deadline: Duration::ZERO, ..descriptor() })
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("deadline 0ns"), "{error}");
+    for uri in ["", "s4://bucket"] {
+        let error =
+            registry.register_volume(VolumeDescriptor { uri: uri.into(), ..descriptor() }).err().unwrap();
+        assert!(error.to_string().contains("known schemes: [\"file\", \"memory\"]"), "{error}");
+    }
+}
+
+#[test]
+fn a_vendor_adds_a_scheme() {
+    let registry = VolumeRegistry::new()
+        .with_scheme("vendor", Box::new(|descriptor| Ok(Arc::new(MemoryVolume::open(descriptor)?))));
+    let uri = "vendor://pool/1".to_owned();
+    let volume =
+        registry.register_volume(VolumeDescriptor { uri: uri.clone(), ..descriptor() }).ok().unwrap();
+    assert_eq!(volume.descriptor().uri, uri);
+}
+
+#[test]
+fn a_uri_without_a_scheme_is_a_path() {
+    let registry = VolumeRegistry::new();
+    for uri in ["./no-such-folder", "no-such-folder", "/no/such/folder", "../no:such"] {
+        let error =
+            registry.register_volume(VolumeDescriptor { uri: uri.into(), ..descriptor() }).err().unwrap();
+        assert!(matches!(error, RegistryError::Open { .. }), "{error}");
+    }
+}
