@@ -1,1 +1,40 @@
-//! kvbm-kernels.
+//! Conversions between the forms in which engines and stores keep a KV block.
+//!
+//! | form | shape | memory per block |
+//! |---|---|---|
+//! | [`BlockForm::Stack`] | `[nl][no]` of `[nt, nh, hd]` (NHD) or `[nh, nt, hd]` (HND) | `nl * no` chunks |
+//! | [`BlockForm::Operational`] | `[nl, no, inner]`, `inner` being a stack's chunk as it is | one chunk |
+//! | [`BlockForm::Universal`] | `[nh, nl, no, nt, hd]` | one chunk |
+//!
+//! `nl` layers, `no` outer parts (2: keys and values; 1: MLA), `nh` heads, `nt` tokens of a block, `hd` elements of a head.
+//! Heads are outermost in the universal form, so a tensor-parallel rank's part of it is one contiguous slice.
+//!
+//! In every form the `hd` elements of one (layer, outer, head, token) are contiguous: a *row*. So every conversion is a
+//! permutation of rows, whatever the element type: [`convert`] moves them, and moves neighbours together.
+//!
+//! This crate knows forms and how to move rows between them. It must never know what a block is for, which one to move, or
+//! where memory comes from. What is here runs on the CPU and defines what any kernel must do, byte for byte.
+//!
+//! ```
+//! use kvbm_kernels::{BlockShape, ChunkOrder, block_to_universal};
+//!
+//! // One layer, keys only, 2 heads, 2 tokens, rows of one 4-byte element.
+//! let shape = BlockShape::new(1, 1, 2, 2, 1, 4)?;
+//! let nhd = *b"t0h0t0h1t1h0t1h1";
+//! let mut universal = [0; 16];
+//! block_to_universal(&shape, ChunkOrder::Nhd, &[&nhd], &mut [&mut universal])?;
+//! assert_eq!(&universal, b"t0h0t1h0t0h1t1h1");
+//! # Ok::<(), kvbm_kernels::KernelError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod convert;
+mod error;
+mod form;
+
+pub use convert::{
+    block_to_operational, block_to_universal, convert, operational_to_block, operational_to_universal,
+    universal_to_block, universal_to_operational,
+};
+pub use error::{Argument, KernelError};
+pub use form::{BlockForm, BlockShape, ChunkOrder};
