@@ -1,5 +1,7 @@
 //! Invariant 4: whatever is lost, wherever, is noticed.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
+
 mod support;
 
 use kvbm_events::{

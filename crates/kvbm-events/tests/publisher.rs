@@ -1,5 +1,7 @@
 //! When batches are published, what is kept when they cannot be, and the publishing thread.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
+
 mod support;
 
 use kvbm_events::{
@@ -104,11 +106,11 @@ fn one_event_that_cannot_be_encoded_costs_only_itself() {
     while let Some(delivery) = follower.next(Duration::ZERO).unwrap() {
         match delivery {
             Delivery::Events { events, .. } => numbers.extend(events.iter().map(|event| event.sequence)),
-            Delivery::Gap { missing, .. } => gaps.push(missing),
+            Delivery::Gap { missing, .. } => gaps.extend(missing),
             Delivery::Restarted { .. } => panic!("nothing was restarted"),
         }
     }
-    assert_eq!((numbers, gaps), (vec![0, 1, 3, 4], vec![2..3]));
+    assert_eq!((numbers, gaps), (vec![0, 1, 3, 4], vec![2]));
     assert_eq!((manager.stats().refused, manager.stats().events), (1, 4));
 }
 

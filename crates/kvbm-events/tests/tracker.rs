@@ -1,5 +1,7 @@
 //! Restarts, stale epochs, limits, and the last number there is.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
+
 mod support;
 
 use kvbm_events::{Delivery, EventBatch, EventKind, KvEvent, SourceId, StreamId, Tracker};

@@ -1,5 +1,7 @@
 //! The wire form: golden bytes, round trips, size, hostile input.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
+
 mod support;
 
 use kvbm_events::wire::{self, DecodeError, EncodeError};

@@ -12,15 +12,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Long enough for any machine; a correct run never waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub fn hash(n: u64) -> SequenceHash {
+pub(crate) fn hash(n: u64) -> SequenceHash {
     SequenceHash::from_bytes(
         (u128::from(n).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835)).to_le_bytes(),
     )
 }
 
-pub fn block(n: u32) -> EventBlock {
+pub(crate) fn block(n: u32) -> EventBlock {
     EventBlock {
         identity: BlockIdentity {
             namespace: NamespaceId(0xABCD_EF01),
@@ -36,7 +36,7 @@ pub fn block(n: u32) -> EventBlock {
     }
 }
 
-pub fn event(sequence: u64) -> KvEvent {
+pub(crate) fn event(sequence: u64) -> KvEvent {
     let mut block = block(sequence as u32);
     if sequence % 5 == 4 {
         block.location = Location { tier: Tier::G4, node: NodeId(3), volume: Some(VolumeId(9)) };
@@ -50,7 +50,7 @@ pub fn event(sequence: u64) -> KvEvent {
 
 /// A ring as a pool has one: bounded, numbers every event, loses the newest when it is full.
 #[derive(Clone)]
-pub struct Ring(Arc<Mutex<RingState>>);
+pub(crate) struct Ring(Arc<Mutex<RingState>>);
 
 struct RingState {
     events: VecDeque<KvEvent>,
@@ -60,11 +60,11 @@ struct RingState {
 }
 
 impl Ring {
-    pub fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         Self(Arc::new(Mutex::new(RingState { events: VecDeque::new(), capacity, next: 0, lost: Vec::new() })))
     }
 
-    pub fn push(&self, count: u64) {
+    pub(crate) fn push(&self, count: u64) {
         let mut ring = self.0.lock().unwrap();
         for _ in 0..count {
             let sequence = ring.next;
@@ -77,11 +77,11 @@ impl Ring {
         }
     }
 
-    pub fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.0.lock().unwrap().next
     }
 
-    pub fn lost(&self) -> Vec<u64> {
+    pub(crate) fn lost(&self) -> Vec<u64> {
         self.0.lock().unwrap().lost.clone()
     }
 }
@@ -97,7 +97,7 @@ impl EventSource for Ring {
 
 /// What a faulty transport does with the next payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     Deliver,
     Lose,
     Repeat,
@@ -108,19 +108,19 @@ pub enum Fate {
 }
 
 /// Carries payloads as a script says, then perfectly.
-pub struct Faulty {
+pub(crate) struct Faulty {
     inner: InProcessTransport,
     script: Vec<Fate>,
     at: AtomicUsize,
 }
 
 impl Faulty {
-    pub fn new(script: Vec<Fate>) -> Self {
+    pub(crate) fn new(script: Vec<Fate>) -> Self {
         let config = InProcessConfig { queue_batches: 1 << 16, queue_bytes: 1 << 30 };
         Self { inner: InProcessTransport::new(config), script, at: AtomicUsize::new(0) }
     }
 
-    pub fn is_perfect_now(&self) -> bool {
+    pub(crate) fn is_perfect_now(&self) -> bool {
         self.at.load(Ordering::SeqCst) >= self.script.len()
     }
 }
