@@ -30,11 +30,14 @@ fn keys() -> impl Iterator<Item = &'static Key> {
 fn defaults_are_those_of_the_design() {
     let config = Config::default();
     assert_eq!(config.model.page_size, 16);
-    assert!(config.offload.g1_g2.write_through);
-    assert!(!config.offload.g2_g3.write_through);
-    assert_eq!((config.offload.g1_g2.watermark, config.offload.g2_g3.watermark), (0.90, 0.90));
-    assert_eq!((config.offload.g1_g2.idle_iterations, config.offload.g2_g3.idle_iterations), (100, 1000));
-    assert_eq!(config.disk.drive_writes_per_day, 1.0);
+    assert_eq!(
+        config.offload,
+        OffloadConfig {
+            g1_g2: EdgeConfig { write_through: true, watermark: 0.90, idle_iterations: 100 },
+            g2_g3: EdgeConfig { write_through: false, watermark: 0.90, idle_iterations: 1000 },
+        }
+    );
+    assert!((config.disk.drive_writes_per_day - 1.0).abs() < f64::EPSILON);
     assert!(config.host.capacity.is_none() && config.disk.capacity.is_none());
     minimal().validate().unwrap();
 }
@@ -87,7 +90,7 @@ fn variables_come_after_the_file_and_unknown_ones_are_refused() {
         .unwrap();
     assert_eq!(config.host.capacity, Blocks(4000).into());
     assert!(!config.host.huge_pages);
-    assert_eq!(config.offload.g2_g3.watermark, 0.5);
+    assert!((config.offload.g2_g3.watermark - 0.5).abs() < f64::EPSILON);
     assert_eq!(config.transfer.deadline, Duration::from_secs(120));
     assert_eq!(config.transfer.verify_host, VerifyHost::Always);
 

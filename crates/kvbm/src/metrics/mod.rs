@@ -1,1 +1,96 @@
-//! Metrics.
+//! Metrics per tier and per path, as OpenMetrics and as summaries.
+//!
+//! Counting costs an atomic addition: the counters lie in arrays that enums index, and labels exist only when somebody reads them.
+//!
+//! ```
+//! use kvbm::metrics::Metrics;
+//! use kvbm_plan::{Path, Tier};
+//! use std::time::Duration;
+//!
+//! let metrics = Metrics::new();
+//! metrics.tier(Tier::G2).hits.add(3);
+//! metrics.path(Path::G2_G1).arrived(3, 3 << 16, Duration::from_micros(40));
+//!
+//! let text = metrics.encode();
+//! assert!(text.contains("kvbm_hit_blocks_total{tier=\"g2\"} 3"));
+//! assert!(text.contains("kvbm_hit_blocks_total{tier=\"g1\"} 0"));
+//! assert!((metrics.path(Path::G2_G1).summary().latency.p50_us - 40.0).abs() < 1.0);
+//! ```
+
+mod counters;
+mod expose;
+mod histogram;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use prometheus_client::registry::Registry;
+
+pub use counters::{
+    Counter, Counters, DropReason, EvictReason, Gauge, InFlight, PathMetrics, PathSummary, SlotState,
+    TierMetrics,
+};
+pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
+pub use server::{MetricsServer, ServeError};
+
+/// The counters of a manager and their exposition. Clones share both; it dereferences to [`Counters`].
+#[derive(Clone)]
+pub struct Metrics {
+    counters: Arc<Counters>,
+    registry: Arc<Registry>,
+}
+
+impl Metrics {
+    /// All counters at 0.
+    pub fn new() -> Self {
+        let counters = Arc::new(Counters::default());
+        let mut registry = Registry::with_prefix("kvbm");
+        registry.register_collector(Box::new(expose::Exposition(Arc::clone(&counters))));
+        Self { counters, registry: Arc::new(registry) }
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            // Only a writer can fail, and a string does not.
+            Err(fmt::Error) => String::new(),
+        }
+    }
+
+    /// Serves [`encode`](Self::encode) at `GET /metrics` on a loopback address until the server is dropped.
+    pub fn serve(&self, addr: SocketAddr) -> Result<MetricsServer, ServeError> {
+        MetricsServer::start(self.clone(), addr, false)
+    }
+
+    /// Like [`serve`](Self::serve), on any address: whoever reaches it can read the metrics.
+    pub fn serve_public(&self, addr: SocketAddr) -> Result<MetricsServer, ServeError> {
+        MetricsServer::start(self.clone(), addr, true)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Deref for Metrics {
+    type Target = Counters;
+
+    fn deref(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Metrics").field(&self.counters).finish()
+    }
+}

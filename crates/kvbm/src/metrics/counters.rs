@@ -1,0 +1,329 @@
+//! What is counted, in flat arrays that are indexed by enums: counting is an atomic addition, no look-up and no allocation.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvbm_plan::{FailureKind, Path, Tier};
+
+use super::histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
+
+/// Declares an enum of label values with `ALL` and `as_str`.
+macro_rules! label {
+    ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$variant_meta])* $variant,)+ }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// The label in metrics.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text,)+ }
+            }
+        }
+    };
+}
+
+label! {
+    /// Why a block left a tier.
+    EvictReason {
+        /// Its slot was needed.
+        Capacity = "capacity",
+        /// The tier was cleared.
+        Cleared = "cleared",
+        /// Its namespace was forgotten.
+        Forgotten = "forgotten",
+        /// Its bytes were found wrong.
+        Corrupt = "corrupt",
+    }
+}
+
+label! {
+    /// Why a block was not copied to a lower tier.
+    DropReason {
+        /// Too many offloads were waiting; the oldest were dropped.
+        QueueFull = "queue_full",
+        /// An ancestor is not on the lower tier and cannot be brought there.
+        MissingParent = "missing_parent",
+        /// The lower tier has no slot that can be evicted.
+        NoSlot = "no_slot",
+        /// The disk's write budget is used up.
+        WearBudget = "wear_budget",
+        /// The copy failed.
+        Failed = "failed",
+        /// The manager shut down first.
+        ShuttingDown = "shutting_down",
+    }
+}
+
+label! {
+    /// What the slots of a tier are doing.
+    SlotState {
+        /// Empty, not handed out.
+        Free = "free",
+        /// Held by someone.
+        Active = "active",
+        /// Registered, held by nobody: a cached block that can be evicted.
+        Cached = "cached",
+        /// Being written by a transfer.
+        Arriving = "arriving",
+        /// Out of use, for its bytes were found wrong.
+        Quarantined = "quarantined",
+    }
+}
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    /// The value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// A number that goes up and down.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// Sets the value.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    /// The value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Metrics of one tier.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct TierMetrics {
+    /// Blocks found here, counted once per look-up at the highest tier that holds them.
+    pub hits: Counter,
+    /// Blocks whose bytes did not match their identity or checksum.
+    pub corrupt: Counter,
+    /// Slots taken out of use.
+    pub quarantined: Counter,
+    evictions: [Counter; EvictReason::ALL.len()],
+    slots: [Gauge; SlotState::ALL.len()],
+}
+
+impl TierMetrics {
+    /// Blocks that left the tier for `reason`.
+    #[inline]
+    pub fn evictions(&self, reason: EvictReason) -> &Counter {
+        &self.evictions[reason as usize]
+    }
+
+    /// Slots in `state`.
+    #[inline]
+    pub fn slots(&self, state: SlotState) -> &Gauge {
+        &self.slots[state as usize]
+    }
+}
+
+/// Metrics of one path.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct PathMetrics {
+    /// Blocks that arrived.
+    pub blocks: Counter,
+    /// Bytes that arrived.
+    pub bytes: Counter,
+    /// Transfers that wait in the queue.
+    pub queue_depth: Gauge,
+    failures: [Counter; FailureKind::ALL.len()],
+    dropped: [Counter; DropReason::ALL.len()],
+    latency: LatencyHistogram,
+    busy: Mutex<Busy>,
+}
+
+/// When a path had something in flight.
+#[derive(Debug, Default)]
+struct Busy {
+    in_flight: u64,
+    since: Option<Instant>,
+    total: Duration,
+}
+
+/// What became of one transfer; see [`PathMetrics::begin`]. Dropping it ends the transfer without counting anything as arrived.
+#[derive(Debug)]
+#[must_use = "the transfer ends when this is dropped"]
+pub struct InFlight<'a> {
+    path: &'a PathMetrics,
+    started: Instant,
+}
+
+impl InFlight<'_> {
+    /// The transfer arrived, wholly or in part; its latency runs from [`PathMetrics::begin`] to here.
+    pub fn arrived(self, blocks: u64, bytes: u64) {
+        self.path.arrived(blocks, bytes, self.started.elapsed());
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.path.leave();
+    }
+}
+
+/// Totals of a path.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PathSummary {
+    /// Blocks that arrived.
+    pub blocks: u64,
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Seconds during which at least one transfer was in flight.
+    pub busy_s: f64,
+    /// Latencies of transfers.
+    pub latency: LatencySummary,
+}
+
+impl PathSummary {
+    /// Bytes (10^9) per second while the path was in use; 0 if it never was.
+    pub fn gb_per_s(&self) -> f64 {
+        if self.busy_s > 0.0 { self.bytes as f64 / 1e9 / self.busy_s } else { 0.0 }
+    }
+}
+
+impl PathMetrics {
+    /// A transfer begins. It is in flight until what is returned is dropped or [arrived](InFlight::arrived).
+    pub fn begin(&self) -> InFlight<'_> {
+        self.enter();
+        InFlight { path: self, started: Instant::now() }
+    }
+
+    /// A transfer begins, for callers that cannot keep a borrow; [`leave`](Self::leave) ends it.
+    pub fn enter(&self) {
+        let mut busy = self.lock();
+        busy.in_flight += 1;
+        if busy.in_flight == 1 {
+            busy.since = Some(Instant::now());
+        }
+    }
+
+    /// A transfer that [entered](Self::enter) is over.
+    pub fn leave(&self) {
+        let mut busy = self.lock();
+        busy.in_flight = busy.in_flight.saturating_sub(1);
+        if busy.in_flight == 0
+            && let Some(since) = busy.since.take()
+        {
+            busy.total += since.elapsed();
+        }
+    }
+
+    /// `blocks` blocks of `bytes` bytes arrived, `latency` after their transfer was submitted.
+    #[inline]
+    pub fn arrived(&self, blocks: u64, bytes: u64, latency: Duration) {
+        self.blocks.add(blocks);
+        self.bytes.add(bytes);
+        self.latency.record(latency);
+    }
+
+    /// Blocks that did not arrive because of `kind`.
+    #[inline]
+    pub fn failures(&self, kind: FailureKind) -> &Counter {
+        &self.failures[failure_index(kind)]
+    }
+
+    /// Blocks whose offload along this path was given up for `reason`.
+    #[inline]
+    pub fn dropped(&self, reason: DropReason) -> &Counter {
+        &self.dropped[reason as usize]
+    }
+
+    /// Transfers that have begun and not ended.
+    pub fn in_flight(&self) -> u64 {
+        self.lock().in_flight
+    }
+
+    /// Time during which at least one transfer was in flight, up to now.
+    pub fn busy(&self) -> Duration {
+        let busy = self.lock();
+        busy.total + busy.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Totals so far.
+    pub fn summary(&self) -> PathSummary {
+        PathSummary {
+            blocks: self.blocks.get(),
+            bytes: self.bytes.get(),
+            busy_s: self.busy().as_secs_f64(),
+            latency: self.latency.summary(),
+        }
+    }
+
+    /// The distribution of latencies, for a plot.
+    pub fn latencies(&self) -> Vec<LatencyBucket> {
+        self.latency.distribution()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Busy> {
+        // Nothing panics while it is held, and plain numbers are valid in any state.
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn histogram(&self) -> &LatencyHistogram {
+        &self.latency
+    }
+}
+
+/// Position in [`FailureKind::ALL`], which is in the order of declaration (a test compares).
+const fn failure_index(kind: FailureKind) -> usize {
+    kind as usize
+}
+
+/// The label of a path that has no metrics of its own.
+pub(super) const OTHER_PATH: &str = "other";
+
+/// Everything that is counted.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Blocks that requests asked for.
+    pub lookups: Counter,
+    /// Allocations that had to wait for a transfer. Nothing in kvbm makes one wait: this says so.
+    pub sync_offloads: Counter,
+    /// Events that were overwritten before anyone read them.
+    pub events_lost: Counter,
+    tiers: [TierMetrics; Tier::ALL.len()],
+    /// [`Path::LOCAL`] in order, then all other paths together.
+    paths: [PathMetrics; Path::LOCAL.len() + 1],
+}
+
+impl Counters {
+    /// Metrics of `tier`.
+    #[inline]
+    pub fn tier(&self, tier: Tier) -> &TierMetrics {
+        &self.tiers[tier.index()]
+    }
+
+    /// Metrics of `path`. Paths outside [`Path::LOCAL`] share one set, labelled `other`.
+    #[inline]
+    pub fn path(&self, path: Path) -> &PathMetrics {
+        let index = Path::LOCAL.iter().position(|known| *known == path).unwrap_or(Path::LOCAL.len());
+        &self.paths[index]
+    }
+
+    /// Every set of path metrics with its label.
+    pub(super) fn paths(&self) -> impl Iterator<Item = (String, &PathMetrics)> {
+        let labels = Path::LOCAL.iter().map(ToString::to_string).chain([OTHER_PATH.to_owned()]);
+        labels.zip(&self.paths)
+    }
+}

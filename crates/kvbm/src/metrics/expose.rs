@@ -1,0 +1,158 @@
+//! The counters as OpenMetrics.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kvbm_plan::{FailureKind, Tier};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+
+use super::counters::{Counters, DropReason, EvictReason, PathMetrics, SlotState, TierMetrics};
+
+/// Walks the counters at each scrape; every combination of labels appears from the start, at 0.
+#[derive(Debug)]
+pub(super) struct Exposition(pub(super) Arc<Counters>);
+
+type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Collector for Exposition {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.totals(&mut encoder)?;
+        self.tiers(&mut encoder)?;
+        self.paths(&mut encoder)
+    }
+}
+
+impl Exposition {
+    fn totals(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counters = &self.0;
+        for (name, help, counter) in [
+            ("lookup_blocks", "Blocks that requests asked for", &counters.lookups),
+            (
+                "sync_offloads",
+                "Allocations that had to wait for a transfer (0 by construction)",
+                &counters.sync_offloads,
+            ),
+            ("events_lost", "Events overwritten before anyone read them", &counters.events_lost),
+        ] {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            counter_value(&mut metric, counter.get())?;
+        }
+        Ok(())
+    }
+
+    fn tiers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Read = fn(&TierMetrics) -> u64;
+        let each: [(&str, &str, Read); 3] = [
+            ("hit_blocks", "Blocks found, counted at the highest tier that holds them", |tier| {
+                tier.hits.get()
+            }),
+            ("corrupt_blocks", "Blocks whose bytes did not match, never served", |tier| tier.corrupt.get()),
+            ("quarantined_slots", "Slots taken out of use for wrong bytes", |tier| tier.quarantined.get()),
+        ];
+        for (name, help, read) in each {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for tier in Tier::ALL {
+                let labels: Labels<'_> = &[("tier", tier.as_str())];
+                counter_value(&mut metric.encode_family(&labels)?, read(self.0.tier(tier)))?;
+            }
+        }
+        let help = "Blocks that left a tier";
+        let mut metric = encoder.encode_descriptor("evicted_blocks", help, None, MetricType::Counter)?;
+        for tier in Tier::ALL {
+            for reason in EvictReason::ALL {
+                let labels: Labels<'_> = &[("tier", tier.as_str()), ("reason", reason.as_str())];
+                let value = self.0.tier(tier).evictions(*reason).get();
+                counter_value(&mut metric.encode_family(&labels)?, value)?;
+            }
+        }
+        let mut metric = encoder.encode_descriptor(
+            "tier_slots",
+            "Slots by what they are doing",
+            None,
+            MetricType::Gauge,
+        )?;
+        for tier in Tier::ALL {
+            for state in SlotState::ALL {
+                let labels: Labels<'_> = &[("tier", tier.as_str()), ("state", state.as_str())];
+                metric.encode_family(&labels)?.encode_gauge(&self.0.tier(tier).slots(*state).get())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn paths(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Read = fn(&PathMetrics) -> u64;
+        let counters: [(&str, &str, Option<Unit>, Read); 2] = [
+            ("transfer_blocks", "Blocks that arrived", None, |path| path.blocks.get()),
+            ("transfer", "Bytes that arrived", Some(Unit::Bytes), |path| path.bytes.get()),
+        ];
+        for (name, help, unit, read) in counters {
+            let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+            for (label, path) in self.0.paths() {
+                let labels: Labels<'_> = &[("path", &label)];
+                counter_value(&mut metric.encode_family(&labels)?, read(path))?;
+            }
+        }
+        let gauges: [(&str, &str, Read); 2] = [
+            ("transfer_queue_depth", "Transfers that wait", |path| path.queue_depth.get()),
+            ("transfer_in_flight", "Transfers that run", PathMetrics::in_flight),
+        ];
+        for (name, help, read) in gauges {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (label, path) in self.0.paths() {
+                let labels: Labels<'_> = &[("path", &label)];
+                metric.encode_family(&labels)?.encode_gauge(&read(path))?;
+            }
+        }
+        self.path_times(encoder)?;
+        self.path_losses(encoder)
+    }
+
+    fn path_times(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let unit = Some(&Unit::Seconds);
+        let help = "Time during which at least one transfer ran";
+        let mut metric = encoder.encode_descriptor("transfer_busy", help, unit, MetricType::Counter)?;
+        for (label, path) in self.0.paths() {
+            let labels: Labels<'_> = &[("path", &label)];
+            let busy = path.busy().as_secs_f64();
+            metric.encode_family(&labels)?.encode_counter::<NoLabelSet, f64, u64>(&busy, None)?;
+        }
+        let help = "From submission of a transfer to its completion";
+        let mut metric = encoder.encode_descriptor("transfer_latency", help, unit, MetricType::Histogram)?;
+        for (label, path) in self.0.paths() {
+            let labels: Labels<'_> = &[("path", &label)];
+            let (sum, count, buckets) = path.histogram().exposed();
+            metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+
+    fn path_losses(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Blocks that did not arrive";
+        let mut metric =
+            encoder.encode_descriptor("transfer_failed_blocks", help, None, MetricType::Counter)?;
+        for (label, path) in self.0.paths() {
+            for kind in FailureKind::ALL {
+                let labels: Labels<'_> = &[("path", &label), ("reason", kind.as_str())];
+                counter_value(&mut metric.encode_family(&labels)?, path.failures(kind).get())?;
+            }
+        }
+        let help = "Blocks whose offload was given up";
+        let mut metric =
+            encoder.encode_descriptor("offload_dropped_blocks", help, None, MetricType::Counter)?;
+        for (label, path) in self.0.paths() {
+            for reason in DropReason::ALL {
+                let labels: Labels<'_> = &[("path", &label), ("reason", reason.as_str())];
+                counter_value(&mut metric.encode_family(&labels)?, path.dropped(*reason).get())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn counter_value(metric: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+    metric.encode_counter::<NoLabelSet, u64, u64>(&value, None)
+}
