@@ -218,3 +218,48 @@ impl From<Box<CopyRejected>> for DeviceError {
         rejected.error
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeviceId, HostBuffer};
+
+    fn memory(device: u32, address: u64, len: u64) -> DeviceMemory {
+        // SAFETY: these addresses are never given to a device.
+        unsafe { DeviceMemory::from_raw(DeviceId(device), address, len, false, Arc::new(())) }
+    }
+
+    #[test]
+    fn pieces_are_addresses_and_owners_are_held_once() {
+        let host = HostBuffer::zeroed(64);
+        let device = memory(0, 0x1000, 64);
+        let held = Arc::strong_count(device.owner());
+        let mut batch = CopyBatch::with_capacity(Direction::HostToDevice, 2);
+        batch.push_host_to_device(&host, 8, &device, 16, 4).expect("fits");
+        batch.push_host_to_device(&host, 0, &device, 63, 1).expect("fits");
+        batch.push_host_to_device(&host, 64, &device, 64, 0).expect("nothing, at the end");
+        let expected = [
+            CopyPiece { src: host.address() + 8, dst: 0x1010, len: 4 },
+            CopyPiece { src: host.address(), dst: 0x103f, len: 1 },
+        ];
+        assert_eq!(batch.pieces(), expected);
+        assert_eq!((batch.bytes(), batch.len(), batch.device()), (5, 2, Some(DeviceId(0))));
+        assert_eq!(Arc::strong_count(device.owner()), held + 1);
+        drop(batch);
+        assert_eq!(Arc::strong_count(device.owner()), held);
+    }
+
+    #[test]
+    fn one_batch_is_one_device_and_one_direction() {
+        let host = HostBuffer::zeroed(64);
+        let (zero, one) = (memory(0, 0x1000, 64), memory(1, 0x1000, 64));
+        let mut batch = CopyBatch::new(Direction::DeviceToHost);
+        batch.push_device_to_host(&zero, 0, &host, 0, 64).expect("fits");
+        let other = batch.push_device_to_host(&one, 0, &host, 0, 64);
+        assert_eq!(other, Err(DeviceError::WrongDevice { expected: DeviceId(0), found: DeviceId(1) }));
+        let wrong = batch.push_host_to_device(&host, 0, &zero, 0, 64);
+        let (expected, found) = (Direction::DeviceToHost, Direction::HostToDevice);
+        assert_eq!(wrong, Err(DeviceError::WrongDirection { expected, found }));
+        assert_eq!(batch.len(), 1);
+    }
+}

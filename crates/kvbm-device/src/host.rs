@@ -290,3 +290,90 @@ impl fmt::Debug for PinnedHost {
         write!(f, "PinnedHost({:?})", self.region)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_in_and_out_within_bounds() {
+        let buffer = HostBuffer::from_bytes(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(buffer.address().is_multiple_of(HostBuffer::ALIGNMENT as u64));
+        let part = buffer.slice(2, 4).expect("inside");
+        part.write_at(1, &[9, 9]).expect("inside");
+        let mut out = [0; 4];
+        part.read_at(0, &mut out).expect("inside");
+        assert_eq!(out, [3, 9, 9, 6]);
+        buffer.copy_from(0, &buffer, 1, 7).expect("overlap is allowed");
+        assert_eq!(buffer.to_vec(), [2, 3, 9, 9, 6, 7, 8, 8]);
+        buffer.fill(6, 2, 0).expect("inside");
+        assert_eq!(buffer.to_vec(), [2, 3, 9, 9, 6, 7, 0, 0]);
+    }
+
+    #[test]
+    fn every_access_is_checked() {
+        let buffer = HostBuffer::zeroed(8);
+        let out_of_range = |result: Result<(), DeviceError>| {
+            assert!(matches!(result, Err(DeviceError::OutOfRange { size: 8, .. })), "{result:?}");
+        };
+        for (offset, len) in [(0, 9), (8, 1), (9, 0), (u64::MAX, 1), (1, u64::MAX)] {
+            out_of_range(buffer.slice(offset, len).map(|_| ()));
+            out_of_range(buffer.ptr_at(offset, len).map(|_| ()));
+            out_of_range(buffer.fill(offset, len, 1));
+            out_of_range(buffer.copy_from(offset, &buffer, 0, len));
+            out_of_range(buffer.copy_from(0, &buffer, offset, len));
+        }
+        out_of_range(buffer.read_at(1, &mut [0; 8]));
+        out_of_range(buffer.write_at(8, &[0]));
+        assert_eq!(buffer.to_vec(), [0; 8]);
+        assert!(buffer.slice(8, 0).expect("the end is inside").is_empty());
+    }
+
+    #[test]
+    fn slices_of_disjoint_ranges_work_on_several_threads() {
+        let buffer = HostBuffer::zeroed(4 * 64);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let region = buffer.region().clone();
+                scope.spawn(move || {
+                    let offset = u64::from(thread) * 64;
+                    // SAFETY: each thread has a range of its own, and nobody else looks before all are done.
+                    let bytes = unsafe { region.bytes_mut(offset, 64) }.expect("inside");
+                    bytes.fill(thread + 1);
+                    region.write_at(offset, &[0xff]).expect("inside");
+                });
+            }
+        });
+        // SAFETY: the writers are done.
+        let bytes = unsafe { buffer.bytes(0, 256) }.expect("inside");
+        for (thread, part) in (1_u8..).zip(bytes.chunks(64)) {
+            assert_eq!(part[0], 0xff);
+            assert!(part[1..].iter().all(|byte| *byte == thread));
+        }
+    }
+
+    #[test]
+    fn memory_outlives_its_buffer_and_its_registration() {
+        let buffer = HostBuffer::from_bytes(&[7; 32]);
+        let part = buffer.slice(16, 16).expect("inside");
+        let weak = Arc::downgrade(buffer.owner());
+        let registration: Arc<()> = Arc::new(());
+        let pinned = PinnedHost::new(buffer.region().clone(), Box::new(Arc::clone(&registration)));
+        drop(buffer);
+        let mut out = [0; 16];
+        part.read_at(0, &mut out).expect("inside");
+        assert_eq!(out, [7; 16]);
+        drop(part);
+        assert_eq!(pinned.region().len(), 32);
+        drop(pinned);
+        assert_eq!(Arc::strong_count(&registration), 1, "unregistered");
+        assert_eq!(weak.strong_count(), 0, "freed");
+    }
+
+    #[test]
+    fn empty_buffer() {
+        let buffer = HostBuffer::zeroed(0);
+        assert!(buffer.is_empty() && buffer.to_vec().is_empty());
+        assert!(buffer.write_at(0, &[1]).is_err());
+    }
+}

@@ -1,0 +1,290 @@
+//! What only the emulated device does: memory out of the CPU's reach, modelled time, kernels, bounded queues.
+#![cfg(not(miri))] // memfd and mmap of shared memory do not exist there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvbm_device::{
+    CopyBatch, Device, DeviceError, DeviceId, DeviceMemory, Direction, EmulatedConfig, EmulatedDevice,
+    EmulatedStream, Event, EventStatus, HostBuffer, ManualClock, ModelPath, TransferModel,
+};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn device(config: EmulatedConfig) -> EmulatedDevice {
+    EmulatedDevice::new(EmulatedConfig { memory_bytes: 64 << 20, ..config }).expect("address space")
+}
+
+fn h2d(host: &HostBuffer, memory: &DeviceMemory) -> CopyBatch {
+    let mut batch = CopyBatch::new(Direction::HostToDevice);
+    batch.push_host_to_device(host, 0, memory, 0, memory.len()).expect("fits");
+    batch
+}
+
+fn d2h(memory: &DeviceMemory, host: &HostBuffer) -> CopyBatch {
+    let mut batch = CopyBatch::new(Direction::DeviceToHost);
+    batch.push_device_to_host(memory, 0, host, 0, memory.len()).expect("fits");
+    batch
+}
+
+#[test]
+fn cpu_cannot_touch_device_memory() {
+    use std::os::fd::AsRawFd;
+    let device = device(EmulatedConfig::default());
+    let memory = device.allocate(4096, 256).expect("memory");
+    let stream = device.create_stream("s").expect("stream");
+    stream.fill(&memory, 0, 4096, 7).expect("fill").wait(soon()).expect("fill");
+    let sink = tempfile::tempfile().expect("a file");
+    // SAFETY: the kernel reads the buffer for us and reports a fault as an error instead of a signal.
+    let written = unsafe { libc::write(sink.as_raw_fd(), memory.address() as *const libc::c_void, 1) };
+    let error = std::io::Error::last_os_error();
+    assert_eq!((written, error.raw_os_error()), (-1, Some(libc::EFAULT)));
+}
+
+/// One block of the tiering article: 16 tokens x 2 x 80 layers x 8 heads x 128 x 2 bytes.
+const BLOCK: u64 = 5_242_880;
+
+fn reference() -> (EmulatedDevice, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new());
+    let config = EmulatedConfig {
+        model: TransferModel::reference(),
+        clock: Arc::clone(&clock) as Arc<dyn kvbm_device::Clock>,
+        ..EmulatedConfig::default()
+    };
+    (device(config), clock)
+}
+
+fn now(clock: &ManualClock) -> f64 {
+    kvbm_device::Clock::now(clock).as_secs_f64() * 1e6
+}
+
+#[test]
+fn streams_take_the_time_of_the_model() {
+    let (device, clock) = reference();
+    let memory = device.allocate(BLOCK, 256).expect("memory");
+    let host = HostBuffer::zeroed(BLOCK as usize);
+    let stream = device.create_stream("s").expect("stream");
+    stream.copy(h2d(&host, &memory)).expect("queued").wait(soon()).expect("complete");
+    let onboard = now(&clock);
+    assert!((onboard / 187.0 - 1.0).abs() < 0.05, "host to device took {onboard} us");
+    stream.copy(d2h(&memory, &host)).expect("queued").wait(soon()).expect("complete");
+    let offload = now(&clock) - onboard;
+    assert!((offload / 187.0 - 1.0).abs() < 0.05, "device to host took {offload} us");
+    let before = now(&clock);
+    device.links().pass(ModelPath::DiskRead, BLOCK);
+    stream.copy(h2d(&host, &memory)).expect("queued").wait(soon()).expect("complete");
+    let restore = now(&clock) - before;
+    assert!((restore / 936.0 - 1.0).abs() < 0.05, "disk to host to device took {restore} us");
+}
+
+#[test]
+fn many_small_pieces_take_as_long_as_one_large() {
+    let (device, clock) = reference();
+    let memory = device.allocate(BLOCK, 256).expect("memory");
+    let host = HostBuffer::zeroed(BLOCK as usize);
+    let mut batch = CopyBatch::new(Direction::HostToDevice);
+    for piece in 0..1280 {
+        batch.push_host_to_device(&host, piece * 4096, &memory, piece * 4096, 4096).expect("fits");
+    }
+    assert_eq!(batch.bytes(), BLOCK);
+    let stream = device.create_stream("s").expect("stream");
+    stream.copy(batch).expect("queued").wait(soon()).expect("complete");
+    assert!((now(&clock) / 187.0 - 1.0).abs() < 0.05, "{} us", now(&clock));
+}
+
+#[test]
+fn concurrent_copies_share_the_link() {
+    let (device, clock) = reference();
+    let streams = [device.create_stream("a").expect("stream"), device.create_stream("b").expect("stream")];
+    let mut done = Vec::new();
+    for stream in &streams {
+        let memory = device.allocate(BLOCK, 256).expect("memory");
+        done.push(stream.copy(h2d(&HostBuffer::zeroed(BLOCK as usize), &memory)).expect("queued"));
+    }
+    for event in done {
+        event.wait(soon()).expect("complete");
+    }
+    let together = now(&clock);
+    assert!(together >= 2.0 * 187.0 * 0.99, "two copies through one link took {together} us");
+}
+
+#[test]
+fn streams_really_take_at_least_the_time_of_the_model() {
+    let device = device(EmulatedConfig { model: TransferModel::reference(), ..EmulatedConfig::default() });
+    let memory = device.allocate(BLOCK, 256).expect("memory");
+    let host = HostBuffer::zeroed(BLOCK as usize);
+    let stream = device.create_stream("s").expect("stream");
+    let start = Instant::now();
+    stream.copy(h2d(&host, &memory)).expect("queued").wait(soon()).expect("complete");
+    assert!(start.elapsed() >= Duration::from_micros(187));
+}
+
+#[test]
+fn full_queue_gives_the_batch_back() {
+    let device = device(EmulatedConfig { queue_limit: 2, ..EmulatedConfig::default() });
+    let stream = device.create_stream("short").expect("stream");
+    let memory = device.allocate(4096, 256).expect("memory");
+    let host = HostBuffer::zeroed(4096);
+    let (gate, open) = Event::completable();
+    stream.wait(&gate).expect("queued");
+    // The thread stands at the gate or is about to: at most two more fit behind it.
+    let rejected = (0..4).find_map(|_| stream.copy(h2d(&host, &memory)).err()).expect("the queue is bounded");
+    assert!(matches!(rejected.error, DeviceError::QueueFull { limit: 2, .. }), "{}", rejected.error);
+    assert_eq!(rejected.batch.bytes(), 4096);
+    open.complete(Ok(()));
+    let deadline = soon();
+    let mut batch = rejected.batch;
+    let done = loop {
+        match stream.copy(batch) {
+            Ok(done) => break done,
+            Err(again) => batch = again.batch,
+        }
+        assert!(Instant::now() < deadline, "the queue drains");
+        std::thread::yield_now();
+    };
+    assert_eq!(done.wait(soon()), Ok(()));
+}
+
+#[test]
+fn a_stream_waits_for_an_event_of_the_host() {
+    let device = device(EmulatedConfig::default());
+    let stream = device.create_stream("gated").expect("stream");
+    let memory = device.allocate(4096, 256).expect("memory");
+    let host = HostBuffer::zeroed(4096);
+    let (gate, open) = Event::completable();
+    stream.wait(&gate).expect("queued");
+    let done = stream.copy(h2d(&host, &memory)).expect("queued");
+    assert_eq!(done.query(), EventStatus::Pending);
+    host.fill(0, 4096, 9).expect("inside");
+    open.complete(Ok(()));
+    let back = HostBuffer::zeroed(4096);
+    stream.copy(d2h(&memory, &back)).expect("queued").wait(soon()).expect("complete");
+    assert!(back.to_vec().iter().all(|byte| *byte == 9), "the copy ran before its gate");
+}
+
+#[test]
+fn a_failed_event_stops_who_waits_for_it() {
+    let device = device(EmulatedConfig::default());
+    let stream = device.create_stream("gated").expect("stream");
+    let memory = device.allocate(4096, 256).expect("memory");
+    let (gate, open) = Event::completable();
+    stream.wait(&gate).expect("queued");
+    let done = stream.fill(&memory, 0, 4096, 1).expect("queued");
+    drop(open);
+    let error = done.wait(soon()).expect_err("nothing runs behind a failed event");
+    assert!(
+        matches!(&error, DeviceError::Poisoned { cause, .. } if matches!(**cause, DeviceError::Abandoned { .. }))
+    );
+    assert!(stream.record().expect("queued").wait(soon()).is_err(), "a marker tells the failure too");
+    assert!(matches!(stream.wait(&Event::complete()), Err(DeviceError::Poisoned { .. })));
+}
+
+#[test]
+fn kernels_run_in_order_over_checked_memory() {
+    let device = device(EmulatedConfig::default());
+    let stream = device.create_stream("compute").expect("stream");
+    let compute = EmulatedStream::of(&*stream).expect("an emulated stream");
+    let (a, b) = (device.allocate(4096, 256).expect("memory"), device.allocate(4096, 256).expect("memory"));
+    stream.fill(&a, 0, 4096, 20).expect("queued");
+    let (from, to) = (a.address(), b.address());
+    let owners: Vec<kvbm_device::Owner> = vec![Arc::new((a.clone(), b.clone()))];
+    compute
+        .launch("double", owners, move |memory| {
+            let mut bytes = [0; 4096];
+            memory.read(from, &mut bytes)?;
+            memory.write(to, &bytes.map(|byte| byte * 2))?;
+            memory.copy(to, from, 2048)
+        })
+        .expect("queued");
+    let back = HostBuffer::zeroed(4096);
+    stream.copy(d2h(&a, &back)).expect("queued").wait(soon()).expect("complete");
+    let expected: Vec<u8> = [[40; 2048], [20; 2048]].concat();
+    assert_eq!(back.to_vec(), expected);
+
+    let beyond = compute.launch("beyond", Vec::new(), move |memory| memory.write(to + 4090, &[0; 7]));
+    let error = beyond.expect("queued").wait(soon()).expect_err("the write leaves its allocation");
+    assert!(matches!(error, DeviceError::UnknownMemory { .. }), "{error}");
+    assert!(matches!(stream.status(), Err(DeviceError::Poisoned { .. })));
+}
+
+#[test]
+fn a_panicking_kernel_is_a_failed_operation() {
+    let device = device(EmulatedConfig::default());
+    let stream = device.create_stream("compute").expect("stream");
+    let compute = EmulatedStream::of(&*stream).expect("an emulated stream");
+    let done = compute.launch("bug", Vec::new(), |_| panic!("a bug in a kernel")).expect("queued");
+    let error = done.wait(soon()).expect_err("it failed");
+    assert!(
+        matches!(&error, DeviceError::OperationFailed { operation, .. } if operation == "kernel bug"),
+        "{error}"
+    );
+}
+
+#[test]
+fn memory_of_another_device_is_refused() {
+    let one = device(EmulatedConfig::default());
+    let two = device(EmulatedConfig { id: DeviceId(1), ..EmulatedConfig::default() });
+    let stream = one.create_stream("s").expect("stream");
+    let memory = two.allocate(4096, 256).expect("memory");
+    let host = HostBuffer::zeroed(4096);
+    let rejected = stream.copy(h2d(&host, &memory)).expect_err("another device");
+    assert_eq!(rejected.error, DeviceError::WrongDevice { expected: DeviceId(0), found: DeviceId(1) });
+    // SAFETY: refused; nothing is done with it.
+    let external = unsafe { one.register_external(memory.address(), 4096) };
+    assert!(matches!(external, Err(DeviceError::UnknownMemory { .. })), "{external:?}");
+    let mut batch = CopyBatch::new(Direction::DeviceToDevice);
+    let here = one.allocate(4096, 256).expect("memory");
+    let mixed = batch.push_device_to_device(&memory, 0, &here, 0, 16);
+    assert!(matches!(mixed, Err(DeviceError::WrongDevice { .. })), "{mixed:?}");
+}
+
+#[test]
+fn engine_memory_freed_too_early_is_an_error_not_a_wrong_byte() {
+    let device = device(EmulatedConfig::default());
+    let stream = device.create_stream("s").expect("stream");
+    let engine = device.allocate(8192, 256).expect("memory");
+    let address = engine.address();
+    // SAFETY: broken below on purpose; the emulated device looks every range up again before it touches it.
+    let ours = unsafe { device.register_external(address, 8192) }.expect("registered");
+    drop(engine);
+    let error = stream.fill(&ours, 0, 16, 1).expect("queued").wait(soon()).expect_err("freed");
+    assert!(matches!(error, DeviceError::UnknownMemory { address: told, .. } if told == address), "{error}");
+}
+
+#[test]
+fn threads_end_with_their_streams() {
+    let device = device(EmulatedConfig::default());
+    let streams: Vec<_> = (0..4).map(|_| device.create_stream("s").expect("stream")).collect();
+    assert_eq!(device.streams_alive(), 4);
+    drop(streams);
+    let deadline = soon();
+    while device.streams_alive() > 0 {
+        assert!(Instant::now() < deadline, "a stream without handles ends");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn handles_outlive_the_device() {
+    let device = device(EmulatedConfig::default());
+    let stream = device.create_stream("s").expect("stream");
+    let memory = device.allocate(4096, 256).expect("memory");
+    drop(device);
+    stream.fill(&memory, 0, 4096, 3).expect("queued");
+    let back = HostBuffer::zeroed(4096);
+    stream.copy(d2h(&memory, &back)).expect("queued").wait(soon()).expect("complete");
+    assert!(back.to_vec().iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn bad_configurations_name_the_field() {
+    let no_memory = EmulatedDevice::new(EmulatedConfig { memory_bytes: 0, ..EmulatedConfig::default() });
+    assert!(matches!(no_memory, Err(DeviceError::Invalid { what: "memory_bytes", .. })));
+    let no_queue = EmulatedDevice::new(EmulatedConfig { queue_limit: 0, ..EmulatedConfig::default() });
+    assert!(matches!(no_queue, Err(DeviceError::Invalid { what: "queue_limit", .. })));
+    let too_much =
+        EmulatedDevice::new(EmulatedConfig { memory_bytes: u64::MAX, ..EmulatedConfig::default() });
+    assert!(matches!(too_much, Err(DeviceError::Invalid { .. } | DeviceError::Os { .. })), "{too_much:?}");
+}
