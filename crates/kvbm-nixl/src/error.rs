@@ -1,0 +1,108 @@
+//! Block sets that cannot be sent or must not be used.
+
+use kvbm_plan::LeaseId;
+use kvbm_tokens::NamespaceTag;
+
+use crate::UnixMillis;
+
+/// Why a block set cannot be exported: a peer would refuse it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("block set: {field} is {value}; {rule}")]
+pub struct ExportError {
+    pub(crate) field: &'static str,
+    pub(crate) value: String,
+    pub(crate) rule: &'static str,
+}
+
+impl ExportError {
+    /// The field at fault.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+}
+
+/// Why bytes that a peer sent are not a block set to use. Nothing was kept of them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// Longer than any block set.
+    #[error("block set of {length} bytes: at most {limit} are read; it is damaged, or not a block set")]
+    TooLong {
+        /// Bytes received.
+        length: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// Ends too early.
+    #[error("block set ends in {field}: {length} bytes in all; ask the peer for it again")]
+    Truncated {
+        /// The field that is cut.
+        field: &'static str,
+        /// Bytes received.
+        length: usize,
+    },
+    /// Not a block set.
+    #[error("not a kvbm block set: its first bytes are {found:02x?}")]
+    Magic {
+        /// The first bytes.
+        found: [u8; 8],
+    },
+    /// Written in a format that this version cannot read.
+    #[error(
+        "block set format version {found}: this kvbm reads version {known}; run the same version on both sides"
+    )]
+    Version {
+        /// Its version.
+        found: u16,
+        /// Our version.
+        known: u16,
+    },
+    /// The checksum does not match.
+    #[error("block set checksum mismatch: it was damaged on its way; ask the peer for it again")]
+    Checksum,
+    /// Sound bytes, impossible value.
+    #[error("block set: {field} is {value}; {rule}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        rule: &'static str,
+    },
+    /// Bytes behind the end.
+    #[error("block set has {extra} bytes behind its end; ask the peer for it again")]
+    Trailing {
+        /// Surplus bytes.
+        extra: usize,
+    },
+    /// The peer's blocks are of another model, or another configuration of it.
+    #[error(
+        "block set is of namespace {found}, ours is {expected}; compare model, weights, dtype, page size and salts of both sides"
+    )]
+    Namespace {
+        /// Ours.
+        expected: NamespaceTag,
+        /// The peer's.
+        found: NamespaceTag,
+    },
+    /// The lease is over, so the peer may be writing to that memory.
+    #[error(
+        "lease {lease} of the block set expired at {expired} ms, now is {now} ms (Unix time); ask for a new one, and check both clocks"
+    )]
+    Expired {
+        /// The lease.
+        lease: LeaseId,
+        /// When it ended.
+        expired: UnixMillis,
+        /// The importer's clock.
+        now: UnixMillis,
+    },
+}
+
+impl From<ExportError> for ImportError {
+    fn from(error: ExportError) -> Self {
+        let ExportError { field, value, rule } = error;
+        Self::Field { field, value, rule }
+    }
+}
