@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use kvbm_plan::{BlockSetId, LeaseId, NodeId, RankSlice};
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{BlockSetId, LeaseId, NamespaceTag, NodeId, RankSlice};
 
 use crate::{ExportError, ImportError, codec};
 

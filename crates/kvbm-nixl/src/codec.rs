@@ -18,8 +18,7 @@
 //! The left column comes first, then the right one; integers are little-endian, nothing is padded.
 
 use crc_fast::{CrcAlgorithm, checksum};
-use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NodeId, Rank, RankSlice, Replication};
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 
 use crate::{BlockSet, ExportError, ImportError, Lease, MemoryKind, MemoryRegion, UnixMillis};
 

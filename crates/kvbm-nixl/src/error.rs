@@ -1,7 +1,6 @@
 //! Block sets that cannot be sent or must not be used.
 
-use kvbm_plan::LeaseId;
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{LeaseId, NamespaceTag};
 
 use crate::UnixMillis;
 

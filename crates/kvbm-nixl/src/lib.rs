@@ -8,8 +8,7 @@
 //!
 //! ```
 //! use kvbm_nixl::{BlockSet, Lease, MemoryKind, MemoryRegion, SerializedBlockSet, UnixMillis};
-//! use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NodeId, Rank, RankSlice, Replication};
-//! use kvbm_tokens::NamespaceTag;
+//! use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 //!
 //! let namespace = NamespaceTag::from_bytes([1; 16]);
 //! let heads = HeadRange { start: 0, count: 8 };

@@ -2,8 +2,7 @@
 
 use crc_fast::{CrcAlgorithm, checksum};
 use kvbm_nixl::{BlockSet, ImportError, Lease, MemoryKind, MemoryRegion, SerializedBlockSet, UnixMillis};
-use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NodeId, Rank, RankSlice, Replication};
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication};
 use proptest::prelude::*;
 
 const NOW: UnixMillis = UnixMillis(1_000);

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{GroupId, SequenceHash, VolumeId};
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{GroupId, NamespaceTag, SequenceHash, VolumeId};
 
 use crate::{BlobKey, BlobSlice, GetRequest, PutRequest, Volume, VolumeDescriptor, VolumeError, VolumeExt};
 

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use kvbm_plan::{GroupId, RankSlice, SequenceHash};
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{GroupId, NamespaceTag, RankSlice, SequenceHash};
 
 /// The layers and heads of a block that an object holds. The whole block when it names all of the model's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,8 +12,7 @@
 //!
 //! ```
 //! use std::time::{Duration, Instant};
-//! use kvbm_plan::{GroupId, SequenceHash, VolumeId};
-//! use kvbm_tokens::NamespaceTag;
+//! use kvbm_plan::{GroupId, NamespaceTag, SequenceHash, VolumeId};
 //! use kvbm_volume::{BlobKey, BlobSlice, PutRequest, VolumeDescriptor, VolumeExt, VolumeRegistry};
 //!
 //! let registry = VolumeRegistry::new();

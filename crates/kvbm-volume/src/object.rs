@@ -16,8 +16,7 @@
 //! Integers are little-endian. The payload's checksum covers the key, so an intact payload under another's header fails.
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
-use kvbm_plan::{GroupId, SequenceHash};
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{GroupId, NamespaceTag, SequenceHash};
 
 use crate::{BlobKey, BlobSlice, Corruption};
 

@@ -4,8 +4,7 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use kvbm_plan::{GroupId, HeadRange, Rank, RankSlice, Replication, SequenceHash, VolumeId};
-use kvbm_tokens::NamespaceTag;
+use kvbm_plan::{GroupId, HeadRange, NamespaceTag, Rank, RankSlice, Replication, SequenceHash, VolumeId};
 use kvbm_volume::conformance::{self, Subject};
 use kvbm_volume::{
     BlobKey, BlobSlice, DirectoryVolume, MAX_ALIGNMENT, MemoryVolume, RegistryError, Volume,
