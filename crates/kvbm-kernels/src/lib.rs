@@ -12,8 +12,10 @@
 //! In every form the `hd` elements of one (layer, outer, head, token) are contiguous: a *row*. So every conversion is a
 //! permutation of rows, whatever the element type: [`convert`] moves them, and moves neighbours together.
 //!
-//! This crate knows forms and how to move rows between them. It must never know what a block is for, which one to move, or
-//! where memory comes from. What is here runs on the CPU and defines what any kernel must do, byte for byte.
+//! **Knows:** forms, and how to move rows between them.
+//! **Must never know:** what a block is for, which one to move, where memory comes from.
+//!
+//! What is here runs on the CPU and defines what any kernel must do, byte for byte.
 //!
 //! ```
 //! use kvbm_kernels::{BlockShape, ChunkOrder, block_to_universal};

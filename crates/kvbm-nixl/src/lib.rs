@@ -3,8 +3,10 @@
 //! A worker *exports* a [`BlockSet`]: where its memory is, how blocks lie in it, which slice of which namespace it holds, and
 //! under which lease it may be read. A peer *imports* it from a [`SerializedBlockSet`], which is untrusted until then.
 //!
-//! This crate knows the description of remote memory and NIXL. It must never know which blocks exist or are worth reading, and it
-//! decides nothing. This version links no NIXL and moves no bytes: [`Availability`] says so, and what to install.
+//! **Knows:** the description of remote memory, and NIXL.
+//! **Must never know:** which blocks exist or are worth reading; it decides nothing.
+//!
+//! This version links no NIXL and moves no bytes: [`Availability`] says so, and what to install.
 //!
 //! ```
 //! use kvbm_nixl::{BlockSet, Lease, MemoryKind, MemoryRegion, SerializedBlockSet, UnixMillis};

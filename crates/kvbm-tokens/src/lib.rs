@@ -3,8 +3,8 @@
 //! A *block* is `page_size` tokens. Its [`SequenceHash`] chains all tokens before it, so equal hashes in one
 //! [`Namespace`] mean equal prefixes, and a prefix that two requests share is stored once.
 //!
-//! This crate knows token ids, namespaces and hashes. It must never know where a block lies (tiers, pools, layouts,
-//! ranks), and it does no I/O, starts no thread and uses no runtime.
+//! **Knows:** token ids, namespaces and hashes.
+//! **Must never know:** where a block lies (tiers, pools, layouts, ranks). It does no I/O, starts no thread, uses no runtime.
 //!
 //! ```
 //! use kvbm_tokens::{Namespace, TokenSequence};

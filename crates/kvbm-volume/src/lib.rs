@@ -4,8 +4,9 @@
 //! [`delete`](Volume::delete), all in batches with a deadline. Volumes are made, mounted and formatted by whoever owns
 //! them; a [`VolumeRegistry`] makes them known by descriptor and forgets them again.
 //!
-//! This crate knows keys, objects and their headers. It must never know which blocks are worth keeping, where else they
-//! lie, or how a block's bytes are laid out; it never mounts, formats or creates a store.
+//! **Knows:** keys, objects and their headers.
+//! **Must never know:** which blocks are worth keeping, where else they lie, how their bytes are laid out; and it never
+//! mounts, formats or creates a store.
 //!
 //! What comes back from a volume is untrusted: every object names its key, length and checksum, and is checked before its
 //! bytes are used. A missing or damaged object is an error for which [`VolumeError::is_miss`] holds: recompute the block.
