@@ -1,0 +1,178 @@
+//! What a worker is started with.
+
+use crate::error::StartError;
+use kvbm_device::Device;
+use kvbm_disk::{DiskEngine, Recovered};
+use kvbm_plan::{Epoch, GroupId, Path, Rank, TransferPlan};
+use kvbm_storage::BoundLayout;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// When the bytes of a host block are compared with their checksum before they go to the device. The identity of the slot
+/// is compared every time: it costs nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerifyHost {
+    /// Never: memory is trusted.
+    Never,
+    /// One block of this many (at least 1).
+    Sampled(u32),
+    /// Every block.
+    Always,
+}
+
+impl Default for VerifyHost {
+    fn default() -> Self {
+        Self::Sampled(16)
+    }
+}
+
+/// Bounds of one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathConfig {
+    /// Plans that may be queued; more are reported as [`QueueFull`](kvbm_plan::FailureKind::QueueFull).
+    pub queue_plans: usize,
+    /// Blocks that may be queued, at least [`TransferPlan::MAX_BLOCKS`].
+    pub queue_blocks: usize,
+    /// Executor threads.
+    pub threads: usize,
+    /// Blocks in flight per executor thread.
+    pub depth_blocks: usize,
+    /// Blocks handed to the hardware in one piece of work, at most `depth_blocks`.
+    pub batch_blocks: usize,
+}
+
+impl Default for PathConfig {
+    fn default() -> Self {
+        Self { queue_plans: 1024, queue_blocks: 65_536, threads: 1, depth_blocks: 64, batch_blocks: 16 }
+    }
+}
+
+/// One [`PathConfig`] per path of [`Path::LOCAL`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathConfigs {
+    /// Device to host.
+    pub g1_g2: PathConfig,
+    /// Host to device.
+    pub g2_g1: PathConfig,
+    /// Host to disk.
+    pub g2_g3: PathConfig,
+    /// Disk to host.
+    pub g3_g2: PathConfig,
+    /// Disk to device, through the staging ring; its blocks in flight are bounded by the ring too.
+    pub g3_g1: PathConfig,
+}
+
+impl PathConfigs {
+    /// The same for every path.
+    pub const fn all(config: PathConfig) -> Self {
+        Self { g1_g2: config, g2_g1: config, g2_g3: config, g3_g2: config, g3_g1: config }
+    }
+
+    pub(crate) fn in_order(&self) -> [(Path, PathConfig); Path::LOCAL.len()] {
+        [
+            (Path::G1_G2, self.g1_g2),
+            (Path::G2_G1, self.g2_g1),
+            (Path::G2_G3, self.g2_g3),
+            (Path::G3_G2, self.g3_g2),
+            (Path::G3_G1, self.g3_g1),
+        ]
+    }
+}
+
+/// G3 of a worker: an open engine, and what it found.
+#[derive(Debug)]
+pub struct DiskTier {
+    /// The engine. Its blocks must have the bytes of [`disk_layout`](crate::disk_layout).
+    pub engine: Arc<DiskEngine>,
+    /// What opening it found; told to the leader at start.
+    pub recovered: Recovered,
+}
+
+/// Configuration of a [`TransferManager`](crate::TransferManager): one rank, one cache group.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct WorkerConfig {
+    /// Who reports.
+    pub rank: Rank,
+    /// Life of the leader that is served; plans of another one are refused.
+    pub epoch: Epoch,
+    /// Cache group of all blocks.
+    pub group: GroupId,
+    /// Namespace tag that checksums are bound to; the disk engine's where there is one.
+    pub namespace: [u8; 16],
+    /// The device that G1 lies on. Not needed where all tiers lie in host memory.
+    pub device: Option<Arc<dyn Device>>,
+    /// G1: device memory, or host memory where the engine computes there.
+    pub g1: Option<BoundLayout>,
+    /// G2: host memory.
+    pub g2: Option<BoundLayout>,
+    /// G3. Needs `g2`, whose shape its blocks have.
+    pub g3: Option<DiskTier>,
+    /// Blocks in the staging ring between G3 and G1, outside G2. 0 leaves the path G3 to G1 out.
+    pub staging_blocks: u32,
+    /// Bounds of the paths.
+    pub paths: PathConfigs,
+    /// Verification of host memory.
+    pub verify_host: VerifyHost,
+    /// Reports and messages that may wait for the sink; more submissions are refused until it took some.
+    pub outgoing: usize,
+    /// How long a flush may take.
+    pub flush_deadline: Duration,
+    /// How long dropping the manager waits for started transfers. What runs longer is detached.
+    pub drop_deadline: Duration,
+}
+
+impl WorkerConfig {
+    /// Defaults: group 0, 16 staging blocks, [`PathConfig::default`], no tiers. `namespace` is the tag that checksums are bound to.
+    pub fn new(rank: Rank, epoch: Epoch, namespace: [u8; 16]) -> Self {
+        Self {
+            rank,
+            epoch,
+            group: GroupId(0),
+            namespace,
+            device: None,
+            g1: None,
+            g2: None,
+            g3: None,
+            staging_blocks: 16,
+            paths: PathConfigs::default(),
+            verify_host: VerifyHost::default(),
+            outgoing: 4096,
+            flush_deadline: Duration::from_secs(60),
+            drop_deadline: Duration::from_secs(5),
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), StartError> {
+        for (path, config) in self.paths.in_order() {
+            let PathConfig { queue_plans, queue_blocks, threads, depth_blocks, batch_blocks } = config;
+            at_least("queue_plans", path, queue_plans, 1)?;
+            at_least("queue_blocks", path, queue_blocks, TransferPlan::MAX_BLOCKS)?;
+            at_least("threads", path, threads, 1)?;
+            at_least("batch_blocks", path, batch_blocks, 1)?;
+            at_least("depth_blocks", path, depth_blocks, batch_blocks)?;
+        }
+        if self.verify_host == VerifyHost::Sampled(0) {
+            return Err(bad("verify_host", "Sampled(0)", "must be Sampled(1) or more, or Never"));
+        }
+        if self.outgoing == 0 {
+            return Err(bad("outgoing", "0", "must be at least 1"));
+        }
+        if self.g3.is_some() && self.g2.is_none() {
+            return Err(bad("g3", "set", "needs g2: blocks on disk have the shape of G2"));
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn bad(field: &'static str, value: impl Into<String>, rule: impl Into<String>) -> StartError {
+    StartError::Config { field, value: value.into(), rule: rule.into() }
+}
+
+fn at_least(field: &'static str, path: Path, value: usize, least: usize) -> Result<(), StartError> {
+    if value >= least {
+        Ok(())
+    } else {
+        Err(bad(field, value.to_string(), format!("must be at least {least} (path {path})")))
+    }
+}

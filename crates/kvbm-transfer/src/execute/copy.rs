@@ -1,0 +1,290 @@
+//! Copies between two memories: batched and scattered on a device stream, or by the CPU where both are host memory.
+
+use super::{Done, Stage};
+use crossbeam_channel::Sender;
+use kvbm_device::{CopyBatch, Device, DeviceError, Direction, Stream};
+use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
+use kvbm_plan::{LayerRange, TransferPlan};
+use kvbm_storage::{BoundLayout, RegionMemory};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Times that blocks are issued again because a block before them stopped their stream.
+const MAX_ATTEMPTS: u8 = 8;
+/// Copy plans of layer ranges that are kept.
+const MAX_RANGES: usize = 1024;
+
+/// Two memories and the runs between their blocks.
+pub(crate) struct Route {
+    src: BoundLayout,
+    dst: BoundLayout,
+    whole: Arc<CopyPlan>,
+    ranges: HashMap<(u32, u32), Arc<CopyPlan>>,
+}
+
+impl Route {
+    pub(crate) fn new(src: BoundLayout, dst: BoundLayout) -> Result<Self, PlanError> {
+        let whole = CopyPlan::between(src.layout().as_ref(), dst.layout().as_ref(), &Selection::all())?;
+        Ok(Self { src, dst, whole: Arc::new(whole), ranges: HashMap::new() })
+    }
+
+    fn plan(&mut self, layers: Option<LayerRange>) -> Result<Arc<CopyPlan>, PlanError> {
+        let Some(LayerRange { first, count }) = layers else { return Ok(Arc::clone(&self.whole)) };
+        if let Some(plan) = self.ranges.get(&(first, count)) {
+            return Ok(Arc::clone(plan));
+        }
+        let selection = Selection::all().layers(first, first, count);
+        let plan =
+            Arc::new(CopyPlan::between(self.src.layout().as_ref(), self.dst.layout().as_ref(), &selection)?);
+        if self.ranges.len() >= MAX_RANGES {
+            self.ranges.clear();
+        }
+        self.ranges.insert((first, count), Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    /// Bytes that a block of this plan moves.
+    pub(crate) fn bytes(&mut self, layers: Option<LayerRange>) -> u64 {
+        self.plan(layers).map_or(0, |plan| plan.bytes_per_block())
+    }
+}
+
+/// What executes copies.
+pub(crate) enum Lane {
+    /// The CPU, at once.
+    Host,
+    /// A stream of its own. A stream that failed is replaced.
+    Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction },
+}
+
+impl Lane {
+    /// A stream called `name` for copies in `direction`.
+    pub(crate) fn on_device(
+        device: Arc<dyn Device>,
+        name: &str,
+        direction: Direction,
+    ) -> Result<Self, DeviceError> {
+        let stream = device.create_stream(name)?;
+        Ok(Self::Device { device, stream, direction })
+    }
+}
+
+/// One block on its way. `hold` is what must not be let go of before the copy is over.
+pub(crate) struct Item<T> {
+    pub(crate) plan: Arc<TransferPlan>,
+    pub(crate) index: u32,
+    /// Slot in the source memory.
+    pub(crate) from: u32,
+    /// Slot in the destination memory.
+    pub(crate) to: u32,
+    pub(crate) hold: T,
+}
+
+struct Batch<T> {
+    items: Vec<Item<T>>,
+    attempts: u8,
+}
+
+/// Copies batches of blocks over one route. Results gather until [`Copier::finished`] takes them.
+pub(crate) struct Copier<T> {
+    route: Route,
+    lane: Lane,
+    done: Sender<Done>,
+    next_ticket: u64,
+    flying: HashMap<u64, Batch<T>>,
+    parked: VecDeque<Batch<T>>,
+    blocks: usize,
+    finished: Vec<(Item<T>, Result<(), DeviceError>)>,
+}
+
+impl<T> Copier<T> {
+    /// Tickets are even from 0, so that a carrier may use odd ones.
+    pub(crate) fn new(route: Route, lane: Lane, done: Sender<Done>) -> Self {
+        Self {
+            route,
+            lane,
+            done,
+            next_ticket: 0,
+            flying: HashMap::new(),
+            parked: VecDeque::new(),
+            blocks: 0,
+            finished: Vec::new(),
+        }
+    }
+
+    pub(crate) fn bytes(&mut self, layers: Option<LayerRange>) -> u64 {
+        self.route.bytes(layers)
+    }
+
+    /// Blocks started and not finished.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.blocks
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Starts copying blocks of the same layer range.
+    pub(crate) fn start(&mut self, items: Vec<Item<T>>) {
+        if !items.is_empty() {
+            self.blocks += items.len();
+            self.launch(Batch { items, attempts: 0 });
+        }
+    }
+
+    pub(crate) fn retry(&mut self) {
+        for _ in 0..self.parked.len() {
+            if let Some(batch) = self.parked.pop_front() {
+                self.launch(batch);
+            }
+        }
+    }
+
+    /// Blocks that are over since the last call.
+    pub(crate) fn finished(&mut self) -> Vec<(Item<T>, Result<(), DeviceError>)> {
+        let finished = std::mem::take(&mut self.finished);
+        self.blocks -= finished.len();
+        finished
+    }
+
+    /// An event of this copier completed.
+    pub(crate) fn complete(&mut self, ticket: u64, result: Result<(), DeviceError>) {
+        let Some(batch) = self.flying.remove(&ticket) else { return };
+        match result {
+            Ok(()) => self.finish(batch, &Ok(())),
+            Err(error) => self.recover(batch, error),
+        }
+    }
+
+    /// One bad block must not fail the others: those that were not run are issued again, and those that shared a batch
+    /// with a failure are issued one by one.
+    fn recover(&mut self, batch: Batch<T>, error: DeviceError) {
+        let not_run = matches!(error, DeviceError::Poisoned { .. } | DeviceError::Closed { .. });
+        let attempts = batch.attempts + 1;
+        if attempts > MAX_ATTEMPTS || (!not_run && batch.items.len() == 1) {
+            self.finish(batch, &Err(error));
+        } else if not_run {
+            self.launch(Batch { attempts, ..batch });
+        } else {
+            for item in batch.items {
+                self.launch(Batch { items: vec![item], attempts });
+            }
+        }
+    }
+
+    fn finish(&mut self, batch: Batch<T>, result: &Result<(), DeviceError>) {
+        self.finished.extend(batch.items.into_iter().map(|item| (item, result.clone())));
+    }
+
+    fn launch(&mut self, batch: Batch<T>) {
+        let layers = batch.items.first().and_then(|item| item.plan.layers);
+        let plan = match self.route.plan(layers) {
+            Ok(plan) => plan,
+            Err(error) => return self.finish(batch, &Err(refused(&error))),
+        };
+        match &mut self.lane {
+            Lane::Host => self.copy_now(batch, &plan),
+            Lane::Device { device, stream, .. } => {
+                if stream.status().is_err() {
+                    match device.create_stream(stream.name()) {
+                        Ok(fresh) => *stream = fresh,
+                        Err(error) => return self.finish(batch, &Err(error)),
+                    }
+                }
+                self.launch_on_device(batch, &plan);
+            }
+        }
+    }
+
+    fn copy_now(&mut self, batch: Batch<T>, plan: &CopyPlan) {
+        for item in batch.items {
+            let result = copy_on_host(&self.route, plan, item.from, item.to);
+            self.finished.push((item, result));
+        }
+    }
+
+    fn launch_on_device(&mut self, mut batch: Batch<T>, plan: &CopyPlan) {
+        let Lane::Device { stream, direction, .. } = &self.lane else { return };
+        let mut copies = CopyBatch::with_capacity(*direction, plan.num_runs() as usize * batch.items.len());
+        let pushed = batch
+            .items
+            .iter()
+            .try_for_each(|item| push_block(&mut copies, &self.route, plan, item.from, item.to));
+        match pushed {
+            Ok(()) => {}
+            Err(DeviceError::BatchFull { .. }) if batch.items.len() > 1 => {
+                let second = batch.items.split_off(batch.items.len() / 2);
+                let attempts = batch.attempts;
+                self.launch_on_device(batch, plan);
+                return self.launch_on_device(Batch { items: second, attempts }, plan);
+            }
+            Err(error) => return self.finish(batch, &Err(error)),
+        }
+        match stream.copy(copies) {
+            Ok(event) => {
+                let ticket = self.next_ticket;
+                self.next_ticket += 2;
+                self.flying.insert(ticket, batch);
+                let done = self.done.clone();
+                // The executor is gone only after all its tickets came back, and the channel has room for each.
+                event.on_complete(move |result| {
+                    drop(done.try_send(Done { ticket, result: Stage::Copy(result) }))
+                });
+            }
+            Err(rejected) => match rejected.error {
+                DeviceError::QueueFull { .. } => self.parked.push_back(batch),
+                error => self.recover(batch, error),
+            },
+        }
+    }
+}
+
+fn refused(error: &PlanError) -> DeviceError {
+    DeviceError::OperationFailed {
+        stream: "none".into(),
+        operation: "copy plan".into(),
+        reason: error.to_string(),
+    }
+}
+
+fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionMemory, &'a RegionMemory)> {
+    let src = route.src.memory().get(run.src_region as usize)?;
+    let dst = route.dst.memory().get(run.dst_region as usize)?;
+    Some((src, dst))
+}
+
+fn no_copy(what: &'static str) -> DeviceError {
+    DeviceError::Unsupported { device: "kvbm-transfer".into(), operation: what }
+}
+
+fn push_block(
+    copies: &mut CopyBatch,
+    route: &Route,
+    plan: &CopyPlan,
+    from: u32,
+    to: u32,
+) -> Result<(), DeviceError> {
+    for run in plan.runs(from, to).map_err(|error| refused(&error))? {
+        match regions(route, &run) {
+            Some((RegionMemory::Host(src), RegionMemory::Device(dst))) => {
+                copies.push_host_to_device(src, run.src_offset, dst, run.dst_offset, run.len)?;
+            }
+            Some((RegionMemory::Device(src), RegionMemory::Host(dst))) => {
+                copies.push_device_to_host(src, run.src_offset, dst, run.dst_offset, run.len)?;
+            }
+            _ => return Err(no_copy("a stream copy that does not join host and device memory")),
+        }
+    }
+    Ok(())
+}
+
+fn copy_on_host(route: &Route, plan: &CopyPlan, from: u32, to: u32) -> Result<(), DeviceError> {
+    for run in plan.runs(from, to).map_err(|error| refused(&error))? {
+        let Some((RegionMemory::Host(src), RegionMemory::Host(dst))) = regions(route, &run) else {
+            return Err(no_copy("a CPU copy of memory that is not host memory"));
+        };
+        dst.copy_from(run.dst_offset, src, run.src_offset, run.len)?;
+    }
+    Ok(())
+}

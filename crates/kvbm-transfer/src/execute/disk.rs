@@ -1,0 +1,240 @@
+//! G2 and G3: straight between the fragments of host memory and the disk, without a staging copy.
+
+use super::{Carrier, Done, Site, Stage};
+use crate::host::{HostTier, ReadClaim, WriteClaim};
+use crate::schedule::Portion;
+use crossbeam_channel::Sender;
+use kvbm_device::Owner;
+use kvbm_disk::{DiskEngine, Fragments, IoBatch, OpError, OpOutcome, SubmitError};
+use kvbm_plan::{BlockId, BlockOutcome, ChecksumMode, Failure, TransferPlan};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Hands single operations to the engine and keeps those that found its queue full.
+pub(super) struct DiskPort {
+    engine: Arc<DiskEngine>,
+    done: Sender<Done>,
+    next_ticket: u64,
+    parked: VecDeque<(u64, BlockId, IoBatch)>,
+}
+
+impl DiskPort {
+    /// Tickets are odd.
+    pub(super) fn new(engine: Arc<DiskEngine>, done: Sender<Done>) -> Self {
+        Self { engine, done, next_ticket: 1, parked: VecDeque::new() }
+    }
+
+    /// Submits one operation on `slot`, which `add` puts into the batch. Its ticket, under which it completes.
+    pub(super) fn submit(
+        &mut self,
+        slot: BlockId,
+        (fragments, owners): (Fragments, Vec<Owner>),
+        deadline: Option<Instant>,
+        add: impl FnOnce(&mut IoBatch, Fragments),
+    ) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 2;
+        let done = self.done.clone();
+        let mut batch = IoBatch::new(move |outcomes: Vec<OpOutcome>| {
+            for outcome in outcomes {
+                // The executor is gone only after all its tickets came back, and the channel has room for each.
+                drop(done.try_send(Done { ticket, result: Stage::Disk(outcome) }));
+            }
+        });
+        for owner in owners {
+            batch.guard(owner);
+        }
+        if let Some(deadline) = deadline {
+            batch.deadline(deadline);
+        }
+        add(&mut batch, fragments);
+        self.hand_over(ticket, slot, batch);
+        ticket
+    }
+
+    fn hand_over(&mut self, ticket: u64, slot: BlockId, batch: IoBatch) {
+        let Err(rejected) = self.engine.submit(batch) else { return };
+        match rejected.error {
+            SubmitError::QueueFull { .. } => self.parked.push_back((ticket, slot, rejected.batch)),
+            // The batch has one operation and was not taken: its completion will not come, so this says it instead.
+            SubmitError::Empty | SubmitError::ShuttingDown => {
+                drop(
+                    self.done
+                        .try_send(Done { ticket, result: Stage::Disk(Err(OpError::ShuttingDown { slot })) }),
+                );
+            }
+        }
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    pub(super) fn retry(&mut self) {
+        for _ in 0..self.parked.len() {
+            if let Some((ticket, slot, batch)) = self.parked.pop_front() {
+                self.hand_over(ticket, slot, batch);
+            }
+        }
+    }
+}
+
+/// A block on its way to or from the disk.
+struct Flight<C> {
+    plan: Arc<TransferPlan>,
+    index: u32,
+    claim: C,
+}
+
+/// Outcome of a block whose operation ended well.
+pub(super) fn done(plan: &TransferPlan, checksum: u64) -> BlockOutcome {
+    BlockOutcome::Done { checksum: if plan.checksums == ChecksumMode::Required { checksum } else { 0 } }
+}
+
+/// Writes host blocks to the disk.
+pub(crate) struct DiskWrites {
+    site: Site,
+    host: Arc<HostTier>,
+    port: DiskPort,
+    depth: usize,
+    flying: HashMap<u64, Flight<ReadClaim>>,
+}
+
+impl DiskWrites {
+    pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
+        let port = DiskPort::new(engine, site.done.clone());
+        Self { site, host, port, depth, flying: HashMap::new() }
+    }
+
+    fn start(&mut self, portion: &Portion, index: u32) -> Result<(), Failure> {
+        let block = portion.plan.blocks[index as usize];
+        let claim = self.host.read(block.src.0, &block.identity, None)?;
+        let memory = claim.io_memory()?;
+        let known = claim.checksum();
+        let ticket = self.port.submit(block.dst, memory, portion.deadline, |batch, fragments| {
+            // The engine computes the checksum anyway: memory that changed since it was filled never reaches the disk.
+            match known {
+                Some(checksum) => batch.write_checked(block.dst, block.identity, fragments, checksum),
+                None => batch.write(block.dst, block.identity, fragments),
+            };
+        });
+        self.flying.insert(ticket, Flight { plan: Arc::clone(&portion.plan), index, claim });
+        Ok(())
+    }
+}
+
+impl Carrier for DiskWrites {
+    fn room(&self) -> usize {
+        self.depth.saturating_sub(self.flying.len())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+
+    fn issue(&mut self, portion: Portion) {
+        for &index in &portion.indices {
+            if let Err(failure) = self.start(&portion, index) {
+                let outcome =
+                    self.site.failure(&portion.plan.blocks[index as usize], failure.kind, &failure.detail);
+                self.site.settle_one(&portion.plan, index, outcome, 0);
+            }
+        }
+    }
+
+    fn complete(&mut self, message: Done) {
+        let Stage::Disk(result) = message.result else { return };
+        let Some(Flight { plan, index, claim }) = self.flying.remove(&message.ticket) else { return };
+        let (outcome, bytes) = match result {
+            Ok(op) => (done(&plan, op.checksum), op.bytes),
+            Err(error) => {
+                if matches!(error, OpError::Source { .. }) {
+                    claim.condemn();
+                }
+                (self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string()), 0)
+            }
+        };
+        drop(claim);
+        self.site.settle_one(&plan, index, outcome, bytes);
+    }
+
+    fn is_parked(&self) -> bool {
+        self.port.is_parked()
+    }
+
+    fn retry(&mut self) {
+        self.port.retry();
+    }
+}
+
+/// Reads blocks from the disk into host memory, verified by the engine.
+pub(crate) struct DiskReads {
+    site: Site,
+    host: Arc<HostTier>,
+    port: DiskPort,
+    depth: usize,
+    flying: HashMap<u64, Flight<WriteClaim>>,
+}
+
+impl DiskReads {
+    pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
+        let port = DiskPort::new(engine, site.done.clone());
+        Self { site, host, port, depth, flying: HashMap::new() }
+    }
+
+    fn start(&mut self, portion: &Portion, index: u32) -> Result<(), Failure> {
+        let block = portion.plan.blocks[index as usize];
+        let claim = self.host.write(block.dst.0, &block.identity, None)?;
+        let memory = claim.io_memory()?;
+        let ticket = self.port.submit(block.src, memory, portion.deadline, |batch, fragments| {
+            batch.read(block.src, block.identity, fragments);
+        });
+        self.flying.insert(ticket, Flight { plan: Arc::clone(&portion.plan), index, claim });
+        Ok(())
+    }
+}
+
+impl Carrier for DiskReads {
+    fn room(&self) -> usize {
+        self.depth.saturating_sub(self.flying.len())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flying.len()
+    }
+
+    fn issue(&mut self, portion: Portion) {
+        for &index in &portion.indices {
+            if let Err(failure) = self.start(&portion, index) {
+                let outcome =
+                    self.site.failure(&portion.plan.blocks[index as usize], failure.kind, &failure.detail);
+                self.site.settle_one(&portion.plan, index, outcome, 0);
+            }
+        }
+    }
+
+    fn complete(&mut self, message: Done) {
+        let Stage::Disk(result) = message.result else { return };
+        let Some(Flight { plan, index, claim }) = self.flying.remove(&message.ticket) else { return };
+        let (outcome, bytes) = match result {
+            Ok(op) => {
+                claim.finish_verified(op.checksum);
+                (done(&plan, op.checksum), op.bytes)
+            }
+            Err(error) => {
+                drop(claim);
+                (self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string()), 0)
+            }
+        };
+        self.site.settle_one(&plan, index, outcome, bytes);
+    }
+
+    fn is_parked(&self) -> bool {
+        self.port.is_parked()
+    }
+
+    fn retry(&mut self) {
+        self.port.retry();
+    }
+}

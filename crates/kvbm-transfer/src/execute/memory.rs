@@ -1,0 +1,130 @@
+//! G1 and G2: memory to memory.
+
+use super::copy::{Copier, Item, Lane, Route};
+use super::{Carrier, Done, Settled, Site, Stage};
+use crate::host::{HostTier, ReadClaim, WriteClaim};
+use crate::schedule::Portion;
+use kvbm_device::DeviceError;
+use kvbm_plan::{BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, Tier, TransferPlan};
+use std::sync::Arc;
+
+/// The claim on the G2 end of a copy.
+enum Claim {
+    Read(ReadClaim),
+    Write(WriteClaim),
+}
+
+/// Moves blocks between G1 and G2, in either direction.
+pub(crate) struct MemoryCarrier {
+    site: Site,
+    host: Arc<HostTier>,
+    copier: Copier<Claim>,
+    depth: usize,
+}
+
+impl MemoryCarrier {
+    pub(crate) fn new(site: Site, host: Arc<HostTier>, route: Route, lane: Lane, depth: usize) -> Self {
+        let copier = Copier::new(route, lane, site.done.clone());
+        Self { site, host, copier, depth }
+    }
+
+    fn claim(&self, plan: &TransferPlan, block: &BlockTransfer) -> Result<Claim, Failure> {
+        if self.site.path.dst == Tier::G2 {
+            return self.host.write(block.dst.0, &block.identity, plan.layers).map(Claim::Write);
+        }
+        let claim = self.host.read(block.src.0, &block.identity, plan.layers)?;
+        if plan.checksums == ChecksumMode::Required && claim.verify()? {
+            self.site.hub.count_verified();
+        }
+        Ok(Claim::Read(claim))
+    }
+
+    /// Settles what the copier finished, plan by plan.
+    fn settle(&mut self) {
+        let mut groups: Vec<Settled> = Vec::new();
+        for (item, result) in self.copier.finished() {
+            let bytes = self.copier.bytes(item.plan.layers);
+            let (plan_id, index) = (item.plan.plan_id, item.index);
+            let outcome = self.outcome(item, result);
+            let bytes = if outcome.is_done() { bytes } else { 0 };
+            match groups.last_mut().filter(|group| group.plan_id == plan_id) {
+                Some(group) => {
+                    group.outcomes.push((index, outcome));
+                    group.bytes += bytes;
+                }
+                None => groups.push(Settled { plan_id, outcomes: vec![(index, outcome)], bytes }),
+            }
+        }
+        for Settled { plan_id, outcomes, bytes } in groups {
+            self.site.hub.settle(plan_id, outcomes, bytes);
+        }
+    }
+
+    fn outcome(&self, item: Item<Claim>, result: Result<(), DeviceError>) -> BlockOutcome {
+        let block = item.plan.blocks[item.index as usize];
+        if let Err(error) = result {
+            return self.site.failure(&block, FailureKind::Device, &error.to_string());
+        }
+        let required = item.plan.checksums == ChecksumMode::Required;
+        let checksum = match item.hold {
+            Claim::Read(claim) => Ok(claim.checksum()),
+            Claim::Write(claim) => claim.finish(required),
+        };
+        match checksum {
+            Ok(checksum) => BlockOutcome::Done { checksum: checksum.filter(|_| required).unwrap_or(0) },
+            Err(failure) => self.site.failure(&block, failure.kind, &failure.detail),
+        }
+    }
+}
+
+impl Carrier for MemoryCarrier {
+    fn room(&self) -> usize {
+        self.depth.saturating_sub(self.copier.in_flight())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.copier.in_flight()
+    }
+
+    fn issue(&mut self, portion: Portion) {
+        let Portion { plan, indices, .. } = portion;
+        let mut items = Vec::with_capacity(indices.len());
+        let mut failed = Vec::new();
+        for index in indices {
+            let block = plan.blocks[index as usize];
+            match self.claim(&plan, &block) {
+                Ok(hold) => items.push(Item {
+                    plan: Arc::clone(&plan),
+                    index,
+                    from: block.src.0,
+                    to: block.dst.0,
+                    hold,
+                }),
+                Err(failure) => {
+                    failed.push((index, self.site.failure(&block, failure.kind, &failure.detail)))
+                }
+            }
+        }
+        self.copier.start(items);
+        if !failed.is_empty() {
+            self.site.hub.settle(plan.plan_id, failed, 0);
+        }
+        self.settle();
+    }
+
+    fn complete(&mut self, done: Done) {
+        if let Stage::Copy(result) = done.result {
+            self.copier.complete(done.ticket, result);
+            self.settle();
+        }
+    }
+
+    fn is_parked(&self) -> bool {
+        self.copier.is_parked()
+    }
+
+    fn retry(&mut self) {
+        self.copier.retry();
+        self.settle();
+    }
+}

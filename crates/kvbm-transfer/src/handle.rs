@@ -1,0 +1,133 @@
+//! A transfer in the hands of whoever asked for it: future, poll, wait, cancel.
+
+use crate::hub::Hub;
+use kvbm_plan::{PlanId, TransferReport};
+use parking_lot::{Condvar, Mutex};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+/// The report was not there at the deadline. The transfer goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("transfer {plan_id} was not over at the deadline: it goes on; wait again, or cancel it")]
+pub struct NotYet {
+    /// The transfer.
+    pub plan_id: PlanId,
+}
+
+/// Where a report is put for a handle.
+#[derive(Default)]
+pub(crate) struct Slot {
+    state: Mutex<SlotState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct SlotState {
+    report: Option<Arc<TransferReport>>,
+    waker: Option<Waker>,
+}
+
+impl Slot {
+    /// Puts the report and tells whoever waits. The waker runs without the lock.
+    pub(crate) fn put(&self, report: Arc<TransferReport>) {
+        let waker = {
+            let mut state = self.state.lock();
+            state.report = Some(report);
+            state.waker.take()
+        };
+        self.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A submitted plan. Resolves to its report, as a [`Future`], by [`TransferHandle::poll_report`] or by
+/// [`TransferHandle::wait`]; no runtime is needed.
+///
+/// Dropping the handle of a plan that has not started cancels it. A started one is detached: it runs to its end and
+/// owns source and destination until then.
+#[must_use = "dropping the handle cancels a transfer that has not started"]
+pub struct TransferHandle {
+    slot: Arc<Slot>,
+    hub: Weak<Hub>,
+    plan_id: PlanId,
+    cancel_on_drop: bool,
+}
+
+impl TransferHandle {
+    pub(crate) fn new(slot: Arc<Slot>, hub: Weak<Hub>, plan_id: PlanId, cancel_on_drop: bool) -> Self {
+        Self { slot, hub, plan_id, cancel_on_drop }
+    }
+
+    /// The plan.
+    pub fn plan_id(&self) -> PlanId {
+        self.plan_id
+    }
+
+    /// The report, if it is there. Never blocks.
+    pub fn poll_report(&self) -> Option<Arc<TransferReport>> {
+        self.slot.state.lock().report.clone()
+    }
+
+    /// Blocks until the report is there.
+    ///
+    /// # Errors
+    /// [`NotYet`] at `deadline`; the transfer goes on.
+    pub fn wait(&self, deadline: Instant) -> Result<Arc<TransferReport>, NotYet> {
+        let mut state = self.slot.state.lock();
+        while state.report.is_none() {
+            if self.slot.changed.wait_until(&mut state, deadline).timed_out() {
+                break;
+            }
+        }
+        state.report.clone().ok_or(NotYet { plan_id: self.plan_id })
+    }
+
+    /// Drops the plan if it has not started. Either way its report comes.
+    pub fn cancel(&self) {
+        if let Some(hub) = self.hub.upgrade() {
+            hub.cancel(self.plan_id);
+        }
+    }
+
+    /// Lets the plan run without this handle.
+    pub fn detach(mut self) {
+        self.cancel_on_drop = false;
+    }
+}
+
+impl Future for TransferHandle {
+    type Output = Arc<TransferReport>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.slot.state.lock();
+        if let Some(report) = &state.report {
+            return Poll::Ready(Arc::clone(report));
+        }
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for TransferHandle {
+    fn drop(&mut self) {
+        if self.cancel_on_drop && self.poll_report().is_none() {
+            self.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for TransferHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.poll_report().is_some() { "reported" } else { "pending" };
+        write!(f, "TransferHandle(plan {}, {state})", self.plan_id)
+    }
+}

@@ -1,0 +1,363 @@
+//! G2 as this worker knows it: which identity and checksum each slot holds, and who is using it right now.
+//!
+//! Every access of the worker to host memory happens under a claim, so that bytes are never read while they are written,
+//! whatever the leader asks for. The table also catches what a checksum alone cannot name: a slot that was swapped or
+//! is stale.
+
+use crate::config::VerifyHost;
+use crate::error::StartError;
+use crate::slots::{disk_layout, layouts};
+use kvbm_device::{HostRegion, Owner};
+use kvbm_disk::{BlockChecksum, ContentCrc, Fragments};
+use kvbm_layout::{FragmentList, Selection};
+use kvbm_plan::{BlockIdentity, Failure, FailureKind, LayerRange, Tier};
+use kvbm_storage::{BoundLayout, RegionMemory};
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a slot holds.
+#[derive(Debug, Default)]
+enum Content {
+    /// Nothing that may be read.
+    #[default]
+    Empty,
+    /// Some layers of a block.
+    Partial { identity: BlockIdentity, arrived: Vec<bool> },
+    /// A whole block; its checksum if it was computed.
+    Filled { identity: BlockIdentity, checksum: Option<u64> },
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    content: Content,
+    readers: u32,
+    /// Layers that are being written.
+    writing: Vec<Range<u32>>,
+}
+
+/// Host memory of one worker.
+#[derive(Debug)]
+pub(crate) struct HostTier {
+    bound: BoundLayout,
+    regions: Vec<HostRegion>,
+    fragments: FragmentList,
+    sums: BlockChecksum,
+    verify: VerifyHost,
+    reads: AtomicU64,
+    slots: Mutex<Vec<Slot>>,
+}
+
+impl HostTier {
+    pub(crate) fn new(
+        bound: BoundLayout,
+        sums: BlockChecksum,
+        verify: VerifyHost,
+    ) -> Result<Self, StartError> {
+        let regions = host_regions(&bound).ok_or_else(|| {
+            crate::config::bad(
+                "g2",
+                bound.kind().to_string(),
+                "must be host memory (system or pinned storage)",
+            )
+        })?;
+        let on_disk =
+            disk_layout(bound.layout().as_ref(), 1).map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
+        let fragments = FragmentList::between(bound.layout().as_ref(), &on_disk, &Selection::all())
+            .map_err(|error| layouts(Tier::G2, Tier::G3, &error))?;
+        let slots = Mutex::new((0..bound.num_blocks()).map(|_| Slot::default()).collect());
+        Ok(Self { bound, regions, fragments, sums, verify, reads: AtomicU64::new(0), slots })
+    }
+
+    pub(crate) fn bound(&self) -> &BoundLayout {
+        &self.bound
+    }
+
+    pub(crate) fn bytes_per_block(&self) -> u64 {
+        self.bound.bytes_per_block()
+    }
+
+    fn all_layers(&self) -> Range<u32> {
+        0..self.bound.layout().config().num_layers
+    }
+
+    fn span(&self, layers: Option<LayerRange>) -> Range<u32> {
+        layers.map_or_else(|| self.all_layers(), |range| range.first..range.first.saturating_add(range.count))
+    }
+
+    /// Claims `layers` of `slot` for reading, if it holds `identity`.
+    pub(crate) fn read(
+        self: &Arc<Self>,
+        slot: u32,
+        identity: &BlockIdentity,
+        layers: Option<LayerRange>,
+    ) -> Result<ReadClaim, Failure> {
+        let wanted = self.span(layers);
+        let mut slots = self.slots.lock();
+        let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
+        let missing = |why: String| Failure::new(FailureKind::Missing, format!("slot {slot} of G2 {why}"));
+        if state.writing.iter().any(|range| overlap(range, &wanted)) {
+            return Err(missing("is being written".into()));
+        }
+        let checksum = match &state.content {
+            Content::Empty => return Err(missing("holds no complete block".into())),
+            Content::Filled { identity: held, .. } | Content::Partial { identity: held, .. }
+                if held != identity =>
+            {
+                let why =
+                    format!("slot {slot} of G2 holds block {}, so it is stale or was swapped", held.hash);
+                return Err(Failure::new(FailureKind::Corrupt, why));
+            }
+            Content::Filled { checksum, .. } => *checksum,
+            Content::Partial { arrived, .. } => {
+                if let Some(layer) =
+                    wanted.clone().find(|layer| !arrived.get(*layer as usize).copied().unwrap_or(false))
+                {
+                    return Err(missing(format!("has not got layer {layer}")));
+                }
+                None
+            }
+        };
+        state.readers += 1;
+        Ok(ReadClaim { tier: Arc::clone(self), slot, identity: *identity, checksum })
+    }
+
+    /// Claims `layers` of `slot` for writing `identity`. What the slot held is no longer readable.
+    pub(crate) fn write(
+        self: &Arc<Self>,
+        slot: u32,
+        identity: &BlockIdentity,
+        layers: Option<LayerRange>,
+    ) -> Result<WriteClaim, Failure> {
+        let (span, all) = (self.span(layers), self.all_layers());
+        let mut slots = self.slots.lock();
+        let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
+        if state.readers > 0 || state.writing.iter().any(|range| overlap(range, &span)) {
+            let why = format!("slot {slot} of G2 is in use by another plan: send this one `after` it");
+            return Err(Failure::new(FailureKind::QueueFull, why));
+        }
+        match &mut state.content {
+            _ if span == all => state.content = Content::Empty,
+            Content::Partial { identity: held, arrived } if held == identity => {
+                for layer in span.clone() {
+                    arrived[layer as usize] = false;
+                }
+            }
+            other => *other = Content::Partial { identity: *identity, arrived: vec![false; all.len()] },
+        }
+        state.writing.push(span.clone());
+        Ok(WriteClaim { tier: Arc::clone(self), slot, identity: *identity, span, open: true })
+    }
+
+    fn no_slot(&self, slot: u32) -> Failure {
+        let detail = format!("slot {slot} of G2 does not exist, it has {}", self.bound.num_blocks());
+        Failure::new(FailureKind::Unsupported, detail)
+    }
+
+    /// Checksum of the whole slot, in the byte order of the disk.
+    ///
+    /// # Safety
+    /// The caller holds a claim that keeps writers away from all of `slot` (a read claim of a filled slot, or the only write
+    /// claim after its copy is complete).
+    unsafe fn checksum(&self, slot: u32, identity: &BlockIdentity) -> Result<u64, Failure> {
+        let failed =
+            |error: String| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {error}"));
+        let mut content = ContentCrc::new();
+        for fragment in self.fragments.fragments(slot).map_err(|error| failed(error.to_string()))? {
+            let region = &self.regions[fragment.region as usize];
+            // SAFETY: no writer of these bytes, by the contract of this function.
+            let bytes = unsafe { region.bytes(fragment.offset, fragment.len) };
+            content.update(bytes.map_err(|error| failed(error.to_string()))?);
+        }
+        Ok(self.sums.bind(identity, content.finish()))
+    }
+
+    /// The memory of `slot`, in the byte order of the disk, and what keeps it allocated.
+    fn io_memory(&self, slot: u32) -> Result<(Fragments, Vec<Owner>), Failure> {
+        io_memory(&self.regions, &self.fragments, slot)
+            .map_err(|why| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {why}")))
+    }
+}
+
+/// The host memory behind a layout; `None` if any region lies elsewhere.
+pub(crate) fn host_regions(bound: &BoundLayout) -> Option<Vec<HostRegion>> {
+    let host = |memory: &RegionMemory| match memory {
+        RegionMemory::Host(region) => Some(region.clone()),
+        _ => None,
+    };
+    bound.memory().iter().map(host).collect()
+}
+
+/// Disk fragments over `slot`. Whoever submits them must hold a claim on the slot until the completion.
+pub(crate) fn io_memory(
+    regions: &[HostRegion],
+    fragments: &FragmentList,
+    slot: u32,
+) -> Result<(Fragments, Vec<Owner>), String> {
+    let mut runs = Vec::with_capacity(fragments.len());
+    let mut owners: Vec<Owner> = Vec::new();
+    for fragment in fragments.fragments(slot).map_err(|error| error.to_string())? {
+        let region = regions.get(fragment.region as usize).ok_or("a fragment lies in no region")?;
+        let start = region.ptr_at(fragment.offset, fragment.len).map_err(|error| error.to_string())?;
+        runs.push((start, fragment.len as usize));
+        if !owners.iter().any(|known| Arc::ptr_eq(known, region.owner())) {
+            owners.push(Arc::clone(region.owner()));
+        }
+    }
+    // SAFETY: `ptr_at` checked every run against a live region; the owners, which the caller guards the batch with, keep the
+    // regions allocated; regions are initialised memory that any thread may use. The caller's claim (a slot of G2, or a
+    // slot of its own staging ring) keeps others away from the bytes until the completion.
+    let fragments = unsafe { Fragments::from_raw(runs) };
+    fragments.map(|fragments| (fragments, owners)).ok_or_else(|| "its fragments are no memory".into())
+}
+
+fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// The right to read (part of) a slot. Must outlive the copy.
+#[derive(Debug)]
+pub(crate) struct ReadClaim {
+    tier: Arc<HostTier>,
+    slot: u32,
+    identity: BlockIdentity,
+    checksum: Option<u64>,
+}
+
+impl ReadClaim {
+    /// Checksum that the slot is known to have.
+    pub(crate) fn checksum(&self) -> Option<u64> {
+        self.checksum
+    }
+
+    /// Compares bytes and checksum, if the policy says so this time. Whether it was compared.
+    pub(crate) fn verify(&self) -> Result<bool, Failure> {
+        let Some(expected) = self.checksum else { return Ok(false) };
+        let due = match self.tier.verify {
+            VerifyHost::Never => false,
+            VerifyHost::Always => true,
+            VerifyHost::Sampled(every) => {
+                self.tier.reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(every))
+            }
+        };
+        if !due {
+            return Ok(false);
+        }
+        // SAFETY: this claim is on a filled slot (only those have a checksum), so nobody writes any of it.
+        let found = unsafe { self.tier.checksum(self.slot, &self.identity) }?;
+        if found == expected {
+            return Ok(true);
+        }
+        self.tier.slots.lock()[self.slot as usize].content = Content::Empty;
+        let bytes = self.tier.bytes_per_block();
+        let why = format!(
+            "slot {} of G2, bytes 0..{bytes}: checksum {found:016x}, but {expected:016x} was written; it is not read again",
+            self.slot
+        );
+        Err(Failure::new(FailureKind::Corrupt, why))
+    }
+
+    /// The slot's bytes turned out to be damaged: nobody reads them again.
+    pub(crate) fn condemn(&self) {
+        self.tier.slots.lock()[self.slot as usize].content = Content::Empty;
+    }
+
+    pub(crate) fn io_memory(&self) -> Result<(Fragments, Vec<Owner>), Failure> {
+        self.tier.io_memory(self.slot)
+    }
+}
+
+impl Drop for ReadClaim {
+    fn drop(&mut self) {
+        self.tier.slots.lock()[self.slot as usize].readers -= 1;
+    }
+}
+
+/// The right to write (part of) a slot. Dropped unfinished, it leaves the slot without those layers.
+#[derive(Debug)]
+pub(crate) struct WriteClaim {
+    tier: Arc<HostTier>,
+    slot: u32,
+    identity: BlockIdentity,
+    span: Range<u32>,
+    open: bool,
+}
+
+impl WriteClaim {
+    pub(crate) fn io_memory(&self) -> Result<(Fragments, Vec<Owner>), Failure> {
+        self.tier.io_memory(self.slot)
+    }
+
+    /// The bytes arrived, with a checksum that was verified on the way.
+    pub(crate) fn finish_verified(mut self, checksum: u64) {
+        self.close(true, Some(checksum));
+    }
+
+    /// The bytes arrived. With `compute`, a whole block gets its checksum now; it is returned. A block that came in
+    /// parts gets it with the last part.
+    pub(crate) fn finish(mut self, compute: bool) -> Result<Option<u64>, Failure> {
+        if self.span == self.tier.all_layers() {
+            let checksum = if compute {
+                // SAFETY: this claim is on all layers and its copy is complete, so nobody writes the slot.
+                Some(unsafe { self.tier.checksum(self.slot, &self.identity) }?)
+            } else {
+                None
+            };
+            self.close(true, checksum);
+            return Ok(checksum);
+        }
+        let complete = self.close(true, None);
+        if !(complete && compute) {
+            return Ok(None);
+        }
+        let claim = self.tier.read(self.slot, &self.identity, None)?;
+        // SAFETY: `complete` says that the slot is filled, and `claim` keeps writers away.
+        let checksum = unsafe { self.tier.checksum(self.slot, &self.identity) }?;
+        let mut slots = self.tier.slots.lock();
+        if let Content::Filled { checksum: known, .. } = &mut slots[self.slot as usize].content {
+            *known = Some(checksum);
+        }
+        drop(slots);
+        drop(claim);
+        Ok(Some(checksum))
+    }
+
+    /// Ends the claim. Whether the slot holds the whole block now.
+    fn close(&mut self, arrived: bool, checksum: Option<u64>) -> bool {
+        self.open = false;
+        let all = self.tier.all_layers();
+        let mut slots = self.tier.slots.lock();
+        let slot = &mut slots[self.slot as usize];
+        if let Some(index) = slot.writing.iter().position(|range| *range == self.span) {
+            slot.writing.swap_remove(index);
+        }
+        if !arrived {
+            return false;
+        }
+        if self.span == all {
+            slot.content = Content::Filled { identity: self.identity, checksum };
+            return true;
+        }
+        let Content::Partial { identity, arrived } = &mut slot.content else { return false };
+        if *identity != self.identity {
+            return false;
+        }
+        for layer in self.span.clone() {
+            arrived[layer as usize] = true;
+        }
+        let complete = slot.writing.is_empty() && arrived.iter().all(|layer| *layer);
+        if complete {
+            slot.content = Content::Filled { identity: self.identity, checksum: None };
+        }
+        complete
+    }
+}
+
+impl Drop for WriteClaim {
+    fn drop(&mut self) {
+        if self.open {
+            self.close(false, None);
+        }
+    }
+}

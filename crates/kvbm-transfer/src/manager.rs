@@ -1,0 +1,149 @@
+//! The worker's face: commands in, reports out.
+
+use crate::config::WorkerConfig;
+use crate::error::{ShutdownError, StartError, SubmitError};
+use crate::flush::Flusher;
+use crate::handle::{Slot, TransferHandle};
+use crate::hub::{Hub, Sink};
+use crate::schedule::Reply;
+use crate::start;
+use crate::stats::WorkerStats;
+use kvbm_device::Event;
+use kvbm_disk::DiskEngine;
+use kvbm_plan::{Command, PlanId, Tier, TransferPlan, wire};
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A worker: executes the plans of one leader on one rank.
+///
+/// Every accepted submission of a plan is answered by exactly one report. A plan id that is already known is answered with
+/// the same report and never executed twice, so a leader may repeat itself. Dropping the manager shuts it down within
+/// [`WorkerConfig::drop_deadline`](crate::WorkerConfig::drop_deadline).
+pub struct TransferManager {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) disk: Option<Arc<DiskEngine>>,
+    pub(crate) flusher: Option<Arc<Flusher>>,
+    pub(crate) threads: Vec<JoinHandle<()>>,
+    pub(crate) drop_deadline: Duration,
+    pub(crate) staging_bytes: u64,
+}
+
+impl TransferManager {
+    /// Starts the threads of a worker. Its encoded messages go to `sink`; with a G3, what that held comes first.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: WorkerConfig, sink: Sink) -> Result<Self, StartError> {
+        start::start(config, sink)
+    }
+
+    /// Takes a command in its wire form. Returns at once; a plan's fate is in its report.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]: nothing was done, and no report comes.
+    pub fn submit(&self, command: &[u8]) -> Result<(), SubmitError> {
+        match wire::decode_command(command)? {
+            Command::Transfer(plan) => self.hub.submit(plan, Reply::Sink).map(drop),
+            Command::Cancel { plan_id } => {
+                self.cancel(plan_id);
+                Ok(())
+            }
+            Command::Advance { iteration, layer } => {
+                self.hub.advance(iteration, layer);
+                Ok(())
+            }
+            Command::Release { tier, blocks } => {
+                let disk = self.disk_for("release", tier)?;
+                disk.release(&blocks);
+                Ok(())
+            }
+            Command::Flush { token } => match &self.flusher {
+                Some(flusher) => flusher.request(token),
+                None => Err(SubmitError::NoSuchTier { command: "flush", tier: Tier::G3 }),
+            },
+        }
+    }
+
+    /// Executes a plan for a caller without a leader: the report goes to the handle, not to the sink. A plan id that is
+    /// already known is not executed again; the handle gets its report.
+    ///
+    /// # Errors
+    /// As [`TransferManager::submit`].
+    pub fn execute(&self, plan: TransferPlan) -> Result<TransferHandle, SubmitError> {
+        plan.validate()?;
+        let plan_id = plan.plan_id;
+        let slot = Arc::new(Slot::default());
+        let first = self.hub.submit(plan, Reply::Handle(Arc::clone(&slot)))?;
+        Ok(TransferHandle::new(slot, Arc::downgrade(&self.hub), plan_id, first))
+    }
+
+    /// Drops a plan that has not started; its report says so. A started or unknown one is left alone.
+    pub fn cancel(&self, plan_id: PlanId) {
+        self.hub.cancel(plan_id);
+    }
+
+    /// Makes `event` known as `id` to [`Gate::DeviceEvent`](kvbm_plan::Gate::DeviceEvent). Plans may name it before or
+    /// after. A later event of the same number takes its place.
+    pub fn register_event(&self, id: u64, event: &Event) {
+        self.hub.register_event(id, event);
+    }
+
+    /// Counters so far.
+    pub fn stats(&self) -> WorkerStats {
+        self.hub.stats()
+    }
+
+    /// Bytes of the staging ring between G3 and G1.
+    pub fn staging_bytes(&self) -> u64 {
+        self.staging_bytes
+    }
+
+    /// Takes no more plans, reports those that have not started as
+    /// [`ShuttingDown`](kvbm_plan::FailureKind::ShuttingDown), waits for started ones and for the sink to take every report.
+    ///
+    /// # Errors
+    /// [`ShutdownError`] at the deadline. What still runs owns its memory until the hardware is done, and is reported then.
+    pub fn shutdown(mut self, deadline: Instant) -> Result<(), ShutdownError> {
+        self.stop(deadline)
+    }
+
+    pub(crate) fn stop(&mut self, deadline: Instant) -> Result<(), ShutdownError> {
+        self.hub.close();
+        if let Some(flusher) = &self.flusher {
+            flusher.close();
+        }
+        let threads = std::mem::take(&mut self.threads);
+        self.hub.wait_idle(deadline).map_err(|running| ShutdownError { running })?;
+        let own = std::thread::current().id();
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
+            // Idle means that every thread is past its work, so this does not wait; a panic was logged where it happened.
+            drop(thread.join());
+        }
+        Ok(())
+    }
+
+    fn disk_for(&self, command: &'static str, tier: Tier) -> Result<&DiskEngine, SubmitError> {
+        match &self.disk {
+            Some(disk) if tier == Tier::G3 => Ok(disk),
+            _ => Err(SubmitError::NoSuchTier { command, tier }),
+        }
+    }
+}
+
+impl Drop for TransferManager {
+    fn drop(&mut self) {
+        if !self.threads.is_empty()
+            && let Err(error) = self.stop(Instant::now() + self.drop_deadline)
+        {
+            tracing::warn!(%error, "a worker was dropped with work in flight");
+        }
+    }
+}
+
+impl fmt::Debug for TransferManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransferManager").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

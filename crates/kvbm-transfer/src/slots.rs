@@ -1,0 +1,30 @@
+//! How a block of G2 lies in a slot of G3 and of the staging ring.
+
+use crate::error::StartError;
+use kvbm_layout::{AxisOrder, BlockLayout, FullyContiguous, LayoutError};
+use kvbm_plan::Tier;
+use std::fmt::Display;
+
+/// Slots are aligned for direct I/O.
+const SLOT_ALIGNMENT: u64 = 4096;
+
+/// The layout of the slots of a disk below host memory of layout `host`: contiguous, with the axis order of `host` where a
+/// contiguous block can have it (then a block is one fragment), else NHD. Whoever opens the disk engine takes
+/// `bytes_per_block` and what describes the geometry from it.
+///
+/// # Errors
+/// A size beyond 2^63 - 1 bytes.
+pub fn disk_layout(host: &dyn BlockLayout, slots: u32) -> Result<FullyContiguous, LayoutError> {
+    let mut config = host.config().clone();
+    config.num_blocks = slots;
+    config.alignment = config.alignment.max(SLOT_ALIGNMENT);
+    let order = match host.axis_order() {
+        AxisOrder::Strided => AxisOrder::Nhd,
+        order => order,
+    };
+    FullyContiguous::new(config, order)
+}
+
+pub(crate) fn layouts(from: Tier, to: Tier, reason: &impl Display) -> StartError {
+    StartError::Layouts { from, to, reason: reason.to_string() }
+}

@@ -1,0 +1,271 @@
+//! Puts a worker together: routes between its tiers, carriers, threads.
+
+use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
+use crate::error::StartError;
+use crate::execute::{
+    Carrier, DiskReads, DiskWrites, Executor, Lane, MemoryCarrier, Route, Site, StagedCarrier,
+};
+use crate::flush::Flusher;
+use crate::host::HostTier;
+use crate::hub::{Hub, Sink};
+use crate::manager::TransferManager;
+use crate::schedule::{Limits, PathLimits, State};
+use crate::slots::{disk_layout, layouts};
+use crossbeam_channel::bounded;
+use kvbm_device::Direction;
+use kvbm_disk::{BlockChecksum, Recovered};
+use kvbm_plan::{Message, Path, Rank, RecoveredBlock, Tier};
+use kvbm_storage::{
+    BoundLayout, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
+};
+use std::sync::Arc;
+
+pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
+    config.validate()?;
+    let parts = Parts::new(&config)?;
+    let mut wakes: [Vec<_>; Path::LOCAL.len()] = Default::default();
+    let mut bells = Vec::new();
+    for (index, (path, limits)) in config.paths.in_order().into_iter().enumerate() {
+        if parts.has(path).is_ok() {
+            for _ in 0..limits.threads {
+                let (ring, bell) = bounded(1);
+                wakes[index].push(ring);
+                bells.push((path, limits, bell));
+            }
+        }
+    }
+    let hub = Arc::new(Hub::new(State::new(parts.limits(&config)), wakes, sink));
+    let mut manager = TransferManager {
+        hub: Arc::clone(&hub),
+        disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
+        flusher: None,
+        threads: Vec::new(),
+        drop_deadline: config.drop_deadline,
+        staging_bytes: 0,
+    };
+    if let Some(DiskTier { recovered, .. }) = &config.g3 {
+        tell_recovered(&hub, config.rank, recovered);
+    }
+    let reporter = hub.reporter();
+    manager.threads.push(spawn(config.rank, "reports", move || reporter.run())?);
+    for (path, limits, bell) in bells {
+        let (done, completions) = bounded(2 * limits.depth_blocks + config.staging_blocks as usize + 1);
+        let site = Site { hub: Arc::clone(&hub), path, done };
+        let carrier = parts.carrier(&config, site.clone(), limits, &mut manager.staging_bytes)?;
+        let executor = Executor { site, carrier, batch_blocks: limits.batch_blocks, completions, bell };
+        let alive = hub.producer();
+        manager.threads.push(spawn(config.rank, &path.to_string(), move || executor.run(&alive))?);
+    }
+    if let Some(disk) = &manager.disk {
+        let flusher =
+            Arc::new(Flusher::new(Arc::clone(disk), config.rank, config.epoch, config.flush_deadline));
+        manager.flusher = Some(Arc::clone(&flusher));
+        let (alive, hub) = (hub.producer(), Arc::clone(&hub));
+        manager.threads.push(spawn(config.rank, "flush", move || flusher.run(&hub, &alive))?);
+    }
+    Ok(manager)
+}
+
+fn spawn(
+    rank: Rank,
+    what: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<std::thread::JoinHandle<()>, StartError> {
+    let name = format!("kvbm-{rank}-{what}");
+    std::thread::Builder::new()
+        .name(name.clone())
+        .spawn(body)
+        .map_err(|source| StartError::Thread { name, source })
+}
+
+/// What the disk held at opening, in parts; the last one says so even if there is nothing.
+fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
+    let blocks: Vec<RecoveredBlock> = recovered
+        .blocks
+        .iter()
+        .map(|found| RecoveredBlock { block: found.slot, identity: found.identity })
+        .collect();
+    let mut rest = blocks.as_slice();
+    loop {
+        let (part, later) = rest.split_at(rest.len().min(Message::MAX_RECOVERED));
+        let last = later.is_empty();
+        hub.send(Message::Recovered { rank, tier: Tier::G3, blocks: part.to_vec(), last });
+        if last {
+            return;
+        }
+        rest = later;
+    }
+}
+
+/// Tiers of the worker, checked against each other.
+struct Parts {
+    host: Option<Arc<HostTier>>,
+    paths: [Result<(), String>; Path::LOCAL.len()],
+}
+
+impl Parts {
+    fn new(config: &WorkerConfig) -> Result<Self, StartError> {
+        let sums = match &config.g3 {
+            Some(tier) => tier.engine.checksums(),
+            None => BlockChecksum::new(config.namespace),
+        };
+        let host = match &config.g2 {
+            Some(g2) => Some(Arc::new(HostTier::new(g2.clone(), sums, config.verify_host)?)),
+            None => None,
+        };
+        if let Some(g1) = &config.g1 {
+            check_g1(config, g1)?;
+        }
+        if let (Some(host), Some(tier)) = (&host, &config.g3) {
+            let (found, needed) = (tier.engine.info().block_bytes, host.bytes_per_block());
+            if found != needed {
+                return Err(bad(
+                    "g3",
+                    found.to_string(),
+                    format!("its blocks must have {needed} bytes, as in G2"),
+                ));
+            }
+        }
+        let paths = std::array::from_fn(|index| available(config, Path::LOCAL[index]));
+        Ok(Self { host, paths })
+    }
+
+    fn has(&self, path: Path) -> &Result<(), String> {
+        let index = Path::LOCAL.iter().position(|known| *known == path).unwrap_or(0);
+        &self.paths[index]
+    }
+
+    fn limits(&self, config: &WorkerConfig) -> Limits {
+        let blocks = |bound: &Option<BoundLayout>| bound.as_ref().map_or(0, BoundLayout::num_blocks);
+        let g3 = config.g3.as_ref().map_or(0, |tier| tier.engine.info().num_slots);
+        let layout = config.g1.as_ref().or(config.g2.as_ref());
+        let bounds = config.paths.in_order();
+        let limits = |index: usize| {
+            let (_, PathConfig { queue_plans: plans, queue_blocks: blocks, .. }) = bounds[index];
+            self.paths[index].clone().map(|()| PathLimits { plans, blocks })
+        };
+        Limits {
+            rank: config.rank,
+            epoch: config.epoch,
+            group: config.group,
+            slots: [blocks(&config.g1), blocks(&config.g2), g3, 0],
+            layers: layout.map_or(0, |bound| bound.layout().config().num_layers),
+            paths: std::array::from_fn(limits),
+            outgoing: config.outgoing,
+        }
+    }
+
+    fn carrier(
+        &self,
+        config: &WorkerConfig,
+        site: Site,
+        limits: PathConfig,
+        staging_bytes: &mut u64,
+    ) -> Result<Box<dyn Carrier>, StartError> {
+        let depth = limits.depth_blocks;
+        let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
+        if site.path == Path::G3_G1 {
+            let (carrier, bytes) = staged(config, site, limits)?;
+            *staging_bytes += bytes;
+            return Ok(carrier);
+        }
+        let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);
+        if site.path.src != Tier::G3 && site.path.dst != Tier::G3 {
+            let g1 = config.g1.clone().ok_or_else(missing)?;
+            let (src, dst) = if site.path.src == Tier::G1 {
+                (g1, host.bound().clone())
+            } else {
+                (host.bound().clone(), g1)
+            };
+            let lane = lane(config, site.path)?;
+            let route = route(site.path, src, dst)?;
+            return Ok(Box::new(MemoryCarrier::new(site, host, route, lane, depth)));
+        }
+        let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);
+        Ok(match site.path.dst {
+            Tier::G3 => Box::new(DiskWrites::new(site, host, engine, depth)),
+            _ => Box::new(DiskReads::new(site, host, engine, depth)),
+        })
+    }
+}
+
+/// Why this worker does not have `path`.
+fn available(config: &WorkerConfig, path: Path) -> Result<(), String> {
+    let has = |tier: Tier| match tier {
+        Tier::G1 => config.g1.is_some(),
+        Tier::G2 => config.g2.is_some(),
+        Tier::G3 => config.g3.is_some(),
+        Tier::G4 => false,
+    };
+    if let Some(tier) = [path.src, path.dst].into_iter().find(|tier| !has(*tier)) {
+        return Err(format!("this worker has no {tier}; configure it"));
+    }
+    if path == Path::G3_G1 && config.staging_blocks == 0 {
+        return Err("this worker has no staging ring; set staging_blocks".into());
+    }
+    Ok(())
+}
+
+fn check_g1(config: &WorkerConfig, g1: &BoundLayout) -> Result<(), StartError> {
+    match (g1.kind(), &config.device) {
+        (StorageKind::System | StorageKind::Pinned, _) => Ok(()),
+        (StorageKind::Device, Some(device)) if g1.device() == Some(device.id()) => Ok(()),
+        (StorageKind::Device, Some(device)) => {
+            Err(bad("g1", format!("memory of another device than {}", device.id()), "must lie on `device`"))
+        }
+        (StorageKind::Device, None) => Err(bad("device", "none", "must be set: g1 is device memory")),
+        (kind, _) => Err(bad("g1", kind.to_string(), "must be device or host memory")),
+    }
+}
+
+fn route(path: Path, src: BoundLayout, dst: BoundLayout) -> Result<Route, StartError> {
+    Route::new(src, dst).map_err(|error| layouts(path.src, path.dst, &error))
+}
+
+/// The CPU where G1 is host memory, else a stream for this path alone.
+fn lane(config: &WorkerConfig, path: Path) -> Result<Lane, StartError> {
+    let on_device = config.g1.as_ref().is_some_and(|g1| g1.kind() == StorageKind::Device);
+    match &config.device {
+        Some(device) if on_device => {
+            let direction =
+                if path.src == Tier::G1 { Direction::DeviceToHost } else { Direction::HostToDevice };
+            Lane::on_device(Arc::clone(device), &path.to_string(), direction)
+                .map_err(|source| StartError::Stream { path, source })
+        }
+        _ => Ok(Lane::Host),
+    }
+}
+
+/// The carrier of G3 to G1 with its share of the staging ring, and the bytes of that.
+fn staged(
+    config: &WorkerConfig,
+    site: Site,
+    limits: PathConfig,
+) -> Result<(Box<dyn Carrier>, u64), StartError> {
+    let (Some(g1), Some(g2), Some(g3)) = (&config.g1, &config.g2, &config.g3) else {
+        return Err(bad("paths", site.path.to_string(), "its tiers are not configured"));
+    };
+    let threads = u32::try_from(limits.threads).unwrap_or(u32::MAX);
+    let blocks =
+        (config.staging_blocks / threads).min(u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX));
+    if blocks == 0 {
+        let rule = format!("must be at least 1 per thread of path {} ({threads})", site.path);
+        return Err(bad("staging_blocks", config.staging_blocks.to_string(), rule));
+    }
+    let failed = |reason: String| StartError::Staging { blocks, reason };
+    let layout = disk_layout(g2.layout().as_ref(), blocks).map_err(|error| failed(error.to_string()))?;
+    let allocator: Box<dyn StorageAllocator> = match &config.device {
+        Some(device) => {
+            let pinned = PinnedAllocator::new(Arc::clone(device));
+            Box::new(PinnedAllocator { fallback: PinFallback::Unpinned, ..pinned })
+        }
+        None => Box::new(SystemAllocator::default()),
+    };
+    let ring =
+        BoundLayout::allocate(Arc::new(layout), &*allocator).map_err(|error| failed(error.to_string()))?;
+    let bytes = ring.layout().total_bytes();
+    let lane = lane(config, site.path)?;
+    let route = route(site.path, ring.clone(), g1.clone())?;
+    let carrier = StagedCarrier::new(site, &ring, Arc::clone(&g3.engine), route, lane)?;
+    Ok((Box::new(carrier), bytes))
+}
