@@ -38,6 +38,16 @@ pub enum KernelError {
         /// `[nl, no, nh, nt, hd, element bytes]`.
         dimensions: [usize; 6],
     },
+    /// A layout that has no shape of rows, or no form of its own.
+    #[error("layout: {field} is {value}; {rule}")]
+    Layout {
+        /// The field of the layout.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// Which layouts can be converted.
+        rule: &'static str,
+    },
     /// The number of chunks is not a whole number of blocks.
     #[error(
         "{argument}: {count} chunks, but each block in {form} has {per_block}; pass all chunks of every block"

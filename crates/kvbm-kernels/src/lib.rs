@@ -33,6 +33,7 @@
 mod convert;
 mod error;
 mod form;
+mod layout;
 
 pub use convert::{
     block_to_operational, block_to_universal, convert, operational_to_block, operational_to_universal,
