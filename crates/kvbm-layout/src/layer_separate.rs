@@ -19,6 +19,7 @@ use crate::layout::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerSeparate {
     geometry: Geometry,
+    placement: OuterPlacement,
 }
 
 impl LayerSeparate {
@@ -64,15 +65,12 @@ impl LayerSeparate {
             regions.resize(regions.len() + config.num_layers as usize, RegionSpec { bytes, alignment });
         }
         let layout_type = LayoutType::LayerSeparate(placement);
-        Ok(Self { geometry: Geometry { config, layout_type, order, regions, cells } })
+        Ok(Self { geometry: Geometry { config, layout_type, order, regions, cells }, placement })
     }
 
     /// Where keys and values stand.
     pub fn placement(&self) -> OuterPlacement {
-        match self.geometry.layout_type {
-            LayoutType::LayerSeparate(placement) => placement,
-            LayoutType::FullyContiguous | LayoutType::Strided => OuterPlacement::KvOuter,
-        }
+        self.placement
     }
 }
 

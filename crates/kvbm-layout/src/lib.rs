@@ -39,19 +39,23 @@ pub mod conformance;
 mod contiguous;
 mod dtype;
 mod engine_order;
+pub mod explain;
 mod geometry;
+mod group;
 mod layer_separate;
 mod layout;
 mod overlap;
 mod plan;
 mod slice;
 mod strided;
+mod wire;
 
 pub use config::{ConfigError, LayoutConfig, LayoutConfigBuilder, OpaquePlane};
 pub use contiguous::FullyContiguous;
 pub use dtype::{DType, UnknownDType};
 pub use engine_order::{EngineAxis, EngineOrder, UnknownEngineOrder};
 pub use geometry::CellStrides;
+pub use group::{LayerGroup, Plane, validate_groups};
 pub use layer_separate::LayerSeparate;
 pub use layout::{
     AxisOrder, BlockLayout, BlockView, Cell, CellView, ContiguousBlock, InnerOrder, LayoutError, LayoutType,
@@ -62,3 +66,4 @@ pub use plan::{
 };
 pub use slice::{HeadSlice, Planes, RankSlice, Replication, Selection, SliceError, Span, slice_for_rank};
 pub use strided::{EngineRegions, StridedLayout};
+pub use wire::{AnyLayout, LayoutDescriptor, MAX_MESSAGE_BYTES, MemoryKind, RegionMemory, WireError};

@@ -125,8 +125,8 @@ fn pair(
         dst_region: to.region,
         src_offset: from.offset + u64::from(first.0) * from.head_stride,
         dst_offset: to.offset + u64::from(first.1) * to.head_stride,
-        src_block_stride: from.block_stride,
-        dst_block_stride: to.block_stride,
+        src_block_stride: block_stride(src, from),
+        dst_block_stride: block_stride(dst, to),
         run_bytes: u64::from(from.elem_bytes),
         dims: Dims::default(),
     };
@@ -141,4 +141,9 @@ fn pair(
     }
     merge::coalesce(&mut segment);
     Ok(segment)
+}
+
+/// Bytes between blocks; a lone block has none, and then differing strides must not keep its cells apart.
+fn block_stride(layout: &dyn BlockLayout, view: CellView) -> u64 {
+    if layout.config().num_blocks == 1 { 0 } else { view.block_stride }
 }

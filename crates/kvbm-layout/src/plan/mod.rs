@@ -41,9 +41,9 @@ pub struct Segment {
     pub src_offset: u64,
     /// Offset of the first run in block 0 of the destination.
     pub dst_offset: u64,
-    /// Bytes from one source block to the next.
+    /// Bytes from one source block to the next; 0 if there is only one.
     pub src_block_stride: u64,
-    /// Bytes from one destination block to the next.
+    /// Bytes from one destination block to the next; 0 if there is only one.
     pub dst_block_stride: u64,
     /// Length of each run.
     pub run_bytes: u64,
@@ -217,8 +217,8 @@ pub enum PlanError {
 /// How to copy a block from one layout to another.
 ///
 /// The plan is relative to the block: the same plan serves every pair of blocks. It has as few contiguous runs as the two layouts
-/// allow, but for one case: runs of different cells (layer, outer) that touch only at their corner on both sides stay apart,
-/// because joining them would break the regular pattern.
+/// allow, but for one case: where axes are permuted, the last run of one permuted array (a cell, say) and the first of the next may
+/// touch on both sides. Such pairs stay apart, because joining them would break the regular pattern. ([`FragmentList`] joins them.)
 ///
 /// # Example
 /// ```
