@@ -1,3 +1,109 @@
-//! The project's chores.
+//! The project's chores, as one program: `cargo xtask`.
+//!
+//! **Knows:** the workspace's files, cargo, and the rules that ARCHITECTURE.md states.
+//! **Must never know:** anything that a crate needs in order to build or run; deleting this package breaks no user.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod dependencies;
+mod miri;
+mod outside;
+mod smoke;
+mod steps;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test [--quick] [--only STEP]...  everything that must pass before a change is done; --quick leaves out the slow
+                                   steps, --only runs just the steps named (see `test --list`)
+  tidy                             the rules of ARCHITECTURE.md that the compiler does not check
+  test-gpu                         the tests that need a CUDA device; fails where there is none
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) if error.is::<Usage>() => {
+            eprint!("error: {error}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Arguments that make no sense.
+#[derive(Debug)]
+struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Whether everything passed.
+fn run(args: &[String]) -> anyhow::Result<bool> {
+    let usage = |text: String| Err(Usage(text).into());
+    let (command, rest) = match args.split_first() {
+        None => return usage("a command is missing".into()),
+        Some((command, rest)) => (command.as_str(), rest),
+    };
+    match command {
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(true)
+        }
+        "test" => match test::Options::parse(rest) {
+            Ok(options) => test::run(&options),
+            Err(text) => usage(text),
+        },
+        "tidy" | "test-gpu" if !rest.is_empty() => {
+            usage(format!("`{command}` takes no argument: {}", rest[0]))
+        }
+        "tidy" => tidy::run(&workspace::Workspace::load()?),
+        "test-gpu" => anyhow::bail!(
+            "no CUDA device was found: this version of kvbm has no CUDA back end and looks for none; \
+             `cargo xtask test` runs the same suites on the emulated device"
+        ),
+        other => usage(format!("unknown command `{other}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(line: &str) -> anyhow::Result<bool> {
+        run(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn bad_arguments_are_usage_errors() {
+        for line in
+            ["", "frobnicate", "tidy now", "test --fast", "test --only", "test --only nothing", "test-gpu x"]
+        {
+            let error = call(line).unwrap_err();
+            assert!(error.is::<Usage>(), "`{line}`: {error}");
+        }
+        assert!(call("help").unwrap());
+    }
+
+    #[test]
+    fn test_gpu_fails_without_a_device() {
+        let error = call("test-gpu").unwrap_err();
+        assert!(!error.is::<Usage>());
+        assert!(error.to_string().starts_with("no CUDA device was found"));
+    }
+}

@@ -1,0 +1,94 @@
+//! The unsafe parts under Miri, which finds undefined behaviour that tests survive.
+
+use crate::steps::Outcome;
+use crate::test::counted;
+use crate::workspace::{Workspace, line_of};
+use std::process::Command;
+
+/// Crates with `unsafe` and the part of their tests that Miri can run: no mapped files, no io_uring, no memfd. What
+/// cannot run there is left out by `#[cfg(not(miri))]` at the test, with the reason.
+const RUNS: &[(&str, &[&str])] =
+    &[("kvbm-device", &["--lib"]), ("kvbm-storage", &["--lib"]), ("kvbm-disk", &["--lib", "buffer"])];
+
+/// Real clocks and files are wanted, not simulated ones; `parking_lot` keeps pointers in integers.
+const FLAGS: &str = "-Zmiri-disable-isolation -Zmiri-permissive-provenance";
+
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    if let Err(why) = ready() {
+        return Outcome::Skipped(why);
+    }
+    let mut total = 0;
+    for (package, args) in RUNS {
+        if workspace.find(package).is_none() {
+            return Outcome::from(Err(anyhow::anyhow!(
+                "no crate `{package}`: correct the table in xtask/src/miri.rs"
+            )));
+        }
+        let mut command = nightly(&["miri", "test", "-p", package]);
+        command.args(*args).current_dir(&workspace.root);
+        command.env("MIRIFLAGS", FLAGS).env("PROPTEST_CASES", "2");
+        command.env("CARGO_TARGET_DIR", workspace.target.join("miri"));
+        match counted(&mut command) {
+            Outcome::Passed { tests: 0 } => {
+                let line = line_of(&command);
+                return Outcome::from(Err(anyhow::anyhow!(
+                    "`{line}` ran no test: correct xtask/src/miri.rs"
+                )));
+            }
+            Outcome::Passed { tests } => total += tests,
+            Outcome::Failed { why, tests, failed } => {
+                return Outcome::Failed { why, tests: total + tests, failed };
+            }
+            skipped @ Outcome::Skipped(_) => return skipped,
+        }
+    }
+    Outcome::Passed { tests: total }
+}
+
+/// Finds Miri, or installs it into an installed nightly; says why there is none.
+fn ready() -> Result<(), String> {
+    let has_miri = || nightly(&["miri", "--version"]).output().is_ok_and(|output| output.status.success());
+    if has_miri() && has_sources() {
+        return Ok(());
+    }
+    let has_nightly = Command::new("rustup")
+        .args(["run", "nightly", "rustc", "--version"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !has_nightly {
+        return Err("no nightly toolchain is installed (`rustup toolchain install nightly`)".into());
+    }
+    let add = Command::new("rustup")
+        .args(["component", "add", "--toolchain", "nightly", "miri", "rust-src"])
+        .output();
+    match add {
+        Ok(output) if output.status.success() && has_miri() => Ok(()),
+        Ok(output) => {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let why = errors.lines().last().unwrap_or("rustup said nothing");
+            Err(format!(
+                "Miri cannot be installed (`rustup component add --toolchain nightly miri rust-src`): {why}"
+            ))
+        }
+        Err(error) => Err(format!("rustup cannot be started: {error}")),
+    }
+}
+
+/// Whether the nightly has the standard library's sources, which Miri builds.
+fn has_sources() -> bool {
+    let sysroot = Command::new("rustup").args(["run", "nightly", "rustc", "--print", "sysroot"]).output();
+    sysroot.is_ok_and(|output| {
+        let sysroot = String::from_utf8_lossy(&output.stdout);
+        std::path::Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library").is_dir()
+    })
+}
+
+/// Cargo of the nightly toolchain, free of what the running cargo has put into the environment.
+fn nightly(args: &[&str]) -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", "cargo"]).args(args);
+    for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS", "CARGO_MANIFEST_DIR"] {
+        command.env_remove(variable);
+    }
+    command
+}

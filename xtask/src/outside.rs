@@ -1,0 +1,50 @@
+//! A project outside the workspace that uses each library crate by path, as a first user would.
+
+use crate::workspace::{Workspace, cargo, succeed};
+use anyhow::{Context, bail};
+use std::fmt::Write as _;
+use std::fs;
+
+/// One use of each library crate: it has to compile and to hold.
+const USES: &[(&str, &str)] = &[
+    ("kvbm", "kvbm::config::Capacity::default() == kvbm::config::Capacity::NONE"),
+    ("kvbm-device", "kvbm_device::Clock::now(&kvbm_device::ManualClock::new()).is_zero()"),
+    ("kvbm-disk", "kvbm_disk::ContentCrc::new().finish() == kvbm_disk::ContentCrc::combine(0, 0, 0)"),
+    ("kvbm-events", "kvbm_events::PublisherConfig::default().validate().is_ok()"),
+    ("kvbm-kernels", "std::mem::size_of::<kvbm_kernels::KernelError>() > 0"),
+    ("kvbm-layout", "kvbm_layout::DType::BF16.width() == 2"),
+    ("kvbm-nixl", "kvbm_nixl::NixlOptions::new(\"outside\").validate().is_ok()"),
+    ("kvbm-plan", "kvbm_plan::Tier::G1.below() == Some(kvbm_plan::Tier::G2)"),
+    ("kvbm-pool", "std::mem::size_of::<kvbm_pool::PoolStatus>() > 0"),
+    ("kvbm-storage", "kvbm_storage::SystemStorage::new(4096, 4096, kvbm_storage::HugePages::Never).is_ok()"),
+    ("kvbm-tokens", "kvbm_tokens::Namespace::new(\"model\").model_id() == \"model\""),
+    ("kvbm-transfer", "std::mem::size_of::<kvbm_transfer::TransferConfig>() > 0"),
+    ("kvbm-volume", "kvbm_volume::VolumeRegistry::new().descriptors().is_empty()"),
+];
+
+pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
+    let libraries: Vec<_> = workspace.crates.iter().filter(|member| member.library.is_some()).collect();
+    let mut body = String::new();
+    for library in &libraries {
+        let Some((_, holds)) = USES.iter().find(|(name, _)| *name == library.name) else {
+            bail!("nothing of `{}` is used: add a line to the table in xtask/src/outside.rs", library.name);
+        };
+        writeln!(body, "    assert!({holds});")?;
+    }
+    let project = workspace.target.join("outside").join("project");
+    fs::create_dir_all(project.join("src"))?;
+    let manifest = "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+                    [profile.dev]\ndebug = false\n\n[dependencies]\n";
+    fs::write(project.join("Cargo.toml"), manifest)?;
+    fs::write(project.join("src").join("main.rs"), format!("fn main() {{\n{body}}}\n"))?;
+    // The same versions as the workspace: nothing new to fetch.
+    fs::copy(workspace.root.join("Cargo.lock"), project.join("Cargo.lock"))
+        .context("cannot copy Cargo.lock")?;
+    for library in &libraries {
+        succeed(cargo(&project).args(["add", "--quiet", "--offline", "--path"]).arg(&library.folder))?;
+    }
+    let mut run = cargo(&project);
+    run.args(["run", "--quiet", "--offline"])
+        .env("CARGO_TARGET_DIR", workspace.target.join("outside").join("target"));
+    succeed(&mut run).context("a project outside the workspace cannot use the crates")
+}

@@ -1,0 +1,74 @@
+//! The rules that the compiler does not check: each module checks one kind and says the way out.
+
+mod assertions;
+mod docs;
+mod invariants;
+mod length;
+mod map;
+mod modules;
+mod paths;
+mod source;
+mod words;
+
+use crate::workspace::Workspace;
+use anyhow::Context;
+use map::Map;
+use source::Source;
+use std::fmt;
+use std::path::PathBuf;
+
+/// A broken rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    /// Relative to the root.
+    file: PathBuf,
+    /// From 1.
+    line: usize,
+    /// What is wrong and the way out.
+    text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file.display(), self.line, self.text)
+    }
+}
+
+/// Prints what is wrong; whether nothing is.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<bool> {
+    let findings = findings(workspace)?;
+    for finding in &findings {
+        println!("{finding}");
+    }
+    println!("tidy: {} findings", findings.len());
+    Ok(findings.is_empty())
+}
+
+/// An error that lists what is wrong.
+pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
+    let findings: Vec<String> = findings(workspace)?.iter().map(ToString::to_string).collect();
+    if findings.is_empty() { Ok(()) } else { anyhow::bail!("{}", findings.join("\n")) }
+}
+
+fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
+    let sources = source::load(&workspace.root, &["crates", "xtask", "ci", ".ci", ".cargo"])?;
+    let code: Vec<Source> = sources.iter().filter(|source| source.is_rust()).cloned().collect();
+    let text = std::fs::read_to_string(workspace.root.join(map::FILE)).context("cannot read the map")?;
+    let map = Map::parse(&text);
+
+    let mut findings = Vec::new();
+    findings.extend(map.check(workspace));
+    findings.extend(invariants::check(&map, &code));
+    findings.extend(docs::check(workspace)?);
+    for source in &code {
+        findings.extend(words::check(source));
+        findings.extend(modules::check(source));
+        findings.extend(assertions::check(source));
+        findings.extend(length::check(source));
+    }
+    for source in sources.iter().chain(&source::load_files(&workspace.root, "md")?) {
+        findings.extend(paths::check(source));
+    }
+    findings.sort();
+    Ok(findings)
+}
