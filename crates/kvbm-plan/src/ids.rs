@@ -36,7 +36,8 @@ id!(
     GroupId(u16)
 );
 id!(
-    /// First four bytes (little endian) of a namespace's tag. A label, not a proof: the sequence hash already binds
+    /// First four bytes (little endian) of a namespace's tag (of
+    /// [`BlockChain::namespace`](kvbm_tokens::BlockChain::namespace), for instance). A label, not a proof: the sequence hash already binds
     /// the whole tag, so two namespaces that share a label only share their quota and their `forget`.
     NamespaceId(u32)
 );

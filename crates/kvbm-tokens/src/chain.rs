@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{BlockHasher, SequenceHash, Token, TokenSequence};
+use crate::{BlockHasher, NamespaceTag, SequenceHash, Token, TokenSequence};
 
 /// One block of a chain, with what travels beside its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct ChainLink {
 /// A borrowed view of a [`TokenSequence`] or of an [`ExternalSequence`], so that both are treated alike.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockChain<'a> {
+    /// What the hashes are chained in.
+    namespace: NamespaceTag,
     /// Hashes of the whole sequence from its first block up to the end of the run.
     hashes: &'a [SequenceHash],
     /// Index of the run's first block in `hashes`.
@@ -29,13 +31,30 @@ pub struct BlockChain<'a> {
 }
 
 impl<'a> BlockChain<'a> {
-    pub(crate) fn of_tokens(hashes: &'a [SequenceHash], tokens: &'a [Token], page_size: usize) -> Self {
-        Self { hashes, start: 0, tokens: Some((tokens, page_size)) }
+    pub(crate) fn of_tokens(
+        namespace: NamespaceTag,
+        hashes: &'a [SequenceHash],
+        tokens: &'a [Token],
+        page_size: usize,
+    ) -> Self {
+        Self { namespace, hashes, start: 0, tokens: Some((tokens, page_size)) }
     }
 
-    /// The blocks from the first of a sequence, of which only the hashes are known.
+    /// The blocks from the first of a sequence, of which only the hashes are known. Their namespace is the tag of
+    /// zeros until [`in_namespace`](Self::in_namespace) names one.
     pub fn of_hashes(hashes: &'a [SequenceHash]) -> Self {
-        Self { hashes, start: 0, tokens: None }
+        Self { namespace: NamespaceTag::from_bytes([0; 16]), hashes, start: 0, tokens: None }
+    }
+
+    /// The same blocks, labelled as of namespace `tag`.
+    #[must_use]
+    pub fn in_namespace(self, tag: NamespaceTag) -> Self {
+        Self { namespace: tag, ..self }
+    }
+
+    /// The namespace that the hashes are chained in.
+    pub fn namespace(&self) -> NamespaceTag {
+        self.namespace
     }
 
     /// Number of blocks.
@@ -93,7 +112,7 @@ impl<'a> BlockChain<'a> {
     pub fn slice(&self, range: Range<usize>) -> Self {
         let end = range.end.min(self.len());
         let start = range.start.min(end);
-        Self { hashes: &self.hashes[..self.start + end], start: self.start + start, tokens: self.tokens }
+        Self { hashes: &self.hashes[..self.start + end], start: self.start + start, ..*self }
     }
 
     fn hash_before(&self, at: usize) -> Option<SequenceHash> {
@@ -167,7 +186,7 @@ impl ExternalSequence {
 
     /// The blocks as kvbm takes them.
     pub fn chain(&self) -> BlockChain<'_> {
-        BlockChain::of_hashes(&self.hashes)
+        BlockChain::of_hashes(&self.hashes).in_namespace(self.hasher.tag())
     }
 }
 

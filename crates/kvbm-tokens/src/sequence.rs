@@ -206,7 +206,7 @@ impl TokenSequence {
 
     /// The complete blocks as kvbm takes them.
     pub fn chain(&self) -> BlockChain<'_> {
-        BlockChain::of_tokens(&self.hashes, &self.tokens, self.page_size())
+        BlockChain::of_tokens(self.hasher.tag(), &self.hashes, &self.tokens, self.page_size())
     }
 
     fn extra_of(&self, index: usize) -> &[(usize, ExtraKey)] {
