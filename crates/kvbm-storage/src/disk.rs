@@ -190,17 +190,26 @@ fn preallocate(file: &File, path: &Path, len: u64) -> Result<Preallocation, Stor
         return Err(StorageError::Invalid { what: "length", value: len, rule: "it must fit a file offset" });
     };
     // SAFETY: a plain call on an open descriptor.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
-        return Ok(Preallocation::Reserved);
+    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } {
+        0 => Ok(Preallocation::Reserved),
+        _ => not_reserved(&io::Error::last_os_error(), file, path, len),
     }
-    let error = io::Error::last_os_error();
+}
+
+/// A file system that cannot reserve is used all the same, and says so; one that is full is not.
+fn not_reserved(
+    error: &io::Error,
+    file: &File,
+    path: &Path,
+    len: u64,
+) -> Result<Preallocation, StorageError> {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => Err(no_space(path, len)),
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
             file.set_len(len).map_err(|error| write_error(path, 0, len, &error))?;
             Ok(Preallocation::Sparse { reason: format!("fallocate: {error}") })
         }
-        _ => Err(io_error("fallocate", path, 0, &error)),
+        _ => Err(io_error("fallocate", path, 0, error)),
     }
 }
 
@@ -238,5 +247,45 @@ impl StorageAllocator for DiskAllocator {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{}-{number}.slots", self.name));
         Ok(Arc::new(DiskStorage::create(&path, len)?))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(miri))] // statvfs does not exist there.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_cannot_reserve_gets_a_sparse_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("slots");
+        let file = File::create_new(&path).expect("a file");
+        let refused = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        let preallocation = not_reserved(&refused, &file, &path, 8192).expect("usable");
+        assert!(matches!(&preallocation, Preallocation::Sparse { reason } if reason.contains("fallocate")));
+        assert_eq!(file.metadata().expect("open").len(), 8192);
+    }
+
+    #[test]
+    fn a_full_file_system_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("slots");
+        let file = File::create_new(&path).expect("a file");
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        let error = not_reserved(&full, &file, &path, 8192).expect_err("full");
+        assert!(matches!(error, StorageError::NoSpace { asked: 8192, available, .. } if available > 0));
+        let broken = io::Error::from_raw_os_error(libc::EIO);
+        let error = not_reserved(&broken, &file, &path, 8192).expect_err("broken");
+        assert!(matches!(error, StorageError::Io { operation: "fallocate", .. }), "{error}");
+    }
+
+    #[test]
+    fn a_write_that_finds_no_space_is_named() {
+        let path = Path::new("/dev/full");
+        let file =
+            OpenOptions::new().read(true).write(true).open(path).expect("the device that is always full");
+        let storage = DiskStorage::new(file, path, 8192, Preallocation::Existing);
+        let error = crate::StorageExt::write_at(&storage, 4096, &[0; 4096]).expect_err("full");
+        assert!(matches!(&error, StorageError::NoSpace { asked: 4096, .. }), "{error}");
     }
 }

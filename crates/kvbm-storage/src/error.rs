@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use kvbm_device::DeviceError;
-use kvbm_layout::LayoutError;
+use kvbm_layout::{LayoutError, WireError};
 
 use crate::StorageKind;
 
@@ -115,6 +115,22 @@ pub enum StorageError {
     /// The layout refused.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The description of a bound layout is not usable.
+    #[error(transparent)]
+    Description(#[from] WireError),
+    /// The storage found for a described region is not the one described.
+    #[error(
+        "region {region} is described as {described}, but the storage given has {found}; open the storage that the \
+         description names"
+    )]
+    DescribedOtherwise {
+        /// Index of the region.
+        region: u32,
+        /// What was given.
+        found: String,
+        /// What the description says.
+        described: String,
+    },
     /// A layout has another number of regions than storages were given.
     #[error(
         "the layout has {regions} regions, but {storages} storages were given; give one place for each region"

@@ -31,6 +31,7 @@
 
 mod bound;
 pub mod conformance;
+mod description;
 mod device;
 mod disk;
 mod error;

@@ -30,7 +30,7 @@ fn space_is_really_reserved() {
     let storage = DiskStorage::create(&directory.path().join("slots"), 1 << 20).expect("created");
     match storage.preallocation() {
         Preallocation::Reserved => {
-            assert!(storage.file().metadata().expect("open").blocks() * 512 >= 1 << 20)
+            assert!(storage.file().metadata().expect("open").blocks() * 512 >= 1 << 20);
         }
         Preallocation::Sparse { reason } => assert!(reason.contains("fallocate"), "{reason}"),
         Preallocation::Existing => panic!("it is new"),

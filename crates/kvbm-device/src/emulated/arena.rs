@@ -206,6 +206,12 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 4 } else { 256 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
         /// Against a bitmap: ranges never overlap, obey alignment, and everything comes back.
         #[test]
         fn ranges_behave_like_a_bitmap(steps in prop::collection::vec((any::<bool>(), 1_u64..40, 0_u32..4), 1..200)) {
