@@ -1,1 +1,74 @@
-//! kvbm-pool.
+//! Bookkeeping of KV blocks on all tiers: which block is where, who uses it, which one goes when room is needed.
+//!
+//! **Knows:** slot ids, sequence hashes, reference counts, recency, events. One [`Registry`] holds all blocks of the
+//! three slotted tiers; [`BlockPool`] is a typed view of one of them.
+//! **Must never know:** bytes, addresses, devices, files, networks, tokens, how a block is moved; it waits for
+//! nothing and runs no code of its callers under its lock.
+//!
+//! # Life of a block
+//! [`Blocks`]`<T, Reset>` - `init_sequence` - [`Blocks`]`<T, Partial>` - `commit` - [`Blocks`]`<T, Complete>` -
+//! [`register`](BlockPool::register) - [`Cached`]`<T>`. An exclusive batch that is dropped returns its blocks to the
+//! pool. A dropped [`Cached`] leaves its blocks registered, for whoever asks next, until the tier needs their slots.
+//! [`TRANSITIONS`] is the whole table.
+//!
+//! ```
+//! use kvbm_plan::{GroupId, NamespaceId};
+//! use kvbm_pool::{BlockChain, Duplicates, G1, Registry, RegistryConfig, SequenceHash};
+//!
+//! let registry = Registry::new(&RegistryConfig::new([8, 0, 0]))?;
+//! let pool = registry.pool::<G1>();
+//! let hashes = [SequenceHash::from_bytes([1; 16]), SequenceHash::from_bytes([2; 16])];
+//!
+//! let fresh = pool.get_mutable_blocks(2)?;
+//! let (done, rest) = fresh.init_sequence(NamespaceId(0), GroupId(0), 0)?.commit(BlockChain::of_hashes(&hashes))?;
+//! assert!(rest.is_empty());
+//! drop(pool.register(done, Duplicates::Reuse)?);
+//!
+//! let cached = pool.match_sequence_hashes(GroupId(0), &hashes);
+//! assert_eq!(cached.len(), 2);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Rules
+//! - Tiers are inclusive: each keeps and evicts its own copy. A use counts on every tier that holds the block.
+//! - A Full block leaves a tier only when nothing continues it there.
+//! - A block is found on a tier only after it was registered or its arrival completed there.
+//! - Slots are handed out only while no registered block is in them.
+//! - Every change of what a tier holds is one [`EventRecord`], written under the same lock as the change.
+
+#![forbid(unsafe_code)]
+
+mod arrivals;
+mod blocks;
+mod config;
+mod core;
+mod error;
+mod event;
+mod metadata;
+mod pinned;
+mod pool;
+mod prefix;
+mod registry;
+mod state;
+mod status;
+mod sync;
+mod tier;
+
+pub use arrivals::{AnyArrivals, Arrival, Arrivals, Completion, Refusal};
+pub use blocks::{Blocks, MutableBlock};
+pub use config::{ConfigError, GroupConfig, PolicyKind, RegistryConfig};
+pub use error::{AllocError, RegisterError, Rejected, SequenceError};
+pub use event::{Drained, EventKind, EventRecord};
+pub use metadata::BlockMetadata;
+pub use pinned::{Cached, ImmutableBlock, Pinned, PublishHandle, RegistrationHandle};
+pub use pool::{BlockPool, Duplicates};
+pub use prefix::{ArrivingBlock, Prefix, PrefixBlock, PrefixParts};
+pub use registry::{Quarantine, Registry, Removed, RestoreError, Restored, Selection};
+pub use state::{
+    BlockState, Complete, IllegalTransition, Origin, Partial, Reset, State, TRANSITIONS, Trigger,
+};
+pub use status::{Counters, EvictionReason, TierStatus};
+pub use tier::{G1, G2, G3, TierMask, TierTag};
+
+pub use kvbm_plan::SequenceHash;
+pub use kvbm_tokens::BlockChain;

@@ -1,0 +1,263 @@
+//! Destinations of transfers.
+
+use crate::core::Pin;
+use crate::pinned::{Cached, Pinned};
+use crate::registry::Shared;
+use crate::sync::Arc;
+use crate::tier::TierTag;
+use kvbm_plan::{BlockId, BlockIdentity, SequenceHash, Tier};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// What [`begin_arrivals`](crate::BlockPool::begin_arrivals) decided for one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Bytes may be written to this slot; [`complete`](AnyArrivals::complete) makes the block visible.
+    Reserved {
+        /// Destination.
+        block: BlockId,
+        /// Number of this arrival, by which others join it.
+        ticket: u64,
+    },
+    /// The tier has the block: pinned, nothing to transfer.
+    Present {
+        /// Slot.
+        block: BlockId,
+    },
+    /// Another transfer brings the block: wait for that one, then look again. If it fails the block is absent.
+    Joined {
+        /// Number of the other arrival.
+        ticket: u64,
+    },
+    /// Completed: visible and pinned.
+    Completed {
+        /// Slot.
+        block: BlockId,
+    },
+    /// Failed, or removed while it was on its way.
+    Failed,
+    /// The block cannot be brought here.
+    Refused(Refusal),
+}
+
+/// Why a block was not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The tier neither has nor awaits the block before it.
+    #[error("its parent {parent} is neither on the tier nor on its way there: bring the parent first")]
+    MissingParent {
+        /// The block before it.
+        parent: SequenceHash,
+    },
+    /// What was on the tier when room was made is gone, and the room does not suffice any more.
+    #[error("a block was removed while room was made: try again")]
+    NoRoom,
+    /// Group or position make no sense.
+    #[error("unknown group, or parent and position contradict each other")]
+    BadIdentity,
+}
+
+/// What came of a completed arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// Present now, and announced.
+    Stored,
+    /// Somebody else registered the block meanwhile: that copy is used and pinned, this one given up.
+    Existing {
+        /// Slot of the other copy.
+        block: BlockId,
+    },
+    /// The block was removed (clear, forget) while it was on its way, or this arrival was over already: not visible.
+    Removed,
+}
+
+/// Reserved destinations on a tier that is known at run time. [`Arrivals`] is the same with the tier in its type.
+///
+/// Nothing is visible before [`complete`](Self::complete). Dropping it returns slots that are not complete to Reset:
+/// drop it only when no hardware writes to them any more.
+#[must_use = "dropping arrivals gives their slots up"]
+pub struct AnyArrivals {
+    shared: Arc<Shared>,
+    tier: Tier,
+    identities: Vec<BlockIdentity>,
+    arrivals: Vec<Arrival>,
+}
+
+impl AnyArrivals {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        tier: Tier,
+        identities: Vec<BlockIdentity>,
+        arrivals: Vec<Arrival>,
+    ) -> Self {
+        Self { shared, tier, identities, arrivals }
+    }
+
+    /// Number of blocks asked for.
+    pub fn len(&self) -> usize {
+        self.arrivals.len()
+    }
+
+    /// Whether no block was asked for.
+    pub fn is_empty(&self) -> bool {
+        self.arrivals.is_empty()
+    }
+
+    /// The tier.
+    pub const fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    /// The blocks, in the order in which they were asked for.
+    pub fn identities(&self) -> &[BlockIdentity] {
+        &self.identities
+    }
+
+    /// Where each block stands.
+    pub fn arrivals(&self) -> &[Arrival] {
+        &self.arrivals
+    }
+
+    /// Index, destination and ticket of every block that must be transferred.
+    pub fn reserved(&self) -> impl Iterator<Item = (usize, BlockId, u64)> + '_ {
+        self.arrivals.iter().enumerate().filter_map(|(index, arrival)| match *arrival {
+            Arrival::Reserved { block, ticket } => Some((index, block, ticket)),
+            _ => None,
+        })
+    }
+
+    /// The bytes of block `index` are complete on every rank and verified: it becomes visible. An index that is not
+    /// reserved (any more) changes nothing.
+    pub fn complete(&mut self, index: usize) -> Completion {
+        self.complete_each([index]).pop().unwrap_or(Completion::Removed)
+    }
+
+    /// The same for several blocks under one lock; answers are in the order of `indices`.
+    pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<Completion> {
+        let indices: Vec<usize> = indices.into_iter().collect();
+        let mut completions = Vec::with_capacity(indices.len());
+        let mut core = self.shared.core.lock();
+        for index in indices {
+            let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) else {
+                completions.push(Completion::Removed);
+                continue;
+            };
+            let completion = core.complete_arrival(self.tier.index(), block);
+            self.arrivals[index] = match completion {
+                Completion::Stored => Arrival::Completed { block },
+                Completion::Existing { block } => Arrival::Completed { block },
+                Completion::Removed => Arrival::Failed,
+            };
+            completions.push(completion);
+        }
+        completions
+    }
+
+    /// Every block that is still reserved is complete and verified.
+    pub fn complete_all(&mut self) -> Vec<Completion> {
+        let reserved: Vec<usize> = self.reserved().map(|(index, ..)| index).collect();
+        self.complete_each(reserved)
+    }
+
+    /// Block `index` did not arrive: its slot goes back to Reset, nothing becomes visible.
+    pub fn fail(&mut self, index: usize) {
+        self.end(index, true);
+    }
+
+    /// Block `index` could not be written because its slot is bad: the slot is never used again.
+    pub fn fail_and_quarantine(&mut self, index: usize) {
+        self.end(index, false);
+    }
+
+    fn end(&mut self, index: usize, reusable: bool) {
+        if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
+            self.shared.core.lock().fail_arrival(self.tier.index(), block, reusable);
+            self.arrivals[index] = Arrival::Failed;
+        }
+    }
+
+    /// Ends the arrivals: what is Present or Completed stays pinned, in order; what is still reserved fails.
+    pub fn into_pinned(mut self) -> Pinned {
+        let ids: Vec<BlockId> = self.arrivals.iter().filter_map(Self::pinned_block).collect();
+        for arrival in &mut self.arrivals {
+            if Self::pinned_block(arrival).is_some() {
+                *arrival = Arrival::Failed;
+            }
+        }
+        Pinned { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: Pin::Transfer }
+    }
+
+    fn pinned_block(arrival: &Arrival) -> Option<BlockId> {
+        match *arrival {
+            Arrival::Present { block } | Arrival::Completed { block } => Some(block),
+            _ => None,
+        }
+    }
+
+    /// The same arrivals with their tier in their type.
+    ///
+    /// # Errors
+    /// Gives them back where they are of another tier.
+    pub fn typed<T: TierTag>(self) -> Result<Arrivals<T>, Self> {
+        if self.tier == T::TIER { Ok(Arrivals::new(self)) } else { Err(self) }
+    }
+}
+
+impl Drop for AnyArrivals {
+    fn drop(&mut self) {
+        let tier = self.tier.index();
+        let mut core = self.shared.core.lock();
+        for arrival in self.arrivals.iter().rev() {
+            match *arrival {
+                Arrival::Reserved { block, .. } => core.fail_arrival(tier, block, true),
+                Arrival::Present { block } | Arrival::Completed { block } => {
+                    core.unpin(tier, block.0, Pin::Transfer);
+                }
+                Arrival::Joined { .. } | Arrival::Failed | Arrival::Refused(_) => {}
+            }
+        }
+    }
+}
+
+impl fmt::Debug for AnyArrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AnyArrivals<{}>{:?}", self.tier, self.arrivals)
+    }
+}
+
+/// Reserved destinations on one tier.
+#[derive(Debug)]
+#[must_use = "dropping arrivals gives their slots up"]
+pub struct Arrivals<T: TierTag> {
+    inner: AnyArrivals,
+    tier: PhantomData<fn() -> T>,
+}
+
+impl<T: TierTag> Arrivals<T> {
+    pub(crate) fn new(inner: AnyArrivals) -> Self {
+        Self { inner, tier: PhantomData }
+    }
+
+    /// The same arrivals with their tier known at run time only.
+    pub fn erase(self) -> AnyArrivals {
+        self.inner
+    }
+
+    /// Ends the arrivals: what is Present or Completed stays, held by a user from now on; what is still reserved fails.
+    pub fn into_cached(self) -> Cached<T> {
+        Cached::new(self.inner.into_pinned().into_use())
+    }
+}
+
+impl<T: TierTag> std::ops::Deref for Arrivals<T> {
+    type Target = AnyArrivals;
+    fn deref(&self) -> &AnyArrivals {
+        &self.inner
+    }
+}
+
+impl<T: TierTag> std::ops::DerefMut for Arrivals<T> {
+    fn deref_mut(&mut self) -> &mut AnyArrivals {
+        &mut self.inner
+    }
+}

@@ -1,0 +1,213 @@
+//! Exclusive batches: blocks that only their owner can see.
+
+use crate::error::{Rejected, SequenceError};
+use crate::registry::Shared;
+use crate::state::{BlockState, Complete, Origin, Partial, Reset, State, Trigger};
+use crate::sync::Arc;
+use crate::tier::TierTag;
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId};
+use kvbm_tokens::BlockChain;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Slots in exclusive use; they are free again when this is dropped.
+pub(crate) struct HeldSlots {
+    pub shared: Arc<Shared>,
+    pub tier: usize,
+    pub ids: Vec<BlockId>,
+}
+
+impl Drop for HeldSlots {
+    fn drop(&mut self) {
+        if !self.ids.is_empty() {
+            self.shared.core.lock().tiers[self.tier].give_back(&self.ids);
+        }
+    }
+}
+
+/// Blocks of one tier in one state, owned exclusively. Dropping it returns them to Reset and to the pool.
+///
+/// The state is part of the type: a transition that is not in [`TRANSITIONS`](crate::TRANSITIONS) does not compile.
+///
+/// ```compile_fail
+/// # use kvbm_pool::{Blocks, BlockPool, Duplicates, G1, Partial};
+/// fn register_unfinished(pool: &BlockPool<G1>, blocks: Blocks<G1, Partial>) {
+///     let _ = pool.register(blocks, Duplicates::Reuse);
+/// }
+/// ```
+///
+/// ```compile_fail
+/// # use kvbm_pool::{Blocks, BlockPool, Complete, Duplicates, G1, G2};
+/// fn register_on_another_tier(pool: &BlockPool<G1>, blocks: Blocks<G2, Complete>) {
+///     let _ = pool.register(blocks, Duplicates::Reuse);
+/// }
+/// ```
+///
+/// ```compile_fail
+/// # use kvbm_plan::{GroupId, NamespaceId};
+/// # use kvbm_pool::{Blocks, Complete, G1};
+/// fn use_again(blocks: Blocks<G1, Complete>) {
+///     let _ = blocks.init_sequence(NamespaceId(0), GroupId(0), 0);
+/// }
+/// ```
+#[must_use = "dropping a batch returns its blocks to the pool"]
+pub struct Blocks<T: TierTag, S: State> {
+    slots: HeldSlots,
+    content: S::Content,
+    types: PhantomData<fn() -> (T, S)>,
+}
+
+/// The reference's name for blocks that their owner may write.
+pub type MutableBlock<T, S = Reset> = Blocks<T, S>;
+
+impl<T: TierTag, S: State> Blocks<T, S> {
+    pub(crate) fn new(slots: HeldSlots, content: S::Content) -> Self {
+        Self { slots, content, types: PhantomData }
+    }
+
+    pub(crate) fn into_inner(self) -> (HeldSlots, S::Content) {
+        (self.slots, self.content)
+    }
+
+    pub(crate) fn belongs_to(&self, shared: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.slots.shared, shared)
+    }
+
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.slots.ids.len()
+    }
+
+    /// Whether there is no block.
+    pub fn is_empty(&self) -> bool {
+        self.slots.ids.is_empty()
+    }
+
+    /// The blocks' slots on their tier.
+    pub fn block_ids(&self) -> &[BlockId] {
+        &self.slots.ids
+    }
+
+    /// State of every block in the batch.
+    pub const fn state(&self) -> BlockState {
+        S::STATE
+    }
+
+    /// Cuts the slots in two at `at` (all stay here where `at` is beyond the end).
+    fn split_slots(&mut self, at: usize) -> HeldSlots {
+        let at = at.min(self.slots.ids.len());
+        let ids = self.slots.ids.split_off(at);
+        HeldSlots { shared: Arc::clone(&self.slots.shared), tier: self.slots.tier, ids }
+    }
+}
+
+impl<T: TierTag> Blocks<T, Reset> {
+    /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        Self::new(self.split_slots(at), ())
+    }
+
+    /// The blocks will hold consecutive blocks of a sequence, the first of them at `position`. Moves them to Partial.
+    pub fn init_sequence(
+        self,
+        namespace: NamespaceId,
+        group: GroupId,
+        position: u32,
+    ) -> Result<Blocks<T, Partial>, Rejected<Self, SequenceError>> {
+        if let Err(error) = self.state().after(Trigger::InitSequence) {
+            return Err(Rejected { batch: self, error: error.into() });
+        }
+        let blocks = self.len();
+        if u64::from(position) + blocks as u64 > u64::from(u32::MAX) {
+            return Err(Rejected { batch: self, error: SequenceError::TooLong { position, blocks } });
+        }
+        Ok(Blocks::new(self.into_inner().0, Origin { namespace, group, position }))
+    }
+}
+
+impl<T: TierTag> Blocks<T, Partial> {
+    /// Where the batch lies in its sequence.
+    pub const fn origin(&self) -> Origin {
+        self.content
+    }
+
+    /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let slots = self.split_slots(at);
+        let position = self.content.position + self.len() as u32;
+        Self::new(slots, Origin { position, ..self.content })
+    }
+
+    /// Moves the blocks that `sequence` fills to Complete and gives the rest back as they are. The chain is that of
+    /// the whole sequence (`&TokenSequence`, `&ExternalSequence` or [`BlockChain::of_hashes`]).
+    ///
+    /// # Errors
+    /// [`SequenceError::NotFull`] where not even the first block is full.
+    pub fn commit<'a>(
+        mut self,
+        sequence: impl Into<BlockChain<'a>>,
+    ) -> Result<(Blocks<T, Complete>, Self), Rejected<Self, SequenceError>> {
+        let chain = sequence.into();
+        match self.committed(chain) {
+            Ok(identities) => {
+                let rest = self.split_off(identities.len());
+                Ok((Blocks::new(self.into_inner().0, identities), rest))
+            }
+            Err(error) => Err(Rejected { batch: self, error }),
+        }
+    }
+
+    /// Identities of the blocks that `chain` fills.
+    fn committed(&self, chain: BlockChain<'_>) -> Result<Vec<BlockIdentity>, SequenceError> {
+        self.state().after(Trigger::Commit)?;
+        let Origin { namespace, group, position } = self.content;
+        let first = chain.first_position();
+        let Some(skip) = position.checked_sub(first) else {
+            return Err(SequenceError::ChainStart { position, first });
+        };
+        let skip = skip as usize;
+        if skip >= chain.len() && !self.is_empty() {
+            return Err(SequenceError::NotFull { position, full: first as usize + chain.len() });
+        }
+        let end = skip.saturating_add(self.len());
+        let links = chain.slice(skip..end);
+        let identity = |link: kvbm_tokens::ChainLink| BlockIdentity {
+            namespace,
+            group,
+            hash: link.hash,
+            parent: link.parent,
+            position: link.position,
+        };
+        Ok(links.iter().map(identity).collect())
+    }
+
+    /// Gives the sequence up: back to Reset.
+    pub fn into_reset(self) -> Blocks<T, Reset> {
+        Blocks::new(self.into_inner().0, ())
+    }
+}
+
+impl<T: TierTag> Blocks<T, Complete> {
+    /// What the blocks hold, in order.
+    pub fn identities(&self) -> &[BlockIdentity] {
+        &self.content
+    }
+
+    /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let slots = self.split_slots(at);
+        let content = self.content.split_off(self.len());
+        Self::new(slots, content)
+    }
+
+    /// Invalidates the blocks (rejected tokens of a speculation, a failed step): back to Reset.
+    pub fn into_reset(self) -> Blocks<T, Reset> {
+        Blocks::new(self.into_inner().0, ())
+    }
+}
+
+impl<T: TierTag, S: State> fmt::Debug for Blocks<T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Blocks<{}, {}>{:?}", T::TIER, S::STATE, self.slots.ids)
+    }
+}

@@ -1,0 +1,128 @@
+//! What a registry is made of.
+
+use crate::tier::TIERS;
+use kvbm_plan::{Epoch, GroupKind, Tier};
+
+/// One cache group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// How the group's blocks are used.
+    pub kind: GroupKind,
+    /// Tokens in one block of the group: how many blocks a sliding window spans.
+    pub tokens_per_block: u32,
+}
+
+impl GroupConfig {
+    /// A full attention group.
+    pub const fn full(tokens_per_block: u32) -> Self {
+        Self { kind: GroupKind::Full, tokens_per_block }
+    }
+}
+
+/// Which unpinned block leaves a full tier first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PolicyKind {
+    /// The least recently used block that no other block on the tier continues.
+    #[default]
+    LruLeaf,
+}
+
+/// What [`Registry::new`](crate::Registry::new) builds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistryConfig {
+    /// Slots of G1, G2 and G3; 0 where there is no such tier.
+    pub capacity: [u32; TIERS],
+    /// Cache groups, indexed by [`GroupId`](kvbm_plan::GroupId).
+    pub groups: Vec<GroupConfig>,
+    /// Events that wait for [`drain_events`](crate::Registry::drain_events) before the oldest are given up (and
+    /// counted), rounded up to a power of two; 0 turns events off.
+    pub event_capacity: u32,
+    /// Eviction policy of every tier.
+    pub policy: PolicyKind,
+    /// Life of the leader, quoted with events.
+    pub epoch: Epoch,
+}
+
+impl RegistryConfig {
+    /// Most slots of one tier: reference counts and queue positions have room for no more.
+    pub const MAX_CAPACITY: u32 = 1 << 30;
+
+    /// Most cache groups.
+    pub const MAX_GROUPS: usize = 256;
+
+    /// One full attention group of 16-token blocks, 64 Ki waiting events, `lru-leaf`, epoch 0.
+    pub fn new(capacity: [u32; TIERS]) -> Self {
+        Self {
+            capacity,
+            groups: vec![GroupConfig::full(16)],
+            event_capacity: 1 << 16,
+            policy: PolicyKind::LruLeaf,
+            epoch: Epoch(0),
+        }
+    }
+
+    /// Says what is wrong, if anything is.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (tier, capacity) in Tier::SLOTTED.into_iter().zip(self.capacity) {
+            if capacity > Self::MAX_CAPACITY {
+                return Err(ConfigError::Capacity { tier, capacity });
+            }
+        }
+        if self.capacity.iter().all(|&capacity| capacity == 0) {
+            return Err(ConfigError::NoTier);
+        }
+        if self.event_capacity > Self::MAX_CAPACITY {
+            return Err(ConfigError::Events { event_capacity: self.event_capacity });
+        }
+        if self.groups.is_empty() || self.groups.len() > Self::MAX_GROUPS {
+            return Err(ConfigError::Groups { groups: self.groups.len() });
+        }
+        for (group, config) in self.groups.iter().enumerate() {
+            let empty_window = matches!(config.kind, GroupKind::SlidingWindow(0));
+            if config.tokens_per_block == 0 || empty_window {
+                return Err(ConfigError::Group { group, config: *config });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A registry that cannot be built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Too many slots.
+    #[error("{tier} has {capacity} blocks, more than {}: use larger blocks", RegistryConfig::MAX_CAPACITY)]
+    Capacity {
+        /// Which tier.
+        tier: Tier,
+        /// Slots asked for.
+        capacity: u32,
+    },
+    /// Nowhere to put a block.
+    #[error("no tier has a block: give G1, G2 or G3 a capacity above 0")]
+    NoTier,
+    /// Too long an event ring.
+    #[error(
+        "event_capacity is {event_capacity}, more than {}: drain events more often instead",
+        RegistryConfig::MAX_CAPACITY
+    )]
+    Events {
+        /// Events asked for.
+        event_capacity: u32,
+    },
+    /// No group or too many.
+    #[error("{groups} cache groups: give 1 to {}", RegistryConfig::MAX_GROUPS)]
+    Groups {
+        /// Groups given.
+        groups: usize,
+    },
+    /// A group with a zero in it.
+    #[error("group {group} is {config:?}: tokens_per_block and the window must be at least 1")]
+    Group {
+        /// Index of the group.
+        group: usize,
+        /// As given.
+        config: GroupConfig,
+    },
+}

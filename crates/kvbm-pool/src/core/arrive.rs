@@ -1,0 +1,194 @@
+//! Arrivals: slots that a transfer fills. Nothing is visible before it is complete.
+
+use super::slot::Usage;
+use super::{Core, NONE, Pin, Presence};
+use crate::arrivals::{Arrival, Completion, Refusal};
+use crate::metadata::BlockMetadata;
+use kvbm_plan::{BlockId, BlockIdentity};
+
+impl Core {
+    /// What must not be evicted while room is made for `identities`: those of them that are there, and parents.
+    /// Pins them into `pins`; returns how many slots are needed.
+    pub(crate) fn prepare_arrivals(
+        &mut self,
+        tier: usize,
+        identities: &[BlockIdentity],
+        pins: &mut Vec<BlockId>,
+    ) -> usize {
+        let mut needed = 0;
+        for (index, identity) in identities.iter().enumerate() {
+            let found = self.entries.find(identity.group, identity.hash);
+            let presence = found.map_or(Presence::Absent, |found| self.entries[found].presence(tier));
+            let pinned = match presence {
+                Presence::Arriving => None,
+                Presence::Present => found,
+                Presence::Absent => {
+                    needed += 1;
+                    let before = index.checked_sub(1).map(|before| identities[before].hash);
+                    let parent = identity.parent.filter(|&parent| before != Some(parent));
+                    parent.and_then(|parent| self.entries.find(identity.group, parent))
+                }
+            };
+            if let Some(found) = pinned
+                && self.entries[found].presence(tier) == Presence::Present
+            {
+                let slot = self.entries[found].slots[tier];
+                self.pin(tier, slot, Pin::Transfer);
+                pins.push(BlockId(slot));
+            }
+        }
+        needed
+    }
+
+    /// Decides for one identity, taking a Held slot from `room` where one is needed.
+    pub(crate) fn begin_arrival(
+        &mut self,
+        tier: usize,
+        identity: &BlockIdentity,
+        metadata: BlockMetadata,
+        room: &mut Vec<BlockId>,
+    ) -> Arrival {
+        if let Some(found) = self.entries.find(identity.group, identity.hash) {
+            let slot = self.entries[found].slots[tier];
+            match self.entries[found].presence(tier) {
+                Presence::Present => {
+                    self.pin(tier, slot, Pin::Transfer);
+                    return Arrival::Present { block: BlockId(slot) };
+                }
+                Presence::Arriving => {
+                    let ticket = self.tiers[tier].slots[slot as usize].ticket();
+                    return Arrival::Joined { ticket };
+                }
+                Presence::Absent => {}
+            }
+        }
+        if self.is_full(identity.group)
+            && let Some(parent) = identity.parent
+        {
+            let there = self.entries.find(identity.group, parent).is_some_and(|found| {
+                let entry = &self.entries[found];
+                entry.presence(tier) != Presence::Absent
+                    && entry.position.checked_add(1) == Some(identity.position)
+            });
+            if !there {
+                return Arrival::Refused(Refusal::MissingParent { parent });
+            }
+        }
+        match room.pop() {
+            Some(block) => self.reserve(tier, identity, metadata, block),
+            None => Arrival::Refused(Refusal::NoRoom),
+        }
+    }
+
+    fn reserve(
+        &mut self,
+        tier: usize,
+        identity: &BlockIdentity,
+        metadata: BlockMetadata,
+        block: BlockId,
+    ) -> Arrival {
+        let index = self.entries.find_or_insert(identity);
+        let ticket = self.new_ticket();
+        let tier_core = &mut self.tiers[tier];
+        tier_core.held -= 1;
+        tier_core.arriving += 1;
+        let state = &mut tier_core.slots[block.index()];
+        state.entry = index;
+        state.set_usage(Usage::Arriving);
+        state.set_ticket(ticket);
+        let entry = &mut self.entries[index];
+        if entry.is_nowhere() {
+            entry.priority = metadata.priority;
+        }
+        entry.slots[tier] = block.0;
+        self.set_presence(index, tier, Presence::Arriving);
+        Arrival::Reserved { block, ticket }
+    }
+
+    /// The entry's arrival on `tier` will not become visible: the block was registered by another, or removed. The
+    /// slot stays with its transfer; the entry stays for the slot.
+    pub(crate) fn cancel_arrival(&mut self, index: u32, tier: usize) {
+        let slot = self.entries[index].slots[tier];
+        self.tiers[tier].slots[slot as usize].set_usage(Usage::Cancelled);
+        self.entries[index].links += 1;
+    }
+
+    /// The bytes of a reserved slot are complete and verified: the block becomes Present, pinned once for the
+    /// transfer.
+    pub(crate) fn complete_arrival(&mut self, tier: usize, block: BlockId) -> Completion {
+        let step = self.short_step();
+        let tier_core = &mut self.tiers[tier];
+        let state = &mut tier_core.slots[block.index()];
+        let index = state.entry;
+        match state.usage() {
+            Usage::Arriving => {
+                state.link = NONE;
+                state.place = NONE;
+                state.set_usage(Usage::Registered);
+                state.add_ref();
+                tier_core.arriving -= 1;
+                tier_core.active += 1;
+                tier_core.transfer_pins += 1;
+                tier_core.counters.stored += 1;
+                tier_core.order.push_young(block.0, &mut tier_core.slots);
+                self.entries[index].last_step = step;
+                self.set_presence(index, tier, Presence::Present);
+                Completion::Stored
+            }
+            Usage::Cancelled => {
+                let entry = &self.entries[index];
+                let (presence, slot) = (entry.presence(tier), entry.slots[tier]);
+                if presence == Presence::Present {
+                    self.pin(tier, slot, Pin::Transfer);
+                }
+                self.end_cancelled(tier, block, true);
+                if presence == Presence::Present {
+                    Completion::Existing { block: BlockId(slot) }
+                } else {
+                    Completion::Removed
+                }
+            }
+            _ => Completion::Removed,
+        }
+    }
+
+    /// The transfer of a reserved slot failed or was given up. A slot that is not `reusable` is
+    /// never handed out again.
+    pub(crate) fn fail_arrival(&mut self, tier: usize, block: BlockId, reusable: bool) {
+        let tier_core = &mut self.tiers[tier];
+        let state = &mut tier_core.slots[block.index()];
+        let index = state.entry;
+        match state.usage() {
+            Usage::Arriving => {
+                tier_core.counters.arrivals_failed += 1;
+                self.set_presence(index, tier, Presence::Absent);
+                self.entries[index].slots[tier] = NONE;
+                self.end_arriving(tier, block, reusable);
+                self.entries.release_unused(index);
+            }
+            Usage::Cancelled => {
+                tier_core.counters.arrivals_failed += 1;
+                self.end_cancelled(tier, block, reusable);
+            }
+            _ => {}
+        }
+    }
+
+    fn end_cancelled(&mut self, tier: usize, block: BlockId, reusable: bool) {
+        let index = self.tiers[tier].slots[block.index()].entry;
+        self.end_arriving(tier, block, reusable);
+        self.entries[index].links -= 1;
+        self.entries.release_unused(index);
+    }
+
+    /// An arrival's slot is free again, or out of use for good.
+    fn end_arriving(&mut self, tier: usize, block: BlockId, reusable: bool) {
+        let tier_core = &mut self.tiers[tier];
+        tier_core.arriving -= 1;
+        if reusable {
+            tier_core.put_free(block.0);
+        } else {
+            tier_core.retire(block.0);
+        }
+    }
+}

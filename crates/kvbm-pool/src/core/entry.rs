@@ -1,0 +1,190 @@
+//! Entries: what is known of one block, on all tiers. A flat array with a free list threaded through it.
+
+use super::table::{Key, Table};
+use super::{NONE, Presence};
+use crate::tier::TIERS;
+use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
+
+/// One block on all tiers: one cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Entry {
+    pub hash: SequenceHash,
+    /// Entry of the block before it, or `NONE`. While vacant: the next vacant entry.
+    pub parent: u32,
+    pub position: u32,
+    /// Slot on each tier where the presence there is not `Absent`.
+    pub slots: [u32; TIERS],
+    /// Entries that continue this one and are Arriving or Present, by tier.
+    pub children: [u32; TIERS],
+    /// What keeps the entry although it is on no tier: entries that name it as parent, and slots that still hold
+    /// its bytes for their users after it was removed.
+    pub links: u32,
+    /// Iteration of the last use on any tier.
+    pub last_step: u32,
+    pub namespace: NamespaceId,
+    pub group: GroupId,
+    /// Two bits for each tier.
+    pub presence_bits: u8,
+    pub priority: u8,
+}
+
+const _: () = assert!(size_of::<Entry>() == 64 && align_of::<Entry>() == 64);
+
+impl Entry {
+    pub(crate) const VACANT: Self = Self {
+        hash: SequenceHash::from_bytes([0; 16]),
+        parent: NONE,
+        position: 0,
+        slots: [NONE; TIERS],
+        children: [0; TIERS],
+        links: 0,
+        last_step: 0,
+        namespace: NamespaceId(0),
+        group: GroupId(0),
+        presence_bits: 0,
+        priority: 0,
+    };
+
+    #[inline]
+    pub(crate) fn presence(&self, tier: usize) -> Presence {
+        match self.presence_bits >> (2 * tier) & 0b11 {
+            0 => Presence::Absent,
+            1 => Presence::Arriving,
+            _ => Presence::Present,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn set_presence(&mut self, tier: usize, presence: Presence) {
+        self.presence_bits = self.presence_bits & !(0b11 << (2 * tier)) | (presence as u8) << (2 * tier);
+    }
+
+    /// Whether the block is neither Present nor Arriving anywhere.
+    #[inline]
+    pub(crate) fn is_nowhere(&self) -> bool {
+        self.presence_bits == 0
+    }
+
+    /// Nearest tier with the block.
+    #[inline]
+    pub(crate) fn nearest(&self) -> Option<usize> {
+        (0..TIERS).find(|&tier| self.presence(tier) == Presence::Present)
+    }
+}
+
+/// All entries and the table that finds them.
+pub(crate) struct Entries {
+    all: Vec<Entry>,
+    vacant: u32,
+    table: Table,
+}
+
+impl Entries {
+    /// Room for `capacity` entries; grows beyond only for ancestors that are on no tier any more.
+    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
+        Self { all: Vec::with_capacity(capacity), vacant: NONE, table: Table::new(capacity, seed) }
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, group: GroupId, hash: SequenceHash) -> Option<u32> {
+        self.table.find(&self.table.key(group, hash), &self.all)
+    }
+
+    /// The entry of `identity`, new if there is none. Its parent's entry comes into being with it if need be (groups
+    /// whose blocks outlive their parents).
+    pub(crate) fn find_or_insert(&mut self, identity: &BlockIdentity) -> u32 {
+        let key = self.table.key(identity.group, identity.hash);
+        let index = match self.table.find(&key, &self.all) {
+            Some(index) => index,
+            None => self.insert(&key, identity.namespace, identity.position),
+        };
+        if let Some(parent) = identity.parent
+            && self[index].parent == NONE
+        {
+            let above = self.table.key(identity.group, parent);
+            let parent = match self.table.find(&above, &self.all) {
+                Some(parent) => parent,
+                None => self.insert(&above, identity.namespace, identity.position.saturating_sub(1)),
+            };
+            // Positions that rise along every chain keep chains free of cycles, whatever the caller names as parent.
+            if self[parent].position.checked_add(1) == Some(self[index].position) {
+                self[index].parent = parent;
+                self[parent].links += 1;
+            } else {
+                self.release_unused(parent);
+            }
+        }
+        index
+    }
+
+    fn insert(&mut self, key: &Key, namespace: NamespaceId, position: u32) -> u32 {
+        let entry = Entry { hash: key.hash, namespace, group: key.group, position, ..Entry::VACANT };
+        let index = if self.vacant == NONE {
+            self.all.push(entry);
+            self.all.len() as u32 - 1
+        } else {
+            let index = self.vacant;
+            self.vacant = self.all[index as usize].parent;
+            self.all[index as usize] = entry;
+            index
+        };
+        self.table.insert(key, index, &self.all);
+        index
+    }
+
+    /// Gives up the entry, and then its ancestors, as far as nothing keeps them.
+    pub(crate) fn release_unused(&mut self, mut index: u32) {
+        while index != NONE {
+            let entry = &self[index];
+            if !entry.is_nowhere() || entry.links > 0 {
+                return;
+            }
+            let key = self.table.key(entry.group, entry.hash);
+            let parent = entry.parent;
+            self.table.remove(&key, &self.all);
+            self.all[index as usize] = Entry { parent: self.vacant, slots: VACANT_MARK, ..Entry::VACANT };
+            self.vacant = index;
+            if parent != NONE {
+                self[parent].links -= 1;
+            }
+            index = parent;
+        }
+    }
+
+    /// Every entry in use, with its index.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        let used = |(index, entry): (usize, _)| (index as u32, entry);
+        self.all.iter().enumerate().map(used).filter(|(_, entry): &(u32, &Entry)| entry.slots != VACANT_MARK)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Identity of the block of entry `index`.
+    pub(crate) fn identity(&self, index: u32) -> BlockIdentity {
+        let entry = &self[index];
+        let parent = (entry.parent != NONE).then(|| self[entry.parent].hash);
+        let Entry { namespace, group, hash, position, .. } = *entry;
+        BlockIdentity { namespace, group, hash, parent, position }
+    }
+}
+
+/// Slots of a vacant entry. No entry in use has it: slot ids end far below.
+const VACANT_MARK: [u32; TIERS] = [NONE - 1; TIERS];
+
+impl std::ops::Index<u32> for Entries {
+    type Output = Entry;
+    #[inline]
+    fn index(&self, index: u32) -> &Entry {
+        &self.all[index as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Entries {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut Entry {
+        &mut self.all[index as usize]
+    }
+}

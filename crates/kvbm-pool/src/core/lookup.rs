@@ -1,0 +1,236 @@
+//! Looking up, pinning and touching.
+
+use super::slot::Usage;
+use super::{Core, NONE, Pin, Presence};
+use crate::prefix::{ArrivingBlock, PrefixBlock};
+use crate::tier::{TIERS, TierMask};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
+
+/// What a lookup found: blocks `start .. start + blocks.len()`, all pinned, are what a prefix of
+/// `start + blocks.len()` blocks needs.
+pub(crate) struct Found {
+    /// Namespace of the blocks, where there is one.
+    pub namespace: NamespaceId,
+    pub start: usize,
+    pub blocks: Vec<PrefixBlock>,
+}
+
+impl Core {
+    #[inline]
+    pub(crate) fn find_present(
+        &self,
+        group: GroupId,
+        hash: SequenceHash,
+        tiers: TierMask,
+    ) -> Option<(u32, usize)> {
+        let index = self.entries.find(group, hash)?;
+        let entry = &self.entries[index];
+        let on =
+            |tier: &usize| tiers.contains(Tier::SLOTTED[*tier]) && entry.presence(*tier) == Presence::Present;
+        (0..TIERS).find(on).map(|tier| (index, tier))
+    }
+
+    /// The longest useful prefix on `tiers`, each block pinned on its nearest tier. `out` has room for `hashes`.
+    pub(crate) fn match_prefix(
+        &mut self,
+        group: GroupId,
+        hashes: &[SequenceHash],
+        tiers: TierMask,
+        mut out: Vec<PrefixBlock>,
+    ) -> Found {
+        let range = self.useful_range(group, hashes, tiers);
+        let start = range.start;
+        let mut namespace = NamespaceId::default();
+        for &hash in &hashes[range] {
+            let Some((index, tier)) = self.find_present(group, hash, tiers) else { break };
+            let entry = &self.entries[index];
+            let slot = entry.slots[tier];
+            namespace = entry.namespace;
+            self.pin(tier, slot, Pin::Use);
+            out.push(PrefixBlock { block: BlockId(slot), tier: Tier::SLOTTED[tier] });
+        }
+        Found { namespace, start, blocks: out }
+    }
+
+    /// Which blocks the longest useful prefix consists of. A Full prefix is taken from the front as far as it goes,
+    /// so all hashes are candidates; the other kinds look for the longest prefix whose needed end is there.
+    fn useful_range(
+        &self,
+        group: GroupId,
+        hashes: &[SequenceHash],
+        tiers: TierMask,
+    ) -> std::ops::Range<usize> {
+        let Some(config) = self.group(group) else { return 0..0 };
+        let needed = match config.kind {
+            GroupKind::Full => return 0..hashes.len(),
+            GroupKind::SlidingWindow(tokens) => tokens.div_ceil(config.tokens_per_block) as usize,
+            GroupKind::State => 1,
+        };
+        let mut run = 0;
+        for (index, &hash) in hashes.iter().enumerate().rev() {
+            run = if self.find_present(group, hash, tiers).is_some() { run + 1 } else { 0 };
+            if run > 0 && (run == needed || index == 0) {
+                return index..index + run;
+            }
+        }
+        0..0
+    }
+
+    /// Blocks from `hashes[from]` on that are on their way to some tier, as far as every block is on a tier or on
+    /// its way.
+    pub(crate) fn arriving_after(
+        &self,
+        group: GroupId,
+        hashes: &[SequenceHash],
+        from: usize,
+        out: &mut Vec<ArrivingBlock>,
+    ) {
+        for (index, &hash) in hashes.iter().enumerate().skip(from) {
+            let Some(found) = self.entries.find(group, hash) else { return };
+            let entry = &self.entries[found];
+            if entry.nearest().is_some() {
+                continue;
+            }
+            let Some(tier) = (0..TIERS).find(|&tier| entry.presence(tier) == Presence::Arriving) else {
+                return;
+            };
+            let ticket = self.tiers[tier].slots[entry.slots[tier] as usize].ticket();
+            out.push(ArrivingBlock { index, tier: Tier::SLOTTED[tier], ticket });
+        }
+    }
+
+    /// On which tiers a block is.
+    pub(crate) fn tiers_of(&self, group: GroupId, hash: SequenceHash) -> TierMask {
+        let Some(index) = self.entries.find(group, hash) else { return TierMask::NONE };
+        let entry = &self.entries[index];
+        let present = (0..TIERS).filter(|&tier| entry.presence(tier) == Presence::Present);
+        present.map(|tier| Tier::SLOTTED[tier]).collect()
+    }
+
+    /// A use of these blocks: tail to head, on every tier that holds them.
+    pub(crate) fn touch(&mut self, group: GroupId, hashes: &[SequenceHash]) {
+        for &hash in hashes.iter().rev() {
+            if let Some(index) = self.entries.find(group, hash) {
+                self.touch_entry(index);
+            }
+        }
+    }
+
+    /// The same for pinned blocks of a tier.
+    pub(crate) fn touch_pinned(&mut self, tier: usize, blocks: &[BlockId]) {
+        for block in blocks.iter().rev() {
+            let index = self.tiers[tier].slots[block.index()].entry;
+            if index != NONE {
+                self.touch_entry(index);
+            }
+        }
+    }
+
+    #[inline]
+    fn touch_entry(&mut self, index: u32) {
+        let step = self.short_step();
+        let entry = &mut self.entries[index];
+        entry.last_step = step;
+        for tier in 0..TIERS {
+            if entry.presence(tier) == Presence::Present {
+                let tier_core = &mut self.tiers[tier];
+                tier_core.order.push_young(entry.slots[tier], &mut tier_core.slots);
+            }
+        }
+    }
+
+    /// One more user of a Registered slot.
+    #[inline]
+    pub(crate) fn pin(&mut self, tier: usize, slot: u32, pin: Pin) {
+        let tier = &mut self.tiers[tier];
+        let state = &mut tier.slots[slot as usize];
+        if state.refs() == 0 && state.usage() == Usage::Registered {
+            tier.inactive -= 1;
+            tier.active += 1;
+        }
+        state.add_ref();
+        if pin == Pin::Transfer {
+            tier.transfer_pins += 1;
+        }
+    }
+
+    /// One more user of each of `blocks`, which the caller already pins.
+    pub(crate) fn pin_again(&mut self, tier: usize, blocks: &[BlockId], pin: Pin) {
+        for block in blocks {
+            self.pin(tier, block.0, pin);
+        }
+    }
+
+    /// One user less of each of `blocks`, the last block first, so that the first is the youngest.
+    pub(crate) fn unpin_all(&mut self, tier: usize, blocks: &[BlockId], pin: Pin) {
+        for block in blocks.iter().rev() {
+            self.unpin(tier, block.0, pin);
+        }
+    }
+
+    /// One user less.
+    #[inline]
+    pub(crate) fn unpin(&mut self, tier: usize, slot: u32, pin: Pin) {
+        let step = self.short_step();
+        let tier_core = &mut self.tiers[tier];
+        if pin == Pin::Transfer {
+            tier_core.transfer_pins -= 1;
+        }
+        let state = &mut tier_core.slots[slot as usize];
+        let left = state.drop_ref();
+        let (usage, index, placed) = (state.usage(), state.entry, state.place != NONE);
+        if usage != Usage::Registered {
+            if left == 0 {
+                self.last_user_of_removed(tier, slot);
+            }
+            return;
+        }
+        let entry = &mut self.entries[index];
+        if entry.slots[tier] != slot {
+            if left == 0 {
+                self.drop_duplicate(tier, slot);
+            }
+            return;
+        }
+        if left == 0 {
+            tier_core.active -= 1;
+            tier_core.inactive += 1;
+        }
+        match pin {
+            Pin::Use => {
+                entry.last_step = step;
+                tier_core.order.push_young(slot, &mut tier_core.slots);
+            }
+            // It came up for eviction while it was copied: it is still among the oldest.
+            Pin::Transfer if left == 0 && !placed => tier_core.order.push_old(slot, &mut tier_core.slots),
+            Pin::Transfer => {}
+        }
+    }
+
+    /// The last user of a slot that is no longer in the registry is gone.
+    fn last_user_of_removed(&mut self, tier: usize, slot: u32) {
+        let tier_core = &mut self.tiers[tier];
+        let state = &mut tier_core.slots[slot as usize];
+        let index = state.entry;
+        match state.usage() {
+            Usage::Detached => {
+                tier_core.detached -= 1;
+                tier_core.put_free(slot);
+            }
+            Usage::Tainted => {
+                tier_core.detached -= 1;
+                tier_core.retire(slot);
+            }
+            _ => return,
+        }
+        self.entries[index].links -= 1;
+        self.entries.release_unused(index);
+    }
+
+    /// Identities of pinned blocks.
+    pub(crate) fn identities(&self, tier: usize, blocks: &[BlockId], out: &mut Vec<BlockIdentity>) {
+        out.extend(
+            blocks.iter().map(|block| self.entries.identity(self.tiers[tier].slots[block.index()].entry)),
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! Registration: Complete blocks become visible.
+
+use super::slot::Usage;
+use super::{Core, NONE, Pin, Presence};
+use crate::error::RegisterError;
+use crate::metadata::BlockMetadata;
+use crate::pool::Duplicates;
+use kvbm_plan::{BlockId, BlockIdentity, GroupKind};
+
+impl Core {
+    /// Whether all of a batch may be registered.
+    pub(crate) fn check_registration(&self, identities: &[BlockIdentity]) -> Result<(), RegisterError> {
+        for (index, identity) in identities.iter().enumerate() {
+            self.check_identity(index, identity)?;
+            let Some(parent) = identity.parent else { continue };
+            if !self.is_full(identity.group) {
+                continue;
+            }
+            // The rule is that a batch is one chain: the parent stands just before.
+            let follows = |before: &BlockIdentity| {
+                before.hash == parent
+                    && before.group == identity.group
+                    && before.position.checked_add(1) == Some(identity.position)
+            };
+            if index.checked_sub(1).is_some_and(|before| follows(&identities[before])) {
+                continue;
+            }
+            let registered = self.entries.find(identity.group, parent).map(|found| &self.entries[found]);
+            let fits = registered.is_some_and(|entry| {
+                entry.nearest().is_some() && entry.position.checked_add(1) == Some(identity.position)
+            });
+            if !fits && !identities[..index].iter().any(follows) {
+                return Err(RegisterError::MissingParent { index, hash: identity.hash, parent });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an identity makes sense here at all.
+    pub(crate) fn check_identity(
+        &self,
+        index: usize,
+        identity: &BlockIdentity,
+    ) -> Result<GroupKind, RegisterError> {
+        let (group, hash) = (identity.group, identity.hash);
+        let Some(config) = self.group(group) else {
+            return Err(RegisterError::UnknownGroup { index, group, groups: self.groups.len() });
+        };
+        if !identity.is_consistent() {
+            return Err(RegisterError::BadIdentity { index, hash, position: identity.position });
+        }
+        Ok(config.kind)
+    }
+
+    /// Registers a checked batch. Each block is then pinned once; where an existing block is used instead, its id
+    /// takes the place of the given one.
+    pub(crate) fn register(
+        &mut self,
+        tier: usize,
+        blocks: &mut [BlockId],
+        identities: &[BlockIdentity],
+        duplicates: Duplicates,
+        metadata: BlockMetadata,
+    ) {
+        for (block, identity) in blocks.iter_mut().zip(identities) {
+            let index = self.entries.find_or_insert(identity);
+            match self.entries[index].presence(tier) {
+                Presence::Present if duplicates == Duplicates::Reuse => {
+                    let existing = self.entries[index].slots[tier];
+                    self.tiers[tier].counters.duplicates += 1;
+                    self.tiers[tier].give_back(&[*block]);
+                    self.pin(tier, existing, Pin::Use);
+                    *block = BlockId(existing);
+                }
+                Presence::Present => {
+                    let primary = self.entries[index].slots[tier];
+                    self.fill(tier, block.0, index);
+                    let tier_core = &mut self.tiers[tier];
+                    tier_core.counters.duplicates += 1;
+                    tier_core.slots[block.index()].link = tier_core.slots[primary as usize].link;
+                    tier_core.slots[primary as usize].link = block.0;
+                }
+                Presence::Arriving => {
+                    self.cancel_arrival(index, tier);
+                    self.place(tier, block.0, index, metadata);
+                }
+                Presence::Absent => self.place(tier, block.0, index, metadata),
+            }
+        }
+    }
+
+    /// A Held slot becomes the primary of its entry on `tier`.
+    fn place(&mut self, tier: usize, slot: u32, index: u32, metadata: BlockMetadata) {
+        self.fill(tier, slot, index);
+        let step = self.short_step();
+        let entry = &mut self.entries[index];
+        if entry.is_nowhere() {
+            entry.priority = metadata.priority;
+        }
+        entry.last_step = step;
+        entry.slots[tier] = slot;
+        self.tiers[tier].counters.stored += 1;
+        self.set_presence(index, tier, Presence::Present);
+    }
+
+    /// A Held slot becomes Registered, with one user.
+    fn fill(&mut self, tier: usize, slot: u32, index: u32) {
+        let tier_core = &mut self.tiers[tier];
+        tier_core.held -= 1;
+        tier_core.active += 1;
+        let state = &mut tier_core.slots[slot as usize];
+        state.entry = index;
+        state.link = NONE;
+        state.place = NONE;
+        state.set_usage(Usage::Registered);
+        state.add_ref();
+    }
+}

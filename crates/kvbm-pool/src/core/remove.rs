@@ -1,0 +1,219 @@
+//! Removal on request: of a selection, or of one slot whose bytes are bad. What is in use becomes invisible at once
+//! and its slot comes back after its last user.
+
+use super::slot::Usage;
+use super::{Core, NONE, Presence};
+use crate::registry::{Quarantine, Removed, Selection};
+use crate::status::EvictionReason;
+use crate::tier::TierMask;
+use kvbm_plan::{BlockId, SequenceHash, Tier};
+
+/// How far a removal goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Only blocks without users that nothing on the tier continues.
+    Unused,
+    /// Blocks in use and on their way too.
+    InUse,
+}
+
+/// A block found by [`Core::select`]; checked again when it is removed, for the lock was open in between.
+pub(crate) struct Selected {
+    index: u32,
+    position: u32,
+    hash: SequenceHash,
+}
+
+impl Core {
+    /// Blocks of a selection on `tiers`, children before their parents.
+    pub(crate) fn select(&self, selection: Selection, tiers: TierMask) -> Vec<Selected> {
+        let below = match selection {
+            Selection::Subtree { group, hash } => match self.entries.find(group, hash) {
+                Some(root) => self.subtree(root),
+                None => return Vec::new(),
+            },
+            _ => Vec::new(),
+        };
+        let chosen = |&(index, entry): &(u32, &super::entry::Entry)| {
+            let matches = match selection {
+                Selection::All => true,
+                Selection::Group(group) => entry.group == group,
+                Selection::Namespace(namespace) => entry.namespace == namespace,
+                Selection::Subtree { .. } => below[index as usize] == Some(true),
+            };
+            matches && self.is_on_any(index, tiers)
+        };
+        let mut found: Vec<Selected> = self
+            .entries
+            .iter()
+            .filter(chosen)
+            .map(|(index, entry)| Selected { index, position: entry.position, hash: entry.hash })
+            .collect();
+        found.sort_unstable_by_key(|selected| std::cmp::Reverse(selected.position));
+        found
+    }
+
+    fn is_on_any(&self, index: u32, tiers: TierMask) -> bool {
+        let entry = &self.entries[index];
+        tiers.iter().any(|tier| entry.presence(tier.index()) != Presence::Absent)
+    }
+
+    /// For each entry whether it is `root` or continues it, found by walking up until an answer is known.
+    fn subtree(&self, root: u32) -> Vec<Option<bool>> {
+        let mut below: Vec<Option<bool>> = vec![None; self.entries.len()];
+        below[root as usize] = Some(true);
+        for (start, _) in self.entries.iter() {
+            let mut at = start;
+            while at != NONE && below[at as usize].is_none() {
+                at = self.entries[at].parent;
+            }
+            let answer = at != NONE && below[at as usize] == Some(true);
+            let mut at = start;
+            while at != NONE && below[at as usize].is_none() {
+                below[at as usize] = Some(answer);
+                at = self.entries[at].parent;
+            }
+        }
+        below
+    }
+
+    /// Removes selected blocks that are still what they were.
+    pub(crate) fn remove(
+        &mut self,
+        selected: &[Selected],
+        tiers: TierMask,
+        reach: Reach,
+        removed: &mut Removed,
+    ) {
+        for &Selected { index, hash, position } in selected {
+            for tier in tiers.iter() {
+                let entry = &self.entries[index];
+                let same = entry.hash == hash && entry.position == position;
+                if same && (reach == Reach::InUse || self.is_unused(index, tier.index())) {
+                    self.expel(index, tier, removed);
+                }
+            }
+        }
+    }
+
+    /// Whether nobody uses the block on `tier` and nothing continues it there.
+    fn is_unused(&self, index: u32, tier: usize) -> bool {
+        let entry = &self.entries[index];
+        if entry.presence(tier) != Presence::Present
+            || (entry.children[tier] > 0 && self.is_full(entry.group))
+        {
+            return false;
+        }
+        let state = &self.tiers[tier].slots[entry.slots[tier] as usize];
+        state.refs() == 0 && state.link == NONE
+    }
+
+    /// Makes the block invisible on `tier`, with all its duplicates.
+    fn expel(&mut self, index: u32, tier: Tier, removed: &mut Removed) {
+        let tier_index = tier.index();
+        match self.entries[index].presence(tier_index) {
+            Presence::Absent => return,
+            Presence::Arriving => {
+                self.cancel_arrival(index, tier_index);
+                self.set_presence(index, tier_index, Presence::Absent);
+                self.entries[index].slots[tier_index] = NONE;
+                removed.cancelled += 1;
+            }
+            Presence::Present => {
+                self.set_presence(index, tier_index, Presence::Absent);
+                let mut slot = self.entries[index].slots[tier_index];
+                self.entries[index].slots[tier_index] = NONE;
+                self.count_eviction(tier_index, EvictionReason::Removed);
+                removed.blocks += 1;
+                while slot != NONE {
+                    let next = self.tiers[tier_index].slots[slot as usize].link;
+                    if self.detach(tier_index, slot, Usage::Detached) {
+                        removed.in_use += 1;
+                    }
+                    slot = next;
+                }
+            }
+        }
+        self.entries.release_unused(index);
+    }
+
+    fn count_eviction(&mut self, tier: usize, reason: EvictionReason) {
+        let counters = &mut self.tiers[tier].counters;
+        match reason {
+            EvictionReason::Capacity => counters.evicted += 1,
+            EvictionReason::Removed => counters.removed += 1,
+            EvictionReason::Quarantined => counters.quarantined += 1,
+        }
+    }
+
+    /// Takes a Registered slot from its entry. With users it becomes `usage` and says so; without it is free, or out
+    /// of use where the bytes are bad. The caller has already made the entry forget the slot.
+    fn detach(&mut self, tier: usize, slot: u32, usage: Usage) -> bool {
+        let tier_core = &mut self.tiers[tier];
+        let state = &mut tier_core.slots[slot as usize];
+        if state.refs() > 0 {
+            let index = state.entry;
+            state.set_usage(usage);
+            state.place = NONE;
+            state.link = NONE;
+            tier_core.active -= 1;
+            tier_core.detached += 1;
+            self.entries[index].links += 1;
+            return true;
+        }
+        tier_core.inactive -= 1;
+        if usage == Usage::Tainted {
+            tier_core.retire(slot);
+        } else {
+            tier_core.put_free(slot);
+        }
+        false
+    }
+
+    /// The bytes in a slot are bad: it must not be found, nor handed out again.
+    pub(crate) fn quarantine(&mut self, tier: usize, block: BlockId) -> Quarantine {
+        let Some(state) = self.tiers[tier].slots.get_mut(block.index()) else {
+            return Quarantine::NotRegistered;
+        };
+        match state.usage() {
+            Usage::Registered => self.quarantine_registered(tier, block.0),
+            Usage::Detached => {
+                state.set_usage(Usage::Tainted);
+                Quarantine::AfterLastUser
+            }
+            Usage::Tainted => Quarantine::AfterLastUser,
+            Usage::Quarantined => Quarantine::Done,
+            Usage::Free | Usage::Held | Usage::Arriving | Usage::Cancelled => Quarantine::NotRegistered,
+        }
+    }
+
+    fn quarantine_registered(&mut self, tier: usize, slot: u32) -> Quarantine {
+        let state = &self.tiers[tier].slots[slot as usize];
+        let (index, heir) = (state.entry, state.link);
+        self.count_eviction(tier, EvictionReason::Quarantined);
+        if self.entries[index].slots[tier] != slot {
+            self.unlink_duplicate(tier, slot);
+        } else if heir == NONE {
+            self.set_presence(index, tier, Presence::Absent);
+            self.entries[index].slots[tier] = NONE;
+        } else {
+            self.entries[index].slots[tier] = heir;
+        }
+        let in_use = self.detach(tier, slot, Usage::Tainted);
+        self.entries.release_unused(index);
+        if in_use { Quarantine::AfterLastUser } else { Quarantine::Done }
+    }
+
+    /// Everything on `tier`, parents before children.
+    pub(crate) fn snapshot(&self, tier: usize) -> Vec<(BlockId, kvbm_plan::BlockIdentity)> {
+        let present = |&(_, entry): &(u32, &super::entry::Entry)| entry.presence(tier) == Presence::Present;
+        let mut all: Vec<_> = self
+            .entries
+            .iter()
+            .filter(present)
+            .map(|(index, entry)| (BlockId(entry.slots[tier]), self.entries.identity(index)))
+            .collect();
+        all.sort_by_key(|(_, identity)| identity.position);
+        all
+    }
+}

@@ -1,0 +1,140 @@
+//! Slots: one for each block id of a tier.
+
+use super::NONE;
+
+/// What a slot is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Usage {
+    /// In the free list.
+    Free = 0,
+    /// In an exclusive batch: Reset, Partial or Complete.
+    Held = 1,
+    /// Destination of a transfer; its entry is Arriving here.
+    Arriving = 2,
+    /// Destination of a transfer whose block was removed, or registered by another, meanwhile.
+    Cancelled = 3,
+    /// Registered: the primary slot of its entry, or a duplicate on the primary's list.
+    Registered = 4,
+    /// Removed while in use: invisible, back to `Free` after the last user.
+    Detached = 5,
+    /// Removed while in use because its bytes are bad: never used again after the last user.
+    Tainted = 6,
+    /// Never used again.
+    Quarantined = 7,
+}
+
+const USAGES: [Usage; 8] = [
+    Usage::Free,
+    Usage::Held,
+    Usage::Arriving,
+    Usage::Cancelled,
+    Usage::Registered,
+    Usage::Detached,
+    Usage::Tainted,
+    Usage::Quarantined,
+];
+
+const REF_BITS: u32 = 28;
+const MAX_REFS: u32 = (1 << REF_BITS) - 1;
+
+/// A block id's bookkeeping on its tier.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Slot {
+    /// Entry of the block in it, or `NONE`.
+    pub entry: u32,
+    /// Usage (4 bits) and references.
+    word: u32,
+    /// Index in the eviction order of the slot's only valid place, or `NONE`.
+    pub place: u32,
+    /// Free: next free slot. Registered: next duplicate. Arriving: low half of the ticket.
+    pub link: u32,
+}
+
+const _: () = assert!(size_of::<Slot>() == 16);
+
+impl Slot {
+    pub(crate) const NEW: Self = Self { entry: NONE, word: 0, place: NONE, link: NONE };
+
+    #[inline]
+    pub(crate) fn usage(&self) -> Usage {
+        USAGES[(self.word >> REF_BITS & 7) as usize]
+    }
+
+    /// Changes the usage; references stay.
+    #[inline]
+    pub(crate) fn set_usage(&mut self, usage: Usage) {
+        self.word = self.word & MAX_REFS | (usage as u32) << REF_BITS;
+    }
+
+    #[inline]
+    pub(crate) fn refs(&self) -> u32 {
+        self.word & MAX_REFS
+    }
+
+    /// One reference more. A count that reaches its maximum stays there: the block is then pinned for ever, which is
+    /// safe, where a wrapped count would free it under its users.
+    #[inline]
+    pub(crate) fn add_ref(&mut self) {
+        if self.refs() < MAX_REFS {
+            self.word += 1;
+        }
+    }
+
+    /// One reference less; says how many are left.
+    #[inline]
+    pub(crate) fn drop_ref(&mut self) -> u32 {
+        if self.refs() > 0 && self.refs() < MAX_REFS {
+            self.word -= 1;
+        }
+        self.refs()
+    }
+
+    /// An Arriving slot has no place in the eviction order and no duplicates: both fields carry the ticket.
+    pub(crate) fn set_ticket(&mut self, ticket: u64) {
+        self.place = (ticket >> 32) as u32;
+        self.link = ticket as u32;
+    }
+
+    pub(crate) fn ticket(&self) -> u64 {
+        u64::from(self.place) << 32 | u64::from(self.link)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_and_references_do_not_disturb_each_other() {
+        let mut slot = Slot::NEW;
+        for usage in USAGES {
+            slot.set_usage(usage);
+            slot.add_ref();
+            assert_eq!(slot.usage(), usage);
+        }
+        assert_eq!(slot.refs(), USAGES.len() as u32);
+        for left in (0..USAGES.len() as u32).rev() {
+            assert_eq!(slot.drop_ref(), left);
+        }
+        assert_eq!(slot.drop_ref(), 0, "a count never goes below zero");
+        assert_eq!(slot.usage(), Usage::Quarantined);
+    }
+
+    #[test]
+    fn saturated_references_stay() {
+        let mut slot = Slot { word: MAX_REFS - 1, ..Slot::NEW };
+        slot.add_ref();
+        slot.add_ref();
+        assert_eq!(slot.drop_ref(), MAX_REFS);
+        assert_eq!(slot.usage(), Usage::Free);
+    }
+
+    #[test]
+    fn a_ticket_survives_its_two_halves() {
+        let mut slot = Slot::NEW;
+        slot.set_ticket(0x0123_4567_89ab_cdef);
+        assert_eq!(slot.ticket(), 0x0123_4567_89ab_cdef);
+    }
+}

@@ -1,0 +1,169 @@
+//! Errors: which block, why, and the way out.
+
+use crate::state::IllegalTransition;
+use kvbm_plan::{GroupId, SequenceHash, Tier};
+use std::fmt;
+
+/// A tier that cannot give so many blocks now. Nothing was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct AllocError {
+    /// The tier.
+    pub tier: Tier,
+    /// Blocks asked for.
+    pub asked: usize,
+    /// Slots of the tier.
+    pub capacity: u32,
+    /// Free slots.
+    pub free: u32,
+    /// Registered blocks without users, of which those that nothing in use continues can be evicted.
+    pub inactive: u32,
+    /// Registered blocks in use, and removed ones that still have users.
+    pub in_use: u32,
+    /// Blocks in exclusive batches.
+    pub held: u32,
+    /// Destinations of transfers.
+    pub arriving: u32,
+    /// Pins held by transfers.
+    pub transfer_pins: u64,
+    /// Slots out of use because their bytes were bad.
+    pub quarantined: u32,
+}
+
+impl AllocError {
+    /// What would free blocks.
+    pub fn way_out(&self) -> &'static str {
+        let usable = u64::from(self.capacity - self.quarantined);
+        if self.capacity == 0 {
+            "configure the tier"
+        } else if self.asked as u64 > usable {
+            "ask for fewer blocks at once or configure a larger tier"
+        } else if u64::from(self.arriving) + self.transfer_pins > u64::from(self.in_use / 2 + self.held) {
+            "wait for transfers to finish"
+        } else if self.held > self.in_use {
+            "register or drop exclusive batches"
+        } else {
+            "drop handles of registered blocks (finish or preempt requests)"
+        }
+    }
+}
+
+impl fmt::Display for AllocError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} cannot give {} blocks: {} free, {} evictable at most, {} in use, {} held exclusively, {} arriving, \
+             {} pinned by transfers, {} quarantined, of {}; {}",
+            self.tier,
+            self.asked,
+            self.free,
+            self.inactive,
+            self.in_use,
+            self.held,
+            self.arriving,
+            self.transfer_pins,
+            self.quarantined,
+            self.capacity,
+            self.way_out()
+        )
+    }
+}
+
+/// A batch that cannot be registered. None of it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// Nothing could ever find the block.
+    #[error(
+        "block {index} ({hash}): its parent {parent} is on no tier; register the parent first, or recompute from there"
+    )]
+    MissingParent {
+        /// Index in the batch.
+        index: usize,
+        /// The block.
+        hash: SequenceHash,
+        /// The block before it.
+        parent: SequenceHash,
+    },
+    /// No such group.
+    #[error("block {index} is of group {group}, but the registry has {groups}: configure the group")]
+    UnknownGroup {
+        /// Index in the batch.
+        index: usize,
+        /// Group named.
+        group: GroupId,
+        /// Groups configured.
+        groups: usize,
+    },
+    /// Parent and position contradict each other.
+    #[error("block {index} ({hash}) at position {position}: exactly the block at position 0 has no parent")]
+    BadIdentity {
+        /// Index in the batch.
+        index: usize,
+        /// The block.
+        hash: SequenceHash,
+        /// Its position.
+        position: u32,
+    },
+    /// The batch belongs to another registry.
+    #[error("the batch was allocated from another registry: register it with the pool that gave it")]
+    ForeignBatch,
+}
+
+/// A batch that cannot change its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SequenceError {
+    /// The transition is not in the table.
+    #[error(transparent)]
+    Illegal(#[from] IllegalTransition),
+    /// The first block of the batch is not full yet.
+    #[error(
+        "the block at position {position} must be full: the sequence has {full} full blocks; add tokens first"
+    )]
+    NotFull {
+        /// Position of the batch's first block.
+        position: u32,
+        /// Full blocks of the sequence.
+        full: usize,
+    },
+    /// A run that does not start at the beginning of its sequence, and later than the batch.
+    #[error("the batch starts at position {position}, the chain at {first}: give the whole sequence's chain")]
+    ChainStart {
+        /// Position of the batch's first block.
+        position: u32,
+        /// First position of the chain.
+        first: u32,
+    },
+    /// Positions are 32 bits wide.
+    #[error("{blocks} blocks from position {position} exceed 2^32: split the sequence")]
+    TooLong {
+        /// Position of the batch's first block.
+        position: u32,
+        /// Blocks in the batch.
+        blocks: usize,
+    },
+}
+
+/// An error that gives the batch back, so that it can be used otherwise.
+pub struct Rejected<B, E> {
+    /// The batch, as it was.
+    pub batch: B,
+    /// Why it was refused.
+    pub error: E,
+}
+
+impl<B, E: fmt::Debug> fmt::Debug for Rejected<B, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rejected").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B, E: fmt::Display> fmt::Display for Rejected<B, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B, E: std::error::Error + 'static> std::error::Error for Rejected<B, E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}

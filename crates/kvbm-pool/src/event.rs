@@ -1,0 +1,158 @@
+//! Events: what became visible, what is gone. Fixed-size records in a preallocated ring.
+
+use kvbm_plan::{BlockId, BlockIdentity, Tier};
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// The block is on the tier.
+    Store,
+    /// The block is not on the tier any more, in no copy.
+    Remove,
+}
+
+/// One event. Within a registry's life (its epoch) `seq` counts 0, 1, 2 ... without a gap; a receiver that misses a
+/// number has lost an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventRecord {
+    /// Number of the event.
+    pub seq: u64,
+    /// What happened.
+    pub kind: EventKind,
+    /// On which tier.
+    pub tier: Tier,
+    /// Slot at that time. A duplicate may take over later without an event: the block stays on the tier.
+    pub block: BlockId,
+    /// To which block.
+    pub identity: BlockIdentity,
+}
+
+const _: () = assert!(size_of::<EventRecord>() <= 64);
+
+/// What [`Registry::drain_events`](crate::Registry::drain_events) did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Records given.
+    pub records: usize,
+    /// Records that were overwritten since the last call, before the first one given: the receiver must resync from
+    /// a [`snapshot`](crate::Registry::snapshot).
+    pub lost: u64,
+    /// `seq` of the next record that will be given.
+    pub next_seq: u64,
+    /// Records that still wait.
+    pub waiting: usize,
+}
+
+/// The ring. When it is full the oldest record is overwritten and counted: what remains always ends with the truth.
+pub(crate) struct EventRing {
+    records: Box<[EventRecord]>,
+    /// `seq` of the next record to write.
+    next: u64,
+    /// `seq` of the oldest record kept.
+    first: u64,
+    /// Overwritten since the last drain.
+    lost: u64,
+    lost_total: u64,
+}
+
+const UNWRITTEN: EventRecord = EventRecord {
+    seq: 0,
+    kind: EventKind::Remove,
+    tier: Tier::G1,
+    block: BlockId(0),
+    identity: BlockIdentity {
+        namespace: kvbm_plan::NamespaceId(0),
+        group: kvbm_plan::GroupId(0),
+        hash: kvbm_plan::SequenceHash::from_bytes([0; 16]),
+        parent: None,
+        position: 0,
+    },
+};
+
+impl EventRing {
+    pub(crate) fn new(capacity: u32) -> Self {
+        // A power of two, so that a record's place is a mask away.
+        let length = if capacity == 0 { 0 } else { capacity.next_power_of_two() as usize };
+        let records = vec![UNWRITTEN; length].into_boxed_slice();
+        Self { records, next: 0, first: 0, lost: 0, lost_total: 0 }
+    }
+
+    /// Whether events are wanted at all.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        !self.records.is_empty()
+    }
+
+    pub(crate) fn push(&mut self, kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) {
+        let capacity = self.records.len() as u64;
+        if capacity == 0 {
+            return;
+        }
+        if self.next - self.first == capacity {
+            self.first += 1;
+            self.lost += 1;
+            self.lost_total += 1;
+        }
+        let seq = self.next;
+        self.records[(seq & (capacity - 1)) as usize] = EventRecord { seq, kind, tier, block, identity };
+        self.next += 1;
+    }
+
+    /// Moves up to `max` records, but no more than `out` has room for without allocating.
+    pub(crate) fn drain(&mut self, out: &mut Vec<EventRecord>, max: usize) -> Drained {
+        let mask = (self.records.len() as u64).wrapping_sub(1);
+        let room = out.capacity() - out.len();
+        let take = max.min(room).min((self.next - self.first) as usize);
+        let lost = std::mem::take(&mut self.lost);
+        for seq in self.first..self.first + take as u64 {
+            out.push(self.records[(seq & mask) as usize]);
+        }
+        self.first += take as u64;
+        Drained { records: take, lost, next_seq: self.first, waiting: (self.next - self.first) as usize }
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        (self.next - self.first) as usize
+    }
+
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.next
+    }
+
+    pub(crate) fn lost_total(&self) -> u64 {
+        self.lost_total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(ring: &mut EventRing, block: u32) {
+        ring.push(EventKind::Store, Tier::G1, BlockId(block), UNWRITTEN.identity);
+    }
+
+    #[test]
+    fn a_full_ring_keeps_the_newest_and_counts_the_rest() {
+        let mut ring = EventRing::new(4);
+        for block in 0..10 {
+            push(&mut ring, block);
+        }
+        let mut out = Vec::with_capacity(16);
+        let drained = ring.drain(&mut out, 3);
+        assert_eq!(drained, Drained { records: 3, lost: 6, next_seq: 9, waiting: 1 });
+        assert_eq!(out.iter().map(|record| record.seq).collect::<Vec<_>>(), [6, 7, 8]);
+        assert!(out.iter().all(|record| u64::from(record.block.0) == record.seq));
+        push(&mut ring, 10);
+        let drained = ring.drain(&mut out, 100);
+        assert_eq!(drained, Drained { records: 2, lost: 0, next_seq: 11, waiting: 0 });
+        assert_eq!(ring.lost_total(), 6);
+    }
+
+    #[test]
+    fn events_that_are_off_take_no_numbers() {
+        let mut ring = EventRing::new(0);
+        push(&mut ring, 0);
+        assert_eq!(ring.drain(&mut Vec::with_capacity(4), 4), Drained::default());
+    }
+}

@@ -1,0 +1,260 @@
+//! Shared batches: Registered blocks that stay where they are while somebody holds them.
+
+use crate::core::Pin;
+use crate::metadata::BlockMetadata;
+use crate::registry::Shared;
+use crate::sync::{Arc, Weak};
+use crate::tier::{TierMask, TierTag};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash, Tier};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Registered blocks of a tier that is known at run time, pinned. [`Cached`] is the same with the tier in its type.
+///
+/// Clone and drop take the lock once for the whole batch. Drop lets go of the last block first, so that the first is
+/// the youngest; the blocks stay registered until the tier needs their slots.
+#[must_use = "dropping a pinned batch makes its blocks evictable"]
+pub struct Pinned {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) tier: Tier,
+    pub(crate) ids: Vec<BlockId>,
+    pub(crate) pin: Pin,
+}
+
+impl Pinned {
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there is no block.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Tier of all blocks.
+    pub const fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    /// The blocks' slots.
+    pub fn block_ids(&self) -> &[BlockId] {
+        &self.ids
+    }
+
+    /// What the blocks hold, in order.
+    pub fn identities(&self) -> Vec<BlockIdentity> {
+        let mut identities = Vec::with_capacity(self.ids.len());
+        self.shared.core.lock().identities(self.tier.index(), &self.ids, &mut identities);
+        identities
+    }
+
+    /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let ids = self.ids.split_off(at.min(self.ids.len()));
+        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin }
+    }
+
+    /// Lets go of the blocks from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        drop(self.split_off(len));
+    }
+
+    /// Takes the blocks of `other` over, behind its own.
+    ///
+    /// # Errors
+    /// Gives `other` back where it is of another tier, registry or kind of pin.
+    pub fn append(&mut self, mut other: Self) -> Result<(), Self> {
+        if self.tier != other.tier || self.pin != other.pin || !Arc::ptr_eq(&self.shared, &other.shared) {
+            return Err(other);
+        }
+        self.ids.append(&mut other.ids);
+        Ok(())
+    }
+
+    /// Counts as a use: tail to head, on every tier that holds the blocks. Once for each request.
+    pub fn touch(&self) {
+        self.shared.core.lock().touch_pinned(self.tier.index(), &self.ids);
+    }
+
+    /// Holds the blocks for a transfer from now on: dropping them is then no use of them, and allocation errors name
+    /// them as held by transfers.
+    pub fn into_transfer(self) -> Self {
+        self.repin(Pin::Transfer)
+    }
+
+    /// Holds the blocks for a user from now on: dropping them is then a use of them.
+    pub fn into_use(self) -> Self {
+        self.repin(Pin::Use)
+    }
+
+    fn repin(mut self, pin: Pin) -> Self {
+        if self.pin != pin {
+            let counts = &mut self.shared.core.lock().tiers[self.tier.index()].transfer_pins;
+            match pin {
+                Pin::Transfer => *counts += self.ids.len() as u64,
+                Pin::Use => *counts -= self.ids.len() as u64,
+            }
+            self.pin = pin;
+        }
+        self
+    }
+
+    /// The same batch with its tier in its type.
+    ///
+    /// # Errors
+    /// Gives the batch back where it is of another tier.
+    pub fn typed<T: TierTag>(self) -> Result<Cached<T>, Self> {
+        if self.tier == T::TIER { Ok(Cached::new(self)) } else { Err(self) }
+    }
+
+    /// Proof of the registration of block `index` that does not pin it.
+    pub fn registration(&self, index: usize) -> Option<RegistrationHandle> {
+        let slot = self.ids.get(index)?.index();
+        let core = self.shared.core.lock();
+        let identity = core.entries.identity(core.tiers[self.tier.index()].slots[slot].entry);
+        Some(RegistrationHandle { shared: Arc::downgrade(&self.shared), identity })
+    }
+
+    /// The registration of block `index` and how far events must be drained to have announced it.
+    pub fn publication(&self, index: usize) -> Option<PublishHandle> {
+        let registration = self.registration(index)?;
+        let announced_before = self.shared.core.lock().events.next_seq();
+        Some(PublishHandle { registration, announced_before })
+    }
+
+    /// Metadata of block `index`.
+    pub fn metadata(&self, index: usize) -> Option<BlockMetadata> {
+        let slot = self.ids.get(index)?.index();
+        let core = self.shared.core.lock();
+        let entry = &core.entries[core.tiers[self.tier.index()].slots[slot].entry];
+        Some(BlockMetadata { priority: entry.priority })
+    }
+}
+
+impl Clone for Pinned {
+    fn clone(&self) -> Self {
+        let ids = self.ids.clone();
+        self.shared.core.lock().pin_again(self.tier.index(), &ids, self.pin);
+        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if !self.ids.is_empty() {
+            self.shared.core.lock().unpin_all(self.tier.index(), &self.ids, self.pin);
+        }
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned<{}>{:?}", self.tier, self.ids)
+    }
+}
+
+/// Registered blocks of one tier, pinned and shared: nobody can write them any more.
+#[derive(Clone)]
+#[must_use = "dropping a cached batch makes its blocks evictable"]
+pub struct Cached<T: TierTag> {
+    inner: Pinned,
+    tier: PhantomData<fn() -> T>,
+}
+
+/// The reference's name for registered blocks.
+pub type ImmutableBlock<T> = Cached<T>;
+
+impl<T: TierTag> Cached<T> {
+    pub(crate) fn new(inner: Pinned) -> Self {
+        Self { inner, tier: PhantomData }
+    }
+
+    /// The same batch with its tier known at run time only.
+    pub fn erase(self) -> Pinned {
+        self.inner
+    }
+
+    /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        Self::new(self.inner.split_off(at))
+    }
+
+    /// Lets go of the blocks from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.inner.truncate(len);
+    }
+
+    /// Takes the blocks of `other` over, behind its own.
+    ///
+    /// # Errors
+    /// Gives `other` back where it is of another registry or kind of pin.
+    pub fn append(&mut self, other: Self) -> Result<(), Self> {
+        self.inner.append(other.inner).map_err(Self::new)
+    }
+}
+
+impl<T: TierTag> std::ops::Deref for Cached<T> {
+    type Target = Pinned;
+    fn deref(&self) -> &Pinned {
+        &self.inner
+    }
+}
+
+impl<T: TierTag> fmt::Debug for Cached<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cached<{}>{:?}", T::TIER, self.inner.ids)
+    }
+}
+
+/// A registration, without a pin: the cached entry owns the registration, this only looks at it. Dropping it does
+/// nothing; eviction of the block publishes Remove.
+#[derive(Clone)]
+pub struct RegistrationHandle {
+    shared: Weak<Shared>,
+    identity: BlockIdentity,
+}
+
+impl RegistrationHandle {
+    /// The block.
+    pub const fn identity(&self) -> BlockIdentity {
+        self.identity
+    }
+
+    /// Group of the block.
+    pub const fn group(&self) -> GroupId {
+        self.identity.group
+    }
+
+    /// Sequence hash of the block.
+    pub const fn hash(&self) -> SequenceHash {
+        self.identity.hash
+    }
+
+    /// Tiers that hold the block now; none where the registry is gone.
+    pub fn tiers(&self) -> TierMask {
+        let Some(shared) = self.shared.upgrade() else { return TierMask::NONE };
+        let core = shared.core.lock();
+        core.tiers_of(self.identity.group, self.identity.hash)
+    }
+
+    /// Whether the block is on some tier now.
+    pub fn is_registered(&self) -> bool {
+        !self.tiers().is_empty()
+    }
+}
+
+impl fmt::Debug for RegistrationHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistrationHandle").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+/// A registration with its announcement: events are published by the registry itself, in step with what they say.
+#[derive(Clone, Debug)]
+pub struct PublishHandle {
+    /// The registration.
+    pub registration: RegistrationHandle,
+    /// The Store event has a smaller number than this: who has drained up to here has seen it.
+    pub announced_before: u64,
+}

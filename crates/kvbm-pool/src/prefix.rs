@@ -1,0 +1,189 @@
+//! A matched prefix, over several tiers.
+
+use crate::core::Pin;
+use crate::pinned::{Cached, Pinned};
+use crate::registry::Shared;
+use crate::sync::Arc;
+use crate::tier::{G1, G2, G3, TierTag};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
+use std::fmt;
+
+/// Where a block of a prefix is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixBlock {
+    /// Slot.
+    pub block: BlockId,
+    /// Nearest tier that holds the block.
+    pub tier: Tier,
+}
+
+/// A block that is on no tier yet, but on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivingBlock {
+    /// Index among the hashes that were looked up.
+    pub index: usize,
+    /// Where it will arrive.
+    pub tier: Tier,
+    /// Ticket of the arrival.
+    pub ticket: u64,
+}
+
+/// The longest prefix that is on some tier, each block pinned on its nearest one.
+///
+/// For a Full group the blocks are all of the prefix. For the other kinds the prefix is longer than the list: what
+/// comes before `start` is not needed.
+#[must_use = "dropping a prefix makes its blocks evictable"]
+pub struct Prefix {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) group: GroupId,
+    /// Hashes of the sequence from its first block, at least up to the end of the prefix.
+    pub(crate) hashes: Vec<SequenceHash>,
+    pub(crate) start: usize,
+    pub(crate) blocks: Vec<PrefixBlock>,
+    pub(crate) arriving: Vec<ArrivingBlock>,
+}
+
+/// A prefix taken apart by tier.
+#[derive(Debug)]
+pub struct PrefixParts {
+    /// Index of the first listed block.
+    pub start: usize,
+    /// Every block in order; the n-th of a tier is the n-th of that tier's part.
+    pub blocks: Vec<PrefixBlock>,
+    /// The blocks on G1.
+    pub g1: Cached<G1>,
+    /// The blocks on G2.
+    pub g2: Cached<G2>,
+    /// The blocks on G3.
+    pub g3: Cached<G3>,
+}
+
+impl Prefix {
+    /// Cache group of the blocks.
+    pub const fn group(&self) -> GroupId {
+        self.group
+    }
+
+    /// Hashes of the listed blocks.
+    pub fn hashes(&self) -> &[SequenceHash] {
+        &self.hashes[self.start..self.len()]
+    }
+
+    /// Blocks that the prefix covers, from the first of the sequence.
+    pub fn len(&self) -> usize {
+        self.start + self.blocks.len()
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Index of the first listed block; 0 for a Full group.
+    pub const fn start(&self) -> usize {
+        self.start
+    }
+
+    /// The pinned blocks, in order, from [`start`](Self::start) on.
+    pub fn blocks(&self) -> &[PrefixBlock] {
+        &self.blocks
+    }
+
+    /// Blocks on `tier`.
+    pub fn count(&self, tier: Tier) -> usize {
+        self.blocks.iter().filter(|block| block.tier == tier).count()
+    }
+
+    /// Blocks just after the prefix that are on their way, as far as nothing else is missing between: with them the
+    /// prefix would be longer. Look again when the transfers of these tickets are over.
+    pub fn arriving(&self) -> &[ArrivingBlock] {
+        &self.arriving
+    }
+
+    /// What listed block `index` holds.
+    pub fn identity(&self, index: usize) -> Option<BlockIdentity> {
+        (index < self.blocks.len()).then(|| self.identity_at(self.start + index))
+    }
+
+    fn identity_at(&self, position: usize) -> BlockIdentity {
+        BlockIdentity {
+            namespace: self.namespace,
+            group: self.group,
+            hash: self.hashes[position],
+            parent: position.checked_sub(1).map(|before| self.hashes[before]),
+            position: position as u32,
+        }
+    }
+
+    /// What the listed blocks hold.
+    pub fn identities(&self) -> Vec<BlockIdentity> {
+        (0..self.blocks.len()).map(|index| self.identity_at(self.start + index)).collect()
+    }
+
+    /// Keeps the first `len` blocks of the prefix and lets go of the others.
+    pub fn truncate(&mut self, len: usize) {
+        drop(self.split_off(len));
+    }
+
+    /// Cuts the prefix in two: what covers blocks from `at` on is given back.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let keep = at.saturating_sub(self.start).min(self.blocks.len());
+        let blocks = self.blocks.split_off(keep);
+        let arriving = std::mem::take(&mut self.arriving);
+        Self {
+            shared: Arc::clone(&self.shared),
+            namespace: self.namespace,
+            group: self.group,
+            hashes: self.hashes.clone(),
+            start: self.start + keep,
+            blocks,
+            arriving,
+        }
+    }
+
+    /// Takes the prefix apart; every block stays pinned.
+    pub fn into_parts(mut self) -> PrefixParts {
+        let blocks = std::mem::take(&mut self.blocks);
+        PrefixParts {
+            start: self.start,
+            g1: self.part(&blocks),
+            g2: self.part(&blocks),
+            g3: self.part(&blocks),
+            blocks,
+        }
+    }
+
+    /// The pins of `blocks` on one tier, which the caller has taken out of this prefix.
+    fn part<T: TierTag>(&self, blocks: &[PrefixBlock]) -> Cached<T> {
+        let on_tier = blocks.iter().filter(|block| block.tier == T::TIER);
+        Cached::new(Pinned {
+            shared: Arc::clone(&self.shared),
+            tier: T::TIER,
+            ids: on_tier.map(|block| block.block).collect(),
+            pin: Pin::Use,
+        })
+    }
+}
+
+impl Drop for Prefix {
+    fn drop(&mut self) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let mut core = self.shared.core.lock();
+        for block in self.blocks.iter().rev() {
+            core.unpin(block.tier.index(), block.block.0, Pin::Use);
+        }
+    }
+}
+
+impl fmt::Debug for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prefix")
+            .field("start", &self.start)
+            .field("blocks", &self.blocks)
+            .field("arriving", &self.arriving)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,409 @@
+//! The registry: one index of all blocks on all tiers.
+
+use crate::arrivals::{AnyArrivals, Arrival, Refusal};
+use crate::blocks::HeldSlots;
+use crate::config::{ConfigError, RegistryConfig};
+use crate::core::evict::MAX_VICTIMS;
+use crate::core::remove::Reach;
+use crate::core::{Core, Pin, restore};
+use crate::error::AllocError;
+use crate::event::{Drained, EventRecord};
+use crate::metadata::BlockMetadata;
+use crate::pinned::Pinned;
+use crate::pool::BlockPool;
+use crate::prefix::Prefix;
+use crate::status::{Counters, TierStatus};
+use crate::sync::{Arc, Mutex, MutexGuard, yield_to_waiters};
+use crate::tier::{TierMask, TierTag};
+use kvbm_plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, RecoveredBlock, SequenceHash, Tier};
+use std::fmt;
+use std::hash::BuildHasher;
+
+/// What handles and registry share.
+pub(crate) struct Shared {
+    pub core: Mutex<Core>,
+    epoch: Epoch,
+    event_capacity: usize,
+    capacity: [u32; crate::tier::TIERS],
+}
+
+/// All blocks on G1, G2 and G3. Cheap to clone; handles keep what they need alive.
+#[derive(Clone)]
+pub struct Registry {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Which blocks to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// Every block.
+    All,
+    /// The blocks of a group.
+    Group(GroupId),
+    /// The blocks of a namespace (a model, a tenant).
+    Namespace(NamespaceId),
+    /// A block and everything that continues it.
+    Subtree {
+        /// Group of the block.
+        group: GroupId,
+        /// The block.
+        hash: SequenceHash,
+    },
+}
+
+/// What a removal did. All of it is invisible now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Blocks that were on a tier (one on two tiers counts twice).
+    pub blocks: u64,
+    /// Slots of these that come back only after their last user.
+    pub in_use: u64,
+    /// Blocks on their way, which will not become visible.
+    pub cancelled: u64,
+}
+
+/// What became of a slot whose bytes are bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quarantine {
+    /// Out of use for good.
+    Done,
+    /// Invisible now, out of use for good after its last user.
+    AfterLastUser,
+    /// The slot holds no registered block: nothing was done.
+    NotRegistered,
+}
+
+/// What [`Registry::restore`] made of the recovered blocks. The slots listed hold nothing that can be found: their
+/// records may be released.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Blocks that are Present again.
+    pub restored: u64,
+    /// Earlier records of a slot that was written again.
+    pub overwritten: u64,
+    /// Records with a slot beyond the tier, an unknown group or a contradictory identity.
+    pub invalid: u64,
+    /// Slots of the latter, where the tier has them.
+    pub rejected: Vec<BlockId>,
+    /// Slots with a block that a later record has in another slot.
+    pub duplicates: Vec<BlockId>,
+    /// Slots with a block some ancestor of which is missing.
+    pub orphans: Vec<BlockId>,
+}
+
+/// Blocks can only be restored before anything else happens on their tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreError {
+    /// The tier is in use.
+    #[error("{tier} is in use ({free} of {capacity} blocks free): restore before the first allocation")]
+    InUse {
+        /// The tier.
+        tier: Tier,
+        /// Its free slots.
+        free: u32,
+        /// Its slots.
+        capacity: u32,
+    },
+    /// The tier has no slots that could be restored.
+    #[error("{0} has no slots: restore G1, G2 or G3")]
+    NoSlots(Tier),
+}
+
+impl Registry {
+    /// An empty registry.
+    pub fn new(config: &RegistryConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        // Only the places of keys in the table depend on the seed, nothing that anybody can see.
+        let seed = std::hash::RandomState::new().hash_one(config.epoch.0);
+        let shared = Shared {
+            core: Mutex::new(Core::new(config, seed)),
+            epoch: config.epoch,
+            event_capacity: config.event_capacity as usize,
+            capacity: config.capacity,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A typed view of tier `T`.
+    pub fn pool<T: TierTag>(&self) -> BlockPool<T> {
+        BlockPool::new(Arc::clone(&self.shared))
+    }
+
+    /// Life of the leader, as configured.
+    pub fn epoch(&self) -> Epoch {
+        self.shared.epoch
+    }
+
+    /// Slots of `tier`; 0 where there is no such tier.
+    pub fn capacity(&self, tier: Tier) -> u32 {
+        self.shared.capacity.get(tier.index()).copied().unwrap_or(0)
+    }
+
+    /// The longest useful prefix of a sequence that is on some tier, each block pinned on its nearest one. Does not
+    /// count as a use by itself: [`touch`](Self::touch) once for each request.
+    ///
+    /// `hashes` are those of the whole sequence from its first block. For a Full group the prefix ends before the
+    /// first block that is on no tier. For a sliding window it is the longest whose last window is there, and for
+    /// state the longest whose last block is there; only those blocks are pinned.
+    pub fn match_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Prefix {
+        let room = Vec::with_capacity(hashes.len());
+        let hashes_kept = hashes.to_vec();
+        let mut arriving = Vec::new();
+        let mut core = self.shared.core.lock();
+        let found = core.match_prefix(group, hashes, TierMask::ALL, room);
+        core.arriving_after(group, hashes, found.start + found.blocks.len(), &mut arriving);
+        drop(core);
+        Prefix {
+            shared: Arc::clone(&self.shared),
+            namespace: found.namespace,
+            group,
+            hashes: hashes_kept,
+            start: found.start,
+            blocks: found.blocks,
+            arriving,
+        }
+    }
+
+    /// On which tiers the blocks are, up to the first that is on none. Neither pins nor touches.
+    pub fn peek_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
+        let mut tiers = Vec::with_capacity(hashes.len());
+        let core = self.shared.core.lock();
+        let each = hashes.iter().map(|&hash| core.tiers_of(group, hash));
+        tiers.extend(each.take_while(|tiers| !tiers.is_empty()));
+        tiers
+    }
+
+    /// On which tiers one block is. Neither pins nor touches.
+    pub fn tiers_of(&self, group: GroupId, hash: SequenceHash) -> TierMask {
+        self.shared.core.lock().tiers_of(group, hash)
+    }
+
+    /// A use of these blocks, tail to head, on every tier that holds them: once for each request.
+    pub fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
+        self.shared.core.lock().touch(group, hashes);
+    }
+
+    /// Advances the iteration clock and returns it.
+    pub fn step(&self) -> u64 {
+        let mut core = self.shared.core.lock();
+        core.step += 1;
+        core.step
+    }
+
+    /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors, that are neither on
+    /// `not_on` nor on their way there and were not used during the last `min_idle` iterations (0: any). Pinned for a
+    /// transfer. Looks at a bounded number of blocks and goes on from there in the next call.
+    pub fn coldest(&self, tier: Tier, n: usize, not_on: Tier, min_idle: u64) -> Pinned {
+        let mut ids = Vec::new();
+        if self.capacity(tier) > 0 && not_on.index() < crate::tier::TIERS {
+            ids.reserve(n.min(self.capacity(tier) as usize));
+            self.shared.core.lock().coldest(tier.index(), n, not_on.index(), min_idle, &mut ids);
+        }
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer }
+    }
+
+    /// Prepares a transfer to a tier that is known at run time (see [`BlockPool::begin_arrivals`]).
+    pub fn begin_arrivals(
+        &self,
+        tier: Tier,
+        identities: &[BlockIdentity],
+    ) -> Result<AnyArrivals, AllocError> {
+        self.shared.begin_arrivals(tier, identities, BlockMetadata::default())
+    }
+
+    /// Where the slots of `tier` are.
+    pub fn occupancy(&self, tier: Tier) -> TierStatus {
+        match self.shared.core.lock().tiers.get(tier.index()) {
+            Some(core) => core.status(tier),
+            None => crate::core::tiers::TierCore::new(0).status(tier),
+        }
+    }
+
+    /// What happened on `tier` so far.
+    pub fn counters(&self, tier: Tier) -> Counters {
+        self.shared.core.lock().tiers.get(tier.index()).map_or_else(Counters::default, |core| core.counters)
+    }
+
+    /// Appends up to `max` events to `out`, oldest first.
+    pub fn drain_events(&self, out: &mut Vec<EventRecord>, max: usize) -> Drained {
+        if out.capacity() - out.len() < max {
+            let waiting = self.shared.core.lock().events.waiting();
+            out.reserve(max.min(waiting.saturating_add(64)).min(2 * self.shared.event_capacity));
+        }
+        self.shared.core.lock().events.drain(out, max)
+    }
+
+    /// Events that were overwritten before they were drained, in all.
+    pub fn events_lost(&self) -> u64 {
+        self.shared.core.lock().events.lost_total()
+    }
+
+    /// Everything on `tier`, parents before children, and the number of the first event that is not in it. Takes
+    /// time and memory in proportion to the tier, under the lock: for resync, not for every day.
+    pub fn snapshot(&self, tier: Tier) -> (Vec<(BlockId, BlockIdentity)>, u64) {
+        let core = self.shared.core.lock();
+        let blocks = if tier.index() < crate::tier::TIERS { core.snapshot(tier.index()) } else { Vec::new() };
+        (blocks, core.events.next_seq())
+    }
+
+    /// Removes every block from `tier` that nobody uses and that nothing in use continues.
+    pub fn clear(&self, tier: Tier) -> Removed {
+        self.remove_if(Selection::All, TierMask::only(tier), Reach::Unused)
+    }
+
+    /// Removes the blocks of a namespace from all tiers.
+    pub fn forget(&self, namespace: NamespaceId) -> Removed {
+        self.remove(Selection::Namespace(namespace), TierMask::ALL)
+    }
+
+    /// Removes a block and everything that continues it from `tiers`.
+    pub fn remove_subtree(&self, group: GroupId, hash: SequenceHash, tiers: TierMask) -> Removed {
+        self.remove(Selection::Subtree { group, hash }, tiers)
+    }
+
+    /// Removes the blocks of a selection that are on `tiers` now. Blocks in use become invisible too; their slots come
+    /// back after their last user. Blocks on their way will not become visible. Scans the registry once under the
+    /// lock, then removes in small parts.
+    pub fn remove(&self, selection: Selection, tiers: TierMask) -> Removed {
+        self.remove_if(selection, tiers, Reach::InUse)
+    }
+
+    fn remove_if(&self, selection: Selection, tiers: TierMask, reach: Reach) -> Removed {
+        let mut removed = Removed::default();
+        let selected = self.shared.core.lock().select(selection, tiers);
+        for part in selected.chunks(MAX_VICTIMS) {
+            self.shared.core.lock().remove(part, tiers, reach, &mut removed);
+        }
+        removed
+    }
+
+    /// The bytes in a slot of `tier` are bad: the block is absent there from now on and the slot is never used again.
+    /// What continues the block on this tier cannot be found until the block returns.
+    pub fn quarantine(&self, tier: Tier, block: BlockId) -> Quarantine {
+        if tier.index() >= crate::tier::TIERS {
+            return Quarantine::NotRegistered;
+        }
+        self.shared.core.lock().quarantine(tier.index(), block)
+    }
+
+    /// Makes what a persistent tier held before a restart Present again, in its slots. `blocks` are in order of last
+    /// use, oldest first; where a slot or a hash occurs twice, the last record counts. Blocks whose ancestors are
+    /// missing are left out. Untrusted input: anything may be in it.
+    pub fn restore(
+        &self,
+        tier: Tier,
+        blocks: &[RecoveredBlock],
+        metadata: BlockMetadata,
+    ) -> Result<Restored, RestoreError> {
+        let mut outcome = Restored::default();
+        let capacity = self.capacity(tier);
+        if tier.index() >= crate::tier::TIERS {
+            return Err(RestoreError::NoSlots(tier));
+        }
+        let kept = restore::latest(blocks, capacity, &mut outcome);
+        let mut core = self.shared.core.lock();
+        let tier_core = &core.tiers[tier.index()];
+        if !tier_core.is_all_free() {
+            return Err(RestoreError::InUse { tier, free: tier_core.free, capacity });
+        }
+        core.restore(tier.index(), &kept, metadata, &mut outcome);
+        Ok(outcome)
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registry{:?}", self.shared.capacity)
+    }
+}
+
+impl Shared {
+    /// Adds `n` Held slots of `tier` to `out`, or nothing.
+    pub(crate) fn allocate(&self, tier: Tier, n: usize, out: &mut Vec<BlockId>) -> Result<(), AllocError> {
+        out.reserve_exact(n.min(self.capacity.get(tier.index()).map_or(0, |&blocks| blocks as usize)));
+        let mut core = self.core.lock();
+        Self::allocate_locked(&mut core, tier, n, out)
+    }
+
+    fn allocate_locked(
+        core: &mut MutexGuard<'_, Core>,
+        tier: Tier,
+        n: usize,
+        out: &mut Vec<BlockId>,
+    ) -> Result<(), AllocError> {
+        let index = tier.index();
+        let start = out.len();
+        loop {
+            let Some(tier_core) = core.tiers.get_mut(index) else {
+                return Err(Self::alloc_error(&crate::core::tiers::TierCore::new(0).status(tier), n));
+            };
+            while out.len() - start < n
+                && let Some(slot) = tier_core.take_free()
+            {
+                out.push(BlockId(slot));
+            }
+            let missing = n - (out.len() - start);
+            if missing == 0 {
+                return Ok(());
+            }
+            // Hopeless requests evict nothing.
+            let more = missing <= tier_core.inactive as usize && core.evict(index, missing, out);
+            if out.len() - start < n && !more {
+                core.tiers[index].give_back(&out[start..]);
+                out.truncate(start);
+                core.tiers[index].counters.allocations_failed += 1;
+                return Err(Self::alloc_error(&core.tiers[index].status(tier), n));
+            }
+            yield_to_waiters(core);
+        }
+    }
+
+    fn alloc_error(status: &TierStatus, asked: usize) -> AllocError {
+        AllocError {
+            tier: status.tier,
+            asked,
+            capacity: status.capacity,
+            free: status.free,
+            inactive: status.inactive,
+            in_use: status.active + status.detached,
+            held: status.held,
+            arriving: status.arriving,
+            transfer_pins: status.transfer_pins,
+            quarantined: status.quarantined,
+        }
+    }
+
+    pub(crate) fn begin_arrivals(
+        self: &Arc<Self>,
+        tier: Tier,
+        identities: &[BlockIdentity],
+        metadata: BlockMetadata,
+    ) -> Result<AnyArrivals, AllocError> {
+        let index = tier.index();
+        if index >= crate::tier::TIERS {
+            return Err(Self::alloc_error(
+                &crate::core::tiers::TierCore::new(0).status(tier),
+                identities.len(),
+            ));
+        }
+        let mut pins = Vec::with_capacity(identities.len() + 1);
+        let mut arrivals = Vec::with_capacity(identities.len());
+        let mut room =
+            HeldSlots { shared: Arc::clone(self), tier: index, ids: Vec::with_capacity(identities.len()) };
+        let mut core = self.core.lock();
+        let needed = core.prepare_arrivals(index, identities, &mut pins);
+        let allocated = Self::allocate_locked(&mut core, tier, needed, &mut room.ids);
+        if allocated.is_ok() {
+            room.ids.reverse();
+            for (at, identity) in identities.iter().enumerate() {
+                arrivals.push(match core.check_identity(at, identity) {
+                    Ok(_) => core.begin_arrival(index, identity, metadata, &mut room.ids),
+                    Err(_) => Arrival::Refused(Refusal::BadIdentity),
+                });
+            }
+        }
+        core.unpin_all(index, &pins, Pin::Transfer);
+        drop(core);
+        allocated.map(|()| AnyArrivals::new(Arc::clone(self), tier, identities.to_vec(), arrivals))
+    }
+}

@@ -1,0 +1,82 @@
+//! Numbers for people and metrics.
+
+use kvbm_plan::Tier;
+
+/// Where the slots of a tier are. `free + held + arriving + active + inactive + detached + quarantined = capacity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierStatus {
+    /// The tier.
+    pub tier: Tier,
+    /// Slots.
+    pub capacity: u32,
+    /// Ready for allocation.
+    pub free: u32,
+    /// In exclusive batches: Reset, Partial or Complete.
+    pub held: u32,
+    /// Destinations of transfers.
+    pub arriving: u32,
+    /// Registered and pinned, duplicates included.
+    pub active: u32,
+    /// Registered and unpinned: evictable once nothing on the tier continues them.
+    pub inactive: u32,
+    /// Removed from the registry, waiting for their last user.
+    pub detached: u32,
+    /// Never used again.
+    pub quarantined: u32,
+    /// Pins held by transfers that read or have just written (a block may have several).
+    pub transfer_pins: u64,
+    /// Blocks that are also on the next lower tier that exists.
+    pub copied_lower: u32,
+    /// Blocks that are on their way there.
+    pub copying_lower: u32,
+    /// Blocks neither free, nor quarantined, nor on the next lower tier.
+    pub not_copied_lower: u32,
+}
+
+impl TierStatus {
+    /// Share of the tier that is neither free nor already copied lower, 0 to 1: what watermarks look at.
+    pub fn occupancy(&self) -> f64 {
+        f64::from(self.not_copied_lower) / f64::from(self.capacity.max(1))
+    }
+}
+
+/// Why a block left a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EvictionReason {
+    /// Its slot was needed.
+    Capacity,
+    /// It was asked for: clear, forget, remove.
+    Removed,
+    /// Its bytes were bad.
+    Quarantined,
+}
+
+/// What happened on a tier since it exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Blocks that became Present, by registration, arrival or recovery.
+    pub stored: u64,
+    /// Blocks that were given up because their slot was needed.
+    pub evicted: u64,
+    /// Blocks that were removed on request.
+    pub removed: u64,
+    /// Blocks that were given up because their bytes were bad.
+    pub quarantined: u64,
+    /// Registrations of a block that the tier already had.
+    pub duplicates: u64,
+    /// Arrivals that failed or were abandoned.
+    pub arrivals_failed: u64,
+    /// Allocations that failed for lack of evictable blocks.
+    pub allocations_failed: u64,
+}
+
+impl Counters {
+    /// Blocks that left for `reason`.
+    pub const fn evictions(&self, reason: EvictionReason) -> u64 {
+        match reason {
+            EvictionReason::Capacity => self.evicted,
+            EvictionReason::Removed => self.removed,
+            EvictionReason::Quarantined => self.quarantined,
+        }
+    }
+}
