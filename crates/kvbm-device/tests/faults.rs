@@ -97,7 +97,7 @@ fn a_flipped_bit_is_reported_as_success() {
 }
 
 #[test]
-fn a_stall_holds_memory_until_released() {
+fn invariant_3_memory_is_held_until_the_hardware_is_done() {
     let bench = bench();
     let ticket = bench.device.faults().inject(FaultRule::next(Fault::Stall));
     let host = HostBuffer::zeroed(8192);

@@ -114,21 +114,24 @@ impl Arena {
 
     /// The allocation that holds a range of device addresses, kept alive by the result.
     pub(super) fn find(&self, address: u64, len: u64) -> Result<Arc<Allocation>, DeviceError> {
-        let unknown = |nearest| DeviceError::UnknownMemory { device: self.device, address, len, nearest };
-        let Some(offset) = address.checked_sub(self.base()).filter(|offset| *offset < self.total_bytes())
-        else {
-            return Err(unknown(format!("the device's addresses start at {:#x}", self.base())));
-        };
+        let offset = address.checked_sub(self.base()).filter(|offset| *offset < self.total_bytes());
         let ranges = self.ranges.lock();
-        let Some((start, live)) = ranges.live.range(..=offset).next_back() else {
-            return Err(unknown("none lies before it".to_owned()));
-        };
-        let nearest = || format!("the nearest is {} bytes at {:#x}", live.len, self.base() + start);
-        let handle = live.handle.upgrade();
-        let error = unknown(nearest());
+        let before = offset.and_then(|offset| ranges.live.range(..=offset).next_back());
+        let nearest = before.map(|(start, live)| (*start, live.len));
+        let handle = before.and_then(|(_, live)| live.handle.upgrade());
         // Released first: were this the last handle, its drop would take the lock.
         drop(ranges);
-        handle.filter(|allocation| allocation.offset_of(address, len).is_some()).ok_or(error)
+        handle
+            .filter(|allocation| allocation.offset_of(address, len).is_some())
+            .ok_or_else(|| self.unknown(address, len, nearest))
+    }
+
+    fn unknown(&self, address: u64, len: u64, nearest: Option<(u64, u64)>) -> DeviceError {
+        let nearest = match nearest {
+            Some((start, size)) => format!("the nearest is {size} bytes at {:#x}", self.base() + start),
+            None => format!("none lies before it; the device's addresses start at {:#x}", self.base()),
+        };
+        DeviceError::UnknownMemory { device: self.device, address, len, nearest }
     }
 
     pub(super) fn out_of_memory(&self, asked: u64) -> DeviceError {
