@@ -1,4 +1,5 @@
-//! Checked byte arithmetic: every size in this crate is computed here, so that a hostile shape is an error and never an overflow.
+//! Checked byte arithmetic: every size in this crate is computed here, so that a hostile shape is an error
+//! and never an overflow.
 
 use crate::layout::LayoutError;
 

@@ -35,7 +35,8 @@ impl ConfigError {
     }
 }
 
-/// Bytes that belong to each layer of a block but have no axes we know: quantisation scales, sub-byte formats, recurrent state.
+/// Bytes that belong to each layer of a block but have no axes we know: quantisation scales, sub-byte
+/// formats, recurrent state.
 ///
 /// They are copied whole, layer by layer, and never permuted or sliced by head.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -55,7 +56,8 @@ impl OpaquePlane {
 
 /// Shape of the KV blocks of one group on one rank.
 ///
-/// The fields are plain data; [`validate`](Self::validate) holds the rules, and every layout constructor calls it.
+/// The fields are plain data; [`validate`](Self::validate) holds the rules, and every layout constructor
+/// calls it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LayoutConfig {
     /// Blocks in the layout, at least 1.

@@ -38,7 +38,8 @@ impl EngineAxis {
     }
 }
 
-/// A permutation of the logical axes `[L, B, H, N, C]`, outermost first. Parse it from its name: `"LBHNC".parse()`.
+/// A permutation of the logical axes `[L, B, H, N, C]`, outermost first. Parse it from its name:
+/// `"LBHNC".parse()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EngineOrder([EngineAxis; 5]);
 

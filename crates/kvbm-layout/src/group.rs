@@ -81,7 +81,8 @@ fn heads_times(field: &'static str, num_heads: u32, head_dim: u32) -> Result<u32
     num_heads.checked_mul(head_dim).ok_or_else(|| ConfigError::new(field, head_dim, rule()))
 }
 
-/// Checks that the groups of a model hold every layer of `0..num_layers` exactly once, in growing order in each group.
+/// Checks that the groups of a model hold every layer of `0..num_layers` exactly once, in growing order in
+/// each group.
 ///
 /// # Errors
 /// The first layer that is missing, doubled, beyond the model, or out of order.

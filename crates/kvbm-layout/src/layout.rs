@@ -23,9 +23,11 @@ pub enum AxisOrder {
     Nhd,
     /// `[.., head, token, element]` in each outer chunk.
     Hnd,
-    /// `[layer, outer, inner]`: one contiguous buffer per block, with the order of `inner` as far as it is known.
+    /// `[layer, outer, inner]`: one contiguous buffer per block, with the order of `inner` as far as it is
+    /// known.
     Operational(InnerOrder),
-    /// `[head, layer, outer, token, element]`: one contiguous buffer per block in which each range of heads is contiguous.
+    /// `[head, layer, outer, token, element]`: one contiguous buffer per block in which each range of heads
+    /// is contiguous.
     Universal,
     /// Whatever the strides say: memory that an engine owns.
     Strided,
@@ -131,8 +133,10 @@ impl fmt::Display for Cell {
 
 /// Where one cell lies, for all blocks.
 ///
-/// Element (block, token, head, element) starts at byte
-/// `offset + block * block_stride + token * token_stride + head * head_stride + element * elem_stride` of region `region`.
+/// In region `region`, element (block, token, head, element) starts at byte
+/// ```text
+/// offset + block * block_stride + token * token_stride + head * head_stride + element * elem_stride
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CellView {
     /// Index into [`BlockLayout::regions`].

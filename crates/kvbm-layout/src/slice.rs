@@ -7,7 +7,8 @@ use std::ops::Range;
 pub enum Replication {
     /// This rank alone holds its heads.
     Sharded,
-    /// `replicas` ranks hold the same heads; `writer`, the lowest of them, is the one that writes them to lower tiers.
+    /// `replicas` ranks hold the same heads; `writer`, the lowest of them, is the one that writes them to
+    /// lower tiers.
     Replicated {
         /// The rank that writes.
         writer: u32,
@@ -49,9 +50,10 @@ pub struct SliceError {
 
 /// The heads of `rank` when `num_heads` KV heads are spread over `tp_size` ranks.
 ///
-/// With at least as many heads as ranks, rank `r` holds heads `r * H / T .. (r + 1) * H / T` (so counts differ by at most one when
-/// `T` does not divide `H`). With fewer heads than ranks, rank `r` holds head `r * H / T`, as engines do, and the lowest rank
-/// of those that hold a head writes it. MLA has one head, which all ranks hold.
+/// With at least as many heads as ranks, rank `r` holds heads `r * H / T .. (r + 1) * H / T` (so counts
+/// differ by at most one when `T` does not divide `H`). With fewer heads than ranks, rank `r` holds head
+/// `r * H / T`, as engines do, and the lowest rank of those that hold a head writes it. MLA has one head,
+/// which all ranks hold.
 ///
 /// # Errors
 /// `num_heads` or `tp_size` 0, or `rank` not below `tp_size`.
@@ -74,7 +76,7 @@ pub fn slice_for_rank(num_heads: u32, tp_size: u32, rank: u32) -> Result<HeadSli
         return Ok(HeadSlice { heads: first..end, replication: Replication::Sharded });
     }
     let head = rank64 * heads / ranks;
-    // The ranks r with r * H / T == head are those from ceil(head * T / H) to before ceil((head + 1) * T / H).
+    // Ranks r with r * H / T == head: from ceil(head * T / H) to before ceil((head + 1) * T / H).
     let first_rank = |head: u64| (head * ranks).div_ceil(heads) as u32;
     let (writer, end) = (first_rank(head), first_rank(head + 1));
     let head = head as u32;
@@ -105,7 +107,8 @@ pub enum Planes {
     Skip,
 }
 
-/// The part of a block that a copy moves. The default is everything, and then both layouts must have the same layers and heads.
+/// The part of a block that a copy moves. The default is everything, and then both layouts must have the same
+/// layers and heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Selection {
     /// Layers, by their index in each layout; `None`: all.
@@ -154,7 +157,8 @@ pub struct RankSlice {
 }
 
 impl RankSlice {
-    /// What a copy from a rank with slice `self` to a rank with slice `dst` has to move; `None` if they share nothing.
+    /// What a copy from a rank with slice `self` to a rank with slice `dst` has to move; `None` if they share
+    /// nothing.
     pub fn overlap(&self, dst: &Self) -> Option<Selection> {
         let layers = overlap(&self.layers, &dst.layers)?;
         let heads = overlap(&self.heads, &dst.heads)?;

@@ -17,8 +17,8 @@ pub enum EngineRegions {
 
 /// Explicit strides over any regions.
 ///
-/// Elements must lie inside the regions, must be aligned to their width, and must not overlap; a layout is only made when that is
-/// proven. Use alignment 1 in the config unless the engine really pads its blocks.
+/// Elements must lie inside the regions, must be aligned to their width, and must not overlap; a layout is
+/// only made when that is proven. Use alignment 1 in the config unless the engine really pads its blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StridedLayout {
     geometry: Geometry,
@@ -45,12 +45,12 @@ impl StridedLayout {
         Ok(Self { geometry })
     }
 
-    /// A dense engine tensor whose axes lie in `order`, outermost first. The element axis holds all outer chunks of a head side by
-    /// side (K | V), as vLLM's does.
+    /// A dense engine tensor whose axes lie in `order`, outermost first. The element axis holds all outer
+    /// chunks of a head side by side (K | V), as vLLM's does.
     ///
     /// # Errors
-    /// As [`new`](Self::new); also [`EngineRegions::PerLayer`] for an order in which the layer is not outermost, and a
-    /// config alignment that the dense tensor does not have.
+    /// As [`new`](Self::new); also [`EngineRegions::PerLayer`] for an order in which the layer is not
+    /// outermost, and a config alignment that the dense tensor does not have.
     pub fn from_engine_order(
         config: LayoutConfig,
         order: EngineOrder,

@@ -1,4 +1,5 @@
-//! The one-sided view of a plan: the pieces of a scattered block in the order of a contiguous slot, as a vectored read or write wants them.
+//! The one-sided view of a plan: the pieces of a scattered block in the order of a contiguous slot, as a
+//! vectored read or write wants them.
 
 use super::{CopyPlan, PlanError, Side};
 use crate::layout::BlockLayout;
@@ -27,10 +28,12 @@ struct Piece {
     block_stride: u64,
 }
 
-/// Where the bytes of a block of one layout stand in a contiguous slot of another layout: an ordered list for `preadv`, `pwritev` or a
-/// gather of descriptors, so that a scattered block moves to and from a slot without a staging copy.
+/// Where the bytes of a block of one layout stand in a contiguous slot of another layout: an ordered list for
+/// `preadv`, `pwritev` or a gather of descriptors, so that a scattered block moves to and from a slot without
+/// a staging copy.
 ///
-/// Made once per pair of layouts; fragments are sorted by `slot_offset`, never overlap, and touching ones are joined.
+/// Made once per pair of layouts; fragments are sorted by `slot_offset`, never overlap, and touching ones are
+/// joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FragmentList {
     pieces: Vec<Piece>,
@@ -42,10 +45,12 @@ pub struct FragmentList {
 impl FragmentList {
     /// The fragments of `selection` of blocks of `memory`, in the byte order of blocks of `slot`.
     ///
-    /// In `selection`, `memory` is the source and `slot` the destination; the list serves reads and writes alike.
+    /// In `selection`, `memory` is the source and `slot` the destination; the list serves reads and writes
+    /// alike.
     ///
     /// # Errors
-    /// As [`CopyPlan::between`]; also a slot layout whose blocks are not contiguous, and more than [`MAX_FRAGMENTS`] fragments.
+    /// As [`CopyPlan::between`]; also a slot layout whose blocks are not contiguous, and more than
+    /// [`MAX_FRAGMENTS`] fragments.
     pub fn between(
         memory: &dyn BlockLayout,
         slot: &dyn BlockLayout,
@@ -99,7 +104,8 @@ impl FragmentList {
         self.slot_bytes
     }
 
-    /// True if the fragments cover the payload of the slot without gaps: one vectored read or write moves the block.
+    /// True if the fragments cover the payload of the slot without gaps: one vectored read or write moves the
+    /// block.
     pub fn covers_slot(&self) -> bool {
         self.bytes == self.slot_bytes
     }

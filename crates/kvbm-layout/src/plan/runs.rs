@@ -18,7 +18,8 @@ pub struct Run {
 }
 
 impl CopyPlan {
-    /// The runs that copy `src_block` to `dst_block`, segment by segment, each in the order of the destination.
+    /// The runs that copy `src_block` to `dst_block`, segment by segment, each in the order of the
+    /// destination.
     ///
     /// # Errors
     /// [`PlanError::Block`] if a block is beyond its layout.

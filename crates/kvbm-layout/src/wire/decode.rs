@@ -16,10 +16,12 @@ use crate::strided::StridedLayout;
 impl LayoutDescriptor {
     /// Reads what [`encode`](Self::encode) wrote.
     ///
-    /// Never panics, and never allocates more than in proportion to the length of `message`, whatever is in it.
+    /// Never panics, and never allocates more than in proportion to the length of `message`, whatever is in
+    /// it.
     ///
     /// # Errors
-    /// Anything that a writer of version 1 would not have written, damage, and regions that do not hold all blocks.
+    /// Anything that a writer of version 1 would not have written, damage, and regions that do not hold all
+    /// blocks.
     pub fn decode(message: &[u8]) -> Result<Self, WireError> {
         let body = checked_body(message)?;
         let mut reader = Reader { rest: body };
@@ -105,7 +107,8 @@ impl Header {
             planes: Vec::new(),
         };
         let (regions, cells) = (reader.u32()?, reader.u32()?);
-        // Every region and cell takes bytes of the message, so larger counts cannot be true, and the products above cannot overflow.
+        // Every region and cell takes bytes of the message, so larger counts cannot be true, and the products
+        // above cannot overflow.
         for (name, count) in [("number of regions", regions), ("number of cells", cells)] {
             if count as usize > MAX_MESSAGE_BYTES {
                 return Err(field(name, u64::from(count)));

@@ -32,7 +32,8 @@
 //!          40  8  head stride         48 8  element stride
 //!  -8  8  CRC-64/NVME of all bytes before
 //! ```
-//! A reader accepts exactly what a writer produces: reserved bytes are zero, and the same layout has one encoding.
+//! A reader accepts exactly what a writer produces: reserved bytes are zero, and the same layout has one
+//! encoding.
 
 mod any;
 mod decode;
@@ -98,8 +99,8 @@ impl LayoutDescriptor {
     /// Puts the regions of `layout`, in order, into `memory`.
     ///
     /// # Errors
-    /// A count of regions that differs; memory that does not hold its region, is misaligned, or wraps around; regions that share
-    /// memory (files apart, which have no address to tell them by).
+    /// A count of regions that differs; memory that does not hold its region, is misaligned, or wraps around;
+    /// regions that share memory (files apart, which have no address to tell them by).
     pub fn new(layout: AnyLayout, memory: Vec<RegionMemory>) -> Result<Self, WireError> {
         let specs = layout.regions();
         if specs.len() != memory.len() {
