@@ -21,6 +21,7 @@ fn memory_is_zeroed_and_aligned() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "an allocation too large for the host ends the interpreter")]
 fn requests_are_checked() {
     let refused = SystemStorage::new(1 << 62, 4096, HugePages::No).expect_err("too much");
     assert!(matches!(refused, StorageError::OutOfMemory { .. }), "{refused}");
