@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use kvbm_plan::{BlockSetId, LeaseId, NamespaceTag, NodeId, RankSlice};
+use kvbm_layout::LayoutDescriptor;
+use kvbm_plan::{BlockSetId, GroupId, LeaseId, NamespaceTag, NodeId, RankSlice};
 
 use crate::{ExportError, ImportError, codec};
 
@@ -33,29 +34,6 @@ impl Lease {
     }
 }
 
-/// Which memory the regions are in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MemoryKind {
-    /// Host memory.
-    Dram,
-    /// Memory of an accelerator.
-    Vram {
-        /// The accelerator's index on its node.
-        device: u32,
-    },
-    /// A file; region addresses are offsets in it.
-    File,
-}
-
-/// A contiguous range of the exporter's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryRegion {
-    /// First byte, in the exporter's address space.
-    pub address: u64,
-    /// Length; not zero.
-    pub length_bytes: u64,
-}
-
 /// Everything a peer needs to read a worker's blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockSet {
@@ -63,18 +41,14 @@ pub struct BlockSet {
     pub id: BlockSetId,
     /// The namespace of all its blocks.
     pub namespace: NamespaceTag,
+    /// The cache group of all its blocks.
+    pub group: GroupId,
     /// The exporter's node.
     pub node: NodeId,
-    /// The part of every block that the exporter holds.
+    /// The part of every block that the exporter holds: as many layers and heads as the layout has.
     pub slice: RankSlice,
-    /// Number of block slots.
-    pub num_blocks: u32,
-    /// Which memory.
-    pub memory: MemoryKind,
-    /// Where: the regions that the layout refers to, in its order. Up to 4096.
-    pub regions: Vec<MemoryRegion>,
-    /// How blocks lie in the regions (strides, axis order): the serialized form of `kvbm-layout`, verified by whoever decodes it. Up to 1 MiB.
-    pub layout: Vec<u8>,
+    /// How many blocks there are, how they lie, and in which memory: kind, device, addresses in the exporter's space, strides.
+    pub layout: LayoutDescriptor,
     /// Name of the exporter's NIXL agent. 1 to 255 bytes.
     pub agent: String,
     /// What the agent gives to connect to it; empty while there is no NIXL. Up to 1 MiB.
@@ -86,8 +60,7 @@ pub struct BlockSet {
 impl BlockSet {
     /// The form to send to peers.
     pub fn export(&self) -> Result<SerializedBlockSet, ExportError> {
-        codec::validate(self)?;
-        Ok(SerializedBlockSet { bytes: codec::encode(self) })
+        codec::encode(self).map(|bytes| SerializedBlockSet { bytes })
     }
 }
 

@@ -1,23 +1,27 @@
 //! Block sets that cannot be sent or must not be used.
 
+use kvbm_layout::WireError;
 use kvbm_plan::{LeaseId, NamespaceTag};
 
 use crate::UnixMillis;
 
 /// Why a block set cannot be exported: a peer would refuse it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("block set: {field} is {value}; {rule}")]
-pub struct ExportError {
-    pub(crate) field: &'static str,
-    pub(crate) value: String,
-    pub(crate) rule: &'static str,
-}
-
-impl ExportError {
-    /// The field at fault.
-    pub fn field(&self) -> &'static str {
-        self.field
-    }
+#[non_exhaustive]
+pub enum ExportError {
+    /// A field that is out of its bounds, or contradicts another.
+    #[error("block set: {field} is {value}; {rule}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        rule: &'static str,
+    },
+    /// The layout cannot be written.
+    #[error("block set: {0}")]
+    Layout(#[from] WireError),
 }
 
 /// Why bytes that a peer sent are not a block set to use. Nothing was kept of them.
@@ -69,6 +73,9 @@ pub enum ImportError {
         /// What is allowed.
         rule: &'static str,
     },
+    /// The layout in it is not one, or does not fit its memory.
+    #[error("block set: {0}")]
+    Layout(#[from] WireError),
     /// Bytes behind the end.
     #[error("block set has {extra} bytes behind its end; ask the peer for it again")]
     Trailing {
@@ -101,7 +108,9 @@ pub enum ImportError {
 
 impl From<ExportError> for ImportError {
     fn from(error: ExportError) -> Self {
-        let ExportError { field, value, rule } = error;
-        Self::Field { field, value, rule }
+        match error {
+            ExportError::Field { field, value, rule } => Self::Field { field, value, rule },
+            ExportError::Layout(error) => Self::Layout(error),
+        }
     }
 }

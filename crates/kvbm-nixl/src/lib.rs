@@ -9,21 +9,25 @@
 //! This version links no NIXL and moves no bytes: [`Availability`] says so, and what to install.
 //!
 //! ```
-//! use kvbm_nixl::{BlockSet, Lease, MemoryKind, MemoryRegion, SerializedBlockSet, UnixMillis};
-//! use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication};
+//! use kvbm_layout::{AnyLayout, AxisOrder, DType, FullyContiguous, LayoutConfig, LayoutDescriptor, MemoryKind, RegionMemory};
+//! use kvbm_nixl::{BlockSet, Lease, SerializedBlockSet, UnixMillis};
+//! use kvbm_plan::{BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication};
+//!
+//! let config = LayoutConfig::builder().num_blocks(1024).num_layers(32).outer_dim(2).page_size(16).inner_dim(8 * 128);
+//! let config = config.num_heads(8).dtype(DType::BF16).alignment(4096).build()?;
+//! let bytes = config.num_blocks as u64 * config.bytes_per_block();
+//! let layout = AnyLayout::FullyContiguous(FullyContiguous::new(config, AxisOrder::Nhd)?);
+//! let memory = RegionMemory { kind: MemoryKind::Pinned, device_id: 0, address: 0x7f00_0000_0000, bytes, base_offset: 0 };
 //!
 //! let namespace = NamespaceTag::from_bytes([1; 16]);
 //! let heads = HeadRange { start: 0, count: 8 };
-//! let slice = RankSlice { rank: Rank(0), first_layer: 0, num_layers: 32, heads, replication: Replication::None };
 //! let set = BlockSet {
 //!     id: BlockSetId(1),
 //!     namespace,
+//!     group: GroupId(0),
 //!     node: NodeId(1),
-//!     slice,
-//!     num_blocks: 1024,
-//!     memory: MemoryKind::Dram,
-//!     regions: vec![MemoryRegion { address: 0x7f00_0000_0000, length_bytes: 1 << 30 }],
-//!     layout: b"bytes of the layout".to_vec(),
+//!     slice: RankSlice { rank: Rank(0), first_layer: 0, num_layers: 32, heads, replication: Replication::None },
+//!     layout: LayoutDescriptor::new(layout, vec![memory])?,
 //!     agent: "worker-0".into(),
 //!     agent_metadata: Vec::new(),
 //!     lease: Lease { id: LeaseId(9), expires: UnixMillis(2_000) },
@@ -41,5 +45,5 @@ mod codec;
 mod error;
 
 pub use availability::{Availability, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
-pub use block_set::{BlockSet, Lease, MemoryKind, MemoryRegion, SerializedBlockSet, UnixMillis};
+pub use block_set::{BlockSet, Lease, SerializedBlockSet, UnixMillis};
 pub use error::{ExportError, ImportError};

@@ -1,17 +1,53 @@
 //! Block sets survive the journey; anything else is refused, and nothing panics.
 
 use crc_fast::{CrcAlgorithm, checksum};
-use kvbm_nixl::{BlockSet, ImportError, Lease, MemoryKind, MemoryRegion, SerializedBlockSet, UnixMillis};
-use kvbm_plan::{BlockSetId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication};
+use kvbm_layout::{
+    AnyLayout, AxisOrder, DType, FullyContiguous, LayerSeparate, LayoutConfig, LayoutDescriptor, MemoryKind,
+    OuterPlacement, RegionMemory, WireError,
+};
+use kvbm_nixl::{BlockSet, ExportError, ImportError, Lease, SerializedBlockSet, UnixMillis};
+use kvbm_plan::{
+    BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication,
+};
 use proptest::prelude::*;
 
 const NOW: UnixMillis = UnixMillis(1_000);
 const NAMESPACE: NamespaceTag = NamespaceTag::from_bytes([0x11; 16]);
 
+fn config(num_layers: u32, num_heads: u32) -> LayoutConfig {
+    LayoutConfig::builder()
+        .num_blocks(10)
+        .num_layers(num_layers)
+        .outer_dim(2)
+        .page_size(4)
+        .inner_dim(num_heads * 8)
+        .num_heads(num_heads)
+        .dtype(DType::BF16)
+        .alignment(64)
+        .build()
+        .expect("a small config")
+}
+
+fn described(layout: AnyLayout, kind: MemoryKind, device_id: u32) -> LayoutDescriptor {
+    use kvbm_layout::BlockLayout;
+    let region = |(index, bytes): (u64, u64)| {
+        let address = if kind == MemoryKind::File { 0 } else { 0x7f00_0000_0000 + 0x1000_0000 * index };
+        RegionMemory { kind, device_id, address, bytes, base_offset: 0 }
+    };
+    let memory = (0..).zip(layout.regions().iter().map(|spec| spec.bytes)).map(region).collect();
+    LayoutDescriptor::new(layout, memory).expect("memory that fits")
+}
+
+fn layout(num_layers: u32, num_heads: u32) -> LayoutDescriptor {
+    let layout = FullyContiguous::new(config(num_layers, num_heads), AxisOrder::Nhd).expect("a layout");
+    described(AnyLayout::FullyContiguous(layout), MemoryKind::Device, 5)
+}
+
 fn set() -> BlockSet {
     BlockSet {
         id: BlockSetId(0x0807_0605_0403_0201),
         namespace: NAMESPACE,
+        group: GroupId(0x0a0b),
         node: NodeId(0x21),
         slice: RankSlice {
             rank: Rank(3),
@@ -20,13 +56,7 @@ fn set() -> BlockSet {
             heads: HeadRange { start: 4, count: 2 },
             replication: Replication::Replicated { writer: Rank(2) },
         },
-        num_blocks: 1024,
-        memory: MemoryKind::Vram { device: 5 },
-        regions: vec![
-            MemoryRegion { address: 0x7f00_0000_0000, length_bytes: 1 << 30 },
-            MemoryRegion { address: 0x1000, length_bytes: 1 },
-        ],
-        layout: b"layout".to_vec(),
+        layout: layout(8, 2),
         agent: "worker-3".into(),
         agent_metadata: b"\x00\xff".to_vec(),
         lease: Lease { id: LeaseId(9), expires: UnixMillis(2_000) },
@@ -58,14 +88,16 @@ fn field_of(error: &ImportError) -> &'static str {
 
 #[test]
 fn golden_bytes() {
-    let mut expected = b"kvbmbset\x01\x00\x01\x01\x05\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08".to_vec();
+    let mut expected = b"kvbmbset\x01\x00\x0b\x0a\x03\0\x02\0\x01\0\0\0\x21\0\0\0".to_vec();
+    expected.extend(b"\x01\x02\x03\x04\x05\x06\x07\x08");
     expected.extend([0x11; 16]);
-    expected.extend(b"\x21\0\0\0\x03\0\x02\0");
-    expected.extend(b"\x10\0\0\0\x08\0\0\0\x04\0\0\0\x02\0\0\0\x00\x04\0\0");
+    expected.extend(b"\x10\0\0\0\x08\0\0\0\x04\0\0\0\x02\0\0\0");
     expected.extend(b"\x09\0\0\0\0\0\0\0\xd0\x07\0\0\0\0\0\0");
     expected.extend(b"\x08\0worker-3\x02\0\0\0\x00\xff");
-    expected.extend(b"\x02\0\0\0\0\0\0\0\0\x7f\0\0\0\0\0\x40\0\0\0\0\0\x10\0\0\0\0\0\0\x01\0\0\0\0\0\0\0");
-    expected.extend(b"\x06\0\0\0layout\0\0\0\0\0\0\0\0");
+    let layout = layout(8, 2).encode().unwrap();
+    expected.extend((layout.len() as u32).to_le_bytes());
+    expected.extend(layout);
+    expected.extend([0; 8]);
     let expected = sealed(expected);
     assert_eq!(exported(&set()), expected);
     assert_eq!(import(expected), Ok(set()));
@@ -89,10 +121,7 @@ fn a_hostile_peer_with_right_checksums_is_refused() {
     let bytes = exported(&set());
     for length in 18..bytes.len() {
         let error = import(sealed(bytes[..length].to_vec())).unwrap_err();
-        assert!(
-            matches!(error, ImportError::Truncated { .. } | ImportError::Field { .. }),
-            "{length}: {error}"
-        );
+        assert!(matches!(error, ImportError::Truncated { .. }), "{length}: {error}");
     }
     let error = import(sealed([&bytes[..], &[0; 3]].concat())).unwrap_err();
     assert!(matches!(error, ImportError::Trailing { extra: 3 }), "{error}");
@@ -105,28 +134,29 @@ fn a_hostile_peer_with_right_checksums_is_refused() {
     assert!(matches!(with(0, b"K"), ImportError::Magic { .. }));
     assert_eq!(with(8, &[2]), ImportError::Version { found: 2, known: 1 });
     let cases: [(usize, &[u8], &str); 12] = [
-        (10, &[3], "memory kind"),
-        (10, &[0], "memory kind"),
-        (11, &[2], "replication"),
-        (11, &[0], "replication"),
+        (16, &[2], "replication"),
+        (16, &[0], "replication"),
+        (17, &[1], "replication"),
         (48, &[0xff; 4], "layers"),
         (52, &[0; 4], "layers"),
+        (52, &[7], "layers"),
+        (56, &[0xff; 4], "heads"),
         (60, &[0; 4], "heads"),
-        (64, &[0; 4], "number of blocks"),
-        (84, &[0xff, 0xff], "agent name"),
-        (86, &[0xff], "agent name"),
-        (94, &[0xff; 4], "agent metadata"),
-        (100, &[0xff; 4], "number of regions"),
+        (80, &[0xff, 0xff], "agent name"),
+        (82, &[0xff], "agent name"),
+        (90, &[0xff; 4], "agent metadata"),
+        (96, &[0xff; 4], "layout"),
     ];
     for (at, new, field) in cases {
         let error = with(at, new);
         assert_eq!(field_of(&error), field, "{error}");
     }
-    assert_eq!(field_of(&with(104, &[0xff; 8])), "region", "it wraps around the address space");
-    assert_eq!(field_of(&with(112, &[0; 8])), "region", "it is empty");
-    assert_eq!(field_of(&with(136, &[0xff; 4])), "layout");
+    let error = with(100, b"X");
+    assert_eq!(error, ImportError::Layout(WireError::Magic));
+    let error = with(120, &[0xff]);
+    assert!(matches!(error, ImportError::Layout(WireError::Checksum { .. })), "{error}");
 
-    let error = import(vec![0; (4 << 20) + 1]).unwrap_err();
+    let error = import(vec![0; 6 << 20]).unwrap_err();
     assert!(matches!(error, ImportError::TooLong { .. }), "{error}");
 }
 
@@ -149,100 +179,77 @@ fn other_namespaces_and_old_leases_are_refused() {
 #[test]
 fn what_a_peer_would_refuse_is_not_exported() {
     let mut heads = set();
-    heads.slice.heads.count = 0;
+    heads.slice.heads.count = 1;
+    let mut layers = set();
+    layers.slice.first_layer = u32::MAX;
     let cases = [
         (heads, "heads"),
-        (BlockSet { num_blocks: 0, ..set() }, "number of blocks"),
+        (layers, "layers"),
+        (BlockSet { layout: layout(7, 2), ..set() }, "layers"),
         (BlockSet { agent: String::new(), ..set() }, "agent name length"),
         (BlockSet { agent: "a".repeat(256), ..set() }, "agent name length"),
         (BlockSet { agent_metadata: vec![0; (1 << 20) + 1], ..set() }, "agent metadata length"),
-        (BlockSet { layout: Vec::new(), ..set() }, "layout length"),
-        (BlockSet { layout: vec![0; (1 << 20) + 1], ..set() }, "layout length"),
-        (BlockSet { regions: Vec::new(), ..set() }, "number of regions"),
-        (
-            BlockSet { regions: vec![MemoryRegion { address: 0, length_bytes: 1 }; 4097], ..set() },
-            "number of regions",
-        ),
-        (BlockSet { regions: vec![MemoryRegion { address: 1, length_bytes: u64::MAX }], ..set() }, "region"),
     ];
-    for (set, field) in cases {
-        assert_eq!(set.export().unwrap_err().field(), field);
+    for (set, expected) in cases {
+        let error = set.export().unwrap_err();
+        assert!(matches!(error, ExportError::Field { field, .. } if field == expected), "{error}");
     }
 }
 
 #[test]
-fn the_largest_set_fits() {
-    let largest = BlockSet {
-        regions: vec![MemoryRegion { address: 0, length_bytes: 1 }; 4096],
-        layout: vec![1; 1 << 20],
-        agent: "a".repeat(255),
-        agent_metadata: vec![2; 1 << 20],
-        ..set()
-    };
+fn the_longest_name_and_metadata_fit() {
+    let largest = BlockSet { agent: "a".repeat(255), agent_metadata: vec![2; 1 << 20], ..set() };
     assert_eq!(import(exported(&largest)), Ok(largest));
 }
 
-fn any_memory() -> impl Strategy<Value = MemoryKind> {
-    prop_oneof![
-        Just(MemoryKind::Dram),
-        Just(MemoryKind::File),
-        any::<u32>().prop_map(|device| MemoryKind::Vram { device })
-    ]
+fn any_layout(num_layers: u32, num_heads: u32) -> impl Strategy<Value = LayoutDescriptor> {
+    let kind = prop::sample::select(&MemoryKind::ALL[..]);
+    let order = prop::sample::select(vec![AxisOrder::Nhd, AxisOrder::Hnd, AxisOrder::Universal]);
+    (any::<bool>(), kind, order, 0..8_u32).prop_map(move |(separate, kind, order, device)| {
+        let config = config(num_layers, num_heads);
+        let device = if kind == MemoryKind::Device { device } else { 0 };
+        let layout = if separate {
+            let placement = OuterPlacement::BlockOuter;
+            AnyLayout::LayerSeparate(LayerSeparate::new(config, AxisOrder::Nhd, placement).expect("a layout"))
+        } else {
+            AnyLayout::FullyContiguous(FullyContiguous::new(config, order).expect("a layout"))
+        };
+        described(layout, kind, device)
+    })
 }
 
-fn any_slice() -> impl Strategy<Value = RankSlice> {
+fn any_set() -> impl Strategy<Value = BlockSet> {
     let replication = prop_oneof![
         Just(Replication::None),
         any::<u16>().prop_map(|writer| Replication::Replicated { writer: Rank(writer) })
     ];
-    (any::<u16>(), 0..1000_u32, 1..1000_u32, 0..1000_u32, 1..1000_u32, replication).prop_map(
-        |(rank, first_layer, num_layers, start, count, replication)| RankSlice {
-            rank: Rank(rank),
-            first_layer,
-            num_layers,
-            heads: HeadRange { start, count },
-            replication,
-        },
-    )
-}
-
-fn any_set() -> impl Strategy<Value = BlockSet> {
-    let region = (0..u64::MAX / 2, 1..u64::MAX / 2)
-        .prop_map(|(address, length_bytes)| MemoryRegion { address, length_bytes });
-    (
-        (any::<u64>(), any::<u32>(), 1..=u32::MAX, any::<u64>(), 1_001..=u64::MAX),
-        any_slice(),
-        any_memory(),
-        prop::collection::vec(region, 1..20),
-        prop::collection::vec(any::<u8>(), 1..200),
-        prop::collection::vec(any::<u8>(), 0..50),
-        "[a-zé-]{1,40}",
-    )
-        .prop_map(
-            |(
-                (id, node, num_blocks, lease, expires),
-                slice,
-                memory,
-                regions,
-                layout,
-                agent_metadata,
-                agent,
-            )| {
-                BlockSet {
-                    id: BlockSetId(id),
-                    namespace: NAMESPACE,
-                    node: NodeId(node),
-                    slice,
-                    num_blocks,
-                    memory,
-                    regions,
-                    layout,
-                    agent,
-                    agent_metadata,
-                    lease: Lease { id: LeaseId(lease), expires: UnixMillis(expires) },
-                }
-            },
+    let shape = (1..6_u32, 1..5_u32);
+    shape.prop_flat_map(move |(num_layers, count)| {
+        (
+            (any::<u64>(), any::<u32>(), any::<u16>(), any::<u64>(), 1_001..=u64::MAX),
+            (any::<u16>(), 0..1000_u32, 0..1000_u32, replication.clone()),
+            any_layout(num_layers, count),
+            prop::collection::vec(any::<u8>(), 0..50),
+            "[a-zé-]{1,40}",
         )
+            .prop_map(
+                move |((id, node, group, lease, expires), slice, layout, agent_metadata, agent)| {
+                    let (rank, first_layer, start, replication) = slice;
+                    let heads = HeadRange { start, count };
+                    BlockSet {
+                        id: BlockSetId(id),
+                        namespace: NAMESPACE,
+                        group: GroupId(group),
+                        node: NodeId(node),
+                        slice: RankSlice { rank: Rank(rank), first_layer, num_layers, heads, replication },
+                        layout,
+                        agent,
+                        agent_metadata,
+                        lease: Lease { id: LeaseId(lease), expires: UnixMillis(expires) },
+                    }
+                },
+            )
+    })
 }
 
 proptest! {
