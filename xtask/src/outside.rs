@@ -11,14 +11,14 @@ const USES: &[(&str, &str)] = &[
     ("kvbm-device", "kvbm_device::Clock::now(&kvbm_device::ManualClock::new()).is_zero()"),
     ("kvbm-disk", "kvbm_disk::ContentCrc::new().finish() == kvbm_disk::ContentCrc::combine(0, 0, 0)"),
     ("kvbm-events", "kvbm_events::PublisherConfig::default().validate().is_ok()"),
-    ("kvbm-kernels", "std::mem::size_of::<kvbm_kernels::KernelError>() > 0"),
+    ("kvbm-kernels", "kvbm_kernels::BlockShape::new(2, 2, 4, 16, 8, 2).unwrap().row_bytes() == 16"),
     ("kvbm-layout", "kvbm_layout::DType::BF16.width() == 2"),
     ("kvbm-nixl", "kvbm_nixl::NixlOptions::new(\"outside\").validate().is_ok()"),
     ("kvbm-plan", "kvbm_plan::Tier::G1.below() == Some(kvbm_plan::Tier::G2)"),
-    ("kvbm-pool", "std::mem::size_of::<kvbm_pool::PoolStatus>() > 0"),
-    ("kvbm-storage", "kvbm_storage::SystemStorage::new(4096, 4096, kvbm_storage::HugePages::Never).is_ok()"),
+    ("kvbm-pool", "kvbm_pool::TRANSITIONS.len() == 6"),
+    ("kvbm-storage", "kvbm_storage::SystemStorage::new(4096, 4096, kvbm_storage::HugePages::No).is_ok()"),
     ("kvbm-tokens", "kvbm_tokens::Namespace::new(\"model\").model_id() == \"model\""),
-    ("kvbm-transfer", "std::mem::size_of::<kvbm_transfer::TransferConfig>() > 0"),
+    ("kvbm-transfer", "kvbm_transfer::PathConfig::default().threads > 0"),
     ("kvbm-volume", "kvbm_volume::VolumeRegistry::new().descriptors().is_empty()"),
 ];
 
