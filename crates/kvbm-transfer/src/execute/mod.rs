@@ -104,8 +104,11 @@ impl Executor {
             if self.issue_some() {
                 continue;
             }
-            let idle = self.carrier.in_flight() == 0;
-            if idle && self.site.hub.is_closing() && !self.issue_some() {
+            if self.carrier.in_flight() == 0 && self.site.hub.is_closing() {
+                // Plans of this path may have become ready between the look above and the closing.
+                if self.issue_some() {
+                    continue;
+                }
                 return;
             }
             let wait = if self.carrier.is_parked() { RETRY } else { Duration::from_secs(3600) };
