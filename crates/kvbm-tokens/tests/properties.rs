@@ -218,6 +218,10 @@ proptest! {
         let expected = cut(cut(&all, start, end), inner_start, inner_end);
         let chain = BlockChain::from(&sequence).slice(start..end).slice(inner_start..inner_end);
 
+        prop_assert_eq!(chain.namespace(), hasher.tag());
+        let bare = BlockChain::of_hashes(sequence.hashes()).in_namespace(hasher.tag()).slice(start..end);
+        prop_assert_eq!(bare.namespace(), hasher.tag());
+        prop_assert_eq!(bare.hashes(), cut(sequence.hashes(), start, end));
         prop_assert_eq!(chain.len(), expected.len());
         prop_assert_eq!(chain.is_empty(), expected.is_empty());
         prop_assert_eq!(chain.iter().collect::<Vec<_>>(), expected.iter().map(|(link, _)| *link).collect::<Vec<_>>());
@@ -241,6 +245,7 @@ proptest! {
         prop_assert_eq!(&pushed, &ExternalSequence::from_hashes(hasher, &engine));
         pushed.truncate(keep);
         let chain = BlockChain::from(&pushed);
+        prop_assert_eq!(chain.namespace(), hasher.tag());
         prop_assert_eq!(chain.len(), engine.len().min(keep));
         for (i, link) in chain.iter().enumerate() {
             prop_assert_eq!(link.position as usize, i);
