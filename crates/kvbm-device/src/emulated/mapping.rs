@@ -37,7 +37,7 @@ impl DoubleMapping {
 
     /// Address shown to users.
     pub(super) fn shown_address(&self) -> u64 {
-        self.shown.aligned().addr().get() as u64
+        self.shown.aligned.addr().get() as u64
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -96,7 +96,7 @@ impl DoubleMapping {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => {
                 // SAFETY: `offset` is inside the mapping of `self.len` bytes, or one past its end.
-                Ok(unsafe { self.alias.aligned().as_ptr().add(offset as usize) })
+                Ok(unsafe { self.alias.aligned.as_ptr().add(offset as usize) })
             }
             _ => Err(DeviceError::OutOfRange {
                 memory: "the emulated device's memory".to_owned(),
@@ -126,33 +126,34 @@ fn memfd(len: u64) -> Result<File, DeviceError> {
 struct Reservation {
     start: NonNull<u8>,
     len: usize,
+    /// First address inside that is aligned to `SHOWN_ALIGNMENT`.
+    aligned: NonNull<u8>,
 }
 
 // SAFETY: an address range belongs to the process, not to a thread.
 unsafe impl Send for Reservation {}
-// SAFETY: shared access only computes addresses; access to the bytes goes through `DoubleMapping`'s checked functions.
+// SAFETY: shared access only reads addresses; access to the bytes goes through `DoubleMapping`'s checked functions.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
+    /// `len` bytes, of which at least `len - SHOWN_ALIGNMENT` follow the aligned address.
     fn new(len: usize, operation: &'static str) -> Result<Self, DeviceError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
-        match NonNull::new(start.cast::<u8>()) {
-            Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { start, len }),
-            _ => Err(DeviceError::last_os(operation)),
-        }
-    }
-
-    fn aligned(&self) -> NonNull<u8> {
-        let gap = self.start.as_ptr().align_offset(SHOWN_ALIGNMENT as usize);
-        // SAFETY: the reservation is longer than what is mapped by `SHOWN_ALIGNMENT`, and `gap` is less than that.
-        unsafe { self.start.add(gap) }
+        let start = match NonNull::new(start.cast::<u8>()) {
+            Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => start,
+            _ => return Err(DeviceError::last_os(operation)),
+        };
+        let gap = start.as_ptr().align_offset(SHOWN_ALIGNMENT as usize);
+        // SAFETY: `gap` is less than `SHOWN_ALIGNMENT`, and the reservation is longer than that.
+        let aligned = unsafe { start.add(gap) };
+        Ok(Self { start, len, aligned })
     }
 
     /// Maps the first `len` bytes of `file` at the aligned address.
     fn map(&self, file: &File, len: usize, protection: i32) -> Result<(), DeviceError> {
-        let at = self.aligned().as_ptr().cast::<c_void>();
+        let at = self.aligned.as_ptr().cast::<c_void>();
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
         // SAFETY: `at .. at + len` lies inside this reservation, which is ours alone, so replacing it harms nobody.
         let mapped = unsafe { libc::mmap(at, len, protection, flags, file.as_raw_fd(), 0) };

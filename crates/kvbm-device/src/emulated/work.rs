@@ -53,6 +53,11 @@ pub(super) fn copy(
     let mut one = |piece: &CopyPiece| -> Result<(), DeviceError> {
         let piece = CopyPiece { len: piece.len.min(left), ..*piece };
         left -= piece.len;
+        if piece.len <= LINK_PART_BYTES {
+            copier.copy(piece)?;
+            throttle.passed(piece.len);
+            return Ok(());
+        }
         for part in parts(piece) {
             copier.copy(part)?;
             throttle.passed(part.len);
