@@ -1,66 +1,168 @@
 //! The engine's face.
 
+use crate::commit::{self, CommitSignals};
+use crate::executor::{Executor, on_engine_thread};
+use crate::medium::{DirMedium, Medium};
+use crate::open::{self, Opened};
+use crate::shared::{Alive, Shared};
 use crate::{
     BatchHandle, BlockChecksum, DiskConfig, EngineInfo, EngineStats, FlushError, FlushReport, IoBatch,
-    OpenError, Recovered, Rejected, SubmitError,
+    OpenError, Recovered, Rejected,
 };
 use kvbm_plan::BlockId;
-use std::time::Duration;
+use parking_lot::Mutex;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// The G3 engine over one directory. All methods may be called from any thread.
-#[derive(Debug)]
+///
+/// Dropping it is [`DiskEngine::shutdown`] with the configured deadline.
 pub struct DiskEngine {
-    info: EngineInfo,
-    namespace: [u8; 16],
+    shared: Arc<Shared>,
+    executor: Executor,
+    committer: Arc<Alive>,
 }
 
 impl DiskEngine {
     /// Opens or creates the directory and reads what it holds.
+    ///
+    /// # Errors
+    /// Nothing is changed when another engine has the directory, or it holds another format version, namespace or
+    /// geometry.
     pub fn open(config: DiskConfig) -> Result<(Self, Recovered), OpenError> {
         config.validate()?;
-        Err(OpenError::NoDirect { reason: "under construction".into() })
+        let medium = DirMedium::lock(&config.dir)?;
+        Self::open_on(config, Arc::new(medium))
+    }
+
+    /// Like [`DiskEngine::open`] on a medium of the caller's; `config.dir` is not used.
+    pub fn open_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
+        let Opened { slots, table, journal, recovered } = open::open(&config, &medium)?;
+        let shared = Arc::new(Shared {
+            location: medium.location(),
+            checksums: BlockChecksum::new(config.namespace),
+            config,
+            slots,
+            table,
+            commit: CommitSignals::default(),
+            stats: Mutex::default(),
+            journal_records: AtomicU64::new(journal.records()),
+        });
+        let start = |source| OpenError::Io { doing: "start a thread".to_owned(), source };
+        let committer: Arc<Alive> = Arc::default();
+        let executor = Executor::start(&shared).map_err(start)?;
+        spawn_committer(&shared, journal, &committer).map_err(|error| {
+            executor.close();
+            start(error)
+        })?;
+        // The engine's share of the medium is the committer's, so the directory is free when that has ended.
+        drop(medium);
+        Ok((Self { shared, executor, committer }, recovered))
     }
 
     /// Hands a batch to the I/O threads. Never blocks.
+    ///
+    /// # Errors
+    /// Gives the batch back when the queue has no room for it.
     pub fn submit(&self, batch: IoBatch) -> Result<BatchHandle, Rejected> {
-        Err(Rejected { batch, error: SubmitError::ShuttingDown })
+        self.executor.submit(batch)
     }
 
     /// These slots no longer hold anything that may be read or found after a restart. Unknown, free and
-    /// quarantined slots are left alone. Durable with the next commit.
+    /// quarantined slots are left alone; a write that runs ends with [`OpError::Released`](crate::OpError::Released).
+    /// Lasting with the next commit.
     pub fn release(&self, slots: &[BlockId]) {
-        let _ = slots;
+        self.shared.change(|table| slots.iter().for_each(|&slot| table.release(slot)));
     }
 
     /// The slot is never read, written or recovered again. Reads that find damaged bytes do this by themselves.
+    /// Lasting with the next commit.
     pub fn quarantine(&self, slot: BlockId) {
-        let _ = slot;
+        self.shared.change(|table| table.quarantine(slot));
     }
 
-    /// Makes every block durable whose write completed before the call; waits at most `deadline`.
+    /// Makes every block durable whose write completed before the call; waits at most `deadline`. Not to be called
+    /// from a completion.
     pub fn flush(&self, deadline: Duration) -> Result<FlushReport, FlushError> {
-        Err(FlushError::Deadline { deadline, durable_blocks: 0 })
+        commit::flush(&self.shared, deadline)
     }
 
     /// What the engine is and holds.
     pub fn info(&self) -> EngineInfo {
-        self.info.clone()
+        let (config, slots) = (&self.shared.config, &self.shared.slots);
+        let (present_blocks, durable_blocks, quarantined_slots) = self.shared.table.lock().counts();
+        EngineInfo {
+            location: self.shared.location.clone(),
+            io: slots.io.clone(),
+            executor: "threads",
+            threads: config.threads,
+            queue_depth: config.queue_depth,
+            queued_ops: self.executor.outstanding(),
+            num_slots: config.num_slots,
+            block_bytes: config.block_bytes,
+            slot_stride: slots.stride,
+            preallocated: slots.preallocated,
+            present_blocks,
+            durable_blocks,
+            quarantined_slots,
+            journal_records: self.shared.journal_records.load(Ordering::Relaxed),
+        }
     }
 
     /// Counters.
     pub fn stats(&self) -> EngineStats {
-        EngineStats::default()
+        *self.shared.stats.lock()
     }
 
     /// How this engine computes checksums, so that a mover of bytes can compute the same.
     pub fn checksums(&self) -> BlockChecksum {
-        BlockChecksum::new(self.namespace)
+        self.shared.checksums
     }
 
-    /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether all of it was
-    /// done by `deadline`.
+    /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether all of that was
+    /// done by `deadline`; what was not goes on by itself. From a completion it does not wait.
     pub fn shutdown(&self, deadline: Duration) -> bool {
-        let _ = deadline;
-        true
+        let until = Instant::now()
+            .checked_add(deadline)
+            .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+        self.executor.close();
+        let until = if on_engine_thread() { Instant::now() } else { until };
+        let idle = self.executor.wait(until);
+        self.shared.commit.stop();
+        idle & self.committer.wait_none(until)
+    }
+
+    /// Blocks that are durable now.
+    pub fn durable_blocks(&self) -> u64 {
+        self.shared.durable_blocks()
+    }
+}
+
+fn spawn_committer(
+    shared: &Arc<Shared>,
+    journal: crate::journal::Journal,
+    alive: &Arc<Alive>,
+) -> io::Result<()> {
+    let (shared, guard) = (Arc::clone(shared), alive.guard());
+    let work = move || {
+        commit::work(&shared, journal);
+        drop(shared);
+        drop(guard);
+    };
+    std::thread::Builder::new().name("kvbm-disk-commit".to_owned()).spawn(work).map(drop)
+}
+
+impl Drop for DiskEngine {
+    fn drop(&mut self) {
+        self.shutdown(self.shared.config.drop_deadline);
+    }
+}
+
+impl fmt::Debug for DiskEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskEngine").field("info", &self.info()).finish_non_exhaustive()
     }
 }

@@ -36,16 +36,24 @@
 mod batch;
 mod buffer;
 mod checksum;
+mod commit;
 mod config;
 mod engine;
 mod error;
+mod executor;
 mod info;
 mod journal;
+pub mod medium;
+mod open;
+mod ops;
+mod shared;
+mod slots;
+mod table;
 
 pub use batch::{BatchHandle, Completion, IoBatch, OpDone, OpOutcome, Rejected, SubmitError};
 pub use buffer::{Fragments, OwnedBuffer, ReadTarget};
 pub use checksum::{BlockChecksum, ContentCrc};
-pub use config::{DiskConfig, GroupCommit, IoMode};
+pub use config::{DiskConfig, GroupCommit, IoMode, SLOT_ALIGNMENT};
 pub use engine::DiskEngine;
 pub use error::{ConfigError, Corruption, FlushError, FormatError, OpError, OpenError};
 pub use info::{Dropped, EngineInfo, EngineStats, FlushReport, IoChoice, Recovered, RecoveredSlot};

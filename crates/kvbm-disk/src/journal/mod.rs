@@ -1,7 +1,9 @@
 //! The journal: an append-only log of what slots hold. Its bytes are drawn in `docs/formats.md`.
 
 mod format;
+mod replay;
+mod writer;
 
-pub(crate) use format::{
-    HEADER_BYTES, Header, MAX_GEOMETRY_BYTES, RECORD_BYTES, Record, RecordState, VERSION,
-};
+pub(crate) use format::{Header, MAX_GEOMETRY_BYTES, Record, RecordState};
+pub(crate) use replay::{ReplayError, Replayed, replay};
+pub(crate) use writer::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal};

@@ -1,0 +1,161 @@
+//! The committer: one thread that makes completed writes durable, many at a time.
+//!
+//! A cycle takes the dirty slots, syncs the slot file, appends their records, syncs the journal, and only then
+//! calls them durable. The table keeps one state per slot, so a slot that changed ten times costs one record.
+
+use crate::journal::{Journal, Record, RecordState};
+use crate::shared::Shared;
+use crate::{FlushError, FlushReport};
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Most slots of one cycle: bounds its memory and its hold of the table's lock.
+const MAX_RECORDS: usize = 16_384;
+
+#[derive(Debug, Default)]
+struct Signals {
+    /// Something is dirty.
+    due: bool,
+    /// Do not wait for the interval.
+    urgent: bool,
+    stop: bool,
+    ended: bool,
+    /// Dirty slots that went through a cycle, successful or not.
+    processed: u64,
+    failures: u64,
+    last_failure: String,
+}
+
+/// How the committer is woken, and what it tells.
+#[derive(Debug, Default)]
+pub(crate) struct CommitSignals {
+    signals: Mutex<Signals>,
+    wake: Condvar,
+    progress: Condvar,
+}
+
+impl CommitSignals {
+    /// The number of dirty slots grew from `before` to `after`.
+    pub(crate) fn became_dirty(&self, before: usize, after: usize, max_slots: usize) {
+        let urgent = before < max_slots && after >= max_slots;
+        if before == 0 || urgent {
+            let mut signals = self.signals.lock();
+            signals.due = true;
+            signals.urgent |= urgent;
+            drop(signals);
+            self.wake.notify_one();
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.signals.lock().stop = true;
+        self.wake.notify_one();
+    }
+
+    fn wait_for_work(&self, interval: Duration) -> bool {
+        let mut signals = self.signals.lock();
+        self.wake.wait_while(&mut signals, |signals| !(signals.due || signals.stop));
+        let until = Instant::now() + interval;
+        self.wake.wait_while_until(&mut signals, |signals| !(signals.urgent || signals.stop), until);
+        signals.due = false;
+        signals.urgent = false;
+        signals.stop
+    }
+
+    fn cycle_done(&self, processed: u64, result: Result<(), String>) {
+        let mut signals = self.signals.lock();
+        signals.processed += processed;
+        if let Err(message) = result {
+            signals.failures += 1;
+            signals.last_failure = message;
+        }
+        drop(signals);
+        self.progress.notify_all();
+    }
+
+    fn ended(&self) {
+        self.signals.lock().ended = true;
+        self.progress.notify_all();
+    }
+}
+
+/// Waits until everything that is dirty now was committed.
+pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, FlushError> {
+    let target = shared.table.lock().dirtied();
+    // A deadline beyond the clock's range is no deadline that anybody meets.
+    let until =
+        Instant::now().checked_add(deadline).unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+    let mut signals = shared.commit.signals.lock();
+    let failures = signals.failures;
+    signals.due = true;
+    signals.urgent = true;
+    shared.commit.wake.notify_one();
+    let waiting =
+        |signals: &mut Signals| signals.processed < target && signals.failures == failures && !signals.ended;
+    shared.commit.progress.wait_while_until(&mut signals, waiting, until);
+    let (failed, done) = (signals.failures != failures, signals.processed >= target);
+    let (ended, message) = (signals.ended, signals.last_failure.clone());
+    drop(signals);
+    let (present, durable_blocks, _) = shared.table.lock().counts();
+    match (failed, done, ended) {
+        (true, ..) => Err(FlushError::Io { message, durable_blocks }),
+        (false, true, _) => Ok(FlushReport { durable_blocks, pending_blocks: present - durable_blocks }),
+        (false, false, true) => Err(FlushError::ShutDown { durable_blocks }),
+        (false, false, false) => Err(FlushError::Deadline { deadline, durable_blocks }),
+    }
+}
+
+/// The life of the committer.
+pub(crate) fn work(shared: &Shared, mut journal: Journal) {
+    loop {
+        let stop = shared.commit.wait_for_work(shared.config.commit.interval);
+        let mut healthy = true;
+        // What becomes dirty meanwhile has its own wake-up.
+        let mut left = shared.table.lock().dirty();
+        while left > 0 && healthy {
+            let (processed, result) = cycle(shared, &mut journal);
+            left = left.saturating_sub(processed as usize);
+            healthy = result.is_ok();
+            shared.journal_records.store(journal.records(), Ordering::Relaxed);
+            shared.count(|stats| {
+                stats.commits += u64::from(healthy);
+                stats.commit_failures += u64::from(!healthy);
+                stats.compactions = journal.compactions();
+            });
+            shared.commit.cycle_done(processed, result);
+        }
+        if stop {
+            shared.commit.ended();
+            return;
+        }
+        if shared.table.lock().dirty() > 0 {
+            shared.commit.signals.lock().due = true;
+        }
+    }
+}
+
+/// One group commit: how many dirty slots it took, and whether all of them are as durable as they can be.
+fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
+    let (processed, mut records) = shared.table.lock().take_dirty(MAX_RECORDS);
+    let is_block = |record: &Record| matches!(record.state, RecordState::Present { .. });
+    let mut result = Ok(());
+    if records.iter().any(is_block)
+        && let Err(error) = shared.slots.file.sync_data()
+    {
+        // The kernel may have dropped the pages: syncing again proves nothing. These blocks stay readable
+        // (their checksums guard them) and are never called durable.
+        records.retain(|record| !is_block(record));
+        result = Err(format!("sync of the slot file: {error}"));
+    }
+    if !records.is_empty() {
+        match journal.persist(&shared.table, &records) {
+            Ok(()) => shared.table.lock().mark_recorded(&records),
+            Err(error) => {
+                shared.table.lock().put_back(&records);
+                result = Err(format!("write of the journal: {error}"));
+            }
+        }
+    }
+    (processed, result)
+}

@@ -1,0 +1,95 @@
+//! Reading a journal of unknown history.
+
+use super::format::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
+use crate::medium::{BlockFile, full};
+use crate::table::Table;
+use crate::{Dropped, FormatError};
+use std::io;
+
+/// Records read at once: bounds the memory of a replay, whatever the file's length.
+const CHUNK_RECORDS: usize = 8192;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReplayError {
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A journal that was read.
+#[derive(Debug)]
+pub(crate) struct Replayed {
+    pub(crate) header: Header,
+    pub(crate) dropped: Dropped,
+    /// Records up to the last intact one, damaged ones included. What follows is torn.
+    pub(crate) records: u64,
+}
+
+impl Replayed {
+    /// Where the next record goes, in bytes.
+    pub(crate) fn end(&self) -> u64 {
+        (HEADER_BYTES as u64).saturating_add(self.records.saturating_mul(RECORD_BYTES as u64))
+    }
+}
+
+/// Reads the header and lets `accept` judge it; then every record into the table that `accept` returns.
+pub(crate) fn replay<E: From<ReplayError>>(
+    file: &dyn BlockFile,
+    accept: impl FnOnce(&Header) -> Result<Table, E>,
+) -> Result<(Replayed, Table), E> {
+    let file_bytes = file.len().map_err(ReplayError::from)?;
+    let mut bytes = vec![0; HEADER_BYTES];
+    let read = full::read_up_to(file, 0, &mut bytes).map_err(ReplayError::from)?;
+    let header = Header::decode(&bytes[..read], file_bytes).map_err(ReplayError::from)?;
+    let mut table = accept(&header)?;
+    let mut replayed = Replayed { header, dropped: Dropped::default(), records: 0 };
+    let torn = read_records(file, &mut replayed, &mut table).map_err(ReplayError::from)?;
+    replayed.dropped.torn_tail_bytes = torn;
+    Ok((replayed, table))
+}
+
+/// Returns the number of bytes after the last intact record.
+fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table) -> io::Result<u64> {
+    let mut chunk = vec![0; CHUNK_RECORDS * RECORD_BYTES];
+    let mut offset = HEADER_BYTES as u64;
+    // Records that do not verify, until an intact one follows: damage in the middle then, a torn tail otherwise.
+    let mut suspicious = 0;
+    loop {
+        let read = full::read_up_to(file, offset, &mut chunk)?;
+        let (records, rest) = chunk[..read].as_chunks::<RECORD_BYTES>();
+        for bytes in records {
+            match Record::decode(replayed.header.journal_id, bytes) {
+                Err(RecordError::Checksum) => suspicious += 1,
+                intact => {
+                    replayed.dropped.damaged_records += suspicious;
+                    replayed.records += suspicious + 1;
+                    suspicious = 0;
+                    apply(intact.ok(), replayed, table);
+                }
+            }
+        }
+        offset += read as u64;
+        if read < chunk.len() {
+            return Ok(suspicious * RECORD_BYTES as u64 + rest.len() as u64);
+        }
+    }
+}
+
+/// Applies an intact record; `None` is one that makes no sense.
+fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table) {
+    let Some(record) = record else {
+        replayed.dropped.invalid_records += 1;
+        return;
+    };
+    let is_block = matches!(record.state, RecordState::Present { .. });
+    if let RecordState::Present { bytes, .. } = record.state
+        && !(1..=replayed.header.block_bytes).contains(&bytes)
+    {
+        replayed.dropped.invalid_records += 1;
+    } else if record.slot.0 < table.num_slots() {
+        table.recover(&record);
+    } else {
+        replayed.dropped.beyond_capacity += u64::from(is_block);
+    }
+}

@@ -1,0 +1,159 @@
+//! A real directory.
+
+use super::{BlockFile, Medium, OpenFile};
+use crate::OpenError;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const LOCK_FILE: &str = "LOCK";
+
+/// A directory held under an exclusive lock, which ends with this value or with the process.
+#[derive(Debug)]
+pub struct DirMedium {
+    dir: PathBuf,
+    /// Holds the lock while open.
+    _lock: File,
+}
+
+impl DirMedium {
+    /// Creates the directory if absent and locks it. [`OpenError::Busy`] names the owner if somebody else has it.
+    pub fn lock(dir: &Path) -> Result<Self, OpenError> {
+        let io = |doing: &str, source| OpenError::Io { doing: format!("{doing} {}", dir.display()), source };
+        std::fs::create_dir_all(dir).map_err(|error| io("create directory", error))?;
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(dir.join(LOCK_FILE))
+            .map_err(|error| io("open the lock file in", error))?;
+        // SAFETY: a system call on a descriptor that is open; no memory involved.
+        let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        if !taken {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(io("lock", error));
+            }
+            let mut owner = String::new();
+            let _ = Read::by_ref(&mut lock).take(128).read_to_string(&mut owner);
+            let owner = match owner.trim() {
+                "" => "another process".to_owned(),
+                known => known.to_owned(),
+            };
+            return Err(OpenError::Busy { dir: dir.to_owned(), owner });
+        }
+        lock.set_len(0)
+            .and_then(|()| writeln!(lock, "process {}", std::process::id()))
+            .map_err(|error| io("write the lock file in", error))?;
+        Ok(Self { dir: dir.to_owned(), _lock: lock })
+    }
+}
+
+impl Medium for DirMedium {
+    fn location(&self) -> String {
+        self.dir.display().to_string()
+    }
+
+    fn open(&self, name: &str, how: OpenFile) -> io::Result<Arc<dyn BlockFile>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(how.create)
+            .truncate(how.truncate)
+            .custom_flags(if how.direct { libc::O_DIRECT } else { 0 })
+            .open(self.dir.join(name))?;
+        Ok(Arc::new(RealFile(file)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.dir.join(from), self.dir.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.dir.join(name))
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        File::open(&self.dir)?.sync_all()
+    }
+}
+
+#[derive(Debug)]
+struct RealFile(File);
+
+impl RealFile {
+    fn offset(offset: u64) -> io::Result<libc::off_t> {
+        libc::off_t::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+    }
+
+    fn outcome(result: libc::ssize_t) -> io::Result<usize> {
+        usize::try_from(result).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// `iovcnt` of a call: callers pass at most 1024, so this never cuts; a longer list would be a short transfer.
+fn iovcnt(len: usize) -> libc::c_int {
+    len.min(super::full::IOV_MAX) as libc::c_int
+}
+
+impl BlockFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let offset = Self::offset(offset)?;
+        // SAFETY: `IoSliceMut` is an `iovec` by its documentation; each names memory borrowed exclusively here.
+        let read = unsafe {
+            libc::preadv(self.0.as_raw_fd(), buffers.as_mut_ptr().cast(), iovcnt(buffers.len()), offset)
+        };
+        Self::outcome(read)
+    }
+
+    fn write_at(&self, offset: u64, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        let offset = Self::offset(offset)?;
+        // SAFETY: `IoSlice` is an `iovec` by its documentation; each names memory borrowed here, only read.
+        let written = unsafe {
+            libc::pwritev(self.0.as_raw_fd(), buffers.as_ptr().cast(), iovcnt(buffers.len()), offset)
+        };
+        Self::outcome(written)
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.0.set_len(bytes)
+    }
+
+    fn reserve(&self, bytes: u64) -> io::Result<bool> {
+        let len = Self::offset(bytes)?;
+        loop {
+            // SAFETY: a system call on a descriptor that is open; no memory involved.
+            if unsafe { libc::fallocate(self.0.as_raw_fd(), 0, 0, len) } == 0 {
+                break;
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
+                    self.0.set_len(bytes)?;
+                    return Ok(false);
+                }
+                _ => return Err(error),
+            }
+        }
+        // A file of an earlier, larger capacity gives its space back.
+        self.0.set_len(bytes)?;
+        Ok(true)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn raw_fd(&self) -> Option<RawFd> {
+        Some(self.0.as_raw_fd())
+    }
+}

@@ -1,0 +1,147 @@
+//! One operation on one slot, from the table to the medium and back.
+
+use crate::batch::{Op, OpKind};
+use crate::buffer::Fragments;
+use crate::medium::full::Stopped;
+use crate::shared::Shared;
+use crate::slots::{Bounce, Moved};
+use crate::table::Content;
+use crate::{ContentCrc, Corruption, OpDone, OpError, OpOutcome};
+use std::io::ErrorKind;
+
+/// Runs `op`.
+///
+/// # Safety
+/// The contract of [`Fragments::from_raw`] holds for the operation's fragments.
+pub(crate) unsafe fn run(op: &Op, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+    let (slot, bytes, max) = (op.slot, op.fragments.bytes(), shared.config.block_bytes);
+    if !(1..=max).contains(&bytes) {
+        return Err(OpError::Length { slot, bytes, max });
+    }
+    match op.kind {
+        // SAFETY: by the caller's contract.
+        OpKind::Read => unsafe { read(op, shared, bounce) },
+        // SAFETY: by the caller's contract.
+        OpKind::Write(expected) => unsafe { write(op, expected, shared, bounce) },
+    }
+}
+
+/// Cleans up after an operation that unwound.
+pub(crate) fn abandon(op: &Op, shared: &Shared) {
+    match op.kind {
+        OpKind::Read => shared.table.lock().end_read(op.slot),
+        OpKind::Write(_) => drop(shared.change(|table| table.end_write(op.slot, None))),
+    }
+}
+
+pub(crate) const fn name(kind: OpKind) -> &'static str {
+    match kind {
+        OpKind::Read => "read",
+        OpKind::Write(_) => "write",
+    }
+}
+
+/// Safety: the contract of [`Fragments::from_raw`] holds for a read.
+unsafe fn read(op: &Op, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+    let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
+    let expected = shared.table.lock().begin_read(slot, identity, bytes)?;
+    // SAFETY: by the caller's contract.
+    let result = unsafe { shared.slots.read(slot, &op.fragments, bounce) };
+    let verdict = match result {
+        Ok(moved) => {
+            count_moved(shared, moved);
+            // SAFETY: by the caller's contract; the read is over and the memory still ours.
+            let found = shared.checksums.bind(&identity, unsafe { content_crc(&op.fragments) });
+            if found == expected {
+                Ok(OpDone { checksum: found, bytes })
+            } else {
+                Err(Corruption::Checksum { expected, found })
+            }
+        }
+        Err(Stopped { done, error: None }) => {
+            Err(Corruption::ShortFile { missing: bytes.saturating_sub(done) })
+        }
+        Err(Stopped { done, error: Some(error) }) => {
+            shared.table.lock().end_read(slot);
+            return Err(io_error(op, done, &error));
+        }
+    };
+    shared.change(|table| {
+        table.end_read(slot);
+        if verdict.is_err() {
+            table.quarantine(slot);
+        }
+    });
+    verdict.map_err(|cause| OpError::Corrupt { slot, identity, cause })
+}
+
+/// Safety: the contract of [`Fragments::from_raw`] holds for a write.
+unsafe fn write(op: &Op, expected: Option<u64>, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+    let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
+    // SAFETY: by the caller's contract.
+    let checksum = shared.checksums.bind(&identity, unsafe { content_crc(&op.fragments) });
+    if let Some(expected) = expected
+        && expected != checksum
+    {
+        return Err(OpError::Source { slot, expected, found: checksum });
+    }
+    shared.change(|table| table.begin_write(slot))?;
+    // SAFETY: by the caller's contract.
+    let result = unsafe { shared.slots.write(slot, &op.fragments, bounce) };
+    let written = result.is_ok().then_some(Content { identity, checksum, bytes });
+    let kept = shared.change(|table| table.end_write(slot, written));
+    match result {
+        Ok(moved) => count_moved(shared, moved),
+        Err(Stopped { done, error }) => {
+            return Err(io_error(op, done, &error.unwrap_or_else(|| ErrorKind::WriteZero.into())));
+        }
+    }
+    kept.map(|()| OpDone { checksum, bytes })
+}
+
+/// Safety: the contract of [`Fragments::from_raw`] holds; nobody writes the memory meanwhile.
+unsafe fn content_crc(fragments: &Fragments) -> u64 {
+    let mut crc = ContentCrc::new();
+    // SAFETY: by the caller's contract.
+    for run in unsafe { fragments.as_source() } {
+        crc.update(&run);
+    }
+    crc.finish()
+}
+
+fn io_error(op: &Op, at: u64, error: &std::io::Error) -> OpError {
+    OpError::Io { op: name(op.kind), slot: op.slot, at, kind: error.kind(), message: error.to_string() }
+}
+
+fn count_moved(shared: &Shared, moved: Moved) {
+    if moved.bounced || moved.continued > 0 {
+        shared.count(|stats| {
+            stats.bounced += u64::from(moved.bounced);
+            stats.continued += moved.continued;
+        });
+    }
+}
+
+/// Counts an outcome, once per operation.
+pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
+    shared.count(|stats| match outcome {
+        Ok(done) if kind == OpKind::Read => {
+            stats.reads += 1;
+            stats.read_bytes += done.bytes;
+        }
+        Ok(done) => {
+            stats.writes += 1;
+            stats.written_bytes += done.bytes;
+        }
+        Err(OpError::Corrupt { cause, .. }) => match cause {
+            Corruption::Checksum { .. } => stats.corrupt_checksum += 1,
+            Corruption::WrongIdentity { .. } => stats.corrupt_identity += 1,
+            Corruption::WrongLength { .. } => stats.corrupt_length += 1,
+            Corruption::ShortFile { .. } => stats.corrupt_short_file += 1,
+        },
+        Err(OpError::Source { .. }) => stats.corrupt_source += 1,
+        Err(OpError::Missing { .. }) => stats.missing += 1,
+        Err(OpError::Io { .. }) => stats.io_errors += 1,
+        Err(_) => stats.refused += 1,
+    });
+}

@@ -1,0 +1,79 @@
+//! What the engine's threads share.
+
+use crate::commit::CommitSignals;
+use crate::slots::SlotFile;
+use crate::table::Table;
+use crate::{BlockChecksum, DiskConfig, EngineStats};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+/// Everything but the queue. The locks inside are leaves: none is taken while another is held.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: DiskConfig,
+    pub(crate) location: String,
+    pub(crate) checksums: BlockChecksum,
+    pub(crate) slots: SlotFile,
+    pub(crate) table: Mutex<Table>,
+    pub(crate) commit: CommitSignals,
+    pub(crate) stats: Mutex<EngineStats>,
+    pub(crate) journal_records: AtomicU64,
+}
+
+impl Shared {
+    /// Changes the table, then lets the committer know what became due.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
+        let mut table = self.table.lock();
+        let before = table.dirty();
+        let result = change(&mut table);
+        let after = table.dirty();
+        drop(table);
+        if after > before {
+            self.commit.became_dirty(before, after, self.config.commit.max_slots as usize);
+        }
+        result
+    }
+
+    pub(crate) fn count(&self, count: impl FnOnce(&mut EngineStats)) {
+        count(&mut self.stats.lock());
+    }
+
+    /// Blocks that are durable now.
+    pub(crate) fn durable_blocks(&self) -> u64 {
+        self.table.lock().counts().1
+    }
+}
+
+/// How many threads of a kind still run.
+#[derive(Debug, Default)]
+pub(crate) struct Alive {
+    count: Mutex<usize>,
+    fewer: Condvar,
+}
+
+/// One running thread. Made before the thread starts; dropped as the last thing that it does.
+#[derive(Debug)]
+pub(crate) struct AliveGuard(Arc<Alive>);
+
+impl Alive {
+    pub(crate) fn guard(self: &Arc<Self>) -> AliveGuard {
+        *self.count.lock() += 1;
+        AliveGuard(Arc::clone(self))
+    }
+
+    /// Whether all threads ended by `deadline`.
+    pub(crate) fn wait_none(&self, deadline: Instant) -> bool {
+        let mut count = self.count.lock();
+        self.fewer.wait_while_until(&mut count, |count| *count > 0, deadline);
+        *count == 0
+    }
+}
+
+impl Drop for AliveGuard {
+    fn drop(&mut self) {
+        *self.0.count.lock() -= 1;
+        self.0.fewer.notify_all();
+    }
+}

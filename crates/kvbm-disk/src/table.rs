@@ -1,0 +1,294 @@
+//! What every slot holds now: the run-time index, and which slots the journal has yet to hear about.
+
+use crate::journal::{Record, RecordState};
+use crate::{Corruption, OpError};
+use kvbm_plan::{BlockId, BlockIdentity};
+use std::collections::VecDeque;
+
+/// A block as recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Content {
+    pub(crate) identity: BlockIdentity,
+    pub(crate) checksum: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What happened to a slot while it was being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doom {
+    None,
+    Released,
+    Quarantined,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Writing(Doom),
+    Present { content: Content, durable: bool },
+    Quarantined,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Grows with every change of state, over all slots.
+    generation: u64,
+    state: State,
+    /// Reads that run.
+    readers: u32,
+    /// In the dirty queue.
+    dirty: bool,
+    /// The journal may say that the slot holds a block: a change must be written there.
+    recorded: bool,
+}
+
+/// All slots. Guarded by one leaf lock; every method is short and calls nothing outside.
+#[derive(Debug)]
+pub(crate) struct Table {
+    slots: Vec<Slot>,
+    last_generation: u64,
+    dirty: VecDeque<u32>,
+    /// Slots ever queued as dirty: what a flush has to wait for.
+    dirtied: u64,
+    present: u64,
+    durable: u64,
+    quarantined: u64,
+}
+
+impl Table {
+    pub(crate) fn new(num_slots: u32) -> Self {
+        let free = Slot { generation: 0, state: State::Free, readers: 0, dirty: false, recorded: false };
+        Self {
+            slots: vec![free; num_slots as usize],
+            last_generation: 0,
+            dirty: VecDeque::new(),
+            dirtied: 0,
+            present: 0,
+            durable: 0,
+            quarantined: 0,
+        }
+    }
+
+    /// Takes what the journal says about a slot; the highest generation wins, of equal ones the later.
+    pub(crate) fn recover(&mut self, record: &Record) {
+        let slot = &mut self.slots[record.slot.index()];
+        if record.generation < slot.generation {
+            return;
+        }
+        slot.generation = record.generation;
+        self.last_generation = self.last_generation.max(record.generation);
+        let state = match record.state {
+            RecordState::Present { identity, checksum, bytes } => {
+                State::Present { content: Content { identity, checksum, bytes }, durable: true }
+            }
+            RecordState::Free => State::Free,
+            RecordState::Quarantined => State::Quarantined,
+        };
+        let recorded = matches!(state, State::Present { .. });
+        self.set_state(record.slot, state);
+        self.slots[record.slot.index()].recorded = recorded;
+    }
+
+    /// Every block with its generation, in slot order.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (BlockId, u64, Content)> + '_ {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| match slot.state {
+            State::Present { content, .. } => Some((BlockId(index as u32), slot.generation, content)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn quarantined_slots(&self) -> Vec<BlockId> {
+        let is_quarantined = |(index, slot): (usize, &Slot)| {
+            (slot.state == State::Quarantined).then_some(BlockId(index as u32))
+        };
+        self.slots.iter().enumerate().filter_map(is_quarantined).collect()
+    }
+
+    /// (present, durable, quarantined) slots.
+    pub(crate) fn counts(&self) -> (u64, u64, u64) {
+        (self.present, self.durable, self.quarantined)
+    }
+
+    pub(crate) fn num_slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// From here the slot's bytes are undefined, and whatever it held is gone.
+    pub(crate) fn begin_write(&mut self, slot: BlockId) -> Result<(), OpError> {
+        let entry = self.entry(slot)?;
+        match entry.state {
+            State::Quarantined => return Err(OpError::Quarantined { slot }),
+            State::Writing(_) => return Err(OpError::Busy { slot }),
+            State::Free | State::Present { .. } if entry.readers > 0 => return Err(OpError::Busy { slot }),
+            State::Free | State::Present { .. } => {}
+        }
+        self.change(slot, State::Writing(Doom::None));
+        Ok(())
+    }
+
+    /// The write is over: `Some` if all bytes were written. An error if the slot was taken away meanwhile.
+    pub(crate) fn end_write(&mut self, slot: BlockId, written: Option<Content>) -> Result<(), OpError> {
+        let State::Writing(doom) = self.entry(slot)?.state else { return Err(OpError::Busy { slot }) };
+        let (state, result) = match (doom, written) {
+            (Doom::Quarantined, _) => (State::Quarantined, Err(OpError::Quarantined { slot })),
+            (Doom::Released, _) => (State::Free, Err(OpError::Released { slot })),
+            (Doom::None, None) => (State::Free, Ok(())),
+            (Doom::None, Some(content)) => (State::Present { content, durable: false }, Ok(())),
+        };
+        self.change(slot, state);
+        result
+    }
+
+    /// The slot's checksum, if it holds exactly this block. The slot is not overwritten until [`Table::end_read`].
+    pub(crate) fn begin_read(
+        &mut self,
+        slot: BlockId,
+        identity: BlockIdentity,
+        requested: u64,
+    ) -> Result<u64, OpError> {
+        let entry = self.entry(slot)?;
+        let content = match entry.state {
+            State::Present { content, .. } => content,
+            State::Quarantined => return Err(OpError::Quarantined { slot }),
+            State::Free | State::Writing(_) => return Err(OpError::Missing { slot }),
+        };
+        if content.identity != identity {
+            let cause = Corruption::WrongIdentity { found: content.identity };
+            return Err(OpError::Corrupt { slot, identity, cause });
+        }
+        if content.bytes != requested {
+            let cause = Corruption::WrongLength { recorded: content.bytes, requested };
+            return Err(OpError::Corrupt { slot, identity, cause });
+        }
+        entry.readers += 1;
+        Ok(content.checksum)
+    }
+
+    pub(crate) fn end_read(&mut self, slot: BlockId) {
+        if let Ok(entry) = self.entry(slot) {
+            entry.readers = entry.readers.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn release(&mut self, slot: BlockId) {
+        match self.entry(slot).map(|entry| entry.state) {
+            Ok(State::Present { .. }) => self.change(slot, State::Free),
+            Ok(State::Writing(Doom::None)) => self.set_state(slot, State::Writing(Doom::Released)),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn quarantine(&mut self, slot: BlockId) {
+        match self.entry(slot).map(|entry| entry.state) {
+            Ok(State::Free | State::Present { .. }) => self.change(slot, State::Quarantined),
+            Ok(State::Writing(_)) => self.set_state(slot, State::Writing(Doom::Quarantined)),
+            _ => {}
+        }
+    }
+
+    fn entry(&mut self, slot: BlockId) -> Result<&mut Slot, OpError> {
+        let num_slots = self.num_slots();
+        self.slots.get_mut(slot.index()).ok_or(OpError::NoSuchSlot { slot, num_slots })
+    }
+
+    /// A change that the journal has to know; `slot` exists.
+    fn change(&mut self, slot: BlockId, state: State) {
+        self.last_generation = self.last_generation.saturating_add(1);
+        self.slots[slot.index()].generation = self.last_generation;
+        self.set_state(slot, state);
+        self.mark_dirty(slot);
+    }
+
+    fn set_state(&mut self, slot: BlockId, state: State) {
+        let old = std::mem::replace(&mut self.slots[slot.index()].state, state);
+        for (state, up) in [(old, false), (state, true)] {
+            let step = |count: &mut u64| *count = if up { *count + 1 } else { count.saturating_sub(1) };
+            match state {
+                State::Present { durable, .. } => {
+                    step(&mut self.present);
+                    if durable {
+                        step(&mut self.durable);
+                    }
+                }
+                State::Quarantined => step(&mut self.quarantined),
+                State::Free | State::Writing(_) => {}
+            }
+        }
+    }
+
+    fn mark_dirty(&mut self, slot: BlockId) {
+        let entry = &mut self.slots[slot.index()];
+        if !std::mem::replace(&mut entry.dirty, true) {
+            self.dirty.push_back(slot.0);
+            self.dirtied += 1;
+        }
+    }
+}
+
+/// The committer's part.
+impl Table {
+    pub(crate) fn dirty(&self) -> usize {
+        self.dirty.len()
+    }
+
+    pub(crate) fn dirtied(&self) -> u64 {
+        self.dirtied
+    }
+
+    /// Takes up to `max` dirty slots, oldest first: how many, and what the journal must hear about them.
+    pub(crate) fn take_dirty(&mut self, max: usize) -> (u64, Vec<Record>) {
+        let count = self.dirty.len().min(max);
+        let mut records = Vec::with_capacity(count);
+        for index in self.dirty.drain(..count) {
+            let slot = &mut self.slots[index as usize];
+            slot.dirty = false;
+            let state = match slot.state {
+                State::Present { durable: true, .. } => continue,
+                State::Present { content: Content { identity, checksum, bytes }, .. } => {
+                    RecordState::Present { identity, checksum, bytes }
+                }
+                State::Quarantined => RecordState::Quarantined,
+                State::Free | State::Writing(_) if slot.recorded => RecordState::Free,
+                State::Free | State::Writing(_) => continue,
+            };
+            records.push(Record { slot: BlockId(index), generation: slot.generation, state });
+        }
+        (count as u64, records)
+    }
+
+    /// These records are synced.
+    pub(crate) fn mark_recorded(&mut self, records: &[Record]) {
+        for record in records {
+            let is_block = matches!(record.state, RecordState::Present { .. });
+            let slot = &mut self.slots[record.slot.index()];
+            slot.recorded = is_block;
+            if is_block
+                && slot.generation == record.generation
+                && let State::Present { content, durable: false } = slot.state
+            {
+                self.set_state(record.slot, State::Present { content, durable: true });
+            }
+        }
+    }
+
+    /// These records could not be written: they are due again.
+    pub(crate) fn put_back(&mut self, records: &[Record]) {
+        for record in records {
+            self.mark_dirty(record.slot);
+        }
+    }
+
+    /// What a snapshot says about slots `from .. from + count`: what is durable already.
+    pub(crate) fn durable_records(&self, from: usize, count: usize, into: &mut Vec<Record>) {
+        for (index, slot) in self.slots.iter().enumerate().skip(from).take(count) {
+            let state = match slot.state {
+                State::Present { content: Content { identity, checksum, bytes }, durable: true } => {
+                    RecordState::Present { identity, checksum, bytes }
+                }
+                State::Quarantined => RecordState::Quarantined,
+                _ => continue,
+            };
+            into.push(Record { slot: BlockId(index as u32), generation: slot.generation, state });
+        }
+    }
+}
