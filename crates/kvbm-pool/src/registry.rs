@@ -256,7 +256,8 @@ impl Registry {
         self.remove(Selection::Namespace(namespace), TierMask::ALL)
     }
 
-    /// Removes a block and everything that continues it from `tiers`.
+    /// Removes a block and everything that continues it from `tiers`. In groups that are not Full, blocks are known to
+    /// continue it only as long as the blocks between are on some tier.
     pub fn remove_subtree(&self, group: GroupId, hash: SequenceHash, tiers: TierMask) -> Removed {
         self.remove(Selection::Subtree { group, hash }, tiers)
     }

@@ -4,7 +4,7 @@ use super::slot::Usage;
 use super::{Core, NONE, Pin, Presence};
 use crate::arrivals::{Arrival, Completion, Refusal};
 use crate::metadata::BlockMetadata;
-use kvbm_plan::{BlockId, BlockIdentity};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
 
 impl Core {
     /// What must not be evicted while room is made for `identities`: those of them that are there, and parents.
@@ -17,27 +17,51 @@ impl Core {
     ) -> usize {
         let mut needed = 0;
         for (index, identity) in identities.iter().enumerate() {
-            let found = self.entries.find(identity.group, identity.hash);
-            let presence = found.map_or(Presence::Absent, |found| self.entries[found].presence(tier));
-            let pinned = match presence {
-                Presence::Arriving => None,
-                Presence::Present => found,
-                Presence::Absent => {
-                    needed += 1;
-                    let before = index.checked_sub(1).map(|before| identities[before].hash);
-                    let parent = identity.parent.filter(|&parent| before != Some(parent));
-                    parent.and_then(|parent| self.entries.find(identity.group, parent))
+            match self.presence_of(tier, identity.group, identity.hash) {
+                (Presence::Arriving, _) => {}
+                (Presence::Present, slot) => self.pin_into(tier, slot, pins),
+                (Presence::Absent, _) => {
+                    let (admitted, parent) = self.admits(tier, identity, &identities[..index]);
+                    needed += usize::from(admitted);
+                    if let Some(slot) = parent {
+                        self.pin_into(tier, slot, pins);
+                    }
                 }
-            };
-            if let Some(found) = pinned
-                && self.entries[found].presence(tier) == Presence::Present
-            {
-                let slot = self.entries[found].slots[tier];
-                self.pin(tier, slot, Pin::Transfer);
-                pins.push(BlockId(slot));
             }
         }
         needed
+    }
+
+    fn presence_of(&self, tier: usize, group: GroupId, hash: SequenceHash) -> (Presence, u32) {
+        match self.entries.find(group, hash) {
+            Some(found) => (self.entries[found].presence(tier), self.entries[found].slots[tier]),
+            None => (Presence::Absent, NONE),
+        }
+    }
+
+    fn pin_into(&mut self, tier: usize, slot: u32, pins: &mut Vec<BlockId>) {
+        self.pin(tier, slot, Pin::Transfer);
+        pins.push(BlockId(slot));
+    }
+
+    /// Whether a block may be brought to `tier` after those of `earlier`, and the parent's slot if it is there now.
+    fn admits(
+        &self,
+        tier: usize,
+        identity: &BlockIdentity,
+        earlier: &[BlockIdentity],
+    ) -> (bool, Option<u32>) {
+        let Some(parent) = identity.parent.filter(|_| self.is_full(identity.group)) else {
+            return (true, None);
+        };
+        match self.presence_of(tier, identity.group, parent) {
+            (Presence::Present, slot) => (true, Some(slot)),
+            (Presence::Arriving, _) => (true, None),
+            (Presence::Absent, _) => {
+                let same = |other: &BlockIdentity| other.hash == parent && other.group == identity.group;
+                (earlier.iter().rev().any(same), None)
+            }
+        }
     }
 
     /// Decides for one identity, taking a Held slot from `room` where one is needed.
@@ -48,19 +72,15 @@ impl Core {
         metadata: BlockMetadata,
         room: &mut Vec<BlockId>,
     ) -> Arrival {
-        if let Some(found) = self.entries.find(identity.group, identity.hash) {
-            let slot = self.entries[found].slots[tier];
-            match self.entries[found].presence(tier) {
-                Presence::Present => {
-                    self.pin(tier, slot, Pin::Transfer);
-                    return Arrival::Present { block: BlockId(slot) };
-                }
-                Presence::Arriving => {
-                    let ticket = self.tiers[tier].slots[slot as usize].ticket();
-                    return Arrival::Joined { ticket };
-                }
-                Presence::Absent => {}
+        match self.presence_of(tier, identity.group, identity.hash) {
+            (Presence::Present, slot) => {
+                self.pin(tier, slot, Pin::Transfer);
+                return Arrival::Present { block: BlockId(slot) };
             }
+            (Presence::Arriving, slot) => {
+                return Arrival::Joined { ticket: self.tiers[tier].slots[slot as usize].ticket() };
+            }
+            (Presence::Absent, _) => {}
         }
         if self.is_full(identity.group)
             && let Some(parent) = identity.parent

@@ -1,0 +1,41 @@
+//! The pool against a naive model, over random operations on three tiers and three kinds of groups.
+//!
+//! A failure prints its seed: `KVBM_POOL_SEED=<seed> cargo test -p kvbm-pool --test model` repeats it;
+//! `KVBM_POOL_SEEDS=<n>` runs n seeds instead of the default.
+
+mod driver;
+mod oracle;
+
+use driver::Driver;
+
+const SEEDS: u64 = 60;
+const STEPS: usize = 1500;
+
+fn run(seed: u64) {
+    let outcome = std::panic::catch_unwind(|| {
+        let mut driver = Driver::new(seed);
+        for _ in 0..STEPS {
+            driver.step();
+            driver.compare();
+        }
+        driver.finish();
+    });
+    if let Err(panic) = outcome {
+        eprintln!("the seed was {seed}: KVBM_POOL_SEED={seed} repeats it");
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+#[test]
+fn agrees_with_the_naive_model_over_random_operations() {
+    if let Some(seed) = number("KVBM_POOL_SEED") {
+        return run(seed);
+    }
+    for seed in 0..number("KVBM_POOL_SEEDS").unwrap_or(SEEDS) {
+        run(seed);
+    }
+}
