@@ -1,8 +1,9 @@
 //! How many runs a copy takes, in cases that people know by heart.
 
 use kvbm_layout::{
-    AxisOrder, BlockLayout, CopyPlan, DType, EngineRegions, FullyContiguous, InnerOrder, LayerSeparate,
-    LayoutConfig, OpaquePlane, OuterPlacement, Selection, StridedLayout,
+    AxisOrder, BlockLayout, Cell, CellView, CopyPlan, DType, EngineRegions, FragmentList, FullyContiguous,
+    InnerOrder, LayerSeparate, LayoutConfig, LayoutError, LayoutType, OpaquePlane, OuterPlacement,
+    RegionSpec, Selection, StridedLayout,
 };
 
 use crate::shapes::config;
@@ -120,4 +121,47 @@ fn a_permutation_of_a_large_model_stays_small() {
     assert_eq!(plan.segments().len(), 80);
     assert_eq!(plan.num_runs(), 80 * 2 * 128 * 64);
     assert_eq!(plan.runs(0, 0).unwrap().size_hint(), (1_310_720, Some(1_310_720)));
+}
+
+/// Keys of 16 bytes at 0 and 64, values at 16 and 32: they touch in block 0 only.
+#[derive(Debug)]
+struct TouchInBlock0 {
+    config: LayoutConfig,
+}
+
+impl BlockLayout for TouchInBlock0 {
+    fn config(&self) -> &LayoutConfig {
+        &self.config
+    }
+    fn layout_type(&self) -> LayoutType {
+        LayoutType::Strided
+    }
+    fn axis_order(&self) -> AxisOrder {
+        AxisOrder::Strided
+    }
+    fn regions(&self) -> &[RegionSpec] {
+        &[RegionSpec { bytes: 80, alignment: 1 }]
+    }
+    fn view(&self, layer: u32, cell: Cell) -> Result<CellView, LayoutError> {
+        let dense = FullyContiguous::new(self.config.clone(), AxisOrder::Nhd)?.view(layer, cell)?;
+        let (offset, block_stride) = if cell == Cell::Kv(0) { (0, 64) } else { (16, 16) };
+        Ok(CellView { offset, block_stride, ..dense })
+    }
+}
+
+#[test]
+fn cells_that_touch_in_one_block_only_stay_apart() {
+    let src = TouchInBlock0 { config: config(2, 1, 4, 1, 4, DType::U8) };
+    assert_eq!(kvbm_layout::conformance::check(&src), Ok(()));
+    let dst = FullyContiguous::new(src.config.clone(), AxisOrder::Nhd).unwrap();
+    let plan = CopyPlan::between(&src, &dst, &Selection::all()).unwrap();
+    let places =
+        |block| plan.runs(block, 0).unwrap().map(|run| (run.src_offset, run.dst_offset, run.len)).collect();
+    let (first, second): (Vec<_>, Vec<_>) = (places(0), places(1));
+    assert_eq!(first, [(0, 0, 16), (16, 16, 16)]);
+    assert_eq!(second, [(64, 0, 16), (32, 16, 16)]);
+    let list = FragmentList::between(&src, &dst, &Selection::all()).unwrap();
+    let fragments: Vec<_> =
+        list.fragments(1).unwrap().map(|at| (at.offset, at.slot_offset, at.len)).collect();
+    assert_eq!(fragments, second);
 }

@@ -231,6 +231,21 @@ fn errors_name_the_field() {
     }
 }
 
+#[test]
+fn a_plane_has_no_token_stride_and_no_other_encoding() {
+    let shape =
+        LayoutConfig { planes: vec![OpaquePlane::new("scale", 8)], ..config(2, 2, 2, 2, 2, DType::U8) };
+    let order = "LBHNC".parse().unwrap();
+    let layout = StridedLayout::from_engine_order(shape, order, EngineRegions::One).unwrap();
+    let mut message = descriptor(&layout, MemoryKind::Pinned).encode().unwrap();
+    assert!(LayoutDescriptor::decode(&message).is_ok());
+    let token_stride = message.len() - 8 - 24;
+    message[token_stride] = 8;
+    reseal(&mut message);
+    let error = LayoutDescriptor::decode(&message).unwrap_err().to_string();
+    assert!(error.contains("strides of an opaque plane"), "{error}");
+}
+
 type Change = fn(&mut Vec<RegionMemory>);
 
 #[test]
