@@ -156,6 +156,11 @@ fn a_stream_waits_for_an_event_of_the_host() {
     let (gate, open) = Event::completable();
     stream.wait(&gate).expect("queued");
     let done = stream.copy(h2d(&host, &memory)).expect("queued");
+    let (other, elsewhere) = (device.create_stream("other").expect("stream"), device.allocate(4096, 256));
+    let elsewhere = elsewhere.expect("memory");
+    for _ in 0..200 {
+        other.fill(&elsewhere, 0, 4096, 1).expect("queued").wait(soon()).expect("other streams go on");
+    }
     assert_eq!(done.query(), EventStatus::Pending);
     host.fill(0, 4096, 9).expect("inside");
     open.complete(Ok(()));
