@@ -1,3 +1,7 @@
 //! The `kvbm` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kvbm_cli::run()
+}

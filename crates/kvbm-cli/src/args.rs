@@ -1,0 +1,275 @@
+//! The command line.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvbm::config::{Bytes, Capacity, EvictionPolicy};
+
+use crate::layout::LayoutCommand;
+
+/// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
+///
+/// Without a command: a built-in multi-turn workload through an emulated device, host memory and a directory.
+#[derive(Debug, Parser)]
+#[command(name = "kvbm", version, after_help = "Exit status: 0 done, 1 failed, 2 wrong usage.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Replay a request trace through a block manager and verify every byte that comes back.
+    Replay(ReplayArgs),
+    /// Say what this machine offers to kvbm, what is missing, and which command would fix it.
+    Doctor(DoctorArgs),
+    /// Show how blocks lie in memory.
+    Layout {
+        /// What to show.
+        #[command(subcommand)]
+        command: LayoutCommand,
+    },
+}
+
+/// Where JSON goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Standard output (`-`); text for people goes to standard error then.
+    Stdout,
+    /// A file, replaced.
+    File(PathBuf),
+}
+
+impl FromStr for Output {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("give a file, or - for standard output".into()),
+            "-" => Ok(Self::Stdout),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+}
+
+/// Capacities of G1, G2 and G3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacities(pub [Capacity; 3]);
+
+impl FromStr for Capacities {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<&str> = text.split(',').collect();
+        if parts.len() > 3 {
+            return Err(format!("{} values, but there are three tiers: G1,G2,G3", parts.len()));
+        }
+        let mut capacities = [Capacity::NONE; 3];
+        for (capacity, part) in capacities.iter_mut().zip(parts) {
+            *capacity = part.parse().map_err(|error: kvbm::config::ParseCapacityError| error.to_string())?;
+        }
+        if capacities[0].is_none() {
+            return Err("G1 must hold at least one block".into());
+        }
+        Ok(Self(capacities))
+    }
+}
+
+impl fmt::Display for Capacities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [g1, g2, g3] = self.0;
+        write!(f, "{g1}, {g2}, {g3}")
+    }
+}
+
+/// What to do with a request's offloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OffloadMode {
+    /// Let them finish, with a deadline, before the next request: results repeat.
+    Wait,
+    /// Go on: offloads that do not keep up are dropped and counted, as in the product.
+    Drop,
+}
+
+/// Options of `kvbm replay`.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// Mooncake trace: JSON lines with timestamp, `input_length`, `output_length`, `hash_ids` [default: a made-up workload].
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    pub trace: Option<PathBuf>,
+
+    /// Requests of a made-up multi-turn workload, decided by --seed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub synthetic: Option<u32>,
+
+    /// What G1, G2 and G3 hold, in blocks or as sizes (8GiB); what is left out is 0: no such tier.
+    #[arg(long, value_name = "G1,G2,G3", default_value = "1000,4000,16000")]
+    pub capacity: Capacities,
+
+    /// Bytes of a block.
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    pub block_bytes: Bytes,
+
+    /// Eviction policy.
+    #[arg(long, value_name = "NAME", default_value = "lru-leaf", value_parser = policy)]
+    pub policy: EvictionPolicy,
+
+    /// What to do with the offloads of a request.
+    #[arg(long, value_enum, default_value_t = OffloadMode::Wait)]
+    pub offload: OffloadMode,
+
+    /// Requests at a time.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub concurrency: u32,
+
+    /// Model id in the blocks' namespace: runs under different names never share a block.
+    #[arg(long, value_name = "NAME", default_value = "replay")]
+    pub namespace: String,
+
+    /// Decides the made-up workload and every random choice of the replay.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
+    /// Serve Prometheus metrics at `/metrics` of ADDR during the replay; a port alone means 127.0.0.1.
+    #[arg(long, value_name = "ADDR", value_parser = metrics_addr)]
+    pub metrics: Option<SocketAddr>,
+
+    /// Move no bytes: only the bookkeeping.
+    #[arg(long)]
+    pub metadata_only: bool,
+
+    /// Directory of G3, kept afterwards [default: a temporary one].
+    #[arg(long, value_name = "DIR", conflicts_with = "metadata_only")]
+    pub dir: Option<PathBuf>,
+
+    /// Write the results as JSON; - for standard output.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Output>,
+
+    /// Write a report with plots as one HTML file.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+}
+
+impl ReplayArgs {
+    /// The options of a command line that says nothing but `replay`.
+    pub fn defaults() -> Self {
+        #[derive(Parser)]
+        struct Only {
+            #[command(flatten)]
+            args: ReplayArgs,
+        }
+        Only::parse_from(["replay"]).args
+    }
+
+    /// Rules between options that the parser cannot express.
+    pub fn check(&self) -> Result<(), String> {
+        let [_, g2, g3] = self.capacity.0;
+        if !g3.is_none() && g2.is_none() {
+            return Err("--capacity: G3 needs G2, since blocks reach the disk through host memory".into());
+        }
+        if self.dir.is_some() && g3.is_none() {
+            return Err("--dir has no use without G3: give it room with --capacity G1,G2,G3".into());
+        }
+        if self.block_bytes.get() == 0 {
+            return Err("--block-bytes must be more than 0".into());
+        }
+        if self.namespace.is_empty() {
+            return Err("--namespace must not be empty".into());
+        }
+        Ok(())
+    }
+}
+
+/// Options of `kvbm doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Directory that G3 would use.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+
+    /// Write what was found as JSON; - for standard output.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Output>,
+}
+
+fn policy(name: &str) -> Result<EvictionPolicy, String> {
+    EvictionPolicy::ALL.iter().find(|(_, known)| *known == name).map(|(policy, _)| *policy).ok_or_else(|| {
+        let known: Vec<_> = EvictionPolicy::ALL.iter().map(|(_, name)| *name).collect();
+        format!("no such policy; known: {}", known.join(", "))
+    })
+}
+
+fn metrics_addr(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.trim_start_matches(':').parse() {
+        return Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
+    }
+    let text = text.strip_prefix("localhost:").map_or(text.to_owned(), |port| format!("127.0.0.1:{port}"));
+    text.parse().map_err(|_| "expected a port, or an address like 127.0.0.1:9400".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use kvbm::config::Blocks;
+
+    fn replay(line: &str) -> Result<ReplayArgs, String> {
+        let words = ["kvbm", "replay"].into_iter().chain(line.split_whitespace());
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        let Some(Command::Replay(args)) = cli.command else { panic!("not a replay") };
+        args.check().map(|()| args)
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+        assert!(Cli::try_parse_from(["kvbm"]).unwrap().command.is_none());
+    }
+
+    #[test]
+    fn the_lines_of_the_readme_parse() {
+        let args = replay("--trace t.jsonl --metadata-only --policy lru-leaf --capacity 10000,0,0 --json -")
+            .unwrap();
+        assert_eq!(args.capacity.0[0], Capacity::Blocks(Blocks(10_000)));
+        assert!(args.metadata_only && args.capacity.0[2].is_none());
+        assert_eq!(args.json, Some(Output::Stdout));
+        let args = replay("--synthetic 50 --block-bytes 16KiB --capacity 1,2GiB,3 --offload drop --concurrency 8 --dir d --metrics 9400").unwrap();
+        assert_eq!(args.block_bytes, Bytes::kib(16));
+        assert_eq!(args.offload, OffloadMode::Drop);
+        assert_eq!(args.metrics, Some("127.0.0.1:9400".parse().unwrap()));
+        assert_eq!(replay("--metrics localhost:1").unwrap().metrics, Some("127.0.0.1:1".parse().unwrap()));
+        let defaults = ReplayArgs::defaults();
+        assert_eq!(defaults.offload, OffloadMode::Wait);
+        assert_eq!(defaults.concurrency, 1);
+        assert_eq!(replay("--capacity 5").unwrap().capacity.to_string(), "5 blocks, 0 blocks, 0 blocks");
+    }
+
+    #[test]
+    fn wrong_usage_says_what_is_expected() {
+        for (line, message) in [
+            ("--trace a --synthetic 5", "cannot be used with"),
+            ("--capacity 1,2,3,4", "three tiers"),
+            ("--capacity 0,2,3", "at least one block"),
+            ("--capacity 1,x,3", "not a capacity"),
+            ("--capacity 1,0,3", "G3 needs G2"),
+            ("--block-bytes 8G", "write it like 64KiB"),
+            ("--block-bytes 0", "more than 0"),
+            ("--policy lru", "known: lru-leaf"),
+            ("--offload never", "wait, drop"),
+            ("--concurrency 0", "1..=1024"),
+            ("--metrics here", "127.0.0.1:9400"),
+            ("--metadata-only --dir d", "cannot be used with"),
+            ("--dir d --capacity 5,5,0", "--dir has no use without G3"),
+            ("--events x", "unexpected argument"),
+        ] {
+            let error = replay(line).unwrap_err();
+            assert!(error.contains(message), "{line}\n got: {error}\nwant: {message}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The `kvbm` command as a library: the binary only calls [`run`].
+//!
+//! This crate **knows** the command line, traces, the replay and how results are shown. It must **never know** how blocks are
+//! kept or moved: it uses the library as any engine would.
+
+pub mod args;
+pub mod doctor;
+pub mod human;
+pub mod layout;
+pub mod pattern;
+pub mod progress;
+pub mod replay;
+pub mod report;
+pub mod rng;
+pub mod summary;
+pub mod table;
+pub mod trace;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser, error::ErrorKind};
+
+use args::{Cli, Command, DoctorArgs, Output, ReplayArgs};
+use summary::ReplayResult;
+
+/// Carries out the process's command line and returns its exit status: 0 done, 1 failed, 2 wrong usage.
+pub fn run() -> ExitCode {
+    // Exits with status 2 on wrong usage, 0 after --help and --version.
+    let cli = Cli::parse();
+    let done = match &cli.command {
+        None => run_replay(&ReplayArgs::defaults()),
+        Some(Command::Replay(args)) => {
+            if let Err(problem) = args.check() {
+                Cli::command().error(ErrorKind::ValueValidation, problem).exit();
+            }
+            run_replay(args)
+        }
+        Some(Command::Doctor(args)) => run_doctor(args),
+        Some(Command::Layout { command }) => layout::run(command).and_then(|text| show(&text, false)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvbm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_replay(args: &ReplayArgs) -> Result<()> {
+    let result = replay::run(args)?;
+    deliver(args, &result)?;
+    let summary = &result.summary;
+    anyhow::ensure!(
+        summary.corrupt_blocks == 0,
+        "{} of {} verified blocks had wrong bytes; please report this with the command line and the seed {}",
+        summary.corrupt_blocks,
+        summary.verified_blocks,
+        summary.seed
+    );
+    Ok(())
+}
+
+/// Writes what was asked for: the report, the JSON, and the table for people.
+fn deliver(args: &ReplayArgs, result: &ReplayResult) -> Result<()> {
+    let json_on_stdout = args.json == Some(Output::Stdout);
+    show(&table::render(result), json_on_stdout)?;
+    if let Some(path) = &args.report {
+        std::fs::write(path, report::render(result))
+            .with_context(|| format!("cannot write the report {}: is the folder there?", path.display()))?;
+        show(&format!("report: {}\n", path.display()), json_on_stdout)?;
+    }
+    if let Some(output) = &args.json {
+        write_json(output, &serde_json::to_string_pretty(&result.summary)?)?;
+    }
+    Ok(())
+}
+
+fn run_doctor(args: &DoctorArgs) -> Result<()> {
+    let report = doctor::examine(args);
+    show(&report.render(), args.json == Some(Output::Stdout))?;
+    match &args.json {
+        Some(output) => write_json(output, &report.to_json()?),
+        None => Ok(()),
+    }
+}
+
+fn write_json(output: &Output, json: &str) -> Result<()> {
+    match output {
+        Output::Stdout => show(&format!("{json}\n"), false),
+        Output::File(path) => std::fs::write(path, format!("{json}\n"))
+            .with_context(|| format!("cannot write {}: is the folder there?", path.display())),
+    }
+}
+
+/// Prints text for people: on standard output, unless that carries JSON.
+fn show(text: &str, stdout_is_taken: bool) -> Result<()> {
+    if stdout_is_taken {
+        std::io::stderr().write_all(text.as_bytes())?;
+    } else {
+        std::io::stdout().write_all(text.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Whether whoever read our output went away (`kvbm doctor | head`).
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}

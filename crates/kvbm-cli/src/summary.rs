@@ -1,0 +1,204 @@
+//! The result of a replay: what `--json` writes, and what the table and the report show.
+
+use std::collections::BTreeMap;
+
+use kvbm::metrics::{LatencyBucket, PathSummary};
+use serde::Serialize;
+
+/// The JSON of `kvbm replay --json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Requests replayed.
+    pub requests: u64,
+    /// Blocks of all requests.
+    pub blocks: u64,
+    /// Blocks found, by the highest tier that held them.
+    pub hits: Hits,
+    /// Share of blocks whose whole prefix was on some tier.
+    pub hit_ratio: f64,
+    /// The same over the first tenth of the requests.
+    pub hit_ratio_first_10pct: f64,
+    /// Blocks brought to G1 from a lower tier.
+    pub onboarded_blocks: u64,
+    /// Blocks whose bytes were compared with what they have to be.
+    pub verified_blocks: u64,
+    /// Blocks whose bytes were wrong.
+    pub corrupt_blocks: u64,
+    /// Transfers of which a block failed.
+    pub failed_transfers: u64,
+    /// Blocks whose offload was given up.
+    pub offload_dropped: u64,
+    /// Seconds, without parsing and start-up.
+    pub wall_s: f64,
+    /// What moved along each path.
+    pub paths: BTreeMap<String, PathFigures>,
+    /// Blocks that had to leave each tier.
+    pub evictions: Evictions,
+    /// The eviction policy.
+    pub policy: String,
+    /// Blocks that G1, G2 and G3 hold.
+    pub capacity: [u64; 3],
+    /// The seed.
+    pub seed: u64,
+}
+
+/// Hits by tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Hits {
+    /// Device memory.
+    pub g1: u64,
+    /// Host memory.
+    pub g2: u64,
+    /// Disk.
+    pub g3: u64,
+    /// Volumes.
+    pub g4: u64,
+}
+
+impl Hits {
+    /// In the order of the tiers.
+    pub const fn by_tier(self) -> [u64; 4] {
+        [self.g1, self.g2, self.g3, self.g4]
+    }
+
+    /// On any tier.
+    pub const fn total(self) -> u64 {
+        self.g1 + self.g2 + self.g3 + self.g4
+    }
+}
+
+impl From<[u64; 4]> for Hits {
+    fn from([g1, g2, g3, g4]: [u64; 4]) -> Self {
+        Self { g1, g2, g3, g4 }
+    }
+}
+
+/// Evictions by tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Evictions {
+    /// Device memory.
+    pub g1: u64,
+    /// Host memory.
+    pub g2: u64,
+    /// Disk.
+    pub g3: u64,
+}
+
+/// Figures of one path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PathFigures {
+    /// Blocks that arrived.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes (10^9) per second while at least one transfer was in flight.
+    pub gb_per_s: f64,
+    /// Half of the transfers took at most so many microseconds.
+    pub p50_us: f64,
+    /// 99 of 100 took at most so many.
+    pub p99_us: f64,
+}
+
+impl From<PathSummary> for PathFigures {
+    fn from(path: PathSummary) -> Self {
+        Self {
+            blocks: path.blocks,
+            bytes: path.bytes,
+            gb_per_s: path.gb_per_s(),
+            p50_us: path.latency.p50_us,
+            p99_us: path.latency.p99_us,
+        }
+    }
+}
+
+/// A replay's summary with what only plots need.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReplayResult {
+    /// What was replayed: a file name, or the made-up workload.
+    pub workload: String,
+    /// The figures.
+    pub summary: Summary,
+    /// Hits in the course of the replay.
+    pub timeline: Timeline,
+    /// Latencies of each path.
+    pub latencies: BTreeMap<String, Vec<LatencyBucket>>,
+}
+
+/// Hits in the course of a replay, in at most [`Timeline::POINTS`] equal shares of its requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timeline {
+    requests: u64,
+    points: Vec<Point>,
+}
+
+/// One share of the requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Point {
+    /// Blocks that its requests asked for.
+    pub blocks: u64,
+    /// Blocks found, by tier.
+    pub hits: [u64; 4],
+}
+
+impl Timeline {
+    /// Most points.
+    pub const POINTS: u64 = 200;
+
+    /// A timeline of so many requests.
+    pub fn new(requests: u64) -> Self {
+        let points = vec![Point::default(); requests.clamp(1, Self::POINTS) as usize];
+        Self { requests: requests.max(1), points }
+    }
+
+    /// Counts request number `index` (from 0), which asked for `blocks` blocks and found `hits`.
+    pub fn record(&mut self, index: u64, blocks: u64, hits: [u64; 4]) {
+        let points = self.points.len() as u64;
+        let at = (u128::from(index) * u128::from(points) / u128::from(self.requests.max(1))) as u64;
+        let Some(point) = self.points.get_mut(at.min(points.saturating_sub(1)) as usize) else { return };
+        point.blocks += blocks;
+        for (sum, n) in point.hits.iter_mut().zip(hits) {
+            *sum += n;
+        }
+    }
+
+    /// The points, in order.
+    pub fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    /// Requests that the whole timeline stands for.
+    pub fn requests(&self) -> u64 {
+        self.requests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_has_exactly_the_documented_fields() {
+        let mut summary = Summary { seed: 7, ..Summary::default() };
+        summary.paths.insert("g1_g2".into(), PathFigures::default());
+        let json = serde_json::to_string(&summary).unwrap();
+        assert_eq!(
+            json,
+            r#"{"requests":0,"blocks":0,"hits":{"g1":0,"g2":0,"g3":0,"g4":0},"hit_ratio":0.0,"hit_ratio_first_10pct":0.0,"onboarded_blocks":0,"verified_blocks":0,"corrupt_blocks":0,"failed_transfers":0,"offload_dropped":0,"wall_s":0.0,"paths":{"g1_g2":{"blocks":0,"bytes":0,"gb_per_s":0.0,"p50_us":0.0,"p99_us":0.0}},"evictions":{"g1":0,"g2":0,"g3":0},"policy":"","capacity":[0,0,0],"seed":7}"#
+        );
+    }
+
+    #[test]
+    fn the_timeline_loses_nothing_whatever_its_length() {
+        for requests in [1, 3, 199, 200, 201, 1234] {
+            let mut timeline = Timeline::new(requests);
+            for index in 0..requests {
+                timeline.record(index, 10, [1, 2, 3, 0]);
+            }
+            assert_eq!(timeline.points().len() as u64, requests.min(Timeline::POINTS));
+            assert!(timeline.points().iter().all(|point| point.blocks >= 10), "{requests}");
+            let blocks: u64 = timeline.points().iter().map(|point| point.blocks).sum();
+            let hits: u64 = timeline.points().iter().map(|point| point.hits.iter().sum::<u64>()).sum();
+            assert_eq!((blocks, hits), (requests * 10, requests * 6));
+        }
+    }
+}

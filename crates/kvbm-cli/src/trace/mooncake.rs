@@ -1,0 +1,160 @@
+//! Mooncake traces: JSON lines of `{"timestamp", "input_length", "output_length", "hash_ids"}`.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::Trace;
+
+/// Longest line; a request of a million blocks is shorter.
+const MAX_LINE: u64 = 16 << 20;
+/// Most blocks of a trace: 2 GiB of ids.
+const MAX_BLOCKS: usize = 1 << 28;
+
+/// A trace that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The file cannot be opened or read.
+    #[error("cannot read the trace {file}: {source}")]
+    Read {
+        /// The file.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line is not a request.
+    #[error(
+        "{file}:{line}: {what}; expected one JSON object per line with \"timestamp\" and \"input_length\" (whole \
+         numbers) and \"hash_ids\" (an array of whole numbers)"
+    )]
+    Line {
+        /// The file.
+        file: String,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// There is nothing in it.
+    #[error("{file} holds no request; expected Mooncake JSON lines")]
+    Empty {
+        /// The file.
+        file: String,
+    },
+}
+
+/// The fields we use; `output_length` and any others are not looked at.
+#[derive(Deserialize)]
+struct Line {
+    timestamp: u64,
+    input_length: u64,
+    hash_ids: Vec<u64>,
+}
+
+/// Reads the trace in `path`.
+pub fn read(path: &Path) -> Result<Trace, TraceError> {
+    let file = path.display().to_string();
+    let reader = File::open(path).map_err(|source| TraceError::Read { file: file.clone(), source })?;
+    parse(BufReader::with_capacity(1 << 20, reader), &file)
+}
+
+fn parse(mut reader: impl BufRead, file: &str) -> Result<Trace, TraceError> {
+    let mut trace = Trace::default();
+    let mut seen = HashSet::new();
+    let mut text = Vec::new();
+    for number in 1.. {
+        let wrong = |what: String| TraceError::Line { file: file.to_owned(), line: number, what };
+        text.clear();
+        let read = (&mut reader)
+            .take(MAX_LINE + 1)
+            .read_until(b'\n', &mut text)
+            .map_err(|source| TraceError::Read { file: file.to_owned(), source })?;
+        if read == 0 {
+            break;
+        }
+        if read as u64 > MAX_LINE {
+            return Err(wrong(format!("the line is longer than {MAX_LINE} bytes")));
+        }
+        if text.trim_ascii().is_empty() {
+            continue;
+        }
+        let line: Line = serde_json::from_slice(&text).map_err(|error| wrong(reason(&error)))?;
+        seen.clear();
+        if let Some(id) = line.hash_ids.iter().find(|id| !seen.insert(**id)) {
+            return Err(wrong(format!(
+                "hash_ids has {id} twice, but an id names a block with all before it"
+            )));
+        }
+        if trace.ids.len() + line.hash_ids.len() > MAX_BLOCKS {
+            return Err(wrong(format!("the trace has more than {MAX_BLOCKS} blocks")));
+        }
+        trace.push(line.timestamp, line.input_length, &line.hash_ids);
+    }
+    if trace.requests.is_empty() {
+        return Err(TraceError::Empty { file: file.to_owned() });
+    }
+    Ok(trace)
+}
+
+/// The parser's message, with the column but without its own "line 1".
+fn reason(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let message = message.split(" at line ").next().unwrap_or_default();
+    format!("{message} (column {})", error.column())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn requests_are_read_in_order() {
+        let text =
+            b"{\"timestamp\": 0, \"input_length\": 1030, \"output_length\": 5, \"hash_ids\": [0, 1, 2]}\n\n\
+                     {\"hash_ids\": [0, 7], \"input_length\": 600, \"timestamp\": 27000, \"extra\": null}";
+        let trace = parse(&text[..], "t").unwrap();
+        assert_eq!(trace.num_blocks(), 5);
+        let [first, second] = trace.requests() else { panic!("two requests") };
+        assert_eq!(trace.blocks(first), [0, 1, 2]);
+        assert_eq!(trace.blocks(second), [0, 7]);
+        assert_eq!((second.timestamp_ms, second.input_length), (27_000, 600));
+    }
+
+    #[test]
+    fn errors_name_file_line_and_what_was_expected() {
+        let good = "{\"timestamp\": 0, \"input_length\": 1, \"hash_ids\": [0]}\n";
+        for (bad, what) in [
+            ("nonsense", "column"),
+            ("{\"timestamp\": 0, \"hash_ids\": [0]}", "missing field `input_length`"),
+            ("{\"timestamp\": -1, \"input_length\": 1, \"hash_ids\": [0]}", "invalid value: integer `-1`"),
+            ("{\"timestamp\": 0, \"input_length\": 1, \"hash_ids\": [\"a\"]}", "invalid type: string \"a\""),
+            ("{\"timestamp\": 0, \"input_length\": 1, \"hash_ids\": [4, 4]}", "hash_ids has 4 twice"),
+            ("{\"timestamp\": 0, \"input_length\": 1", "EOF while parsing"),
+        ] {
+            let error = parse(format!("{good}{bad}\n").as_bytes(), "traces/x.jsonl").unwrap_err().to_string();
+            assert!(error.starts_with("traces/x.jsonl:2: ") && error.contains(what), "{bad}: {error}");
+            assert!(error.contains("expected one JSON object per line"), "{error}");
+        }
+        assert!(parse(&b"\n"[..], "t").unwrap_err().to_string().contains("no request"));
+        let error = read(Path::new("no/such/trace.jsonl")).unwrap_err().to_string();
+        assert!(error.contains("no/such/trace.jsonl"), "{error}");
+    }
+
+    #[test]
+    fn an_endless_line_is_refused() {
+        let error = parse(BufReader::new(std::io::repeat(b' ')), "t").unwrap_err().to_string();
+        assert!(error.contains("longer than"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(parse(&bytes[..], "t").err().is_none_or(|error| error.to_string().contains('t')));
+        }
+    }
+}
