@@ -41,6 +41,7 @@ mod config;
 mod engine;
 mod error;
 mod executor;
+pub mod fault;
 mod info;
 mod journal;
 pub mod medium;
