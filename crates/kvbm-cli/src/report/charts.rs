@@ -76,7 +76,7 @@ pub(super) fn latencies(result: &ReplayResult) -> String {
     let low = all().map(|bucket| bucket.from_us.max(0.001)).fold(f64::INFINITY, f64::min).log10().floor();
     let high = all().map(|bucket| bucket.to_us).fold(0.0, f64::max).log10().ceil().max(low + 1.0);
     let bottom = 10.0 + ROW * rows.len() as f64;
-    let frame = Frame { left: LEFT, right: WIDTH - 20.0, top: 10.0, bottom };
+    let frame = Frame { left: LEFT, right: WIDTH - 34.0, top: 10.0, bottom };
     let x = |us: f64| frame.x((us.max(0.001).log10() - low) / (high - low));
 
     let mut out = String::new();

@@ -1,0 +1,69 @@
+//! The command as people and scripts meet it: exit status, streams, output.
+
+// A helper that fails is a test that fails.
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Output};
+
+fn kvbm(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvbm")).args(words).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn wrong_usage_is_status_2_and_goes_to_standard_error() {
+    for (words, hint) in [
+        (&["replai"][..], "unrecognized subcommand 'replai'"),
+        (&["replay", "--capacty", "5"], "'--capacity'"),
+        (&["replay", "--capacity", "1,0,5"], "G3 needs G2"),
+        (&["layout", "explain", "--copy-heads", "0..1"], "--to"),
+    ] {
+        let output = kvbm(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(output.stdout.is_empty(), "{words:?}");
+        assert!(text(&output.stderr).contains(hint), "{words:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_failure_is_status_1_with_the_thing_named() {
+    let output = kvbm(&["layout", "explain", "--alignment", "3"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.starts_with("kvbm: layout config: alignment = 3"), "{message}");
+}
+
+#[test]
+fn the_doctor_never_fails_for_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let output = kvbm(&["doctor", "--dir", dir]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("CUDA"));
+
+    let output = kvbm(&["doctor", "--dir", "no/such/folder", "--json", "-"]);
+    assert_eq!(output.status.code(), Some(0));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(json["findings"].as_array().is_some_and(|findings| findings.len() >= 7), "{json}");
+    assert!(text(&output.stderr).contains("no/such/folder: not a directory"));
+}
+
+#[test]
+fn a_layout_and_its_copy_plan_are_drawn() {
+    let line = "layout explain --type layer-separate --layers 3 --to fully-contiguous --to-order universal";
+    let output = kvbm(&line.split(' ').collect::<Vec<_>>());
+    assert_eq!(output.status.code(), Some(0));
+    let golden = include_str!("golden/explain_engine_to_universal.txt");
+    assert_eq!(text(&output.stdout), golden, "{}", text(&output.stdout));
+}
+
+#[test]
+fn help_names_every_command() {
+    let help = text(&kvbm(&["--help"]).stdout);
+    for command in ["replay", "doctor", "layout", "Exit status"] {
+        assert!(help.contains(command), "{help}");
+    }
+}
