@@ -332,13 +332,16 @@ struct SimFile {
 impl SimFile {
     /// Waits if calls are held, then takes the fault that is due.
     fn enter(&self, state: &mut parking_lot::MutexGuard<'_, State>, call: Call) -> Option<Fault> {
-        if self.name == SLOT_FILE && matches!(call, Call::Read | Call::Write) {
+        // The name that the file has now: a snapshot becomes the journal.
+        let named = state.names.iter().find(|(_, index)| **index == self.index);
+        let name = named.map_or_else(|| self.name.clone(), |(name, _)| name.clone());
+        if name == SLOT_FILE && matches!(call, Call::Read | Call::Write) {
             state.waiting += 1;
             self.sim.changed.notify_all();
             self.sim.changed.wait_while(state, |state| state.held);
             state.waiting -= 1;
         }
-        let fault = state.fault(&self.name, call);
+        let fault = state.fault(&name, call);
         assert!(fault != Some(Fault::Panic), "simulated panic");
         fault
     }

@@ -186,3 +186,105 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/journal_v1.kvbm");
+
+    fn header() -> Header {
+        Header {
+            journal_id: 0x0123_4567_89AB_CDEF,
+            namespace: *b"namespace-tag-16",
+            num_slots: 1000,
+            block_bytes: 5000,
+            slot_stride: 8192,
+            geometry: b"rank 0 of 2, layers 0..32, heads 0..4".to_vec(),
+        }
+    }
+
+    fn records() -> [Record; 4] {
+        let identity = BlockIdentity {
+            namespace: NamespaceId(0xA1A2_A3A4),
+            group: GroupId(0xB1B2),
+            hash: SequenceHash::from_bytes(*b"hash-of-block-01"),
+            parent: None,
+            position: 0,
+        };
+        let child = BlockIdentity {
+            hash: SequenceHash::from_bytes(*b"hash-of-block-02"),
+            parent: Some(identity.hash),
+            position: 1,
+            ..identity
+        };
+        let present =
+            |identity| RecordState::Present { identity, checksum: 0xC1C2_C3C4_C5C6_C7C8, bytes: 5000 };
+        [
+            Record { slot: BlockId(7), generation: 1, state: present(identity) },
+            Record { slot: BlockId(8), generation: 2, state: present(child) },
+            Record { slot: BlockId(7), generation: 3, state: RecordState::Free },
+            Record { slot: BlockId(9), generation: 4, state: RecordState::Quarantined },
+        ]
+    }
+
+    fn journal() -> Vec<u8> {
+        let mut bytes = header().encode();
+        bytes.extend(records().iter().flat_map(|record| record.encode(header().journal_id)));
+        bytes
+    }
+
+    /// After a deliberate change of format: raise [`VERSION`], write a new golden file, keep the old one refused.
+    #[test]
+    fn the_golden_journal_is_written_and_read_byte_for_byte() {
+        assert_eq!(VERSION, 1);
+        assert!(journal() == GOLDEN, "the journal's bytes changed");
+        let decoded = Header::decode(GOLDEN, GOLDEN.len() as u64).unwrap();
+        assert_eq!(decoded, header());
+        let (written, rest) = GOLDEN[HEADER_BYTES..].as_chunks::<RECORD_BYTES>();
+        assert!(rest.is_empty());
+        for (bytes, record) in written.iter().zip(records()) {
+            assert_eq!(Record::decode(decoded.journal_id, bytes), Ok(record));
+        }
+    }
+
+    #[test]
+    fn a_record_of_another_journal_does_not_verify() {
+        let bytes = records()[0].encode(1);
+        assert_eq!(Record::decode(2, &bytes), Err(RecordError::Checksum));
+    }
+
+    #[test]
+    fn an_intact_record_of_unknown_kind_is_invalid() {
+        let mut bytes = records()[2].encode(5);
+        bytes[0] = 9;
+        let crc = record_crc(5, &bytes);
+        put(&mut bytes, RECORD_CRC_AT, &crc.to_le_bytes());
+        assert_eq!(Record::decode(5, &bytes), Err(RecordError::Invalid));
+    }
+
+    #[test]
+    fn a_geometry_length_beyond_the_header_is_refused() {
+        let mut bytes = header().encode();
+        put(&mut bytes, 64, &u32::MAX.to_le_bytes());
+        let crc = crc64(&[&bytes[..HEADER_CRC_AT]]);
+        put(&mut bytes, HEADER_CRC_AT, &crc.to_le_bytes());
+        let refused = FormatError::Field { field: "geometry_bytes", value: u32::MAX.into() };
+        assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused));
+    }
+
+    proptest! {
+        #[test]
+        fn any_flip_of_a_record_or_header_is_noticed(bit in 0_usize..(HEADER_BYTES + RECORD_BYTES) * 8) {
+            let mut bytes = journal();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            if bit / 8 < HEADER_BYTES {
+                prop_assert!(Header::decode(&bytes, HEADER_BYTES as u64).is_err());
+            } else {
+                let record = bytes[HEADER_BYTES..].first_chunk().unwrap();
+                prop_assert_eq!(Record::decode(header().journal_id, record), Err(RecordError::Checksum));
+            }
+        }
+    }
+}

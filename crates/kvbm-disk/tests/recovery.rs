@@ -1,0 +1,393 @@
+//! What is found after a restart, a crash, and in directories that are not ours.
+
+mod support;
+
+use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
+use kvbm_disk::medium::{Medium, OpenFile};
+use kvbm_disk::{DiskEngine, FlushError, FormatError, OpError, OpenError};
+use kvbm_plan::BlockId;
+use proptest::prelude::*;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use support::*;
+
+const HEADER: usize = 4096;
+const RECORD: usize = 80;
+
+fn recovered_numbers(recovered: &kvbm_disk::Recovered) -> Vec<(u32, u32)> {
+    recovered.blocks.iter().map(|block| (block.slot.0, block.identity.position)).collect()
+}
+
+#[test]
+fn a_clean_restart_finds_everything_in_age_order() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(config(8), &medium);
+    for (slot, number) in [(5, 0), (2, 1), (7, 2), (1, 3)] {
+        assert!(all_good(&write(&engine, &[(slot, number)])));
+    }
+    engine.release(&[BlockId(7), BlockId(6), BlockId(99)]);
+    engine.quarantine(BlockId(1));
+    engine.quarantine(BlockId(3));
+    drop(engine);
+    let (engine, recovered) = open(config(8), &medium);
+    assert_eq!(recovered_numbers(&recovered), [(5, 0), (2, 1)]);
+    assert_eq!(recovered.blocks[0].identity, identity(0));
+    assert_eq!(recovered.blocks[0].checksum, engine.checksums().of(&identity(0), [&pattern(0, BLOCK)[..]]));
+    assert_eq!(recovered.quarantined, [BlockId(1), BlockId(3)]);
+    assert_eq!(recovered.dropped, kvbm_disk::Dropped::default());
+    assert!(is_served(&engine, 5, 0) && is_served(&engine, 2, 1));
+    assert_eq!((engine.info().present_blocks, engine.info().durable_blocks), (2, 2));
+}
+
+/// Random life, power loss at a random moment: everything flushed and not touched since is back and verified; nothing
+/// is served that is not exactly what was written.
+fn crash_and_recover(seed: u64) {
+    const SLOTS: u32 = 6;
+    let mut random = Random(seed);
+    let medium = SimMedium::new();
+    let mut config = lazy_config(SLOTS);
+    config.compact_slack_records = random.below(12);
+    let (engine, _) = open(config.clone(), &medium);
+    let mut held: Vec<Option<u64>> = vec![None; SLOTS as usize];
+    let mut durable: Vec<Option<u64>> = held.clone();
+    for number in 0..random.below(40) {
+        let slot = random.below(u64::from(SLOTS)) as usize;
+        match random.below(6) {
+            0 => {
+                assert_eq!(engine.flush(PATIENCE).unwrap().pending_blocks, 0);
+                durable.clone_from(&held);
+            }
+            1 => {
+                engine.release(&[BlockId(slot as u32)]);
+                held[slot] = None;
+                durable[slot] = None;
+            }
+            _ => {
+                assert!(all_good(&write(&engine, &[(slot as u32, number)])));
+                held[slot] = Some(number);
+                durable[slot] = None;
+            }
+        }
+    }
+    let after = medium.crash(random.next());
+    drop(engine);
+    let (engine, recovered) = open(config, &after);
+    for (slot, number) in durable.iter().enumerate().filter_map(|(slot, number)| Some((slot, (*number)?))) {
+        assert!(
+            recovered_numbers(&recovered).contains(&(slot as u32, number as u32)),
+            "seed {seed}: {number} lost"
+        );
+        assert!(
+            is_served(&engine, slot as u32, number),
+            "seed {seed}: block {number} of slot {slot} is damaged"
+        );
+    }
+    for (slot, number) in recovered_numbers(&recovered) {
+        // Right bytes or none: `is_served` compares them.
+        let served = is_served(&engine, slot, u64::from(number));
+        assert!(served || durable[slot as usize] != Some(u64::from(number)), "seed {seed}");
+    }
+}
+
+#[test]
+fn power_loss_keeps_everything_that_was_flushed() {
+    for seed in 0..400 {
+        crash_and_recover(seed);
+    }
+}
+
+#[test]
+fn killed_without_a_last_commit() {
+    let from = tempfile::tempdir().unwrap();
+    let to = tempfile::tempdir().unwrap();
+    let mut config = lazy_config(8);
+    config.dir = from.path().to_owned();
+    let (engine, _) = DiskEngine::open(config.clone()).unwrap();
+    assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));
+    assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 3);
+    assert!(all_good(&write(&engine, &[(3, 3)])));
+    for entry in std::fs::read_dir(from.path()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.path().join(entry.file_name())).unwrap();
+    }
+    config.dir = to.path().to_owned();
+    let (engine, recovered) = DiskEngine::open(config).unwrap();
+    assert_eq!(recovered.blocks.len(), 3);
+    assert!((0..3).all(|number| is_served(&engine, number as u32, number)));
+    assert!(matches!(read(&engine, 3, 3), Err(OpError::Missing { .. })));
+}
+
+#[test]
+fn a_torn_tail_is_cut_and_a_damaged_middle_skipped() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(lazy_config(8), &medium);
+    for number in 0..4 {
+        assert!(all_good(&write(&engine, &[(number as u32, number)])));
+        engine.flush(PATIENCE).unwrap();
+    }
+    drop(engine);
+    medium.edit(JOURNAL_FILE, |bytes| {
+        bytes[HEADER + RECORD + 20] ^= 1;
+        bytes.truncate(HEADER + 4 * RECORD - 1);
+    });
+    let (engine, recovered) = open(lazy_config(8), &medium);
+    assert_eq!(recovered_numbers(&recovered), [(0, 0), (2, 2)]);
+    assert_eq!(
+        (recovered.dropped.damaged_records, recovered.dropped.torn_tail_bytes),
+        (1, RECORD as u64 - 1)
+    );
+    // What is appended now stands where the torn record stood.
+    assert!(all_good(&write(&engine, &[(5, 5)])));
+    drop(engine);
+    let (_, recovered) = open(lazy_config(8), &medium);
+    assert_eq!(recovered_numbers(&recovered), [(0, 0), (2, 2), (5, 5)]);
+    assert_eq!(recovered.dropped.torn_tail_bytes, 0);
+}
+
+#[test]
+fn of_two_copies_the_newest_wins() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(config(4), &medium);
+    assert!(all_good(&write(&engine, &[(3, 9)])));
+    assert!(all_good(&write(&engine, &[(0, 9)])));
+    assert!(is_served(&engine, 3, 9) && is_served(&engine, 0, 9));
+    drop(engine);
+    for dropped in [1, 0] {
+        let (engine, recovered) = open(config(4), &medium);
+        assert_eq!(recovered_numbers(&recovered), [(0, 9)]);
+        assert_eq!(recovered.dropped.duplicates, dropped);
+        assert!(matches!(read(&engine, 3, 9), Err(OpError::Missing { .. })));
+    }
+}
+
+#[test]
+fn capacity_may_change() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(config(4), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0), (3, 3)])));
+    drop(engine);
+    let (engine, recovered) = open(config(2), &medium);
+    assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
+    assert_eq!(recovered.dropped.beyond_capacity, 1);
+    drop(engine);
+    assert_eq!(medium.bytes(SLOT_FILE).len(), 2 * BLOCK);
+    let (engine, recovered) = open(config(9), &medium);
+    assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
+    assert!(all_good(&write(&engine, &[(8, 8)])) && is_served(&engine, 8, 8));
+}
+
+#[test]
+fn foreign_directories_are_refused_and_left_alone() {
+    let medium = SimMedium::new();
+    let mut ours = config(4);
+    ours.geometry = b"rank 0 of 2".to_vec();
+    let (engine, _) = open(ours.clone(), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    drop(engine);
+    let refuse = |config: &kvbm_disk::DiskConfig, names: &[&str]| {
+        let before = (medium.bytes(JOURNAL_FILE), medium.bytes(SLOT_FILE));
+        let error = DiskEngine::open_on(config.clone(), medium.as_medium()).unwrap_err();
+        for name in names {
+            assert!(error.to_string().contains(name), "{error} names {name}");
+        }
+        assert!(before == (medium.bytes(JOURNAL_FILE), medium.bytes(SLOT_FILE)));
+        error
+    };
+    let mut other = ours.clone();
+    other.namespace = [8; 16];
+    refuse(&other, &["0808", "0707", "another directory"]);
+    other = ours.clone();
+    other.block_bytes -= 1;
+    refuse(&other, &["block_bytes = 8192", "8191", "another directory"]);
+    other = ours.clone();
+    other.geometry = b"rank 1 of 2".to_vec();
+    refuse(&other, &["rank 0 of 2", "rank 1 of 2"]);
+
+    let good = medium.bytes(JOURNAL_FILE);
+    medium.edit(JOURNAL_FILE, |bytes| bytes[8] = 2);
+    let error = refuse(&ours, &["version 2", "reads 1", "clear"]);
+    assert!(matches!(error, OpenError::Format { source: FormatError::Version { found: 2, .. }, .. }));
+    medium.edit(JOURNAL_FILE, |bytes| bytes[0] = b'X');
+    refuse(&ours, &["another directory"]);
+    medium.edit(JOURNAL_FILE, |bytes| bytes.truncate(100));
+    refuse(&ours, &["does not start"]);
+    medium.edit(JOURNAL_FILE, |bytes| {
+        bytes.clone_from(&good);
+        bytes[40] ^= 1;
+    });
+    refuse(&ours, &["header is damaged"]);
+    medium.edit(JOURNAL_FILE, |bytes| bytes.clone_from(&good));
+    assert_eq!(open(ours, &medium).1.blocks.len(), 1);
+}
+
+#[test]
+fn one_engine_per_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(2);
+    config.dir = dir.path().to_owned();
+    let (engine, _) = DiskEngine::open(config.clone()).unwrap();
+    let error = DiskEngine::open(config.clone()).unwrap_err();
+    assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+    drop(engine);
+    assert!(DiskEngine::open(config).is_ok());
+}
+
+#[test]
+fn compaction_keeps_the_state_and_bounds_the_journal() {
+    let medium = SimMedium::new();
+    let mut config = lazy_config(4);
+    config.compact_slack_records = 3;
+    let (engine, _) = open(config.clone(), &medium);
+    for number in 0..40 {
+        assert!(all_good(&write(&engine, &[((number % 3) as u32, number)])));
+        if number == 30 {
+            engine.quarantine(BlockId(3));
+        }
+        engine.flush(PATIENCE).unwrap();
+        assert!(medium.bytes(JOURNAL_FILE).len() <= HEADER + (2 * 4 + 3) * RECORD);
+    }
+    assert!(engine.stats().compactions >= 3);
+    drop(engine);
+    let (_, recovered) = open(config, &medium);
+    assert_eq!(recovered_numbers(&recovered), [(1, 37), (2, 38), (0, 39)]);
+    assert_eq!(recovered.quarantined, [BlockId(3)]);
+}
+
+#[test]
+fn a_failed_journal_is_replaced_and_nothing_is_called_durable_before() {
+    for (file, call) in
+        [(JOURNAL_FILE, Call::Write), (JOURNAL_FILE, Call::Sync), (JOURNAL_TEMP_FILE, Call::Rename)]
+    {
+        let medium = SimMedium::new();
+        let mut config = lazy_config(4);
+        config.compact_slack_records = if call == Call::Rename { 0 } else { 100 };
+        let (engine, _) = open(config.clone(), &medium);
+        assert!(all_good(&write(&engine, &[(0, 0)])));
+        assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 1);
+        medium.inject(file, call, 0, 1, Fault::Error(ErrorKind::StorageFull));
+        for number in 1..9 {
+            assert!(all_good(&write(&engine, &[(1, number)])));
+            match engine.flush(PATIENCE) {
+                Err(FlushError::Io { message, durable_blocks }) => {
+                    assert!(message.contains("journal") && durable_blocks == 1, "{message}");
+                }
+                outcome => assert_eq!(outcome.unwrap().durable_blocks, 2),
+            }
+        }
+        assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 2);
+        assert_eq!(engine.stats().commit_failures, 1, "{file} {call:?}");
+        let after = medium.crash(1);
+        drop(engine);
+        let (engine, recovered) = open(config, &after);
+        assert_eq!(recovered_numbers(&recovered), [(0, 0), (1, 8)]);
+        assert!(is_served(&engine, 1, 8));
+    }
+}
+
+#[test]
+fn blocks_whose_sync_failed_are_readable_and_never_durable() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(lazy_config(4), &medium);
+    medium.inject(SLOT_FILE, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    let error = engine.flush(PATIENCE).unwrap_err();
+    assert!(error.to_string().contains("sync of the slot file"), "{error}");
+    assert!(all_good(&write(&engine, &[(1, 1)])));
+    let report = engine.flush(PATIENCE).unwrap();
+    assert_eq!((report.durable_blocks, report.pending_blocks), (1, 1));
+    assert!(is_served(&engine, 0, 0));
+    drop(engine);
+    assert_eq!(recovered_numbers(&open(lazy_config(4), &medium).1), [(1, 1)]);
+}
+
+#[test]
+fn a_full_disk_is_named_at_open() {
+    let medium = SimMedium::new();
+    medium.set_capacity(Some(10_000));
+    let error = DiskEngine::open_on(config(4), medium.as_medium()).unwrap_err();
+    assert!(matches!(error, OpenError::NoSpace { bytes: 32_768, .. }), "{error}");
+    assert!(error.to_string().contains("lower the capacity"));
+}
+
+/// A journal with every kind of record, from an engine.
+fn journal() -> Vec<u8> {
+    let medium = SimMedium::new();
+    let (engine, _) = open(lazy_config(8), &medium);
+    for number in 0..6 {
+        assert!(all_good(&write(&engine, &[(number as u32, number)])));
+        engine.flush(PATIENCE).unwrap();
+    }
+    engine.release(&[BlockId(0)]);
+    engine.quarantine(BlockId(1));
+    drop(engine);
+    medium.bytes(JOURNAL_FILE)
+}
+
+#[derive(Clone, Debug)]
+enum Harm {
+    Flip(usize),
+    Cut(usize),
+    Insert(usize, Vec<u8>),
+    Zero(usize, usize),
+    Repeat(usize, usize),
+}
+
+fn harm() -> impl Strategy<Value = Harm> {
+    let at = || prop_oneof![0_usize..200, HEADER - 16..HEADER + 10 * RECORD];
+    prop_oneof![
+        (0_usize..(HEADER + 10 * RECORD) * 8).prop_map(Harm::Flip),
+        at().prop_map(Harm::Cut),
+        (at(), proptest::collection::vec(any::<u8>(), 0..200))
+            .prop_map(|(at, bytes)| Harm::Insert(at, bytes)),
+        (at(), 0_usize..300).prop_map(|(at, len)| Harm::Zero(at, len)),
+        (at(), 0_usize..300).prop_map(|(at, len)| Harm::Repeat(at, len)),
+    ]
+}
+
+fn do_harm(bytes: &mut Vec<u8>, harm: &Harm) {
+    let range = |at: usize, len: usize| at.min(bytes.len())..(at + len).min(bytes.len());
+    match harm {
+        Harm::Flip(bit) => {
+            if let Some(byte) = bytes.get_mut(bit / 8) {
+                *byte ^= 1 << (bit % 8);
+            }
+        }
+        Harm::Cut(at) => bytes.truncate(*at),
+        Harm::Insert(at, extra) => drop(bytes.splice(range(*at, 0), extra.iter().copied())),
+        Harm::Zero(at, len) => {
+            let range = range(*at, *len);
+            bytes[range].fill(0);
+        }
+        Harm::Repeat(at, len) => bytes.extend_from_within(range(*at, *len)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Hostile bytes for a journal: no panic, and only blocks that were written come back.
+    #[test]
+    fn harmed_journals_never_panic_and_never_invent_blocks(harms in proptest::collection::vec(harm(), 1..6)) {
+        static JOURNAL: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+        let mut bytes = JOURNAL.get_or_init(journal).clone();
+        harms.iter().for_each(|harm| do_harm(&mut bytes, harm));
+        let medium = SimMedium::new();
+        medium.edit(JOURNAL_FILE, |file| *file = bytes);
+        if let Ok((engine, recovered)) = DiskEngine::open_on(lazy_config(8), Arc::new(medium)) {
+            for block in &recovered.blocks {
+                prop_assert_eq!(block.identity, identity(u64::from(block.slot.0)));
+                prop_assert!(!is_served(&engine, block.slot.0, u64::from(block.slot.0)), "an empty slot file");
+            }
+        }
+    }
+
+    /// Arbitrary files are refused.
+    #[test]
+    fn garbage_is_no_journal(bytes in proptest::collection::vec(any::<u8>(), 0..6000)) {
+        let medium = SimMedium::new();
+        medium.edit(JOURNAL_FILE, |file| file.clone_from(&bytes));
+        prop_assert!(DiskEngine::open_on(lazy_config(8), Arc::new(medium.clone())).is_err());
+        prop_assert_eq!(medium.bytes(JOURNAL_FILE), bytes);
+        prop_assert!(medium.open(SLOT_FILE, OpenFile::default()).is_err());
+    }
+}
