@@ -142,8 +142,7 @@ impl Core {
         let index = state.entry;
         match state.usage() {
             Usage::Arriving => {
-                state.link = NONE;
-                state.place = NONE;
+                state.clear_ticket();
                 state.set_usage(Usage::Registered);
                 state.add_ref();
                 tier_core.arriving -= 1;

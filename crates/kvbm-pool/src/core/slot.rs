@@ -44,11 +44,11 @@ const MAX_REFS: u32 = (1 << REF_BITS) - 1;
 pub(crate) struct Slot {
     /// Entry of the block in it, or `NONE`.
     pub entry: u32,
-    /// Usage (4 bits) and references.
+    /// Usage (4 bits) and references (28 bits; of an Arriving slot the rest of the ticket).
     word: u32,
     /// Index in the eviction order of the slot's only valid place, or `NONE`.
     pub place: u32,
-    /// Free: next free slot. Registered: next duplicate. Arriving: low half of the ticket.
+    /// Free: next free slot. Registered: next duplicate. Arriving: part of the ticket.
     pub link: u32,
 }
 
@@ -91,14 +91,21 @@ impl Slot {
         self.refs()
     }
 
-    /// An Arriving slot has no place in the eviction order and no duplicates: both fields carry the ticket.
+    /// An Arriving slot has no users and no duplicates: those bits carry its ticket. (Not `place`: a stale place in the
+    /// eviction order must not meet a number that looks like it.)
     pub(crate) fn set_ticket(&mut self, ticket: u64) {
-        self.place = (ticket >> 32) as u32;
+        self.word = self.word & !MAX_REFS | (ticket >> 32) as u32 & MAX_REFS;
         self.link = ticket as u32;
     }
 
     pub(crate) fn ticket(&self) -> u64 {
-        u64::from(self.place) << 32 | u64::from(self.link)
+        u64::from(self.refs()) << 32 | u64::from(self.link)
+    }
+
+    /// The ticket is not needed any more: no users, no duplicates.
+    pub(crate) fn clear_ticket(&mut self) {
+        self.word &= !MAX_REFS;
+        self.link = NONE;
     }
 }
 
@@ -134,7 +141,13 @@ mod tests {
     #[test]
     fn a_ticket_survives_its_two_halves() {
         let mut slot = Slot::NEW;
+        slot.set_usage(Usage::Arriving);
         slot.set_ticket(0x0123_4567_89ab_cdef);
         assert_eq!(slot.ticket(), 0x0123_4567_89ab_cdef);
+        assert_eq!((slot.usage(), slot.place), (Usage::Arriving, NONE));
+        slot.set_usage(Usage::Cancelled);
+        assert_eq!(slot.ticket(), 0x0123_4567_89ab_cdef);
+        slot.clear_ticket();
+        assert_eq!((slot.usage(), slot.refs(), slot.link), (Usage::Cancelled, 0, NONE));
     }
 }
