@@ -1,4 +1,77 @@
-//! kvbm: the KV-cache block manager.
+//! KV-cache block manager for LLM inference engines: four memory tiers, every byte verified.
+//!
+//! **Knows:** tokens, block ids, tiers, policies: it decides which block is where and what moves next
+//! ([`KvBlockManager`] is the leader of a deployment).
+//! **Must never know:** how bytes move. That is the workers' business; they get plans and give reports through their
+//! wire form, whether they run in this process or in another.
+//!
+//! ```
+//! use kvbm::config::{Blocks, ModelConfig};
+//! use kvbm::{KvBlockManager, Namespace};
+//!
+//! let model = ModelConfig { num_layers: 4, num_kv_heads: 2, head_dim: 64, ..ModelConfig::default() };
+//! let manager = KvBlockManager::<kvbm::Owned>::builder()
+//!     .model(model)
+//!     .namespace(Namespace::new("llama-3-8b").weights("2026-11-01"))
+//!     .device(Blocks(64)) // G1, a pool of ours
+//!     .host(Blocks(256)) // G2
+//!     .build()?;
+//!
+//! let prompt: Vec<u32> = (0..70).collect();
+//! let tokens = manager.sequence(&prompt, b"")?;
+//! let prefix = manager.match_prefix(&tokens); // which blocks, on which tier; pinned while held
+//! let cached = manager.onboard(prefix).wait()?; // in G1, verified
+//! let fresh = manager.allocate(tokens.num_blocks() - cached.len())?;
+//! // ... the engine computes into `fresh` ...
+//! let (done, _tail) = manager.commit(fresh, &tokens, cached.len())?;
+//! let blocks = manager.register(done)?; // visible; offload goes on in the background
+//! drop(blocks); // cached until evicted
+//! assert_eq!(manager.match_prefix(&tokens).len(), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+#![forbid(unsafe_code)]
+
+mod builder;
 pub mod config;
+mod engine;
+mod error;
+mod events;
+mod leader;
+mod manager;
 pub mod metrics;
+mod onboard;
+mod park;
+mod shutdown;
+mod signal;
+mod status;
+pub mod worker;
+mod workers;
+
+pub use builder::{BuildError, Builder, NeedsDevice, NeedsModel, NeedsNamespace, WithEngine, WithOwned};
+pub use engine::{
+    Engine, EngineError, EngineOnboardError, EngineOnboarding, NoSuchBlock, OffloadStarted, StillBusy,
+};
+pub use error::BlockFailure;
+pub use events::{EventPump, EventsError};
+pub use leader::offload::OffloadBacklog;
+pub use manager::{KvBlockManager, OffloadError, Owned, SequenceError};
+pub use onboard::{OnboardError, Onboarding};
+pub use park::{ParkError, ParkRejected, Parked};
+pub use shutdown::{FlushError, FlushReport, ShutdownReport};
+pub use status::{PathStatus, Status};
+pub use workers::{LocalWorker, WorkerError, Workers};
+
+pub use kvbm_device as device;
+pub use kvbm_events as events_plane;
+pub use kvbm_layout as layout;
+pub use kvbm_plan as plan;
+pub use kvbm_pool as pool;
+pub use kvbm_storage as storage;
+pub use kvbm_tokens as tokens;
+
+pub use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier};
+pub use kvbm_pool::{
+    AllocError, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Partial, Prefix, Reset, TierMask,
+};
+pub use kvbm_tokens::{BlockChain, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence};

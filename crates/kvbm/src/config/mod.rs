@@ -48,8 +48,8 @@ pub use error::{ConfigError, Origin};
 pub use schema::{Key, Section};
 pub use sections::{
     Algorithm, BandwidthModel, ChainRootKind, DeviceConfig, DeviceKind, DiskConfig, EdgeConfig, EventsConfig,
-    EvictionPolicy, HostConfig, IoMode, ModelConfig, NamespaceConfig, OffloadConfig, ParallelismConfig,
-    PolicyConfig, TransferConfig, VerifyHost,
+    EvictionPolicy, HostConfig, IoMode, LayoutKind, ModelConfig, NamespaceConfig, OffloadConfig,
+    ParallelismConfig, PolicyConfig, TransferConfig, VerifyHost,
 };
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;

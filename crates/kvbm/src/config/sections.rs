@@ -83,6 +83,8 @@ section! {
         kind: DeviceKind = DeviceKind::Emulated, [""];
         /// What G1 holds. Not used when the engine owns the memory of G1.
         capacity: Capacity = Capacity::Blocks(Blocks(1024)), ["per rank"];
+        /// How a block lies in G1: `layer-separate` as engines have it, or `fully-contiguous`.
+        layout: LayoutKind = LayoutKind::LayerSeparate, [""];
         /// How long copies of the emulated device take: `unlimited` as fast as the machine, `reference` 28 GB/s to host memory.
         bandwidth_model: BandwidthModel = BandwidthModel::Unlimited, [""];
     }
@@ -131,6 +133,8 @@ pub struct EdgeConfig {
     pub watermark: f64,
     /// Copy blocks that nobody used for so many engine iterations; 0 for never.
     pub idle_iterations: u64,
+    /// Share of the upper tier that waiting and running copies may hold; beyond it the oldest waiting ones are dropped.
+    pub queue_share: f64,
 }
 
 /// The triggers of both edges.
@@ -145,8 +149,18 @@ pub struct OffloadConfig {
 impl Default for OffloadConfig {
     fn default() -> Self {
         Self {
-            g1_g2: EdgeConfig { write_through: true, watermark: 0.90, idle_iterations: 100 },
-            g2_g3: EdgeConfig { write_through: false, watermark: 0.90, idle_iterations: 1000 },
+            g1_g2: EdgeConfig {
+                write_through: true,
+                watermark: 0.90,
+                idle_iterations: 100,
+                queue_share: 0.25,
+            },
+            g2_g3: EdgeConfig {
+                write_through: false,
+                watermark: 0.90,
+                idle_iterations: 1000,
+                queue_share: 0.25,
+            },
         }
     }
 }
@@ -161,6 +175,9 @@ macro_rules! edge {
             watermark: f64, ["share of the tier"];
             /// Copy blocks that nobody used for so long; 0 for never.
             idle_iterations: u64, ["engine iterations"];
+            /// Share of the upper tier that waiting and running copies may hold; beyond it the oldest waiting ones are
+            /// dropped and counted.
+            queue_share: f64, ["share of the tier"];
         });
     };
 }
@@ -232,6 +249,16 @@ choice! {
     DeviceKind {
         /// Emulated in host memory.
         Emulated = "emulated",
+    }
+}
+
+choice! {
+    /// How a block lies in G1.
+    LayoutKind {
+        /// One region per layer, keys before values.
+        LayerSeparate = "layer-separate",
+        /// All layers of a block side by side.
+        FullyContiguous = "fully-contiguous",
     }
 }
 

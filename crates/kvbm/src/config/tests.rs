@@ -33,8 +33,18 @@ fn defaults_are_those_of_the_design() {
     assert_eq!(
         config.offload,
         OffloadConfig {
-            g1_g2: EdgeConfig { write_through: true, watermark: 0.90, idle_iterations: 100 },
-            g2_g3: EdgeConfig { write_through: false, watermark: 0.90, idle_iterations: 1000 },
+            g1_g2: EdgeConfig {
+                write_through: true,
+                watermark: 0.90,
+                idle_iterations: 100,
+                queue_share: 0.25
+            },
+            g2_g3: EdgeConfig {
+                write_through: false,
+                watermark: 0.90,
+                idle_iterations: 1000,
+                queue_share: 0.25
+            },
         }
     );
     assert!((config.disk.drive_writes_per_day - 1.0).abs() < f64::EPSILON);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::sections::{ChainRootKind, EdgeConfig};
+use super::sections::ChainRootKind;
 use super::{Config, ConfigError, Section};
 
 const MAX_PAGE_SIZE: u32 = 1 << 20;
@@ -30,8 +30,19 @@ impl Config {
         self.validate_model()?;
         self.validate_namespace()?;
         self.validate_tiers()?;
-        edge("offload.g1_g2.watermark", &self.offload.g1_g2)?;
-        edge("offload.g2_g3.watermark", &self.offload.g2_g3)?;
+        let offload = &self.offload;
+        share(
+            "offload.g1_g2.watermark",
+            offload.g1_g2.watermark,
+            "must be above 0 and at most 1 (1: never)",
+        )?;
+        share(
+            "offload.g2_g3.watermark",
+            offload.g2_g3.watermark,
+            "must be above 0 and at most 1 (1: never)",
+        )?;
+        share("offload.g1_g2.queue_share", offload.g1_g2.queue_share, "must be above 0 and at most 1")?;
+        share("offload.g2_g3.queue_share", offload.g2_g3.queue_share, "must be above 0 and at most 1")?;
         between("transfer.queue_depth", self.transfer.queue_depth, 1, 1 << 20)?;
         between("transfer.threads", self.transfer.threads, 1, MAX_THREADS)?;
         positive("transfer.deadline", self.transfer.deadline)?;
@@ -147,9 +158,6 @@ fn positive(key: &'static str, value: Duration) -> Result<(), ConfigError> {
     if value.is_zero() { broken(key, "0", "must be more than 0") } else { Ok(()) }
 }
 
-fn edge(key: &'static str, edge: &EdgeConfig) -> Result<(), ConfigError> {
-    if edge.watermark > 0.0 && edge.watermark <= 1.0 {
-        return Ok(());
-    }
-    broken(key, &edge.watermark, "must be above 0 and at most 1 (1: never)")
+fn share(key: &'static str, value: f64, rule: &str) -> Result<(), ConfigError> {
+    if value > 0.0 && value <= 1.0 { Ok(()) } else { broken(key, &value, rule) }
 }

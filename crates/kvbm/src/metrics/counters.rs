@@ -86,6 +86,11 @@ impl Counter {
         self.0.fetch_add(n, Relaxed);
     }
 
+    /// Raises the value to what somebody else has counted.
+    pub(crate) fn raise_to(&self, value: u64) {
+        self.0.fetch_max(value, Relaxed);
+    }
+
     /// The value.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
@@ -302,6 +307,10 @@ pub struct Counters {
     pub sync_offloads: Counter,
     /// Events that were overwritten before anyone read them.
     pub events_lost: Counter,
+    /// Messages of workers that could not be read.
+    pub malformed_messages: Counter,
+    /// Reports that changed nothing: repeated, late, of an earlier epoch.
+    pub ignored_reports: Counter,
     tiers: [TierMetrics; Tier::ALL.len()],
     /// [`Path::LOCAL`] in order, then all other paths together.
     paths: [PathMetrics; Path::LOCAL.len() + 1],

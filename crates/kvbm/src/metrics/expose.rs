@@ -36,6 +36,12 @@ impl Exposition {
                 &counters.sync_offloads,
             ),
             ("events_lost", "Events overwritten before anyone read them", &counters.events_lost),
+            (
+                "malformed_messages",
+                "Messages of workers that could not be read",
+                &counters.malformed_messages,
+            ),
+            ("ignored_reports", "Reports that were repeated, late or stale", &counters.ignored_reports),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             counter_value(&mut metric, counter.get())?;

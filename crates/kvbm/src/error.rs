@@ -1,0 +1,40 @@
+//! What callers are told when something does not work.
+
+use kvbm_plan::{BlockIdentity, Failure, FailureKind, Path};
+use std::fmt;
+
+/// A block that did not arrive: which, on which path, why, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockFailure {
+    /// The block.
+    pub identity: BlockIdentity,
+    /// The path it should have travelled.
+    pub path: Path,
+    /// Why, and what to do ([`FailureKind::next_action`]).
+    pub failure: Failure,
+}
+
+impl fmt::Display for BlockFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BlockIdentity { hash, position, .. } = self.identity;
+        write!(f, "block {position} ({hash}) on {}: {}", self.path, self.failure)
+    }
+}
+
+/// The first failure of several, for error texts.
+pub(crate) struct FirstOf<'a>(pub(crate) &'a [BlockFailure]);
+
+impl fmt::Display for FirstOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("no block failed"),
+            [one] => one.fmt(f),
+            [first, rest @ ..] => write!(f, "{first}; and {} more", rest.len()),
+        }
+    }
+}
+
+/// Whether a failure says that the source's bytes are bad, so that its slot must not serve again.
+pub(crate) fn condemns_source(kind: FailureKind) -> bool {
+    kind == FailureKind::Corrupt
+}

@@ -1,0 +1,244 @@
+//! Plans that workers have and have not all answered.
+//!
+//! A plan is finished when every rank has answered once. An answer of an earlier epoch, for an unknown plan, from an
+//! unknown rank or from a rank that already answered changes nothing, so messages may be repeated or late.
+
+use kvbm_plan::{BlockOutcome, Epoch, Failure, FailureKind, Path, PlanId, Rank, TransferReport};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// The plans in flight; `O` is what the leader wants back when one finishes.
+pub(crate) struct Inflight<O> {
+    epoch: Epoch,
+    ranks: usize,
+    table: Mutex<Table<O>>,
+}
+
+struct Table<O> {
+    next: u64,
+    plans: HashMap<PlanId, Pending<O>>,
+}
+
+struct Pending<O> {
+    operation: O,
+    path: Path,
+    answered: Vec<bool>,
+    left: usize,
+    failures: Vec<Option<Failure>>,
+    bytes: u64,
+    queued_us: u64,
+    since: Instant,
+}
+
+/// A plan that every rank has answered.
+#[derive(Debug)]
+pub(crate) struct Finished<O> {
+    pub(crate) operation: O,
+    pub(crate) path: Path,
+    /// Per block of the plan: why it did not arrive on some rank; `None` when it arrived on all.
+    pub(crate) failures: Vec<Option<Failure>>,
+    /// Bytes moved by all ranks.
+    pub(crate) bytes: u64,
+    /// Longest wait in a queue of any rank.
+    pub(crate) queued: Duration,
+    /// From sending to the last answer.
+    pub(crate) elapsed: Duration,
+}
+
+/// What an answer changed.
+#[derive(Debug)]
+pub(crate) enum Answer<O> {
+    /// Stale, repeated or unknown: nothing.
+    Ignored,
+    /// Other ranks still owe theirs.
+    Waiting,
+    /// It was the last one.
+    Finished(Finished<O>),
+}
+
+impl<O> Inflight<O> {
+    pub(crate) fn new(epoch: Epoch, ranks: usize) -> Self {
+        Self { epoch, ranks, table: Mutex::new(Table { next: 1, plans: HashMap::new() }) }
+    }
+
+    /// Enters a plan of `blocks` blocks before it is sent. The id that it must carry.
+    pub(crate) fn enter(&self, operation: O, path: Path, blocks: usize) -> PlanId {
+        let mut table = self.table.lock();
+        let plan_id = PlanId(table.next);
+        table.next += 1;
+        let pending = Pending {
+            operation,
+            path,
+            answered: vec![false; self.ranks],
+            left: self.ranks,
+            failures: vec![None; blocks],
+            bytes: 0,
+            queued_us: 0,
+            since: Instant::now(),
+        };
+        table.plans.insert(plan_id, pending);
+        plan_id
+    }
+
+    /// Takes a rank's answer.
+    pub(crate) fn answer(&self, report: TransferReport) -> Answer<O> {
+        if report.epoch != self.epoch {
+            return Answer::Ignored;
+        }
+        let TransferReport { plan_id, rank, blocks, bytes, queued_us, .. } = report;
+        let mut table = self.table.lock();
+        let Some(pending) = table.plans.get_mut(&plan_id) else { return Answer::Ignored };
+        match pending.answered.get_mut(rank.index()) {
+            Some(answered) if !*answered => *answered = true,
+            _ => return Answer::Ignored,
+        }
+        pending.merge(rank, blocks);
+        pending.bytes += bytes;
+        pending.queued_us = pending.queued_us.max(queued_us);
+        pending.left -= 1;
+        if pending.left > 0 {
+            return Answer::Waiting;
+        }
+        match table.plans.remove(&plan_id) {
+            Some(pending) => Answer::Finished(pending.finish()),
+            None => Answer::Ignored,
+        }
+    }
+
+    /// Answers for a rank that cannot: its link is down.
+    pub(crate) fn answer_failed(
+        &self,
+        plan_id: PlanId,
+        rank: Rank,
+        path: Path,
+        failure: &Failure,
+    ) -> Answer<O> {
+        let blocks = match self.table.lock().plans.get(&plan_id) {
+            Some(pending) => vec![BlockOutcome::Failed(failure.clone()); pending.failures.len()],
+            None => return Answer::Ignored,
+        };
+        let epoch = self.epoch;
+        self.answer(TransferReport { plan_id, epoch, rank, path, blocks, bytes: 0, queued_us: 0, busy_us: 0 })
+    }
+
+    /// Plans in flight on `path`.
+    pub(crate) fn on_path(&self, path: Path) -> usize {
+        self.table.lock().plans.values().filter(|pending| pending.path == path).count()
+    }
+
+    /// Ids of the plans whose operation `select` picks.
+    pub(crate) fn select(&self, mut select: impl FnMut(&O) -> bool) -> Vec<PlanId> {
+        let table = self.table.lock();
+        table.plans.iter().filter(|(_, pending)| select(&pending.operation)).map(|(&id, _)| id).collect()
+    }
+}
+
+impl<O> Pending<O> {
+    /// The first failure of a block, on whichever rank, is the one that is told.
+    fn merge(&mut self, rank: Rank, blocks: Vec<BlockOutcome>) {
+        if blocks.len() != self.failures.len() {
+            let detail =
+                format!("rank {rank} answered for {} blocks of {}", blocks.len(), self.failures.len());
+            let failure = Failure::new(FailureKind::Io, detail);
+            self.failures.iter_mut().for_each(|slot| {
+                slot.get_or_insert_with(|| failure.clone());
+            });
+            return;
+        }
+        for (slot, outcome) in self.failures.iter_mut().zip(blocks) {
+            if let BlockOutcome::Failed(failure) = outcome {
+                slot.get_or_insert_with(|| {
+                    Failure::new(failure.kind, format!("rank {rank}: {}", failure.detail))
+                });
+            }
+        }
+    }
+
+    fn finish(self) -> Finished<O> {
+        Finished {
+            operation: self.operation,
+            path: self.path,
+            failures: self.failures,
+            bytes: self.bytes,
+            queued: Duration::from_micros(self.queued_us),
+            elapsed: self.since.elapsed(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATH: Path = Path::G2_G1;
+
+    fn report(plan_id: PlanId, rank: u16, blocks: Vec<BlockOutcome>) -> TransferReport {
+        let (epoch, rank) = (Epoch(2), Rank(rank));
+        TransferReport { plan_id, epoch, rank, path: PATH, blocks, bytes: 10, queued_us: 0, busy_us: 0 }
+    }
+
+    fn done(blocks: usize) -> Vec<BlockOutcome> {
+        vec![BlockOutcome::Done { checksum: 1 }; blocks]
+    }
+
+    #[test]
+    fn a_plan_finishes_when_every_rank_answered_once() {
+        let inflight = Inflight::new(Epoch(2), 2);
+        let plan = inflight.enter("op", PATH, 3);
+        assert_eq!(inflight.on_path(PATH), 1);
+        assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Waiting));
+        assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Ignored), "answered twice");
+        assert!(matches!(inflight.answer(report(plan, 9, done(3))), Answer::Ignored), "no such rank");
+        let Answer::Finished(finished) = inflight.answer(report(plan, 1, done(3))) else {
+            panic!("both ranks answered");
+        };
+        assert_eq!((finished.operation, finished.bytes), ("op", 20));
+        assert!(finished.failures.iter().all(Option::is_none));
+        assert!(matches!(inflight.answer(report(plan, 1, done(3))), Answer::Ignored), "finished already");
+        assert_eq!(inflight.on_path(PATH), 0);
+    }
+
+    #[test]
+    fn a_stale_epoch_is_ignored() {
+        let inflight = Inflight::new(Epoch(2), 1);
+        let plan = inflight.enter((), PATH, 1);
+        let stale = TransferReport { epoch: Epoch(1), ..report(plan, 0, done(1)) };
+        assert!(matches!(inflight.answer(stale), Answer::Ignored));
+        assert_eq!(inflight.select(|()| true), [plan]);
+    }
+
+    #[test]
+    fn one_rank_that_fails_fails_the_block_and_is_named() {
+        let inflight = Inflight::new(Epoch(2), 2);
+        let plan = inflight.enter((), PATH, 2);
+        let failure = Failure::new(FailureKind::Corrupt, "slot 4");
+        let blocks = vec![BlockOutcome::Done { checksum: 1 }, BlockOutcome::Failed(failure)];
+        assert!(matches!(inflight.answer(report(plan, 1, blocks)), Answer::Waiting));
+        let Answer::Finished(finished) = inflight.answer(report(plan, 0, done(2))) else {
+            panic!("finished")
+        };
+        assert!(finished.failures[0].is_none());
+        let failure = finished.failures[1].as_ref().expect("block 1 failed on rank 1");
+        assert_eq!((failure.kind, failure.detail.as_str()), (FailureKind::Corrupt, "rank 1: slot 4"));
+    }
+
+    #[test]
+    fn an_answer_of_another_length_fails_every_block() {
+        let inflight = Inflight::new(Epoch(2), 1);
+        let plan = inflight.enter((), PATH, 2);
+        let Answer::Finished(finished) = inflight.answer(report(plan, 0, done(3))) else {
+            panic!("finished")
+        };
+        assert!(finished.failures.iter().all(Option::is_some));
+    }
+
+    #[test]
+    fn a_dead_link_answers_for_its_rank() {
+        let inflight = Inflight::new(Epoch(2), 1);
+        let plan = inflight.enter((), PATH, 1);
+        let failure = Failure::new(FailureKind::Io, "link down");
+        let answer = inflight.answer_failed(plan, Rank(0), PATH, &failure);
+        assert!(matches!(answer, Answer::Finished(finished) if finished.failures[0].is_some()));
+    }
+}

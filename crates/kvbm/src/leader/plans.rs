@@ -1,0 +1,54 @@
+//! Cutting an operation into plans.
+
+use crate::leader::operation::Move;
+use kvbm_plan::{BlockTransfer, TransferPlan};
+use std::ops::Range;
+
+/// Runs of moves from one tier, at most `max_blocks` each: a plan has one source tier and group, and several plans in flight keep a
+/// path busy from end to end.
+pub(crate) fn ranges(moves: &[Move], max_blocks: usize) -> Vec<Range<usize>> {
+    let max_blocks = max_blocks.clamp(1, TransferPlan::MAX_BLOCKS);
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for (index, step) in moves.iter().enumerate() {
+        let joins = |range: &&mut Range<usize>| {
+            let first = &moves[range.start];
+            range.len() < max_blocks && first.from == step.from && first.identity.group == step.identity.group
+        };
+        match ranges.last_mut().filter(joins) {
+            Some(range) => range.end = index + 1,
+            None => ranges.push(index..index + 1),
+        }
+    }
+    ranges
+}
+
+/// The blocks of a plan.
+pub(crate) fn transfers(moves: &[Move]) -> Vec<BlockTransfer> {
+    moves.iter().map(|step| BlockTransfer { identity: step.identity, src: step.src, dst: step.dst }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
+
+    fn step(from: Tier) -> Move {
+        let identity = BlockIdentity {
+            namespace: NamespaceId(0),
+            group: GroupId(0),
+            hash: SequenceHash::from_bytes([1; 16]),
+            parent: None,
+            position: 0,
+        };
+        Move { identity, from, src: BlockId(0), dst: BlockId(0) }
+    }
+
+    #[test]
+    fn a_plan_has_one_source_tier_and_a_bounded_size() {
+        let moves = [Tier::G2, Tier::G2, Tier::G2, Tier::G3, Tier::G3, Tier::G2].map(step);
+        assert_eq!(ranges(&moves, 2), [0..2, 2..3, 3..5, 5..6]);
+        assert_eq!(ranges(&moves, 100), [0..3, 3..5, 5..6]);
+        assert_eq!(ranges(&[], 100), []);
+        assert_eq!(transfers(&moves).len(), 6);
+    }
+}

@@ -1,0 +1,100 @@
+//! What the ranks found on their disks at start.
+
+use crate::signal::Signal;
+use kvbm_plan::{BlockId, Rank, RecoveredBlock, Tier};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// Answers of the ranks, until all have given theirs.
+pub(crate) struct Recoveries {
+    ranks: Mutex<Vec<Found>>,
+    complete: Signal,
+}
+
+#[derive(Default, Clone)]
+struct Found {
+    blocks: Vec<RecoveredBlock>,
+    last: bool,
+}
+
+/// Blocks that can be served, and slots that cannot.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Common {
+    /// In the same slot on every rank, oldest use first.
+    pub(crate) blocks: Vec<RecoveredBlock>,
+    /// Known to some ranks only, or under different identities.
+    pub(crate) incomplete: Vec<BlockId>,
+}
+
+impl Recoveries {
+    pub(crate) fn new(ranks: usize) -> Self {
+        Self { ranks: Mutex::new(vec![Found::default(); ranks]), complete: Signal::default() }
+    }
+
+    /// A part of what a rank found on G3; parts after the last change nothing.
+    pub(crate) fn answer(&self, rank: Rank, tier: Tier, blocks: Vec<RecoveredBlock>, last: bool) {
+        let mut ranks = self.ranks.lock();
+        let Some(found) = ranks.get_mut(rank.index()) else { return };
+        if tier != Tier::G3 || found.last {
+            return;
+        }
+        found.blocks.extend(blocks);
+        found.last = last;
+        if ranks.iter().all(|found| found.last) {
+            drop(ranks);
+            self.complete.set();
+        }
+    }
+
+    /// Waits for every rank. `None` if one did not answer by `deadline`.
+    pub(crate) fn wait(&self, deadline: Instant) -> Option<Common> {
+        self.complete.wait_until(deadline).then(|| common(&std::mem::take(&mut *self.ranks.lock())))
+    }
+}
+
+fn common(ranks: &[Found]) -> Common {
+    let Some((first, others)) = ranks.split_first() else { return Common::default() };
+    let others: Vec<HashMap<BlockId, &RecoveredBlock>> = others
+        .iter()
+        .map(|found| found.blocks.iter().map(|recovered| (recovered.block, recovered)).collect())
+        .collect();
+    let everywhere = |recovered: &RecoveredBlock| {
+        others.iter().all(|rank| rank.get(&recovered.block).is_some_and(|theirs| *theirs == recovered))
+    };
+    let (blocks, mut lonely): (Vec<_>, Vec<_>) = first.blocks.iter().copied().partition(everywhere);
+    let served: std::collections::HashSet<_> = blocks.iter().map(|recovered| recovered.block).collect();
+    let theirs = ranks[1..].iter().flat_map(|found| &found.blocks);
+    lonely.extend(theirs.filter(|recovered| !served.contains(&recovered.block)));
+    let mut incomplete: Vec<_> = lonely.iter().map(|recovered| recovered.block).collect();
+    incomplete.sort_unstable();
+    incomplete.dedup();
+    Common { blocks, incomplete }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
+
+    fn recovered(block: u32, hash: u8) -> RecoveredBlock {
+        let hash = SequenceHash::from_bytes([hash; 16]);
+        let identity =
+            BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 };
+        RecoveredBlock { block: BlockId(block), identity }
+    }
+
+    #[test]
+    fn invariant_1_only_what_every_rank_has_is_served() {
+        let recoveries = Recoveries::new(2);
+        let (a, b, c) = (recovered(1, 1), recovered(2, 2), recovered(3, 3));
+        recoveries.answer(Rank(0), Tier::G3, vec![a, b], false);
+        recoveries.answer(Rank(0), Tier::G3, vec![c], true);
+        recoveries.answer(Rank(0), Tier::G3, vec![recovered(9, 9)], true);
+        assert_eq!(recoveries.wait(Instant::now()), None, "rank 1 has not answered");
+        recoveries.answer(Rank(1), Tier::G3, vec![a, recovered(3, 7), recovered(5, 5)], true);
+        let common = recoveries.wait(Instant::now()).expect("both answered");
+        assert_eq!(common.blocks, [a]);
+        assert_eq!(common.incomplete, [2, 3, 5].map(BlockId));
+    }
+}

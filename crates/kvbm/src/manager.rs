@@ -1,0 +1,269 @@
+//! The block manager.
+
+use crate::config::Config;
+use crate::events::EventPump;
+use crate::leader::Leader;
+use crate::metrics::Metrics;
+use crate::onboard::Onboarding;
+use crate::shutdown::{FlushError, FlushReport, ShutdownReport};
+use crate::status::Status;
+use crate::workers::Workers;
+use kvbm_device::Event;
+use kvbm_plan::{Command, GroupId, NamespaceId, Tier};
+use kvbm_pool::{
+    AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, Prefix, RegisterError, Rejected, Reset,
+    SequenceError as CommitError, TierMask,
+};
+use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Group of all blocks of a model whose layers are alike.
+pub(crate) const ONLY_GROUP: GroupId = GroupId(0);
+
+/// A block manager: the leader of a deployment, over workers that move the bytes.
+///
+/// `G1` says whose the accelerator memory is: [`Owned`] (a pool of ours) or [`Engine`](crate::Engine) (the engine
+/// allocates it and names its blocks). Made by [`KvBlockManager::builder`].
+///
+/// All methods may be called from any thread. Dropping the manager stops its workers; what was not written to disk by
+/// then is lost, so call [`shutdown`](Self::shutdown) first.
+pub struct KvBlockManager<G1Memory = Owned> {
+    pub(crate) leader: Arc<Leader>,
+    pub(crate) namespace: Namespace,
+    pub(crate) hasher: BlockHasher,
+    pub(crate) config: Config,
+    pub(crate) events: EventPump,
+    pub(crate) g1: G1Memory,
+    /// Last: the workers outlive whatever may still send to them.
+    pub(crate) workers: Workers,
+}
+
+/// G1 is a pool of the manager's.
+#[derive(Debug)]
+pub struct Owned(pub(crate) ());
+
+/// An offload that cannot be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OffloadError {
+    /// No path leads from one to the other.
+    #[error("blocks of {from} cannot be offloaded to {to}: configure {to}, and offload one tier at a time")]
+    NoPath {
+        /// Where the blocks are.
+        from: Tier,
+        /// Where they should go.
+        to: Tier,
+    },
+    /// The manager is shutting down.
+    #[error("the manager is shutting down: no offload starts")]
+    ShuttingDown,
+}
+
+/// A namespace whose hashes this manager cannot make.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SequenceError {
+    /// The namespace is incomplete.
+    #[error(transparent)]
+    Namespace(#[from] kvbm_tokens::NamespaceError),
+    /// The salt is too long.
+    #[error(transparent)]
+    Salt(#[from] kvbm_tokens::ExtraKeyError),
+}
+
+impl<G> KvBlockManager<G> {
+    /// The namespace of [`sequence`](Self::sequence).
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// What the manager was built from.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The tokens of a request, in the manager's namespace. Blocks are shared only among requests of the same `salt`;
+    /// an empty one shares with all.
+    ///
+    /// # Errors
+    /// A salt longer than [`kvbm_tokens::MAX_EXTRA_KEY_BYTES`].
+    pub fn sequence(&self, tokens: &[Token], salt: &[u8]) -> Result<TokenSequence, SequenceError> {
+        sequence(self.hasher, tokens, salt)
+    }
+
+    /// Like [`sequence`](Self::sequence), in another namespace: another tenant, adapter or model of the same shape.
+    ///
+    /// # Errors
+    /// A namespace without page size, or a salt that is too long.
+    pub fn sequence_in(
+        &self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        salt: &[u8],
+    ) -> Result<TokenSequence, SequenceError> {
+        sequence(namespace.hasher()?, tokens, salt)
+    }
+
+    /// The blocks of a request that the engine hashed itself, first block first.
+    pub fn external_sequence<B: AsRef<[u8]>>(
+        &self,
+        engine_hashes: impl IntoIterator<Item = B>,
+    ) -> ExternalSequence {
+        ExternalSequence::from_hashes(self.hasher, engine_hashes)
+    }
+
+    /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the result is held. Counts
+    /// as one use of every block in it.
+    pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
+        let chain = chain.into();
+        self.leader.metrics.lookups.add(chain.len() as u64);
+        self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes())
+    }
+
+    /// On which tiers each block of `chain` is. Pins nothing and counts as no use.
+    pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<TierMask> {
+        self.leader.registry.peek_prefix(ONLY_GROUP, chain.into().hashes())
+    }
+
+    /// An iteration of the engine is over: advances the clock that idle blocks are measured by, opens the gates of
+    /// plans that wait for it, and checks the offload triggers. The number of the iteration.
+    pub fn step(&self) -> u64 {
+        let iteration = self.leader.registry.step();
+        // A worker that cannot be reached fails its plans by itself.
+        let _unreached = self.leader.broadcast(&Command::Advance { iteration, layer: None });
+        self.leader.check_triggers();
+        iteration
+    }
+
+    /// Everything that the engine has submitted to its streams so far lies before `events`, one per rank in order. Plans that
+    /// touch G1 start only after the last ones handed over: blocks are read after the engine wrote them and overwritten
+    /// after the engine read them. An engine that orders its work otherwise (or waits for its streams before it calls)
+    /// need not call this.
+    pub fn fence(&self, events: &[Event]) {
+        let number = self.leader.next_fence();
+        self.workers.register_events(number, events);
+        self.leader.set_fence(number);
+    }
+
+    /// Waits until no offload is queued or running, or `deadline` passes. Whether that was reached.
+    pub fn wait_offloads(&self, deadline: Instant) -> bool {
+        self.leader.offloads.wait_idle(deadline)
+    }
+
+    /// Removes every block that nobody uses from `tier`. How many went.
+    pub fn clear(&self, tier: Tier) -> u64 {
+        self.leader.clear(tier)
+    }
+
+    /// Removes a model or tenant from all tiers. Blocks that are in use go when their last user lets go; they cannot be found any
+    /// more from now on.
+    pub fn forget(&self, namespace: &Namespace) -> u64 {
+        self.leader.forget(NamespaceId::from(namespace.tag()))
+    }
+
+    /// Makes everything that is on G3 durable.
+    ///
+    /// # Errors
+    /// The rank that failed or did not answer in time.
+    pub fn flush(&self, timeout: Duration) -> Result<FlushReport, FlushError> {
+        self.leader.flush(Instant::now() + timeout)
+    }
+
+    /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
+    /// allows, G3 is made durable. What was not saved is in the report.
+    pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
+        let report = self.leader.shut_down(Instant::now() + timeout);
+        self.events.pump();
+        report
+    }
+
+    /// What every tier and path is doing.
+    pub fn status(&self) -> Status {
+        self.leader.status()
+    }
+
+    /// Counters and histograms, brought up to date.
+    pub fn metrics(&self) -> &Metrics {
+        self.leader.refresh_metrics();
+        &self.leader.metrics
+    }
+
+    /// The stream of events.
+    pub fn events(&self) -> &EventPump {
+        &self.events
+    }
+
+    /// The workers of this process.
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+}
+
+impl KvBlockManager<Owned> {
+    /// Brings a prefix to G1. Blocks that are there stay where they are.
+    pub fn onboard(&self, prefix: Prefix) -> Onboarding {
+        self.leader.onboard(prefix)
+    }
+
+    /// `n` blocks of G1 to compute into, all or none, evicting what nobody uses. Never waits for a transfer.
+    ///
+    /// # Errors
+    /// [`AllocError`] says what holds the blocks.
+    pub fn allocate(&self, n: usize) -> Result<Blocks<G1, Reset>, AllocError> {
+        self.leader.registry.pool::<G1>().get_mutable_blocks(n)
+    }
+
+    /// Says that `blocks` hold consecutive blocks of `sequence`, the first of them at position `first`. What `sequence` fills comes
+    /// back complete, the rest as it is.
+    ///
+    /// # Errors
+    /// The batch comes back where not even its first block is full.
+    pub fn commit<'a>(
+        &self,
+        blocks: Blocks<G1, Reset>,
+        sequence: impl Into<BlockChain<'a>>,
+        first: usize,
+    ) -> Result<(Blocks<G1, Complete>, Blocks<G1, Partial>), Rejected<Blocks<G1, Reset>, CommitError>> {
+        let chain = sequence.into();
+        let namespace = NamespaceId::from(chain.namespace());
+        let position = u32::try_from(first).unwrap_or(u32::MAX);
+        let partial = match blocks.init_sequence(namespace, ONLY_GROUP, position) {
+            Ok(partial) => partial,
+            Err(Rejected { batch, error }) => return Err(Rejected { batch, error }),
+        };
+        partial
+            .commit(chain)
+            .map_err(|Rejected { batch, error }| Rejected { batch: batch.into_reset(), error })
+    }
+
+    /// Makes computed blocks visible to everybody and starts their offload. A block that another request registered in the
+    /// meantime is taken instead of ours.
+    ///
+    /// # Errors
+    /// The batch comes back with the reason.
+    pub fn register(
+        &self,
+        blocks: Blocks<G1, Complete>,
+    ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
+        let cached = self.leader.registry.pool::<G1>().register(blocks, Duplicates::Reuse)?;
+        self.leader.registered(Tier::G1, || Some(cached.clone().erase()));
+        Ok(cached)
+    }
+
+    /// Copies blocks to G2 in the background, now rather than when a trigger says so.
+    ///
+    /// # Errors
+    /// There is no G2, or `to` is another tier.
+    pub fn offload(&self, blocks: &Cached<G1>, to: Tier) -> Result<(), OffloadError> {
+        if to != Tier::G2 || !self.leader.offload_now(blocks.clone().erase()) {
+            return Err(OffloadError::NoPath { from: Tier::G1, to });
+        }
+        Ok(())
+    }
+}
+
+fn sequence(hasher: BlockHasher, tokens: &[Token], salt: &[u8]) -> Result<TokenSequence, SequenceError> {
+    let mut sequence =
+        if salt.is_empty() { TokenSequence::new(hasher) } else { TokenSequence::with_salt(hasher, salt)? };
+    sequence.add_tokens(tokens);
+    Ok(sequence)
+}

@@ -1,0 +1,170 @@
+//! Saving a preempted sequence's private blocks.
+//!
+//! Blocks that a sequence computes and has not registered exist once. When the engine preempts the sequence, `park` moves
+//! them to G2 as they are, the partial tail included, and `resume` brings them back. They are never registered or
+//! shared: nobody else can find them, and dropping a [`Parked`] forgets them.
+
+use crate::error::{BlockFailure, FirstOf};
+use crate::leader::Leader;
+use crate::leader::operation::{Destination, Interest, Move, Parts, Purpose, expired};
+use crate::manager::{KvBlockManager, ONLY_GROUP, Owned};
+use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, Tier};
+use kvbm_pool::{AllocError, Blocks, G1, G2, Origin, Partial, Reset, SequenceError};
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Private blocks of a preempted sequence, on G2.
+#[derive(Debug)]
+#[must_use = "dropping it forgets the sequence's private blocks"]
+pub struct Parked {
+    blocks: Arc<Blocks<G2, Reset>>,
+    /// Names for the parked bytes: never registered, they only tie each slot to what was put there.
+    names: Vec<BlockIdentity>,
+    origin: Origin,
+}
+
+/// Blocks that could not be parked or resumed.
+#[derive(Debug, thiserror::Error)]
+pub enum ParkError {
+    /// The other tier has no room.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The bytes did not arrive.
+    #[error("private blocks not moved: {}", FirstOf(.0))]
+    Failed(Vec<BlockFailure>),
+    /// The blocks cannot continue their sequence.
+    #[error(transparent)]
+    Sequence(#[from] SequenceError),
+    /// The manager is shutting down.
+    #[error("the manager is shutting down: recompute the sequence elsewhere")]
+    ShuttingDown,
+}
+
+/// A park that failed; the blocks are where they were.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct ParkRejected<B> {
+    /// What was to be moved; `None` where a worker may still touch it, so that it comes back only when that is over.
+    pub blocks: Option<B>,
+    /// Why.
+    #[source]
+    pub error: ParkError,
+}
+
+impl Parked {
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether no block was parked.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// Where the blocks lie in their sequence.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+}
+
+impl KvBlockManager<Owned> {
+    /// Moves a sequence's unregistered blocks to G2 and frees their G1 slots. Waits at most the transfer deadline.
+    ///
+    /// # Errors
+    /// The blocks come back with the reason.
+    pub fn park(&self, blocks: Blocks<G1, Partial>) -> Result<Parked, ParkRejected<Blocks<G1, Partial>>> {
+        let origin = blocks.origin();
+        let host = match self.leader.registry.pool::<G2>().get_mutable_blocks(blocks.len()) {
+            Ok(host) => Arc::new(host),
+            Err(error) => return Err(ParkRejected { blocks: Some(blocks), error: error.into() }),
+        };
+        let names = private_names(blocks.len());
+        let source = Arc::new(blocks);
+        let moves = moves(&names, Tier::G1, source.block_ids(), host.block_ids());
+        let moved = self.leader.move_private(
+            Tier::G2,
+            moves,
+            vec![Box::new(Arc::clone(&source)), Box::new(Arc::clone(&host))],
+        );
+        match moved {
+            Ok(()) => Ok(Parked { blocks: host, names, origin }),
+            Err(error) => Err(ParkRejected { blocks: Arc::into_inner(source), error }),
+        }
+    }
+
+    /// Brings parked blocks back to G1, where their sequence goes on. Waits at most the transfer deadline.
+    ///
+    /// # Errors
+    /// The blocks stay parked, and come back with the reason.
+    pub fn resume(&self, parked: Parked) -> Result<Blocks<G1, Partial>, ParkRejected<Parked>> {
+        let device = match self.allocate(parked.len()) {
+            Ok(device) => Arc::new(device),
+            Err(error) => return Err(ParkRejected { blocks: Some(parked), error: error.into() }),
+        };
+        let moves = moves(&parked.names, Tier::G2, parked.blocks.block_ids(), device.block_ids());
+        let keep: Vec<Box<dyn Any + Send>> =
+            vec![Box::new(Arc::clone(&parked.blocks)), Box::new(Arc::clone(&device))];
+        if let Err(error) = self.leader.move_private(Tier::G1, moves, keep) {
+            return Err(ParkRejected { blocks: Some(parked), error });
+        }
+        let Origin { namespace, group, position } = parked.origin;
+        match Arc::into_inner(device).map(|device| device.init_sequence(namespace, group, position)) {
+            Some(Ok(blocks)) => Ok(blocks),
+            Some(Err(rejected)) => Err(ParkRejected { blocks: Some(parked), error: rejected.error.into() }),
+            None => Err(ParkRejected { blocks: Some(parked), error: ParkError::Failed(Vec::new()) }),
+        }
+    }
+}
+
+impl Leader {
+    /// Moves blocks that stay private, and waits.
+    fn move_private(
+        self: &Arc<Self>,
+        to: Tier,
+        moves: Vec<Move>,
+        keep: Vec<Box<dyn Any + Send>>,
+    ) -> Result<(), ParkError> {
+        if self.is_turned_away() {
+            return Err(ParkError::ShuttingDown);
+        }
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let parts = Parts { moves, destination: Destination::Unregistered, keep, source_check: None };
+        let prepared = self.prepare(Purpose::Private, to, parts);
+        let Interest { operation } = prepared.operation().interest();
+        self.send(prepared);
+        if !operation.settled.wait_until(operation.deadline) {
+            self.abandon(&operation, &expired("private blocks", self.settings.transfer_deadline));
+        }
+        operation.with_outcome(|outcome| match outcome.failures.as_slice() {
+            [] => Ok(()),
+            failures => Err(ParkError::Failed(failures.to_vec())),
+        })
+    }
+}
+
+fn moves(names: &[BlockIdentity], from: Tier, src: &[BlockId], dst: &[BlockId]) -> Vec<Move> {
+    let ends = src.iter().zip(dst);
+    names.iter().zip(ends).map(|(&identity, (&src, &dst))| Move { identity, from, src, dst }).collect()
+}
+
+/// Names that no registered block has: a counter of this process, in a namespace of zeros.
+fn private_names(count: usize) -> Vec<BlockIdentity> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let first = NEXT.fetch_add(count as u64, Ordering::Relaxed);
+    let name = |number: u64| {
+        let mut bytes = *b"kvbm-private\0\0\0\0";
+        bytes[8..].copy_from_slice(&number.to_le_bytes());
+        BlockIdentity {
+            namespace: NamespaceId(0),
+            group: ONLY_GROUP,
+            hash: SequenceHash::from_bytes(bytes),
+            parent: None,
+            position: 0,
+        }
+    };
+    (first..first + count as u64).map(name).collect()
+}

@@ -1,0 +1,79 @@
+//! One-shot completion, waited for by threads and futures alike. Runtime-neutral.
+
+use parking_lot::{Condvar, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+/// Set once; every waiter, early or late, sees it.
+#[derive(Default)]
+pub(crate) struct Signal {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    set: bool,
+    wakers: Vec<Waker>,
+}
+
+impl Signal {
+    /// Sets the signal. Wakers run after the lock is gone: they are foreign code.
+    pub(crate) fn set(&self) {
+        let wakers = {
+            let mut state = self.state.lock();
+            state.set = true;
+            std::mem::take(&mut state.wakers)
+        };
+        self.changed.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.state.lock().set
+    }
+
+    /// Blocks until the signal is set or `deadline` passes. Whether it is set.
+    pub(crate) fn wait_until(&self, deadline: Instant) -> bool {
+        let mut state = self.state.lock();
+        while !state.set {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return state.set;
+            }
+        }
+        true
+    }
+
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if state.set {
+            return Poll::Ready(());
+        }
+        // A future that is polled again replaces its own waker, so the list stays as long as there are waiters.
+        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            state.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn late_and_early_waiters_see_it() {
+        let signal = Arc::new(Signal::default());
+        assert!(!signal.wait_until(Instant::now() + Duration::from_millis(1)));
+        let waiter = {
+            let signal = Arc::clone(&signal);
+            std::thread::spawn(move || signal.wait_until(Instant::now() + Duration::from_secs(60)))
+        };
+        signal.set();
+        assert!(waiter.join().unwrap());
+        assert!(signal.is_set() && signal.wait_until(Instant::now()));
+        assert!(signal.poll(&Context::from_waker(Waker::noop())).is_ready());
+    }
+}

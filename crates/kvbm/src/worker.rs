@@ -1,0 +1,82 @@
+//! The seam between the leader and its workers: bytes in their wire form, both ways.
+//!
+//! The worker of this process and one at the other end of a socket are the same thing to the leader.
+
+use kvbm_plan::{
+    BlockOutcome, Command, Epoch, FlushOutcome, Message, Rank, Tier, TransferPlan, TransferReport, wire,
+};
+use std::sync::Arc;
+
+/// Where a worker's messages go, in wire form. Called on the worker's threads.
+pub type MessageSink = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
+
+/// The leader's end of the line to one worker.
+pub trait WorkerLink: Send + Sync {
+    /// Hands over a command in wire form ([`kvbm_plan::wire::encode_command`]). Must not block: a worker that is
+    /// overloaded answers with a report, or refuses here.
+    fn send(&self, command: &[u8]) -> Result<(), LinkError>;
+}
+
+/// A command that did not reach its worker.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The worker is gone.
+    #[error("the worker is gone: restart it, its blocks are treated as lost")]
+    Closed,
+    /// The worker refused the command.
+    #[error("the worker refused the command: {0}")]
+    Refused(String),
+}
+
+/// A worker that moves no bytes and answers every plan at once: for replays and simulations of the bookkeeping alone.
+pub struct MetadataWorker {
+    rank: Rank,
+    epoch: Epoch,
+    sink: MessageSink,
+}
+
+impl MetadataWorker {
+    /// A worker of rank `rank` under the leader of `epoch`. It holds no persistent tier: nothing is recovered.
+    pub fn start(rank: Rank, epoch: Epoch, sink: MessageSink) -> Self {
+        let worker = Self { rank, epoch, sink };
+        worker.answer(&Message::Recovered { rank, tier: Tier::G3, blocks: Vec::new(), last: true });
+        worker
+    }
+
+    fn report(&self, plan: &TransferPlan) -> TransferReport {
+        TransferReport {
+            plan_id: plan.plan_id,
+            epoch: plan.epoch,
+            rank: self.rank,
+            path: plan.path(),
+            blocks: vec![BlockOutcome::Done { checksum: 0 }; plan.blocks.len()],
+            bytes: 0,
+            queued_us: 0,
+            busy_us: 0,
+        }
+    }
+
+    fn answer(&self, message: &Message) {
+        if let Ok(bytes) = wire::encode_message(message) {
+            (self.sink)(bytes);
+        }
+    }
+}
+
+impl WorkerLink for MetadataWorker {
+    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+        let command = wire::decode_command(command).map_err(|error| LinkError::Refused(error.to_string()))?;
+        match command {
+            Command::Transfer(plan) => self.answer(&Message::Transfer(self.report(&plan))),
+            Command::Flush { token } => self.answer(&Message::Flushed {
+                rank: self.rank,
+                epoch: self.epoch,
+                token,
+                outcome: FlushOutcome::Durable { blocks: 0 },
+            }),
+            // Nothing is ever queued here, and nothing is kept.
+            Command::Cancel { .. } | Command::Advance { .. } | Command::Release { .. } => {}
+        }
+        Ok(())
+    }
+}

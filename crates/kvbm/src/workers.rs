@@ -1,0 +1,359 @@
+//! The workers of this process: one per rank, with the memory they move bytes in.
+
+use crate::config::{self, BandwidthModel, Config, LayoutKind, VerifyHost};
+use crate::worker::{LinkError, MessageSink, WorkerLink};
+use kvbm_device::{Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice, Event, TransferModel};
+use kvbm_disk::{DiskEngine, GroupCommit, OpenError};
+use kvbm_layout::{
+    AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, LayoutError, OuterPlacement,
+    SliceError, slice_for_rank,
+};
+use kvbm_plan::{Epoch, Rank, Tier};
+use kvbm_storage::{
+    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, StorageError, SystemAllocator,
+};
+use kvbm_tokens::NamespaceTag;
+use kvbm_transfer::{DiskTier, PathConfig, PathConfigs, TransferManager, WorkerConfig, disk_layout};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Blocks of host memory are aligned so that the disk can take them as they are.
+const HOST_ALIGNMENT: u64 = 4096;
+
+/// The workers of this process, by rank; none where workers run elsewhere or only metadata is moved.
+#[derive(Default)]
+pub struct Workers {
+    local: Vec<LocalWorker>,
+}
+
+/// A rank of this process.
+pub struct LocalWorker {
+    rank: Rank,
+    device: Arc<dyn Device>,
+    g1: BoundLayout,
+    g2: Option<BoundLayout>,
+    g3: Option<Arc<DiskEngine>>,
+    manager: Option<Arc<TransferManager>>,
+}
+
+/// A worker that cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The heads cannot be divided among the ranks.
+    #[error(transparent)]
+    Slice(#[from] SliceError),
+    /// The model's shape gives no layout.
+    #[error("layout of {tier}: {source}")]
+    Layout {
+        /// The tier.
+        tier: Tier,
+        /// What is wrong.
+        #[source]
+        source: LayoutError,
+    },
+    /// No memory.
+    #[error("memory of {tier}: {source}")]
+    Storage {
+        /// The tier.
+        tier: Tier,
+        /// What the system said.
+        #[source]
+        source: StorageError,
+    },
+    /// No device.
+    #[error("device of rank {rank}: {source}")]
+    Device {
+        /// The rank.
+        rank: Rank,
+        /// What the device said.
+        #[source]
+        source: DeviceError,
+    },
+    /// The directory of G3 cannot be opened.
+    #[error("G3 in {}: {source}", dir.display())]
+    Disk {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: OpenError,
+    },
+    /// The transfer engine does not start.
+    #[error(transparent)]
+    Start(#[from] kvbm_transfer::StartError),
+}
+
+impl Workers {
+    /// All workers, rank by rank.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &LocalWorker> {
+        self.local.iter()
+    }
+
+    /// The worker of `rank`, if it runs in this process.
+    pub fn get(&self, rank: Rank) -> Option<&LocalWorker> {
+        self.local.get(rank.index())
+    }
+
+    /// Makes an event of every rank's device known under `number`.
+    pub(crate) fn register_events(&self, number: u64, events: &[Event]) {
+        for (worker, event) in self.local.iter().zip(events) {
+            if let Some(manager) = &worker.manager {
+                manager.register_event(number, event);
+            }
+        }
+    }
+
+    /// One link per rank. Links do not keep a worker alive: the manager does.
+    pub(crate) fn links(&self) -> Vec<Box<dyn WorkerLink>> {
+        let link = |worker: &LocalWorker| -> Box<dyn WorkerLink> {
+            Box::new(LocalLink(worker.manager.as_ref().map_or_else(Weak::new, Arc::downgrade)))
+        };
+        self.local.iter().map(link).collect()
+    }
+
+    /// Starts every rank.
+    pub(crate) fn start(
+        config: &Config,
+        memory: &DeviceMemoryOf<'_>,
+        blocks: [u32; 3],
+        tag: NamespaceTag,
+        epoch: Epoch,
+        sink: &MessageSink,
+    ) -> Result<Self, WorkerError> {
+        let ranks = 0..config.parallelism.tensor_parallel as u16;
+        let start = |rank| LocalWorker::start(config, memory, blocks, tag, epoch, Rank(rank), sink);
+        Ok(Self { local: ranks.map(start).collect::<Result<_, _>>()? })
+    }
+}
+
+/// Where G1 lies.
+pub(crate) enum DeviceMemoryOf<'a> {
+    /// A pool of ours, on a device that the configuration names.
+    Owned,
+    /// The engine's, rank by rank.
+    Engine(&'a [(Arc<dyn Device>, BoundLayout)]),
+}
+
+impl LocalWorker {
+    /// The rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// G1, bound to its memory: where block ids are addresses.
+    pub fn g1(&self) -> &BoundLayout {
+        &self.g1
+    }
+
+    /// G2, bound to its memory.
+    pub fn g2(&self) -> Option<&BoundLayout> {
+        self.g2.as_ref()
+    }
+
+    /// The engine of G3.
+    pub fn g3(&self) -> Option<&Arc<DiskEngine>> {
+        self.g3.as_ref()
+    }
+
+    fn start(
+        config: &Config,
+        memory: &DeviceMemoryOf<'_>,
+        blocks: [u32; 3],
+        tag: NamespaceTag,
+        epoch: Epoch,
+        rank: Rank,
+        sink: &MessageSink,
+    ) -> Result<Self, WorkerError> {
+        let [g1_blocks, g2_blocks, g3_blocks] = blocks;
+        let (device, g1) = match memory {
+            DeviceMemoryOf::Owned => {
+                let g1 = device_layout(config, rank, g1_blocks)?;
+                let bytes = g1.regions().iter().map(|region| region.bytes).sum();
+                let device = device(&config.device, rank, bytes)?;
+                let bound = BoundLayout::allocate(g1, &DeviceAllocator::new(Arc::clone(&device)));
+                (device, bound.map_err(|source| WorkerError::Storage { tier: Tier::G1, source })?)
+            }
+            DeviceMemoryOf::Engine(ranks) => {
+                let (device, bound) = &ranks[rank.index()];
+                (Arc::clone(device), bound.clone())
+            }
+        };
+        let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
+        worker_config.device = Some(Arc::clone(&device));
+        worker_config.g1 = Some(g1.clone());
+        worker_config.paths = paths(&config.transfer, config.disk.threads);
+        worker_config.verify_host = match config.transfer.verify_host {
+            VerifyHost::Never => kvbm_transfer::VerifyHost::Never,
+            VerifyHost::Sampled => kvbm_transfer::VerifyHost::default(),
+            VerifyHost::Always => kvbm_transfer::VerifyHost::Always,
+        };
+        let (mut g2, mut g3) = (None, None);
+        if g2_blocks > 0 {
+            g2 = Some(host_memory(config, &device, rank, g2_blocks)?);
+            worker_config.g2.clone_from(&g2);
+        }
+        if let (Some(host), Some(dir), true) = (&g2, &config.disk.dir, g3_blocks > 0) {
+            let tier = open_disk(&config.disk, dir, host, g3_blocks, tag, rank)?;
+            g3 = Some(Arc::clone(&tier.engine));
+            worker_config.g3 = Some(tier);
+        }
+        let manager = TransferManager::start(worker_config, Arc::clone(sink))?;
+        Ok(Self { rank, device, g1, g2, g3, manager: Some(Arc::new(manager)) })
+    }
+}
+
+impl Drop for LocalWorker {
+    fn drop(&mut self) {
+        // Whoever holds the last reference stops the threads; a link holds one only while it sends.
+        let Some(mut manager) = self.manager.take() else { return };
+        let patience = Instant::now() + Duration::from_secs(5);
+        loop {
+            match Arc::try_unwrap(manager) {
+                Ok(manager) => {
+                    if let Err(error) = manager.shutdown(patience) {
+                        tracing::warn!(rank = %self.rank, %error, "worker stopped with transfers under way");
+                    }
+                    return;
+                }
+                Err(shared) if Instant::now() < patience => {
+                    manager = shared;
+                    std::thread::yield_now();
+                }
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+struct LocalLink(Weak<TransferManager>);
+
+impl WorkerLink for LocalLink {
+    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+        let manager = self.0.upgrade().ok_or(LinkError::Closed)?;
+        manager.submit(command).map_err(|error| LinkError::Refused(error.to_string()))
+    }
+}
+
+fn device(config: &config::DeviceConfig, rank: Rank, bytes: u64) -> Result<Arc<dyn Device>, WorkerError> {
+    let model = match config.bandwidth_model {
+        BandwidthModel::Unlimited => TransferModel::unlimited(),
+        BandwidthModel::Reference => TransferModel::reference(),
+    };
+    let defaults = EmulatedConfig::default();
+    // Room for the pool, rounding of its regions, and as much again for whoever computes beside it.
+    let memory_bytes = bytes.saturating_mul(2).max(defaults.memory_bytes);
+    let emulated = EmulatedConfig { id: DeviceId(u32::from(rank.0)), model, memory_bytes, ..defaults };
+    let device = EmulatedDevice::new(emulated).map_err(|source| WorkerError::Device { rank, source })?;
+    Ok(Arc::new(device))
+}
+
+/// The shape of `rank`'s slice of a block.
+pub(crate) fn rank_layout_config(
+    config: &Config,
+    rank: Rank,
+    num_blocks: u32,
+    alignment: u64,
+    tier: Tier,
+) -> Result<LayoutConfig, WorkerError> {
+    let model = &config.model;
+    let slice = slice_for_rank(model.num_kv_heads, config.parallelism.tensor_parallel, u32::from(rank.0))?;
+    let heads = slice.heads.len() as u32;
+    LayoutConfig::builder()
+        .num_blocks(num_blocks)
+        .num_layers(model.num_layers)
+        .outer_dim(model.outer_dim)
+        .page_size(model.page_size)
+        .inner_dim(heads.saturating_mul(model.head_dim))
+        .num_heads(heads)
+        .dtype(model.dtype)
+        .alignment(alignment)
+        .build()
+        .map_err(|error| WorkerError::Layout { tier, source: error.into() })
+}
+
+fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn BlockLayout>, WorkerError> {
+    let shape = rank_layout_config(config, rank, blocks, 1, Tier::G1)?;
+    let layout = |source| WorkerError::Layout { tier: Tier::G1, source };
+    Ok(match config.device.layout {
+        LayoutKind::LayerSeparate => {
+            let placement = OuterPlacement::KvOuter;
+            Arc::new(LayerSeparate::new(shape, AxisOrder::Nhd, placement).map_err(layout)?)
+        }
+        LayoutKind::FullyContiguous => Arc::new(FullyContiguous::new(shape, AxisOrder::Nhd).map_err(layout)?),
+    })
+}
+
+fn host_memory(
+    config: &Config,
+    device: &Arc<dyn Device>,
+    rank: Rank,
+    blocks: u32,
+) -> Result<BoundLayout, WorkerError> {
+    let shape = rank_layout_config(config, rank, blocks, HOST_ALIGNMENT, Tier::G2)?;
+    let layout = FullyContiguous::new(shape, AxisOrder::Nhd)
+        .map_err(|source| WorkerError::Layout { tier: Tier::G2, source })?;
+    let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
+    let bound = if config.host.pinned {
+        let device = Arc::clone(device);
+        let allocator = PinnedAllocator { device, huge_pages, fallback: PinFallback::Unpinned };
+        BoundLayout::allocate(Arc::new(layout), &allocator)
+    } else {
+        BoundLayout::allocate(Arc::new(layout), &SystemAllocator { huge_pages })
+    };
+    bound.map_err(|source| WorkerError::Storage { tier: Tier::G2, source })
+}
+
+fn open_disk(
+    config: &config::DiskConfig,
+    dir: &std::path::Path,
+    host: &BoundLayout,
+    blocks: u32,
+    tag: NamespaceTag,
+    rank: Rank,
+) -> Result<DiskTier, WorkerError> {
+    let layout = disk_layout(&**host.layout(), blocks)
+        .map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
+    let dir = dir.join(format!("rank-{rank}"));
+    let mut disk =
+        kvbm_disk::DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
+    disk.geometry = geometry(&layout, rank);
+    disk.io = match config.io {
+        config::IoMode::Auto => kvbm_disk::IoMode::Auto,
+        config::IoMode::Direct => kvbm_disk::IoMode::Direct,
+        config::IoMode::Buffered => kvbm_disk::IoMode::Buffered,
+    };
+    disk.threads = config.threads as usize;
+    disk.queue_depth = config.queue_depth as usize;
+    disk.commit = GroupCommit { interval: config.commit_interval, ..GroupCommit::default() };
+    let (engine, recovered) = DiskEngine::open(disk).map_err(|source| WorkerError::Disk { dir, source })?;
+    Ok(DiskTier { engine: Arc::new(engine), recovered })
+}
+
+/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change.
+fn geometry(layout: &FullyContiguous, rank: Rank) -> Vec<u8> {
+    let shape = layout.config();
+    let order = layout.axis_order();
+    format!(
+        "rank {rank}: {} layers x {} outer x {} tokens x {} heads, inner {}, {}, {order}",
+        shape.num_layers, shape.outer_dim, shape.page_size, shape.num_heads, shape.inner_dim, shape.dtype
+    )
+    .into_bytes()
+}
+
+fn paths(config: &config::TransferConfig, disk_threads: u32) -> PathConfigs {
+    let memory = PathConfig {
+        queue_plans: config.queue_depth as usize,
+        threads: config.threads as usize,
+        ..PathConfig::default()
+    };
+    // The engine has threads of its own: one executor keeps them busy.
+    let depth_blocks = (4 * disk_threads as usize).max(PathConfig::default().batch_blocks);
+    let disk = PathConfig { threads: 1, depth_blocks, ..memory };
+    PathConfigs { g1_g2: memory, g2_g1: memory, g2_g3: disk, g3_g2: disk, g3_g1: disk }
+}

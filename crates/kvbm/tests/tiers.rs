@@ -1,0 +1,60 @@
+//! Blocks travel down the tiers and come back byte for byte.
+
+mod support;
+
+use kvbm::config::Blocks;
+use kvbm::{KvBlockManager, Owned, Tier};
+use support::{model, namespace, serve, soon, tokens, two_tiers};
+
+#[test]
+fn a_block_evicted_from_g1_comes_back_from_g2() {
+    let manager = two_tiers(8, 64);
+    let first = tokens(&manager, 1, 6);
+    assert_eq!(serve(&manager, &first), 0);
+    assert!(manager.wait_offloads(soon()));
+    for other in 2..6 {
+        serve(&manager, &tokens(&manager, other, 6));
+        assert!(manager.wait_offloads(soon()));
+    }
+    let where_now = manager.look_up(&first);
+    assert_eq!(where_now.len(), 6);
+    assert!(where_now.iter().all(|tiers| !tiers.contains(Tier::G1) && tiers.contains(Tier::G2)));
+    assert_eq!(serve(&manager, &first), 6);
+    assert_eq!(manager.metrics().tier(Tier::G2).hits.get(), 6);
+}
+
+#[test]
+fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let build = || {
+        KvBlockManager::<Owned>::builder()
+            .model(model())
+            .namespace(namespace())
+            .device(Blocks(8))
+            .host(Blocks(16))
+            .disk(dir.path(), Blocks(64))
+            .configure(|config| {
+                config.disk.drive_writes_per_day = 0.0;
+                config.offload.g1_g2.queue_share = 1.0;
+                config.offload.g2_g3.queue_share = 1.0;
+                config.offload.g2_g3.write_through = true;
+            })
+            .build()
+            .unwrap()
+    };
+    let manager = build();
+    let first = tokens(&manager, 1, 6);
+    for start in 1..8 {
+        assert_eq!(serve(&manager, &tokens(&manager, start, 6)), 0);
+        assert!(manager.wait_offloads(soon()));
+    }
+    let where_now = manager.look_up(&first);
+    assert!(where_now.iter().all(|tiers| tiers.nearest() == Some(Tier::G3)), "{where_now:?}");
+    assert_eq!(serve(&manager, &first), 6);
+    let report = manager.shutdown(std::time::Duration::from_secs(60));
+    assert!(report.is_complete(), "{report:?}");
+    drop(manager);
+
+    let manager = build();
+    assert_eq!(serve(&manager, &first), 6, "found again after a restart");
+}
