@@ -98,7 +98,7 @@ pub struct WorkerConfig {
     pub epoch: Epoch,
     /// Cache group of all blocks.
     pub group: GroupId,
-    /// Namespace tag that checksums are bound to; the disk engine's where there is one.
+    /// Namespace tag that checksums are bound to: the one that the disk engine was opened with.
     pub namespace: [u8; 16],
     /// The device that G1 lies on. Not needed where all tiers lie in host memory.
     pub device: Option<Arc<dyn Device>>,

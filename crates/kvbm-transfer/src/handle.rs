@@ -32,6 +32,11 @@ struct SlotState {
 }
 
 impl Slot {
+    /// The report, if it is there.
+    pub(crate) fn get(&self) -> Option<Arc<TransferReport>> {
+        self.state.lock().report.clone()
+    }
+
     /// Puts the report and tells whoever waits. The waker runs without the lock.
     pub(crate) fn put(&self, report: Arc<TransferReport>) {
         let waker = {
@@ -71,7 +76,7 @@ impl TransferHandle {
 
     /// The report, if it is there. Never blocks.
     pub fn poll_report(&self) -> Option<Arc<TransferReport>> {
-        self.slot.state.lock().report.clone()
+        self.slot.get()
     }
 
     /// Blocks until the report is there.

@@ -113,6 +113,11 @@ impl Hub {
         self.with(|state, now| state.settle(plan_id, outcomes, bytes, now));
     }
 
+    /// An executor of `path` is gone.
+    pub(crate) fn retire(&self, path: Path) {
+        self.with(|state, now| state.retire(path, now));
+    }
+
     pub(crate) fn close(&self) {
         self.with(State::close);
     }
@@ -174,7 +179,7 @@ impl Hub {
             match inner.state.next_deadline() {
                 Some(deadline) if deadline <= Instant::now() => {
                     drop(inner);
-                    self.with(|state, now| state.expire(now));
+                    self.with(State::expire);
                 }
                 Some(deadline) => {
                     let _ = self.changed.wait_until(&mut inner, deadline);

@@ -19,8 +19,45 @@ use std::time::{Duration, Instant};
 /// A worker: executes the plans of one leader on one rank.
 ///
 /// Every accepted submission of a plan is answered by exactly one report. A plan id that is already known is answered with
-/// the same report and never executed twice, so a leader may repeat itself. Dropping the manager shuts it down within
+/// the same report and never executed twice, so a leader may repeat itself (a plan that was refused with
+/// [`QueueFull`](kvbm_plan::FailureKind::QueueFull) is retried under a new id). Ids need not be dense, but an id far
+/// below the 65,536 last ones is refused. Dropping the manager shuts it down within
 /// [`WorkerConfig::drop_deadline`](crate::WorkerConfig::drop_deadline).
+///
+/// ```
+/// use kvbm_layout::{AxisOrder, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement};
+/// use kvbm_plan::{
+///     BlockId, BlockIdentity, BlockTransfer, ChecksumMode, Endpoint, Epoch, Gate, GroupId, NamespaceId, PlanId, Priority,
+///     Rank, SequenceHash, Tier, TransferPlan,
+/// };
+/// use kvbm_storage::{BoundLayout, SystemAllocator};
+/// use kvbm_transfer::{TransferManager, WorkerConfig};
+/// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
+///
+/// let shape = LayoutConfig::builder()
+///     .num_blocks(8).num_layers(2).page_size(16).inner_dim(64).num_heads(4).dtype(DType::BF16).build()?;
+/// let engine = LayerSeparate::new(shape.clone(), AxisOrder::Nhd, OuterPlacement::KvOuter)?;
+/// let host = FullyContiguous::new(shape, AxisOrder::Nhd)?;
+/// let mut config = WorkerConfig::new(Rank(0), Epoch(1), [7; 16]);
+/// config.g1 = Some(BoundLayout::allocate(Arc::new(engine), &SystemAllocator::default())?);
+/// config.g2 = Some(BoundLayout::allocate(Arc::new(host), &SystemAllocator::default())?);
+/// let worker = TransferManager::start(config, Arc::new(|_message| {}))?;
+///
+/// let identity = BlockIdentity {
+///     namespace: NamespaceId(7), group: GroupId(0), hash: SequenceHash::from_bytes([1; 16]), parent: None, position: 0,
+/// };
+/// let handle = worker.execute(TransferPlan {
+///     plan_id: PlanId(1), epoch: Epoch(1), group: GroupId(0),
+///     src: Endpoint::Local(Tier::G1), dst: Endpoint::Local(Tier::G2),
+///     blocks: vec![BlockTransfer { identity, src: BlockId(3), dst: BlockId(5) }],
+///     layers: None, gate: Gate::None, after: Vec::new(),
+///     priority: Priority::Normal, budget_ms: 1000, checksums: ChecksumMode::Required,
+/// })?;
+/// let report = handle.wait(Instant::now() + Duration::from_secs(10))?;
+/// assert!(report.blocks[0].is_done());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TransferManager {
     pub(crate) hub: Arc<Hub>,
     pub(crate) disk: Option<Arc<DiskEngine>>,
@@ -85,7 +122,8 @@ impl TransferManager {
     }
 
     /// Makes `event` known as `id` to [`Gate::DeviceEvent`](kvbm_plan::Gate::DeviceEvent). Plans may name it before or
-    /// after. A later event of the same number takes its place.
+    /// after; one that names an event which is never registered waits until its budget ends or it is cancelled. A later
+    /// event of the same number takes its place. The last 65,536 events are remembered.
     pub fn register_event(&self, id: u64, event: &Event) {
         self.hub.register_event(id, event);
     }

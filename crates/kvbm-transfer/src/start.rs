@@ -22,7 +22,8 @@ use std::sync::Arc;
 
 pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
     config.validate()?;
-    let parts = Parts::new(&config)?;
+    let parts = Parts::new(config)?;
+    let config = &parts.config;
     let mut wakes: [Vec<_>; Path::LOCAL.len()] = Default::default();
     let mut bells = Vec::new();
     for (index, (path, limits)) in config.paths.in_order().into_iter().enumerate() {
@@ -34,7 +35,7 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
             }
         }
     }
-    let hub = Arc::new(Hub::new(State::new(parts.limits(&config)), wakes, sink));
+    let hub = Arc::new(Hub::new(State::new(parts.limits()), wakes, sink));
     let mut manager = TransferManager {
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
@@ -51,7 +52,7 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
     for (path, limits, bell) in bells {
         let (done, completions) = bounded(2 * limits.depth_blocks + config.staging_blocks as usize + 1);
         let site = Site { hub: Arc::clone(&hub), path, done };
-        let carrier = parts.carrier(&config, site.clone(), limits, &mut manager.staging_bytes)?;
+        let carrier = parts.carrier(site.clone(), limits, &mut manager.staging_bytes)?;
         let executor = Executor { site, carrier, batch_blocks: limits.batch_blocks, completions, bell };
         let alive = hub.producer();
         manager.threads.push(spawn(config.rank, &path.to_string(), move || executor.run(&alive))?);
@@ -99,22 +100,27 @@ fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
 
 /// Tiers of the worker, checked against each other.
 struct Parts {
+    config: WorkerConfig,
     host: Option<Arc<HostTier>>,
     paths: [Result<(), String>; Path::LOCAL.len()],
 }
 
 impl Parts {
-    fn new(config: &WorkerConfig) -> Result<Self, StartError> {
-        let sums = match &config.g3 {
-            Some(tier) => tier.engine.checksums(),
-            None => BlockChecksum::new(config.namespace),
-        };
+    fn new(config: WorkerConfig) -> Result<Self, StartError> {
+        let sums = BlockChecksum::new(config.namespace);
+        if config.g3.as_ref().is_some_and(|tier| tier.engine.checksums() != sums) {
+            return Err(bad(
+                "namespace",
+                "another than the disk engine's",
+                "must be the tag that g3 was opened with",
+            ));
+        }
         let host = match &config.g2 {
             Some(g2) => Some(Arc::new(HostTier::new(g2.clone(), sums, config.verify_host)?)),
             None => None,
         };
         if let Some(g1) = &config.g1 {
-            check_g1(config, g1)?;
+            check_g1(&config, g1)?;
         }
         if let (Some(host), Some(tier)) = (&host, &config.g3) {
             let (found, needed) = (tier.engine.info().block_bytes, host.bytes_per_block());
@@ -126,8 +132,8 @@ impl Parts {
                 ));
             }
         }
-        let paths = std::array::from_fn(|index| available(config, Path::LOCAL[index]));
-        Ok(Self { host, paths })
+        let paths = std::array::from_fn(|index| available(&config, Path::LOCAL[index]));
+        Ok(Self { config, host, paths })
     }
 
     fn has(&self, path: Path) -> &Result<(), String> {
@@ -135,7 +141,8 @@ impl Parts {
         &self.paths[index]
     }
 
-    fn limits(&self, config: &WorkerConfig) -> Limits {
+    fn limits(&self) -> Limits {
+        let config = &self.config;
         let blocks = |bound: &Option<BoundLayout>| bound.as_ref().map_or(0, BoundLayout::num_blocks);
         let g3 = config.g3.as_ref().map_or(0, |tier| tier.engine.info().num_slots);
         let layout = config.g1.as_ref().or(config.g2.as_ref());
@@ -157,11 +164,11 @@ impl Parts {
 
     fn carrier(
         &self,
-        config: &WorkerConfig,
         site: Site,
         limits: PathConfig,
         staging_bytes: &mut u64,
     ) -> Result<Box<dyn Carrier>, StartError> {
+        let config = &self.config;
         let depth = limits.depth_blocks;
         let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
         if site.path == Path::G3_G1 {

@@ -194,11 +194,12 @@ fn the_sink_may_misbehave() {
     manager.shutdown(soon()).unwrap();
 }
 
+type Tune = fn(&mut WorkerConfig, &Rig);
+
 #[test]
 fn a_worker_that_cannot_work_does_not_start() {
     let rig = Rig::new();
     let sink = Inbox::new().sink();
-    type Tune = fn(&mut WorkerConfig, &Rig);
     let broken: [(&str, Tune); 6] = [
         ("threads = 0", |config, _| config.paths.g1_g2.threads = 0),
         ("depth_blocks = 4", |config, _| {

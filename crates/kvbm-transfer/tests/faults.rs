@@ -31,13 +31,18 @@ fn slot_offset(slot: u64) -> u64 {
     slot * 4096
 }
 
+/// The engine's file, opened behind its back.
+fn slot_file(rig: &Rig) -> std::fs::File {
+    let path = rig.dir.path().join("slots.kvbm");
+    std::fs::File::options().read(true).write(true).open(path).expect("the slot file")
+}
+
 fn flip_on_disk(rig: &Rig, slot: u64, byte: u64) {
-    let file =
-        std::fs::File::options().read(true).write(true).open(rig.dir.path().join("slots.kvbm")).unwrap();
+    let file = slot_file(rig);
     let mut cell = [0_u8];
-    file.read_exact_at(&mut cell, slot_offset(slot) + byte).unwrap();
+    file.read_exact_at(&mut cell, slot_offset(slot) + byte).expect("inside the file");
     cell[0] ^= 1;
-    file.write_all_at(&cell, slot_offset(slot) + byte).unwrap();
+    file.write_all_at(&cell, slot_offset(slot) + byte).expect("inside the file");
 }
 
 #[test]
@@ -149,8 +154,7 @@ fn invariant_5_two_swapped_slots_and_a_stale_one_are_found_on_disk() {
     let report = rig.go(Path::G3_G1, &[(1, 2, 9), (2, 1, 10), (3, 3, 11)]);
     assert_eq!(kinds(&report)[2], None);
     assert!(report.blocks[..2].iter().all(|block| !block.is_done()), "{report:?}");
-    let file =
-        std::fs::File::options().read(true).write(true).open(rig.dir.path().join("slots.kvbm")).unwrap();
+    let file = slot_file(&rig);
     let mut other = vec![0; rig.g2.bytes_per_block() as usize];
     file.read_exact_at(&mut other, slot_offset(6)).unwrap();
     file.write_all_at(&other, slot_offset(5)).unwrap();
@@ -162,8 +166,8 @@ fn invariant_5_two_swapped_slots_and_a_stale_one_are_found_on_disk() {
 #[test]
 fn an_error_of_the_disk_fails_the_block_and_names_it() {
     let rig = filled(true, |_| {});
-    rig.medium.inject(DiskFault::FailReadAt(slot_offset(3)));
-    rig.medium.inject(DiskFault::FailWriteAt(slot_offset(12)));
+    rig.medium.inject(DiskFault::FailRead(slot_offset(3)));
+    rig.medium.inject(DiskFault::FailWrite(slot_offset(12)));
     for path in [Path::G3_G2, Path::G3_G1] {
         let report = rig.go(path, &[(2, 2, 10), (3, 3, 11), (4, 4, 12)]);
         assert_eq!(kinds(&report), [None, Some(FailureKind::Io), None]);
@@ -182,7 +186,7 @@ fn a_stalled_disk_stops_neither_memory_paths_nor_deadlines() {
     let rig = filled(true, |worker| {
         worker.paths.g3_g2 = PathConfig { depth_blocks: 1, batch_blocks: 1, ..PathConfig::default() };
     });
-    rig.medium.inject(DiskFault::StallReadAt(slot_offset(0)));
+    rig.medium.inject(DiskFault::StallRead(slot_offset(0)));
     let stalled = rig.manager().execute(rig.plan(Path::G3_G2, &[(0, 0, 8)])).unwrap();
     rig.medium.wait_stalled();
     let mut late = rig.plan(Path::G3_G2, &[(1, 1, 9)]);

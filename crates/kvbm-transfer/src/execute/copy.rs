@@ -217,7 +217,8 @@ impl<T> Copier<T> {
                 let second = batch.items.split_off(batch.items.len() / 2);
                 let attempts = batch.attempts;
                 self.launch_on_device(batch, plan);
-                return self.launch_on_device(Batch { items: second, attempts }, plan);
+                self.launch_on_device(Batch { items: second, attempts }, plan);
+                return;
             }
             Err(error) => return self.finish(batch, &Err(error)),
         }
@@ -229,7 +230,7 @@ impl<T> Copier<T> {
                 let done = self.done.clone();
                 // The executor is gone only after all its tickets came back, and the channel has room for each.
                 event.on_complete(move |result| {
-                    drop(done.try_send(Done { ticket, result: Stage::Copy(result) }))
+                    drop(done.try_send(Done { ticket, result: Stage::Copy(result) }));
                 });
             }
             Err(rejected) => match rejected.error {

@@ -101,7 +101,7 @@ impl Carrier for MemoryCarrier {
                     hold,
                 }),
                 Err(failure) => {
-                    failed.push((index, self.site.failure(&block, failure.kind, &failure.detail)))
+                    failed.push((index, self.site.failure(&block, failure.kind, &failure.detail)));
                 }
             }
         }

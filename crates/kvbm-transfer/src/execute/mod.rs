@@ -19,6 +19,7 @@ use crossbeam_channel::{Receiver, Sender, select};
 use kvbm_device::DeviceError;
 use kvbm_disk::OpOutcome;
 use kvbm_plan::{BlockOutcome, BlockTransfer, Failure, FailureKind, Path, PlanId, TransferPlan};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,7 +97,17 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
+    /// Runs until the worker closes. A panic, which only a defect can cause, retires the path instead of leaving it silent;
+    /// what the carrier had in flight stays claimed for good, because the hardware may still be at it.
     pub(crate) fn run(mut self, _alive: &Producer) {
+        if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
+            tracing::error!(path = %self.site.path, "an executor panicked");
+            self.site.hub.retire(self.site.path);
+            std::mem::forget(self.carrier);
+        }
+    }
+
+    fn work(&mut self) {
         loop {
             while let Ok(done) = self.completions.try_recv() {
                 self.carrier.complete(done);
@@ -137,5 +148,88 @@ impl Executor {
             }
             None => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handle::Slot;
+    use crate::schedule::{Limits, PathLimits, Reply, State};
+    use crossbeam_channel::bounded;
+    use kvbm_plan::{
+        BlockId, BlockIdentity, ChecksumMode, Endpoint, Epoch, Gate, GroupId, NamespaceId, Priority, Rank,
+        SequenceHash,
+    };
+
+    /// A defect.
+    struct Broken;
+
+    impl Carrier for Broken {
+        fn room(&self) -> usize {
+            1
+        }
+        fn in_flight(&self) -> usize {
+            0
+        }
+        fn issue(&mut self, _portion: Portion) {
+            panic!("planted");
+        }
+        fn complete(&mut self, _done: Done) {}
+        fn is_parked(&self) -> bool {
+            false
+        }
+        fn retry(&mut self) {}
+    }
+
+    fn plan(id: u64) -> TransferPlan {
+        let hash = SequenceHash::from_bytes([1; 16]);
+        let identity =
+            BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 };
+        TransferPlan {
+            plan_id: PlanId(id),
+            epoch: Epoch(0),
+            group: GroupId(0),
+            src: Endpoint::Local(kvbm_plan::Tier::G1),
+            dst: Endpoint::Local(kvbm_plan::Tier::G2),
+            blocks: vec![BlockTransfer { identity, src: BlockId(0), dst: BlockId(0) }],
+            layers: None,
+            gate: Gate::None,
+            after: Vec::new(),
+            priority: Priority::Normal,
+            budget_ms: 0,
+            checksums: ChecksumMode::Required,
+        }
+    }
+
+    #[test]
+    fn a_panicking_executor_retires_its_path_and_says_so() {
+        let limits = Limits {
+            rank: Rank(0),
+            epoch: Epoch(0),
+            group: GroupId(0),
+            slots: [4, 4, 4, 0],
+            layers: 1,
+            paths: std::array::from_fn(|_| Ok(PathLimits { plans: 4, blocks: 4096 })),
+            outgoing: 16,
+        };
+        let hub = Arc::new(Hub::new(State::new(limits), Default::default(), Arc::new(|_| {})));
+        let slots = [Arc::new(Slot::default()), Arc::new(Slot::default()), Arc::new(Slot::default())];
+        for (id, slot) in (0..2).zip(&slots) {
+            hub.submit(plan(id), Reply::Handle(Arc::clone(slot))).unwrap();
+        }
+        let (done, completions) = bounded(1);
+        let (_ring, bell) = bounded(1);
+        let site = Site { hub: Arc::clone(&hub), path: Path::G1_G2, done };
+        let executor = Executor { site, carrier: Box::new(Broken), batch_blocks: 1, completions, bell };
+        executor.run(&hub.producer());
+        hub.submit(plan(2), Reply::Handle(Arc::clone(&slots[2]))).unwrap();
+        assert!(slots[0].get().is_none(), "the hardware may have it: no report");
+        for slot in &slots[1..] {
+            let report = slot.get().expect("a report");
+            let BlockOutcome::Failed(failure) = &report.blocks[0] else { panic!("{report:?}") };
+            assert!(failure.detail.contains("executor failed"), "{failure}");
+        }
+        assert_eq!(hub.wait_idle(std::time::Instant::now()), Ok(()), "nothing waits for it");
     }
 }

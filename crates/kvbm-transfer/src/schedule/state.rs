@@ -406,6 +406,23 @@ impl State {
         self.wake = [true; Path::LOCAL.len()];
     }
 
+    /// `path` has lost an executor: nothing more is issued there.
+    pub(crate) fn retire(&mut self, path: Path, now: Instant) {
+        let reason = "its executor failed; restart the worker";
+        if let Some(index) = index_of(path) {
+            self.queues[index].limits = Err(reason.to_owned());
+        }
+        let stuck: Vec<PlanId> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| job.plan.path() == path)
+            .map(|(plan_id, _)| *plan_id)
+            .collect();
+        for plan_id in stuck {
+            self.fail(plan_id, FailureKind::Unsupported, &format!("path {path}: {reason}"), now);
+        }
+    }
+
     /// Fails every block of a plan that was not issued.
     fn fail(&mut self, plan_id: PlanId, kind: FailureKind, detail: &str, now: Instant) {
         let Some(job) = self.jobs.get_mut(&plan_id) else { return };

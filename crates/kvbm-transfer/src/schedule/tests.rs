@@ -324,10 +324,13 @@ fn another_life_of_the_leader_is_refused() {
     assert!(bench.reports.is_empty());
 }
 
+/// Makes a plan one that no worker can execute.
+type Break = fn(&mut TransferPlan);
+
 #[test]
 fn invariant_7_what_a_worker_cannot_do_is_said_at_once() {
     let mut bench = Bench::new();
-    let broken: [(&str, fn(&mut TransferPlan)); 6] = [
+    let broken: [(&str, Break); 6] = [
         ("volume 4", |plan| plan.dst = Endpoint::Volume(VolumeId(4))),
         ("g1_g3", |plan| plan.dst = Endpoint::Local(Tier::G3)),
         ("group 2", |plan| {

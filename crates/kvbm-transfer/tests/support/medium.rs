@@ -9,13 +9,13 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskFault {
     /// `EIO` from reads that touch this file offset.
-    FailReadAt(u64),
+    FailRead(u64),
     /// `EIO` from writes that touch this file offset.
-    FailWriteAt(u64),
+    FailWrite(u64),
     /// Reads at this file offset wait until the fault is cleared.
-    StallReadAt(u64),
+    StallRead(u64),
     /// Writes at this file offset wait until the fault is cleared.
-    StallWriteAt(u64),
+    StallWrite(u64),
 }
 
 #[derive(Debug, Default)]
@@ -31,16 +31,16 @@ impl Faults {
         let mut active = self.active.lock();
         loop {
             let fails = active.0.iter().any(|fault| match fault {
-                DiskFault::FailReadAt(at) => !write && hits(*at),
-                DiskFault::FailWriteAt(at) => write && hits(*at),
+                DiskFault::FailRead(at) => !write && hits(*at),
+                DiskFault::FailWrite(at) => write && hits(*at),
                 _ => false,
             });
             if fails {
                 return Err(io::Error::from_raw_os_error(5));
             }
             let stalls = active.0.iter().any(|fault| match fault {
-                DiskFault::StallReadAt(at) => !write && hits(*at),
-                DiskFault::StallWriteAt(at) => write && hits(*at),
+                DiskFault::StallRead(at) => !write && hits(*at),
+                DiskFault::StallWrite(at) => write && hits(*at),
                 _ => false,
             });
             if !stalls {

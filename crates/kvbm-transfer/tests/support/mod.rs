@@ -1,5 +1,10 @@
 //! A worker on an emulated device, with a host tier and a directory, and an oracle that knows nothing of runs or strides.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its part of this module")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "test code, of which each test file uses a part"
+)]
 
 pub mod medium;
 
