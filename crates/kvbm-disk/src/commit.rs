@@ -13,14 +13,30 @@ use std::time::{Duration, Instant};
 /// Most slots of one cycle: bounds its memory and its hold of the table's lock.
 const MAX_RECORDS: usize = 16_384;
 
+/// Whether a cycle is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Work {
+    #[default]
+    None,
+    /// Something is dirty: at the end of the interval.
+    Due,
+    /// Now.
+    Urgent,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Life {
+    #[default]
+    Running,
+    /// One last commit.
+    Stopping,
+    Ended,
+}
+
 #[derive(Debug, Default)]
 struct Signals {
-    /// Something is dirty.
-    due: bool,
-    /// Do not wait for the interval.
-    urgent: bool,
-    stop: bool,
-    ended: bool,
+    work: Work,
+    life: Life,
     /// Dirty slots that went through a cycle, successful or not.
     processed: u64,
     failures: u64,
@@ -41,26 +57,31 @@ impl CommitSignals {
         let urgent = before < max_slots && after >= max_slots;
         if before == 0 || urgent {
             let mut signals = self.signals.lock();
-            signals.due = true;
-            signals.urgent |= urgent;
+            signals.work = signals.work.max(if urgent { Work::Urgent } else { Work::Due });
             drop(signals);
             self.wake.notify_one();
         }
     }
 
     pub(crate) fn stop(&self) {
-        self.signals.lock().stop = true;
+        let mut signals = self.signals.lock();
+        if signals.life == Life::Running {
+            signals.life = Life::Stopping;
+        }
+        drop(signals);
         self.wake.notify_one();
     }
 
+    /// Returns whether this is the last time.
     fn wait_for_work(&self, interval: Duration) -> bool {
         let mut signals = self.signals.lock();
-        self.wake.wait_while(&mut signals, |signals| !(signals.due || signals.stop));
+        let idle = |signals: &mut Signals| signals.work == Work::None && signals.life == Life::Running;
+        self.wake.wait_while(&mut signals, idle);
         let until = Instant::now() + interval;
-        self.wake.wait_while_until(&mut signals, |signals| !(signals.urgent || signals.stop), until);
-        signals.due = false;
-        signals.urgent = false;
-        signals.stop
+        let patient = |signals: &mut Signals| signals.work < Work::Urgent && signals.life == Life::Running;
+        self.wake.wait_while_until(&mut signals, patient, until);
+        signals.work = Work::None;
+        signals.life != Life::Running
     }
 
     fn cycle_done(&self, processed: u64, result: Result<(), String>) {
@@ -75,7 +96,7 @@ impl CommitSignals {
     }
 
     fn ended(&self) {
-        self.signals.lock().ended = true;
+        self.signals.lock().life = Life::Ended;
         self.progress.notify_all();
     }
 }
@@ -88,14 +109,14 @@ pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, 
         Instant::now().checked_add(deadline).unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
     let mut signals = shared.commit.signals.lock();
     let failures = signals.failures;
-    signals.due = true;
-    signals.urgent = true;
+    signals.work = Work::Urgent;
     shared.commit.wake.notify_one();
-    let waiting =
-        |signals: &mut Signals| signals.processed < target && signals.failures == failures && !signals.ended;
+    let waiting = |signals: &mut Signals| {
+        signals.processed < target && signals.failures == failures && signals.life != Life::Ended
+    };
     shared.commit.progress.wait_while_until(&mut signals, waiting, until);
     let (failed, done) = (signals.failures != failures, signals.processed >= target);
-    let (ended, message) = (signals.ended, signals.last_failure.clone());
+    let (ended, message) = (signals.life == Life::Ended, signals.last_failure.clone());
     drop(signals);
     let (present, durable_blocks, _) = shared.table.lock().counts();
     match (failed, done, ended) {
@@ -130,7 +151,8 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
             return;
         }
         if shared.table.lock().dirty() > 0 {
-            shared.commit.signals.lock().due = true;
+            let mut signals = shared.commit.signals.lock();
+            signals.work = signals.work.max(Work::Due);
         }
     }
 }

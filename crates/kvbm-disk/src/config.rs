@@ -127,13 +127,15 @@ fn positive(field: &'static str, value: u64) -> Result<(), ConfigError> {
 mod tests {
     use super::*;
 
+    type Break = fn(&mut DiskConfig);
+
     #[test]
     fn each_bad_field_is_named_with_its_value() {
         let good = DiskConfig::new("d", 4, 5000, [0; 16]);
         assert_eq!(good.validate(), Ok(()));
         assert_eq!(good.slot_stride(), Ok(8192));
         assert_eq!(good.slot_file_bytes(), Ok(4 * 8192));
-        let cases: [(fn(&mut DiskConfig), &str); 7] = [
+        let cases: [(Break, &str); 7] = [
             (|c| c.num_slots = 0, "num_slots"),
             (|c| c.block_bytes = 0, "block_bytes"),
             (|c| c.block_bytes = u64::MAX, "18446744073709551615"),

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 /// The G3 engine over one directory. All methods may be called from any thread.
 ///
-/// Dropping it is [`DiskEngine::shutdown`] with the configured deadline.
+/// Dropping it is [`DiskEngine::shutdown`] with the configured deadline; then the directory is free, unless an
+/// operation is stuck in the kernel, which keeps its memory and the directory's lock to its end.
 pub struct DiskEngine {
     shared: Arc<Shared>,
     executor: Executor,
@@ -42,7 +43,7 @@ impl DiskEngine {
     pub fn open_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
         let Opened { slots, table, journal, recovered } = open::open(&config, &medium)?;
         let shared = Arc::new(Shared {
-            location: medium.location(),
+            medium,
             checksums: BlockChecksum::new(config.namespace),
             config,
             slots,
@@ -58,8 +59,6 @@ impl DiskEngine {
             executor.close();
             start(error)
         })?;
-        // The engine's share of the medium is the committer's, so the directory is free when that has ended.
-        drop(medium);
         Ok((Self { shared, executor, committer }, recovered))
     }
 
@@ -95,7 +94,7 @@ impl DiskEngine {
         let (config, slots) = (&self.shared.config, &self.shared.slots);
         let (present_blocks, durable_blocks, quarantined_slots) = self.shared.table.lock().counts();
         EngineInfo {
-            location: self.shared.location.clone(),
+            location: self.shared.medium.location(),
             io: slots.io.clone(),
             executor: "threads",
             threads: config.threads,

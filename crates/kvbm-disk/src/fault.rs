@@ -209,6 +209,7 @@ impl SimMedium {
 
     /// What is found after the power failed now: synced bytes, and of what was not synced a random part, sector by
     /// sector. The files of this medium go on as they were.
+    #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let mut random = SplitMix(seed);
         let state = self.0.state.lock();

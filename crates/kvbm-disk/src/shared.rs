@@ -1,6 +1,7 @@
 //! What the engine's threads share.
 
 use crate::commit::CommitSignals;
+use crate::medium::Medium;
 use crate::slots::SlotFile;
 use crate::table::Table;
 use crate::{BlockChecksum, DiskConfig, EngineStats};
@@ -13,7 +14,8 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: DiskConfig,
-    pub(crate) location: String,
+    /// Held by every thread that may still touch the directory: its lock ends with the last of them.
+    pub(crate) medium: Arc<dyn Medium>,
     pub(crate) checksums: BlockChecksum,
     pub(crate) slots: SlotFile,
     pub(crate) table: Mutex<Table>,

@@ -1,4 +1,5 @@
 //! Invariants 1, 3 and 5 of the design, as far as the disk keeps them.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod support;
 

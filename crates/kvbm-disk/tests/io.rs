@@ -1,4 +1,5 @@
 //! Moving bytes: fragments, alignment, short and failing I/O, the queue, deadlines.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! What is found after a restart, a crash, and in directories that are not ours.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod support;
 

@@ -97,7 +97,7 @@ impl RealFile {
 
 /// `iovcnt` of a call: callers pass at most 1024, so this never cuts; a longer list would be a short transfer.
 fn iovcnt(len: usize) -> libc::c_int {
-    len.min(super::full::IOV_MAX) as libc::c_int
+    libc::c_int::try_from(len.min(super::full::IOV_MAX)).unwrap_or(0)
 }
 
 impl BlockFile for RealFile {

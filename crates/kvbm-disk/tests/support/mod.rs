@@ -1,5 +1,5 @@
 //! What the tests of the engine share: blocks whose bytes follow from their number, and waiting with patience.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; a panic is a failed test")]
 
 use kvbm_disk::medium::Medium;
 use kvbm_disk::{DiskConfig, DiskEngine, IoBatch, OpOutcome, OwnedBuffer, ReadTarget, Recovered};
@@ -98,7 +98,7 @@ pub(crate) fn all_good(outcomes: &[OpOutcome]) -> bool {
     outcomes.iter().all(Result::is_ok)
 }
 
-/// SplitMix64.
+/// The generator of Steele, Lea and Flood (2014).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
