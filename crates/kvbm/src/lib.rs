@@ -55,7 +55,7 @@ pub use engine::{
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError};
 pub use leader::offload::OffloadBacklog;
-pub use manager::{KvBlockManager, OffloadError, Owned, SequenceError};
+pub use manager::{Committed, KvBlockManager, OffloadError, Owned, SequenceError};
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use shutdown::{FlushError, FlushReport, ShutdownReport};

@@ -43,6 +43,9 @@ pub struct KvBlockManager<G1Memory = Owned> {
 #[derive(Debug)]
 pub struct Owned(pub(crate) ());
 
+/// Complete blocks, and those that the sequence does not fill yet.
+pub type Committed = (Blocks<G1, Complete>, Blocks<G1, Partial>);
+
 /// An offload that cannot be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OffloadError {
@@ -222,7 +225,7 @@ impl KvBlockManager<Owned> {
         blocks: Blocks<G1, Reset>,
         sequence: impl Into<BlockChain<'a>>,
         first: usize,
-    ) -> Result<(Blocks<G1, Complete>, Blocks<G1, Partial>), Rejected<Blocks<G1, Reset>, CommitError>> {
+    ) -> Result<Committed, Rejected<Blocks<G1, Reset>, CommitError>> {
         let chain = sequence.into();
         let namespace = NamespaceId::from(chain.namespace());
         let position = u32::try_from(first).unwrap_or(u32::MAX);
@@ -245,7 +248,7 @@ impl KvBlockManager<Owned> {
         blocks: Blocks<G1, Complete>,
     ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
         let cached = self.leader.registry.pool::<G1>().register(blocks, Duplicates::Reuse)?;
-        self.leader.registered(Tier::G1, || Some(cached.clone().erase()));
+        self.leader.registered(Tier::G1, || cached.clone().erase());
         Ok(cached)
     }
 

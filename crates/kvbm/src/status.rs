@@ -1,7 +1,7 @@
 //! What the manager is doing, for people and dashboards.
 
 use crate::leader::Leader;
-use crate::leader::offload::OffloadBacklog;
+use crate::leader::offload::{Edge, OffloadBacklog};
 use crate::metrics::{EvictReason, SlotState};
 use kvbm_plan::{Path, Tier};
 use kvbm_pool::TierStatus;
@@ -32,7 +32,7 @@ impl Leader {
     pub(crate) fn status(&self) -> Status {
         let path = |path: Path| {
             let edge = self.offloads.edge(path.src).filter(|edge| edge.path == path);
-            let backlog = edge.map_or_else(OffloadBacklog::default, |edge| edge.backlog());
+            let backlog = edge.map_or_else(OffloadBacklog::default, Edge::backlog);
             PathStatus { path, plans: self.plans_on(path), backlog }
         };
         Status {

@@ -312,11 +312,11 @@ impl EngineOnboarding {
     /// # Errors
     /// [`EngineOnboardError`] says how many blocks from the front did arrive.
     pub fn wait(mut self) -> Result<usize, EngineOnboardError> {
-        if let Some(operation) = self.operation() {
-            if !operation.settled.wait_until(operation.deadline) {
-                let limit = self.leader.settings.transfer_deadline;
-                self.leader.abandon(operation, &expired("onboard", limit));
-            }
+        if let Some(operation) = self.operation()
+            && !operation.settled.wait_until(operation.deadline)
+        {
+            let limit = self.leader.settings.transfer_deadline;
+            self.leader.abandon(operation, &expired("onboard", limit));
         }
         self.resolve()
     }

@@ -141,9 +141,9 @@ impl<O> Pending<O> {
             let detail =
                 format!("rank {rank} answered for {} blocks of {}", blocks.len(), self.failures.len());
             let failure = Failure::new(FailureKind::Io, detail);
-            self.failures.iter_mut().for_each(|slot| {
+            for slot in &mut self.failures {
                 slot.get_or_insert_with(|| failure.clone());
-            });
+            }
             return;
         }
         for (slot, outcome) in self.failures.iter_mut().zip(blocks) {

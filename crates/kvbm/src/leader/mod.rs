@@ -157,11 +157,11 @@ impl Leader {
         let failed = |detail: String| Failure::new(FailureKind::Io, detail);
         match wire::encode_command(command) {
             Ok(bytes) => {
-                let send = |(rank, link): (usize, &Box<dyn WorkerLink>)| match link.send(&bytes) {
-                    Ok(()) => None,
-                    Err(error) => Some((Rank(rank as u16), failed(error.to_string()))),
-                };
-                links.iter().enumerate().filter_map(send).collect()
+                let refused =
+                    links.iter().map(|link| link.send(&bytes)).zip(0..).filter_map(|(sent, rank)| {
+                        sent.err().map(|error| (Rank(rank), failed(error.to_string())))
+                    });
+                refused.collect()
             }
             Err(error) => {
                 let all = 0..self.settings.ranks as u16;
@@ -328,7 +328,7 @@ impl Leader {
         let arrived = match parts.destination {
             Destination::Reserved { arrivals, places } => {
                 let chained = operation.purpose == Purpose::Onboard;
-                complete(arrivals, &places, &parts.moves, &mut failures, chained)
+                Some(complete(arrivals, &places, &parts.moves, &mut failures, chained))
             }
             Destination::Unregistered => None,
         };
@@ -339,7 +339,7 @@ impl Leader {
             Some(failure)
         });
         let failures: Vec<_> = failed.collect();
-        if operation.purpose != Purpose::Private {
+        if let Some(arrived) = &arrived {
             self.registered(operation.to, || arrived.clone());
         }
         operation.settle(Outcome { arrived, failures });
@@ -403,7 +403,7 @@ fn complete(
     moves: &[Move],
     failures: &mut [Option<Failure>],
     chained: bool,
-) -> Option<Pinned> {
+) -> Pinned {
     let mut broken: Vec<SequenceHash> = Vec::new();
     for (step, slot) in moves.iter().zip(failures.iter_mut()) {
         let after_hole = chained && !broken.is_empty();
@@ -423,5 +423,5 @@ fn complete(
         *slot = Some(Failure::new(FailureKind::Cancelled, "the block was removed while it was on its way"));
     }
     // What is still reserved failed: its slot goes back to Reset.
-    Some(arrivals.into_pinned())
+    arrivals.into_pinned()
 }

@@ -175,15 +175,13 @@ impl Drop for Running {
 
 impl Leader {
     /// Blocks became visible on their tier: write-through and the watermark have their say.
-    pub(crate) fn registered(self: &Arc<Self>, tier: Tier, blocks: impl FnOnce() -> Option<Pinned>) {
+    pub(crate) fn registered(self: &Arc<Self>, tier: Tier, blocks: impl FnOnce() -> Pinned) {
         let Some(edge) = self.offloads.edge(tier) else { return };
         if self.is_turned_away() {
             return;
         }
         if edge.triggers.write_through {
-            if let Some(blocks) = blocks() {
-                self.enqueue(edge, blocks);
-            }
+            self.enqueue(edge, blocks());
         }
         self.check_watermark(edge);
         self.pump();

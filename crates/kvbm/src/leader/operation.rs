@@ -137,9 +137,9 @@ impl Operation {
         let parts = state.parts.take()?;
         let mut failures = std::mem::take(&mut state.failures);
         if let Some(reason) = &state.abandoned {
-            failures.iter_mut().for_each(|slot| {
+            for slot in &mut failures {
                 slot.get_or_insert_with(|| reason.clone());
-            });
+            }
         }
         Some(Unsettled { parts, failures })
     }
