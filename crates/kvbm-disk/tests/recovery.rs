@@ -371,7 +371,9 @@ proptest! {
     fn harmed_journals_never_panic_and_never_invent_blocks(harms in proptest::collection::vec(harm(), 1..6)) {
         static JOURNAL: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
         let mut bytes = JOURNAL.get_or_init(journal).clone();
-        harms.iter().for_each(|harm| do_harm(&mut bytes, harm));
+        for harm in &harms {
+            do_harm(&mut bytes, harm);
+        }
         let medium = SimMedium::new();
         medium.edit(JOURNAL_FILE, |file| *file = bytes);
         if let Ok((engine, recovered)) = DiskEngine::open_on(lazy_config(8), Arc::new(medium)) {
