@@ -8,6 +8,7 @@ use std::fs;
 /// One use of each library crate: it has to compile and to hold.
 const USES: &[(&str, &str)] = &[
     ("kvbm", "kvbm::config::Capacity::default() == kvbm::config::Capacity::NONE"),
+    ("kvbm-cli", "std::mem::size_of::<kvbm_cli::args::Cli>() > 0"),
     ("kvbm-device", "kvbm_device::Clock::now(&kvbm_device::ManualClock::new()).is_zero()"),
     ("kvbm-disk", "kvbm_disk::ContentCrc::new().finish() == kvbm_disk::ContentCrc::combine(0, 0, 0)"),
     ("kvbm-events", "kvbm_events::PublisherConfig::default().validate().is_ok()"),

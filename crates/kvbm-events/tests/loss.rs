@@ -62,6 +62,9 @@ fn fate() -> impl Strategy<Value = Fate> {
 proptest! {
     /// Rings that overflow, a transport that loses, repeats, damages and refuses: after one heartbeat over a transport
     /// that works again, the follower knows of every single number whether it has it.
+    ///
+    /// Mutations that make it fail: no gap between events in `Tracker::accept`; a publisher that does not take over the
+    /// `next_sequence` that its source returned.
     #[test]
     fn invariant_4_every_loss_is_detected(
         script in prop::collection::vec(fate(), 0..60),
@@ -113,6 +116,7 @@ proptest! {
     }
 }
 
+/// Mutation that makes it fail: `Tracker::accept` ignores the batch's `next_sequence`.
 #[test]
 fn invariant_4_a_lost_tail_is_noticed_by_the_next_heartbeat() {
     // The announcement of the stream arrives, the only batch does not, the heartbeat does.

@@ -108,7 +108,7 @@ fn another_version_is_refused_by_number_whatever_follows() {
 }
 
 #[test]
-fn hostile_input_is_an_error() {
+fn invariant_5_hostile_batches_are_errors() {
     let cleared = [0x91, 0x93, 7, 2, 0xC0];
     assert!(wire::decode(&raw_batch(1, &cleared, &[], 6)).is_ok(), "the base of the cases below is valid");
     let mut deep = vec![0x96, 1, 1, 5, 2, 100];
@@ -132,8 +132,9 @@ fn hostile_input_is_an_error() {
     }
 }
 
+/// Mutation that makes it fail: no bound in the visitor of lists.
 #[test]
-fn a_batch_of_too_many_small_events_is_an_error() {
+fn invariant_5_a_batch_of_too_many_small_events_is_an_error() {
     let count = EventBatch::MAX_EVENTS as u16 + 1;
     let mut events = vec![0xDC];
     events.extend(count.to_be_bytes());
