@@ -270,6 +270,9 @@ fn staged(
     };
     let ring =
         BoundLayout::allocate(Arc::new(layout), &*allocator).map_err(|error| failed(error.to_string()))?;
+    if config.device.is_some() && ring.kind() != StorageKind::Pinned {
+        tracing::warn!(path = %site.path, "the staging ring could not be page-locked: copies to the device are slower");
+    }
     let bytes = ring.layout().total_bytes();
     let lane = lane(config, site.path)?;
     let route = route(site.path, ring.clone(), g1.clone())?;

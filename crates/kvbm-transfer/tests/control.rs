@@ -3,13 +3,16 @@
 mod support;
 
 use kvbm_device::Event;
+use kvbm_disk::Recovered;
+use kvbm_layout::{AxisOrder, FullyContiguous, LayoutConfig};
 use kvbm_plan::{
     Command, Epoch, FailureKind, FlushOutcome, Gate, Message, Path, Priority, Rank, Tier, TransferPlan, wire,
 };
-use kvbm_transfer::{PathConfig, Sink, SubmitError, TransferManager, WorkerConfig};
+use kvbm_storage::{BoundLayout, DeviceAllocator};
+use kvbm_transfer::{DiskTier, PathConfig, Sink, SubmitError, TransferManager, WorkerConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::{Inbox, NAMESPACE, Rig, Shape, kinds, soon};
+use support::{Inbox, LAYERS, NAMESPACE, Rig, Shape, kinds, soon};
 
 #[test]
 fn a_plan_in_wire_form_is_answered_in_wire_form() {
@@ -149,6 +152,15 @@ fn commands_about_a_disk_need_a_disk() {
 }
 
 #[test]
+fn without_a_staging_ring_there_is_no_direct_way_up() {
+    let rig = Rig::tuned(|worker| worker.staging_blocks = 0);
+    let report = rig.go(Path::G3_G1, &[(1, 0, 0)]);
+    assert_eq!(kinds(&report), [Some(FailureKind::Unsupported)]);
+    assert!(support::detail(&report, 0).contains("staging_blocks"));
+    assert_eq!(rig.manager().staging_bytes(), 0);
+}
+
+#[test]
 fn urgent_plans_overtake_in_a_busy_queue() {
     let rig = Rig::tuned(|worker| {
         worker.paths.g1_g2 =
@@ -200,7 +212,7 @@ type Tune = fn(&mut WorkerConfig, &Rig);
 fn a_worker_that_cannot_work_does_not_start() {
     let rig = Rig::new();
     let sink = Inbox::new().sink();
-    let broken: [(&str, Tune); 6] = [
+    let broken: [(&str, Tune); 10] = [
         ("threads = 0", |config, _| config.paths.g1_g2.threads = 0),
         ("depth_blocks = 4", |config, _| {
             config.paths.g2_g1 = PathConfig { depth_blocks: 4, ..PathConfig::default() }
@@ -209,6 +221,24 @@ fn a_worker_that_cannot_work_does_not_start() {
         ("Sampled(0)", |config, _| config.verify_host = kvbm_transfer::VerifyHost::Sampled(0)),
         ("must be host memory", |config, rig| config.g2 = Some(rig.g1.clone())),
         ("device = none", |config, _| config.device = None),
+        ("num_layers", |config, rig| {
+            let shallow = LayoutConfig { num_layers: LAYERS - 1, ..support::model(4) };
+            let shallow = Arc::new(FullyContiguous::new(shallow, AxisOrder::Nhd).expect("a layout"));
+            let memory = DeviceAllocator::new(Arc::new(rig.device.clone()));
+            config.g1 = Some(BoundLayout::allocate(shallow, &memory).expect("memory"));
+        }),
+        ("needs g2", |config, rig| {
+            (config.g2, config.g3) =
+                (None, Some(DiskTier { engine: Arc::clone(&rig.disk), recovered: Recovered::default() }));
+        }),
+        ("must be the tag that g3 was opened with", |config, rig| {
+            config.namespace = [1; 16];
+            config.g3 = Some(DiskTier { engine: Arc::clone(&rig.disk), recovered: Recovered::default() });
+        }),
+        ("staging_blocks = 2", |config, rig| {
+            config.g3 = Some(DiskTier { engine: Arc::clone(&rig.disk), recovered: Recovered::default() });
+            (config.staging_blocks, config.paths.g3_g1.threads) = (2, 3);
+        }),
     ];
     for (names, tune) in broken {
         let mut config = WorkerConfig::new(Rank(0), Epoch(1), NAMESPACE);

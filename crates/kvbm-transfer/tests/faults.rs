@@ -164,6 +164,49 @@ fn invariant_5_two_swapped_slots_and_a_stale_one_are_found_on_disk() {
 }
 
 #[test]
+fn invariant_5_none_of_a_thousand_random_bit_flips_is_served() {
+    let rig = Rig::with(Shape { disk_slots: 1000, ..Shape::default() }, |_| {});
+    let bytes = rig.g1.bytes_per_block();
+    let name = |slot: u32| (slot % 250) as u8;
+    let rounds: Vec<Vec<(u8, u32, u32)>> = (0..1000_u32)
+        .collect::<Vec<_>>()
+        .chunks(16)
+        .map(|slots| (0..16).zip(slots).map(|(host, slot)| (name(*slot), host, *slot)).collect())
+        .collect();
+    for moves in &rounds {
+        for (name, host, _) in moves {
+            rig.fill_g1(*host, *name);
+        }
+        rig.must(Path::G1_G2, &moves.iter().map(|(name, host, _)| (*name, *host, *host)).collect::<Vec<_>>());
+        rig.must(Path::G2_G3, moves);
+    }
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for slot in 0..1000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        flip_on_disk(&rig, slot, (random >> 33) % bytes);
+    }
+    for (round, moves) in rounds.iter().enumerate() {
+        let path = if round % 2 == 0 { Path::G3_G1 } else { Path::G3_G2 };
+        let report =
+            rig.go(path, &moves.iter().map(|(name, host, slot)| (*name, *slot, *host)).collect::<Vec<_>>());
+        assert_eq!(kinds(&report), vec![Some(FailureKind::Corrupt); moves.len()]);
+    }
+    assert_eq!(rig.disk.info().quarantined_slots, 1000);
+}
+
+#[test]
+fn invariant_5_a_truncated_slot_file_is_a_miss() {
+    let rig = filled(true, |_| {});
+    slot_file(&rig).set_len(slot_offset(6)).expect("truncated");
+    let report = rig.go(Path::G3_G1, &EIGHT.map(|(name, slot, _)| (name, slot, slot + 8)));
+    let corrupt = Some(FailureKind::Corrupt);
+    assert_eq!(kinds(&report), [None, None, None, None, None, None, corrupt, corrupt]);
+    slot_file(&rig).set_len(slot_offset(5) + 100).expect("truncated");
+    let report = rig.go(Path::G3_G2, &[(4, 4, 8), (5, 5, 9)]);
+    assert!(report.blocks[0].is_done() && !report.blocks[1].is_done(), "{report:?}");
+}
+
+#[test]
 fn an_error_of_the_disk_fails_the_block_and_names_it() {
     let rig = filled(true, |_| {});
     rig.medium.inject(DiskFault::FailRead(slot_offset(3)));

@@ -131,7 +131,7 @@ fn check(handle: &TransferHandle, expected: &[bool]) -> Result<(), TestCaseError
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
     fn random_plans_agree_with_a_naive_copy(

@@ -1,0 +1,137 @@
+//! The state of a worker's plans and its transitions: queued -> started -> over.
+
+mod admit;
+mod run;
+mod waits;
+
+use super::gates::Gates;
+use super::history::History;
+use super::job::{Job, Replies};
+use super::queue::{PathLimits, PathQueue};
+use crate::handle::Slot;
+use crate::stats::PathStats;
+use kvbm_plan::{Epoch, GroupId, Message, Path, PlanId, Rank, Tier, TransferReport};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a worker is, as far as scheduling goes.
+pub(crate) struct Limits {
+    pub(crate) rank: Rank,
+    pub(crate) epoch: Epoch,
+    pub(crate) group: GroupId,
+    /// Slots per tier, 0 where there is none.
+    pub(crate) slots: [u32; Tier::ALL.len()],
+    /// Layers of a block.
+    pub(crate) layers: u32,
+    /// Queue bounds of each path of [`Path::LOCAL`], or why the worker does not have it.
+    pub(crate) paths: [Result<PathLimits, String>; Path::LOCAL.len()],
+    /// Reports and messages that may wait for the sink before submissions are refused.
+    pub(crate) outgoing: usize,
+}
+
+/// Who asked for a plan.
+pub(crate) enum Reply {
+    /// The leader, through the sink.
+    Sink,
+    /// A handle.
+    Handle(Arc<Slot>),
+}
+
+/// Something for the sink.
+#[derive(Debug)]
+pub(crate) enum Delivery {
+    /// The report, this many times.
+    Report(Arc<TransferReport>, u32),
+    /// Anything else.
+    Message(Message),
+}
+
+/// Plans, queues, gates and history. See the module's documentation.
+pub(crate) struct State {
+    limits: Limits,
+    queues: [PathQueue; Path::LOCAL.len()],
+    jobs: HashMap<PlanId, Job>,
+    /// Plans that wait for the end of the key.
+    dependents: HashMap<PlanId, Vec<PlanId>>,
+    deadlines: BTreeSet<(Instant, PlanId)>,
+    gates: Gates,
+    history: History,
+    seq: u64,
+    closing: bool,
+    /// (finished plan, whether all of it arrived, plan that waited for it), not yet told.
+    ripple: VecDeque<(PlanId, bool, PlanId)>,
+    outgoing: VecDeque<Delivery>,
+    /// Reports for handles, to be put without the lock.
+    notices: Vec<(Arc<Slot>, Arc<TransferReport>)>,
+    /// Paths whose executors have something new to look at.
+    wake: [bool; Path::LOCAL.len()],
+}
+
+/// Index of `path` in [`Path::LOCAL`].
+fn index_of(path: Path) -> Option<usize> {
+    Path::LOCAL.iter().position(|known| *known == path)
+}
+
+impl State {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let queues =
+            std::array::from_fn(|index| PathQueue::new(Path::LOCAL[index], limits.paths[index].clone()));
+        Self {
+            limits,
+            queues,
+            jobs: HashMap::new(),
+            dependents: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            gates: Gates::default(),
+            history: History::default(),
+            seq: 0,
+            closing: false,
+            ripple: VecDeque::new(),
+            outgoing: VecDeque::new(),
+            notices: Vec::new(),
+            wake: [false; Path::LOCAL.len()],
+        }
+    }
+
+    fn deliver(&mut self, report: &Arc<TransferReport>, replies: Replies) {
+        if replies.sink > 0 {
+            self.outgoing.push_back(Delivery::Report(Arc::clone(report), replies.sink));
+        }
+        self.notices.extend(replies.handles.into_iter().map(|slot| (slot, Arc::clone(report))));
+    }
+
+    /// Queues a message for the sink.
+    pub(crate) fn send(&mut self, message: Message) {
+        self.outgoing.push_back(Delivery::Message(message));
+    }
+
+    pub(crate) fn next_delivery(&mut self) -> Option<Delivery> {
+        self.outgoing.pop_front()
+    }
+
+    pub(crate) fn take_notices(&mut self) -> Vec<(Arc<Slot>, Arc<TransferReport>)> {
+        std::mem::take(&mut self.notices)
+    }
+
+    pub(crate) fn take_wakes(&mut self) -> [bool; Path::LOCAL.len()] {
+        std::mem::take(&mut self.wake)
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// Accepted plans without a report.
+    pub(crate) fn live_plans(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub(crate) fn outgoing_len(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    pub(crate) fn path_stats(&self) -> [PathStats; Path::LOCAL.len()] {
+        std::array::from_fn(|index| self.queues[index].stats)
+    }
+}
