@@ -1,11 +1,206 @@
 //! `kvbm replay`: requests through a real block manager.
+//!
+//! Each request matches its prefix, onboards the hits, computes the misses (a pattern that depends on hash, rank, layer, outer
+//! index and offset) and registers them; every onboarded byte is compared.
 
-use anyhow::Result;
+mod engine;
+mod permits;
+mod requests;
+mod serve;
+mod setup;
 
-use crate::args::ReplayArgs;
-use crate::summary::ReplayResult;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use kvbm::metrics::{DropReason, EvictReason, MetricsServer};
+use kvbm::{FailureKind, KvBlockManager, Owned, Path as TransferPath, Tier};
+
+use crate::args::{OffloadMode, ReplayArgs};
+use crate::progress::Progress;
+use crate::summary::{Evictions, Hits, PathFigures, ReplayResult, Summary, Timeline};
+use crate::trace::{self, Trace};
+use engine::Engine;
+use permits::Permits;
+use requests::Requests;
+use serve::{Served, Server};
+
+/// Requests of the workload that is made up when no trace is given.
+const DEFAULT_REQUESTS: u32 = 2000;
+/// Time to write down what is not on disk yet, where the disk is kept.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(300);
+/// Requests between two updates of the gauges that `--metrics` shows.
+const METRICS_EVERY: usize = 64;
 
 /// Replays what `args` ask for.
 pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
-    anyhow::bail!("this build has no replay engine yet, so {args:?} cannot be run")
+    let (workload, trace) = workload(args)?;
+    let scratch = ScratchDir::for_replay(args)?;
+    let dir = args.dir.as_deref().or(scratch.as_ref().map(|scratch| scratch.0.as_path()));
+    let manager = setup::manager(args, dir)?;
+    let requests = Requests::new(&trace, manager.namespace().hasher()?);
+    let _metrics = args.metrics.map(|addr| serve_metrics(&manager, addr)).transpose()?;
+    let (served, wall) = replay(args, &manager, &requests)?;
+    if args.dir.is_some() {
+        save(&manager);
+    }
+    Ok(result(args, workload, &manager, &requests, &served, wall))
+}
+
+fn workload(args: &ReplayArgs) -> Result<(String, Trace)> {
+    match &args.trace {
+        Some(path) => Ok((path.display().to_string(), trace::read(path)?)),
+        None => {
+            let requests = args.synthetic.unwrap_or(DEFAULT_REQUESTS);
+            let name = format!("{requests} made-up multi-turn requests, seed {}", args.seed);
+            Ok((name, trace::generate(requests, args.seed)))
+        }
+    }
+}
+
+fn serve_metrics(manager: &KvBlockManager<Owned>, addr: std::net::SocketAddr) -> Result<MetricsServer> {
+    let metrics = manager.metrics();
+    let server = if addr.ip().is_loopback() { metrics.serve(addr) } else { metrics.serve_public(addr) };
+    server.with_context(|| format!("cannot serve metrics on {addr}"))
+}
+
+/// What each request found, by its number, and how long all of them took.
+fn replay(
+    args: &ReplayArgs,
+    manager: &KvBlockManager<Owned>,
+    requests: &Requests,
+) -> Result<(Vec<Served>, Duration)> {
+    let permits = Permits::new(blocks_for_requests(args, manager));
+    let server = Server { manager, requests, permits: &permits, offload: args.offload };
+    let progress = Progress::new("requests", requests.len() as u64);
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let served = Mutex::new(vec![Served::default(); requests.len()]);
+    let work = || -> Result<()> {
+        let mut engine = if args.metadata_only { None } else { Some(Engine::new(manager)?) };
+        let mut mine = Vec::new();
+        while !failed.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= requests.len() {
+                break;
+            }
+            mine.push((index, server.serve(index, engine.as_mut())?));
+            progress.advance(1);
+            if index.is_multiple_of(METRICS_EVERY) && args.metrics.is_some() {
+                manager.metrics();
+            }
+        }
+        let mut all = served.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        mine.into_iter().for_each(|(index, served)| all[index] = served);
+        Ok(())
+    };
+    let start = Instant::now();
+    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+        let guarded = || work().inspect_err(|_| failed.store(true, Ordering::Relaxed));
+        let threads: Vec<_> = (0..args.concurrency).map(|_| scope.spawn(guarded)).collect();
+        let crashed = || Err(anyhow::anyhow!("a replay thread panicked; please report this"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| crashed())).collect()
+    });
+    let wall = start.elapsed();
+    progress.finish();
+    outcomes.into_iter().collect::<Result<()>>()?;
+    Ok((served.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner), wall))
+}
+
+/// Blocks of G1 that requests may hold: all, or what background offloads leave them.
+fn blocks_for_requests(args: &ReplayArgs, manager: &KvBlockManager<Owned>) -> usize {
+    let g1 = setup::capacity_blocks(manager)[0] as usize;
+    match args.offload {
+        OffloadMode::Wait => g1,
+        OffloadMode::Drop => {
+            let offloads = (g1 as f64 * manager.config().offload.g1_g2.queue_share).ceil() as usize;
+            g1.saturating_sub(offloads).max(1)
+        }
+    }
+}
+
+/// Leaves the directory so that another run finds everything.
+fn save(manager: &KvBlockManager<Owned>) {
+    let report = manager.shutdown(SHUTDOWN_TIMEOUT);
+    if !report.is_complete() {
+        let error = report.flush_error.map_or_else(String::new, |error| format!("; {error}"));
+        eprintln!("kvbm: {} blocks are not on disk{error}", report.not_saved);
+    }
+}
+
+fn result(
+    args: &ReplayArgs,
+    workload: String,
+    manager: &KvBlockManager<Owned>,
+    requests: &Requests,
+    served: &[Served],
+    wall: Duration,
+) -> ReplayResult {
+    let metrics = manager.metrics();
+    let mut timeline = Timeline::new(served.len() as u64);
+    for (index, request) in served.iter().enumerate() {
+        timeline.record(index as u64, request.blocks, request.hits);
+    }
+    let sum = |read: fn(&Served) -> u64| served.iter().map(read).sum::<u64>();
+    let ratio = |served: &[Served]| {
+        let [found, blocks] = served
+            .iter()
+            .fold([0, 0], |[found, blocks], request| [found + request.found, blocks + request.blocks]);
+        if blocks == 0 { 0.0 } else { found as f64 / blocks as f64 }
+    };
+    let hits = served.iter().fold([0; 4], |mut sum: [u64; 4], request| {
+        sum.iter_mut().zip(request.hits).for_each(|(sum, hits)| *sum += hits);
+        sum
+    });
+    let used = TransferPath::LOCAL.into_iter().map(|path| (path.to_string(), metrics.path(path)));
+    let used: Vec<_> = used.filter(|(_, path)| path.summary().blocks > 0).collect();
+    let evicted = |tier: Tier| metrics.tier(tier).evictions(EvictReason::Capacity).get();
+    let failures = |path| FailureKind::ALL.iter().map(move |&kind| metrics.path(path).failures(kind).get());
+    let dropped = |path| DropReason::ALL.iter().map(move |&reason| metrics.path(path).dropped(reason).get());
+    let onboarded = [TransferPath::G2_G1, TransferPath::G3_G1].map(|path| metrics.path(path).blocks.get());
+    let summary = Summary {
+        requests: requests.len() as u64,
+        blocks: requests.num_blocks(),
+        hits: Hits::from(hits),
+        hit_ratio: ratio(served),
+        hit_ratio_first_10pct: ratio(&served[..served.len().div_ceil(10)]),
+        onboarded_blocks: onboarded.iter().sum(),
+        verified_blocks: sum(|served| served.verified),
+        corrupt_blocks: sum(|served| served.corrupt),
+        failed_transfers: TransferPath::LOCAL.into_iter().flat_map(failures).sum(),
+        offload_dropped: TransferPath::LOCAL.into_iter().flat_map(dropped).sum(),
+        wall_s: wall.as_secs_f64(),
+        paths: used.iter().map(|(name, path)| (name.clone(), PathFigures::from(path.summary()))).collect(),
+        evictions: Evictions { g1: evicted(Tier::G1), g2: evicted(Tier::G2), g3: evicted(Tier::G3) },
+        policy: args.policy.as_str().to_owned(),
+        capacity: setup::capacity_blocks(manager),
+        seed: args.seed,
+    };
+    let latencies = used.iter().map(|(name, path)| (name.clone(), path.latencies())).collect();
+    ReplayResult { workload, summary, timeline, latencies }
+}
+
+/// A directory for G3 that goes away with the replay.
+struct ScratchDir(PathBuf);
+
+impl ScratchDir {
+    /// Set where a replay needs a disk and none was named.
+    fn for_replay(args: &ReplayArgs) -> Result<Option<Self>> {
+        if args.metadata_only || args.dir.is_some() || args.capacity.0[2].is_none() {
+            return Ok(None);
+        }
+        let dir = std::env::temp_dir().join(format!("kvbm-replay-{}", std::process::id()));
+        std::fs::create_dir(&dir).with_context(|| {
+            format!("cannot create {}: name a directory with --dir, or set TMPDIR", Path::display(&dir))
+        })?;
+        Ok(Some(Self(dir)))
+    }
+}
+
+impl Drop for ScratchDir {
+    fn drop(&mut self) {
+        // Nothing is lost if it stays: it is named after kvbm, in the system's temporary folder.
+        let _left = std::fs::remove_dir_all(&self.0);
+    }
 }

@@ -1,0 +1,170 @@
+//! Stands in for an inference engine: writes known bytes into G1 where an engine would compute, and reads them back.
+
+use anyhow::{Context, Result};
+use kvbm::device::{CopyBatch, Direction, HostBuffer, Stream};
+use kvbm::layout::Cell;
+use kvbm::storage::RegionMemory;
+use kvbm::{BlockId, KvBlockManager, LocalWorker, Owned, SequenceHash};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::pattern::{CellPattern, Mismatch};
+
+/// Bytes that are filled or compared at a time.
+const STAGING_BYTES: u64 = 8 << 20;
+/// Longest time for a copy to or from the emulated device.
+const COPY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// One thread's engine, on every rank.
+pub(super) struct Engine<'a> {
+    ranks: Vec<RankEngine<'a>>,
+}
+
+struct RankEngine<'a> {
+    worker: &'a LocalWorker,
+    stream: Arc<dyn Stream>,
+    staging: HostBuffer,
+    blocks_at_a_time: usize,
+}
+
+/// A block that does not hold what was computed for it.
+#[derive(Clone, Debug)]
+pub(super) struct WrongBytes {
+    /// Where in G1.
+    pub(super) block: BlockId,
+    /// What should be there.
+    pub(super) hash: SequenceHash,
+    /// Rank, layer and outer index of the first bad cell.
+    pub(super) place: [u32; 3],
+    /// The first bad word.
+    pub(super) mismatch: Mismatch,
+}
+
+/// One cell of one block in the staging buffer.
+struct StagedCell {
+    at: u64,
+    bytes: u64,
+    layer: u32,
+    outer: u32,
+}
+
+impl<'a> Engine<'a> {
+    /// An engine on the workers of `manager`.
+    pub(super) fn new(manager: &'a KvBlockManager<Owned>) -> Result<Self> {
+        let ranks = manager.workers().iter().map(RankEngine::new).collect::<Result<_>>()?;
+        Ok(Self { ranks })
+    }
+
+    /// Computes blocks: `blocks[i]` gets the bytes of `hashes[i]`. When it returns the bytes are there.
+    pub(super) fn compute(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
+        self.ranks.iter_mut().try_for_each(|rank| rank.compute(blocks, hashes))
+    }
+
+    /// Compares `blocks[i]` with the bytes of `hashes[i]`, on every rank. The blocks that differ.
+    pub(super) fn verify(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<Vec<WrongBytes>> {
+        let mut wrong: Vec<WrongBytes> = Vec::new();
+        for rank in &mut self.ranks {
+            rank.verify(blocks, hashes, &mut wrong)?;
+        }
+        wrong.dedup_by_key(|wrong| wrong.block);
+        Ok(wrong)
+    }
+}
+
+impl<'a> RankEngine<'a> {
+    fn new(worker: &'a LocalWorker) -> Result<Self> {
+        let block_bytes = worker.g1().bytes_per_block().max(1);
+        let blocks_at_a_time = (STAGING_BYTES / block_bytes).max(1) as usize;
+        let stream = worker.device().create_stream("replay-engine").context("no stream for the engine")?;
+        let staging = HostBuffer::zeroed(blocks_at_a_time * block_bytes as usize);
+        Ok(Self { worker, stream, staging, blocks_at_a_time })
+    }
+
+    fn rank(&self) -> u32 {
+        u32::from(self.worker.rank().0)
+    }
+
+    fn compute(&mut self, blocks: &[BlockId], hashes: &[SequenceHash]) -> Result<()> {
+        let rank = self.rank();
+        let mut bytes = Vec::new();
+        for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
+        {
+            let mut batch = CopyBatch::new(Direction::HostToDevice);
+            let cells = self.stage(blocks, &mut batch)?;
+            for (index, cell) in cells.iter().enumerate() {
+                let hash = hashes[index / (cells.len() / blocks.len())];
+                bytes.resize(cell.bytes as usize, 0);
+                CellPattern::new(*hash.as_bytes(), rank, cell.layer, cell.outer).fill(0, &mut bytes);
+                self.staging.region().write_at(cell.at, &bytes)?;
+            }
+            self.run(batch)?;
+        }
+        Ok(())
+    }
+
+    fn verify(
+        &mut self,
+        blocks: &[BlockId],
+        hashes: &[SequenceHash],
+        wrong: &mut Vec<WrongBytes>,
+    ) -> Result<()> {
+        let rank = self.rank();
+        let mut bytes = Vec::new();
+        for (blocks, hashes) in blocks.chunks(self.blocks_at_a_time).zip(hashes.chunks(self.blocks_at_a_time))
+        {
+            let mut batch = CopyBatch::new(Direction::DeviceToHost);
+            let cells = self.stage(blocks, &mut batch)?;
+            self.run(batch)?;
+            for (index, cell) in cells.iter().enumerate() {
+                let of = index / (cells.len() / blocks.len());
+                let (block, hash) = (blocks[of], hashes[of]);
+                bytes.resize(cell.bytes as usize, 0);
+                self.staging.region().read_at(cell.at, &mut bytes)?;
+                let pattern = CellPattern::new(*hash.as_bytes(), rank, cell.layer, cell.outer);
+                if let Err(mismatch) = pattern.verify(0, &bytes) {
+                    wrong.push(WrongBytes { block, hash, place: [rank, cell.layer, cell.outer], mismatch });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lays the cells of `blocks` side by side in the staging buffer and adds the copies between there and G1 to `batch`.
+    fn stage(&self, blocks: &[BlockId], batch: &mut CopyBatch) -> Result<Vec<StagedCell>> {
+        let g1 = self.worker.g1();
+        let layout = g1.layout();
+        let config = layout.config();
+        let mut cells = Vec::with_capacity(blocks.len() * (config.num_layers * config.outer_dim) as usize);
+        let mut at = 0;
+        for block in blocks {
+            for layer in 0..config.num_layers {
+                for outer in 0..config.outer_dim {
+                    let view = layout.view(layer, Cell::Kv(outer))?;
+                    anyhow::ensure!(
+                        view.is_contiguous(),
+                        "the replay's engine needs whole cells side by side"
+                    );
+                    let bytes = view.bytes();
+                    let offset = view.offset + view.block_stride * u64::from(block.0);
+                    let RegionMemory::Device(memory) = g1.region(view.region)? else {
+                        anyhow::bail!("G1 is not device memory");
+                    };
+                    match batch.direction() {
+                        Direction::HostToDevice => {
+                            batch.push_host_to_device(self.staging.region(), at, memory, offset, bytes)?;
+                        }
+                        _ => batch.push_device_to_host(memory, offset, self.staging.region(), at, bytes)?,
+                    }
+                    cells.push(StagedCell { at, bytes, layer, outer });
+                    at += bytes;
+                }
+            }
+        }
+        Ok(cells)
+    }
+
+    fn run(&self, batch: CopyBatch) -> Result<()> {
+        let event = self.stream.copy(batch).map_err(|rejected| rejected.error)?;
+        event.wait(Instant::now() + COPY_TIMEOUT).context("the engine's copy failed")
+    }
+}

@@ -1,0 +1,119 @@
+//! One request, as an engine serves it: match the prefix, onboard hits, compute misses, register.
+
+use anyhow::{Context, Result};
+use kvbm::{AllocError, Blocks, Cached, G1, KvBlockManager, Owned, Reset, SequenceHash, Tier};
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+use super::permits::Permits;
+use super::requests::Requests;
+use crate::args::OffloadMode;
+
+/// Longest time that a request's offloads, or room for its blocks, are waited for.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often room is asked for again.
+const RETRY: Duration = Duration::from_micros(200);
+
+/// What one request found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Served {
+    /// Blocks that it asked for.
+    pub(super) blocks: u64,
+    /// Blocks whose whole prefix was on some tier.
+    pub(super) found: u64,
+    /// Blocks that it got, by the tier that held them.
+    pub(super) hits: [u64; 4],
+    /// Blocks whose bytes were compared.
+    pub(super) verified: u64,
+    /// Blocks with wrong bytes.
+    pub(super) corrupt: u64,
+}
+
+/// What all requests share.
+pub(super) struct Server<'a> {
+    pub(super) manager: &'a KvBlockManager<Owned>,
+    pub(super) requests: &'a Requests,
+    pub(super) permits: &'a Permits,
+    pub(super) offload: OffloadMode,
+}
+
+impl Server<'_> {
+    /// Serves request `index`; without an engine only the books are kept.
+    pub(super) fn serve(&self, index: usize, engine: Option<&mut Engine<'_>>) -> Result<Served> {
+        let all = self.requests.hashes(index);
+        // What is larger than G1 cannot be computed in one piece; its front can.
+        let hashes = &all[..all.len().min(self.permits.total())];
+        let _permit = self.permits.acquire(hashes.len());
+        let mut served = Served { blocks: all.len() as u64, ..Served::default() };
+        self.run(hashes, engine, &mut served)?;
+        if self.offload == OffloadMode::Wait {
+            let done = self.manager.wait_offloads(Instant::now() + PATIENCE);
+            anyhow::ensure!(done, "offloads did not end within {} s: is the disk stuck?", PATIENCE.as_secs());
+        }
+        Ok(served)
+    }
+
+    fn run(
+        &self,
+        hashes: &[SequenceHash],
+        engine: Option<&mut Engine<'_>>,
+        served: &mut Served,
+    ) -> Result<()> {
+        let mut engine = engine;
+        let prefix = self.manager.match_prefix(self.requests.chain(hashes));
+        served.found = prefix.len() as u64;
+        let tiers: Vec<Tier> = prefix.blocks().iter().map(|block| block.tier).collect();
+        let cached = match self.manager.onboard(prefix).wait() {
+            Ok(cached) => cached,
+            // What failed is in the manager's metrics and is computed again.
+            Err(error) => error.arrived,
+        };
+        for tier in &tiers[..cached.len().min(tiers.len())] {
+            served.hits[tier.index()] += 1;
+        }
+        if let Some(engine) = engine.as_deref_mut() {
+            verify(engine, &cached, hashes, served)?;
+        }
+        let fresh = self.allocate(hashes.len() - cached.len())?;
+        if !fresh.is_empty() {
+            if let Some(engine) = engine {
+                engine.compute(fresh.block_ids(), &hashes[cached.len()..])?;
+            }
+            let chain = self.requests.chain(hashes);
+            let (done, _) = self.manager.commit(fresh, chain, cached.len()).context("commit")?;
+            // Let go of before the prefix: the tail of a request is the first to be evicted.
+            drop(self.manager.register(done).context("register")?);
+        }
+        Ok(())
+    }
+
+    /// Offloads that still read blocks of G1 may hold more than the eviction can find for a moment.
+    fn allocate(&self, blocks: usize) -> Result<Blocks<G1, Reset>, AllocError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.manager.allocate(blocks) {
+                Err(_) if Instant::now() < deadline => std::thread::sleep(RETRY),
+                result => return result,
+            }
+        }
+    }
+}
+
+fn verify(
+    engine: &mut Engine<'_>,
+    cached: &Cached<G1>,
+    hashes: &[SequenceHash],
+    served: &mut Served,
+) -> Result<()> {
+    let wrong = engine.verify(cached.block_ids(), &hashes[..cached.len()])?;
+    for block in &wrong {
+        let [rank, layer, outer] = block.place;
+        eprintln!(
+            "wrong bytes in G1 block {} ({}), rank {rank}, layer {layer}, outer {outer}: {}",
+            block.block, block.hash, block.mismatch
+        );
+    }
+    served.verified = cached.len() as u64;
+    served.corrupt = wrong.len() as u64;
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! The manager that a replay runs on.
+
+use anyhow::{Context, Result, bail};
+use kvbm::config::{Capacity, Config, ModelConfig};
+use kvbm::layout::DType;
+use kvbm::{KvBlockManager, Owned};
+use std::path::Path;
+
+use crate::args::{OffloadMode, ReplayArgs};
+
+/// With two tensors each, 16 fragments a block: the layer-separate G1 that engines have.
+const LAYERS: u32 = 8;
+const OUTER: u32 = 2;
+const PAGE_SIZE: u32 = 16;
+const DTYPE: DType = DType::BF16;
+/// Elements of a head, where the block is large enough for whole heads.
+const HEAD_DIM: u32 = 128;
+
+/// Builds the manager that `args` ask for; `dir` is where G3 goes, if there is one.
+pub(super) fn manager(args: &ReplayArgs, dir: Option<&Path>) -> Result<KvBlockManager<Owned>> {
+    let config = config(args, dir)?;
+    let builder = KvBlockManager::<Owned>::builder().config(config);
+    let built = if args.metadata_only { builder.build_metadata_only() } else { builder.build() };
+    built.context("cannot build the block manager")
+}
+
+fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
+    let [g1, g2, g3] = args.capacity.0;
+    let mut config = Config { model: model(args.block_bytes.get())?, ..Config::default() };
+    config.namespace.model.clone_from(&args.namespace);
+    config.device.capacity = g1;
+    config.host.capacity = g2;
+    config.policy.eviction = args.policy;
+    if !g3.is_none() {
+        config.disk.capacity = g3;
+        // Without bytes nothing is ever opened; the configuration still wants a name.
+        config.disk.dir = Some(dir.unwrap_or(Path::new("metadata-only")).to_owned());
+        // A trace of hours is replayed in seconds: a budget by the clock would stop it at once.
+        config.disk.drive_writes_per_day = 0.0;
+    }
+    if args.offload == OffloadMode::Wait {
+        // Nothing new begins before a request's offloads are over, so they may take as much as they need.
+        config.offload.g1_g2.queue_share = 1.0;
+        config.offload.g2_g3.queue_share = 0.5;
+    }
+    config.validate().context("these options make no block manager")?;
+    Ok(config)
+}
+
+/// A model whose blocks have `block_bytes` bytes.
+fn model(block_bytes: u64) -> Result<ModelConfig> {
+    let per_element = u64::from(LAYERS * OUTER * PAGE_SIZE * DTYPE.width());
+    if !block_bytes.is_multiple_of(per_element) {
+        bail!(
+            "--block-bytes {block_bytes} is not a multiple of {per_element}: {LAYERS} layers of keys and values, {PAGE_SIZE} tokens, 2 bytes each"
+        );
+    }
+    let inner = u32::try_from(block_bytes / per_element).context("--block-bytes is too large")?;
+    let head_dim = if inner.is_multiple_of(HEAD_DIM) { HEAD_DIM } else { inner };
+    Ok(ModelConfig {
+        num_layers: LAYERS,
+        num_kv_heads: inner / head_dim,
+        head_dim,
+        page_size: PAGE_SIZE,
+        dtype: DTYPE,
+        outer_dim: OUTER,
+    })
+}
+
+/// Blocks that each tier of `manager` holds.
+pub(super) fn capacity_blocks(manager: &KvBlockManager<Owned>) -> [u64; 3] {
+    let config = manager.config();
+    let bytes = config.rank_block_bytes();
+    [config.device.capacity, config.host.capacity, config.disk.capacity]
+        .map(|capacity: Capacity| capacity.blocks(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_the_bytes_that_were_asked_for() {
+        for block_bytes in [512, 1536, 16 << 10, 64 << 10, 1 << 20, 4 << 20] {
+            let config = Config { model: model(block_bytes).unwrap(), ..Config::default() };
+            assert_eq!(config.rank_block_bytes(), block_bytes);
+        }
+        let error = model(1000).unwrap_err().to_string();
+        assert!(error.contains("1000") && error.contains("multiple of 512"), "{error}");
+    }
+}
