@@ -70,14 +70,21 @@ impl Publisher {
             Err(crossbeam_channel::SendTimeoutError::Timeout(_)) => {
                 return Err(FlushError::TimedOut(timeout));
             }
-            Err(crossbeam_channel::SendTimeoutError::Disconnected(_)) => return Err(FlushError::Stopped),
+            Err(crossbeam_channel::SendTimeoutError::Disconnected(_)) => return Err(self.stopped(deadline)),
         }
         match answered.recv_deadline(deadline) {
             Ok(Ok(backlog)) if !backlog => Ok(()),
             Ok(Err(error)) => Err(error.into()),
             Ok(Ok(_)) | Err(RecvTimeoutError::Timeout) => Err(FlushError::TimedOut(timeout)),
-            Err(RecvTimeoutError::Disconnected) => Err(FlushError::Stopped),
+            Err(RecvTimeoutError::Disconnected) => Err(self.stopped(deadline)),
         }
+    }
+
+    /// The thread is unwinding: waits for its end, so that `is_running` agrees with the error.
+    fn stopped(&self, deadline: Instant) -> FlushError {
+        // Ended or out of time: the answer is the same.
+        let _ = self.ended.recv_deadline(deadline);
+        FlushError::Stopped
     }
 
     /// Counters as of the last pump.
