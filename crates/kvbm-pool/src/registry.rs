@@ -224,6 +224,12 @@ impl Registry {
         self.shared.core.lock().tiers.get(tier.index()).map_or_else(Counters::default, |core| core.counters)
     }
 
+    /// Blocks of which there is a record: those on some tier or on their way, and those that something on a tier
+    /// continues.
+    pub fn known_blocks(&self) -> usize {
+        self.shared.core.lock().entries.used()
+    }
+
     /// Appends up to `max` events to `out`, oldest first.
     pub fn drain_events(&self, out: &mut Vec<EventRecord>, max: usize) -> Drained {
         if out.capacity() - out.len() < max {

@@ -77,13 +77,14 @@ impl Entry {
 pub(crate) struct Entries {
     all: Vec<Entry>,
     vacant: u32,
+    used: usize,
     table: Table,
 }
 
 impl Entries {
     /// Room for `capacity` entries; grows beyond only for ancestors that are on no tier any more.
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
-        Self { all: Vec::with_capacity(capacity), vacant: NONE, table: Table::new(capacity, seed) }
+        Self { all: Vec::with_capacity(capacity), vacant: NONE, used: 0, table: Table::new(capacity, seed) }
     }
 
     #[inline]
@@ -129,6 +130,7 @@ impl Entries {
             self.all[index as usize] = entry;
             index
         };
+        self.used += 1;
         self.table.insert(key, index, &self.all);
         index
     }
@@ -145,6 +147,7 @@ impl Entries {
             self.table.remove(&key, &self.all);
             self.all[index as usize] = Entry { parent: self.vacant, slots: VACANT_MARK, ..Entry::VACANT };
             self.vacant = index;
+            self.used -= 1;
             if parent != NONE {
                 self[parent].links -= 1;
             }
@@ -158,8 +161,14 @@ impl Entries {
         self.all.iter().enumerate().map(used).filter(|(_, entry): &(u32, &Entry)| entry.slots != VACANT_MARK)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Indices in use are below this.
+    pub(crate) fn end(&self) -> usize {
         self.all.len()
+    }
+
+    /// Entries in use.
+    pub(crate) fn used(&self) -> usize {
+        self.used
     }
 
     /// Identity of the block of entry `index`.

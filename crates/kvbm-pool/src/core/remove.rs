@@ -60,7 +60,7 @@ impl Core {
 
     /// For each entry whether it is `root` or continues it, found by walking up until an answer is known.
     fn subtree(&self, root: u32) -> Vec<Option<bool>> {
-        let mut below: Vec<Option<bool>> = vec![None; self.entries.len()];
+        let mut below: Vec<Option<bool>> = vec![None; self.entries.end()];
         below[root as usize] = Some(true);
         for (start, _) in self.entries.iter() {
             let mut at = start;

@@ -252,5 +252,6 @@ mod tests {
             }
         }
         assert_eq!(table.len, 0);
+        assert!(table.lines.iter().all(|line| line.overflow == 0 || line.overflow == u8::MAX));
     }
 }

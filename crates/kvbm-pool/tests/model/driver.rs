@@ -635,5 +635,7 @@ impl Driver {
             assert_eq!(status.free + status.inactive + status.quarantined, status.capacity);
             assert_eq!(status.transfer_pins, 0);
         }
+        self.registry.remove(Selection::All, TierMask::ALL);
+        assert_eq!(self.registry.known_blocks(), 0, "a record of nothing");
     }
 }
