@@ -11,6 +11,7 @@ use crate::stats::WorkerStats;
 use kvbm_device::Event;
 use kvbm_disk::DiskEngine;
 use kvbm_plan::{Command, PlanId, Tier, TransferPlan, wire};
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -62,7 +63,8 @@ pub struct TransferManager {
     pub(crate) hub: Arc<Hub>,
     pub(crate) disk: Option<Arc<DiskEngine>>,
     pub(crate) flusher: Option<Arc<Flusher>>,
-    pub(crate) threads: Vec<JoinHandle<()>>,
+    /// Taken by whoever shuts the worker down first.
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) drop_deadline: Duration,
     pub(crate) staging_bytes: u64,
 }
@@ -143,16 +145,13 @@ impl TransferManager {
     ///
     /// # Errors
     /// [`ShutdownError`] at the deadline. What still runs owns its memory until the hardware is done, and is reported then.
-    pub fn shutdown(mut self, deadline: Instant) -> Result<(), ShutdownError> {
-        self.stop(deadline)
-    }
-
-    pub(crate) fn stop(&mut self, deadline: Instant) -> Result<(), ShutdownError> {
+    /// Calling it again waits again.
+    pub fn shutdown(&self, deadline: Instant) -> Result<(), ShutdownError> {
         self.hub.close();
         if let Some(flusher) = &self.flusher {
             flusher.close();
         }
-        let threads = std::mem::take(&mut self.threads);
+        let threads = std::mem::take(&mut *self.threads.lock());
         self.hub.wait_idle(deadline).map_err(|running| ShutdownError { running })?;
         let own = std::thread::current().id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
@@ -172,8 +171,8 @@ impl TransferManager {
 
 impl Drop for TransferManager {
     fn drop(&mut self) {
-        if !self.threads.is_empty()
-            && let Err(error) = self.stop(Instant::now() + self.drop_deadline)
+        if !self.threads.get_mut().is_empty()
+            && let Err(error) = self.shutdown(Instant::now() + self.drop_deadline)
         {
             tracing::warn!(%error, "a worker was dropped with work in flight");
         }

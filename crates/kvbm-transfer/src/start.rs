@@ -18,6 +18,7 @@ use kvbm_plan::{Message, Path, Rank, RecoveredBlock, Tier};
 use kvbm_storage::{
     BoundLayout, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
 };
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
@@ -40,7 +41,7 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
         flusher: None,
-        threads: Vec::new(),
+        threads: Mutex::default(),
         drop_deadline: config.drop_deadline,
         staging_bytes: 0,
     };
@@ -48,21 +49,21 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
         tell_recovered(&hub, config.rank, recovered);
     }
     let reporter = hub.reporter();
-    manager.threads.push(spawn(config.rank, "reports", move || reporter.run())?);
+    manager.threads.get_mut().push(spawn(config.rank, "reports", move || reporter.run())?);
     for (path, limits, bell) in bells {
         let (done, completions) = bounded(2 * limits.depth_blocks + config.staging_blocks as usize + 1);
         let site = Site { hub: Arc::clone(&hub), path, done };
         let carrier = parts.carrier(site.clone(), limits, &mut manager.staging_bytes)?;
         let executor = Executor { site, carrier, batch_blocks: limits.batch_blocks, completions, bell };
         let alive = hub.producer();
-        manager.threads.push(spawn(config.rank, &path.to_string(), move || executor.run(&alive))?);
+        manager.threads.get_mut().push(spawn(config.rank, &path.to_string(), move || executor.run(&alive))?);
     }
     if let Some(disk) = &manager.disk {
         let flusher =
             Arc::new(Flusher::new(Arc::clone(disk), config.rank, config.epoch, config.flush_deadline));
         manager.flusher = Some(Arc::clone(&flusher));
         let (alive, hub) = (hub.producer(), Arc::clone(&hub));
-        manager.threads.push(spawn(config.rank, "flush", move || flusher.run(&hub, &alive))?);
+        manager.threads.get_mut().push(spawn(config.rank, "flush", move || flusher.run(&hub, &alive))?);
     }
     Ok(manager)
 }

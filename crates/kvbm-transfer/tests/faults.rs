@@ -308,6 +308,7 @@ fn shutdown_waits_for_started_plans_and_answers_queued_ones() {
     ticket.wait_struck(soon()).unwrap();
     let queued = rig.manager().execute(rig.plan(Path::G1_G2, &[(2, 2, 10)])).unwrap();
     let manager = rig.manager.take().unwrap();
+    assert_eq!(manager.shutdown(Instant::now()).map_err(|error| error.running), Err(1), "the started one");
     let stopping = std::thread::spawn(move || manager.shutdown(soon()));
     assert_eq!(kinds(&queued.wait(soon()).unwrap()), [Some(FailureKind::ShuttingDown)]);
     assert_eq!(started.poll_report(), None);
