@@ -107,7 +107,7 @@ impl Core {
         metadata: BlockMetadata,
         block: BlockId,
     ) -> Arrival {
-        let index = self.entries.find_or_insert(identity);
+        let index = self.entries.find_or_insert(identity, None);
         let ticket = self.new_ticket();
         let tier_core = &mut self.tiers[tier];
         tier_core.held -= 1;

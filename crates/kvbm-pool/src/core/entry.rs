@@ -93,8 +93,8 @@ impl Entries {
     }
 
     /// The entry of `identity`, new if there is none. Its parent's entry comes into being with it if need be (groups
-    /// whose blocks outlive their parents).
-    pub(crate) fn find_or_insert(&mut self, identity: &BlockIdentity) -> u32 {
+    /// whose blocks outlive their parents). `before` is the entry that was asked for last: in a chain that is the parent.
+    pub(crate) fn find_or_insert(&mut self, identity: &BlockIdentity, before: Option<u32>) -> u32 {
         let key = self.table.key(identity.group, identity.hash);
         let index = match self.table.find(&key, &self.all) {
             Some(index) => index,
@@ -103,11 +103,15 @@ impl Entries {
         if let Some(parent) = identity.parent
             && self[index].parent == NONE
         {
-            let above = self.table.key(identity.group, parent);
-            let parent = match self.table.find(&above, &self.all) {
-                Some(parent) => parent,
-                None => self.insert(&above, identity.namespace, identity.position.saturating_sub(1)),
-            };
+            let is_parent =
+                |&before: &u32| self[before].hash == parent && self[before].group == identity.group;
+            let parent = before.filter(is_parent).unwrap_or_else(|| {
+                let above = self.table.key(identity.group, parent);
+                match self.table.find(&above, &self.all) {
+                    Some(parent) => parent,
+                    None => self.insert(&above, identity.namespace, identity.position.saturating_sub(1)),
+                }
+            });
             // Positions that rise along every chain keep chains free of cycles, whatever the caller names as parent.
             if self[parent].position.checked_add(1) == Some(self[index].position) {
                 self[index].parent = parent;

@@ -5,12 +5,13 @@ use super::{Core, NONE, Pin, Presence};
 use kvbm_plan::BlockId;
 
 /// Places of the eviction order looked at in one hold of the lock.
-const MAX_LOOKED_AT: u64 = 4096;
+const MAX_LOOKED_AT: usize = 4096;
 
 impl Core {
     /// Pins up to `out`'s spare room of unpinned blocks of `tier`, oldest first, that are neither on `not_on` nor on
     /// their way there and were not used for `min_idle` iterations. A block comes after its ancestors that are missing
-    /// on `not_on`; one of whose ancestors is on neither tier is left out. Continues where the last call stopped.
+    /// on `not_on`; one of whose ancestors is on neither tier is left out. Starts where the
+    /// last call stopped.
     pub(crate) fn coldest(
         &mut self,
         tier: usize,
@@ -20,27 +21,47 @@ impl Core {
         out: &mut Vec<BlockId>,
     ) {
         let (first, end) = (self.tiers[tier].order.first(), self.tiers[tier].order.end());
-        let start =
-            if (first..end).contains(&self.tiers[tier].cursor) { self.tiers[tier].cursor } else { first };
+        let cursor = self.tiers[tier].cursor;
+        let start = if (first..end).contains(&cursor) { cursor } else { first };
+        // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
+        let places = (start..end).chain(first..start).take(MAX_LOOKED_AT);
         let mut missing = Vec::new();
-        let mut at = start;
-        while at < end && at < start + MAX_LOOKED_AT && out.len() < n {
-            if let Some(slot) = self.tiers[tier].order.at(at, &self.tiers[tier].slots)
-                && self.is_cold(tier, slot, not_on, min_idle)
-            {
-                missing.clear();
-                let index = self.tiers[tier].slots[slot as usize].entry;
-                if self.missing_ancestors(index, tier, not_on, out, &mut missing) {
-                    // Topmost first; where room ends, what is in stays a chain.
-                    for &slot in missing.iter().rev().take(n - out.len()) {
-                        self.pin(tier, slot, Pin::Transfer);
-                        out.push(BlockId(slot));
-                    }
-                }
+        self.tiers[tier].cursor = first;
+        for at in places {
+            if out.len() == n {
+                self.tiers[tier].cursor = at;
+                return;
             }
-            at += 1;
+            self.choose(tier, at, n, not_on, min_idle, &mut missing, out);
+            self.tiers[tier].cursor = at + 1;
         }
-        self.tiers[tier].cursor = if at >= end { 0 } else { at };
+    }
+
+    /// Pins the block at place `at`, if it is cold, with the ancestors that must go before it.
+    #[expect(clippy::too_many_arguments, reason = "the parameters of one call of `coldest`, passed on")]
+    fn choose(
+        &mut self,
+        tier: usize,
+        at: u64,
+        n: usize,
+        not_on: usize,
+        min_idle: u64,
+        missing: &mut Vec<u32>,
+        out: &mut Vec<BlockId>,
+    ) {
+        let Some(slot) = self.tiers[tier].order.at(at, &self.tiers[tier].slots) else { return };
+        if !self.is_cold(tier, slot, not_on, min_idle) {
+            return;
+        }
+        missing.clear();
+        let index = self.tiers[tier].slots[slot as usize].entry;
+        if self.missing_ancestors(index, tier, not_on, out, missing) {
+            // Topmost first; where room ends, what is in stays a chain.
+            for &slot in missing.iter().rev().take(n - out.len()) {
+                self.pin(tier, slot, Pin::Transfer);
+                out.push(BlockId(slot));
+            }
+        }
     }
 
     fn is_cold(&self, tier: usize, slot: u32, not_on: usize, min_idle: u64) -> bool {

@@ -62,8 +62,10 @@ impl Core {
         duplicates: Duplicates,
         metadata: BlockMetadata,
     ) {
+        let mut before = None;
         for (block, identity) in blocks.iter_mut().zip(identities) {
-            let index = self.entries.find_or_insert(identity);
+            let index = self.entries.find_or_insert(identity, before);
+            before = Some(index);
             match self.entries[index].presence(tier) {
                 Presence::Present if duplicates == Duplicates::Reuse => {
                     let existing = self.entries[index].slots[tier];

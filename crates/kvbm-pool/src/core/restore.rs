@@ -88,7 +88,7 @@ impl Core {
         identity: &BlockIdentity,
         metadata: BlockMetadata,
     ) {
-        let index = self.entries.find_or_insert(identity);
+        let index = self.entries.find_or_insert(identity, None);
         let step = self.short_step();
         let tier_core = &mut self.tiers[tier];
         tier_core.inactive += 1;

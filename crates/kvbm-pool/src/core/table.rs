@@ -29,15 +29,30 @@ const _: () = assert!(size_of::<Line>() == 64);
 impl Line {
     const NEW: Self = Self { tags: [EMPTY; LANES], overflow: 0, spare: [0; 3], entries: [0; LANES] };
 
-    /// Bit `i` is set where lane `i` has `tag`.
+    /// The top bit of byte `i` is set where lane `i` has `tag`, and no other bit.
     #[inline]
-    fn lanes(&self, tag: u8) -> u32 {
-        let mut mask = 0;
-        for (lane, &found) in self.tags.iter().enumerate() {
-            mask |= u32::from(found == tag) << lane;
-        }
-        mask
+    fn lanes(&self, tag: u8) -> u128 {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3] = self.tags;
+        let low =
+            zero_bytes(u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]) ^ u64::from_le_bytes([tag; 8]));
+        let other = !tag;
+        let high =
+            u64::from_le_bytes([b0, b1, b2, b3, other, other, other, other]) ^ u64::from_le_bytes([tag; 8]);
+        u128::from(low) | u128::from(zero_bytes(high)) << 64
     }
+
+    /// The first lane of a mask that is not 0.
+    #[inline]
+    fn first(mask: u128) -> usize {
+        (mask.trailing_zeros() / 8) as usize
+    }
+}
+
+/// The top bit of every byte that is zero. Exact: the addition of 7-bit values carries into no neighbour.
+#[inline]
+fn zero_bytes(word: u64) -> u64 {
+    const SEVEN: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    !(((word & SEVEN) + SEVEN) | word | SEVEN)
 }
 
 /// A key, hashed once.
@@ -98,7 +113,7 @@ impl Table {
             let line = &self.lines[at];
             let mut lanes = line.lanes(tag);
             while lanes != 0 {
-                let lane = lanes.trailing_zeros() as usize;
+                let lane = Line::first(lanes);
                 let index = line.entries[lane];
                 let entry = &entries[index as usize];
                 if entry.hash == key.hash && entry.group == key.group {
@@ -133,7 +148,9 @@ impl Table {
         let mut at = self.home(mixed);
         loop {
             let line = &mut self.lines[at];
-            if let Some(lane) = line.tags.iter().position(|&tag| tag == EMPTY) {
+            let empty = line.lanes(EMPTY);
+            if empty != 0 {
+                let lane = Line::first(empty);
                 line.tags[lane] = Self::tag(mixed);
                 line.entries[lane] = index;
                 self.len += 1;

@@ -1,0 +1,133 @@
+//! Which blocks are offered for offload, when, and in which order.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use kvbm_plan::{BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
+use kvbm_pool::{BlockChain, BlockPool, Duplicates, G1, GroupConfig, Registry, RegistryConfig, TierMask};
+
+const GROUP: GroupId = GroupId(0);
+
+fn hashes(chain: u32, count: u32) -> Vec<SequenceHash> {
+    (0..count)
+        .map(|index| SequenceHash::from_bytes((u128::from(chain) << 64 | u128::from(index)).to_le_bytes()))
+        .collect()
+}
+
+fn register(pool: &BlockPool<G1>, group: GroupId, chain: &[SequenceHash]) {
+    let partial =
+        pool.get_mutable_blocks(chain.len()).unwrap().init_sequence(NamespaceId(0), group, 0).unwrap();
+    let (complete, _) = partial.commit(BlockChain::of_hashes(chain)).unwrap();
+    drop(pool.register(complete, Duplicates::Reuse).unwrap());
+}
+
+fn chosen(registry: &Registry, n: usize, min_idle: u64) -> Vec<SequenceHash> {
+    let blocks = registry.coldest(Tier::G1, n, Tier::G2, min_idle);
+    blocks.identities().iter().map(|identity| identity.hash).collect()
+}
+
+#[test]
+fn parents_come_first_and_what_is_copied_does_not_come() {
+    let registry = Registry::new(&RegistryConfig::new([20, 20, 0])).unwrap();
+    let pool = registry.pool::<G1>();
+    let (old, young) = (hashes(1, 4), hashes(2, 3));
+    register(&pool, GROUP, &old);
+    register(&pool, GROUP, &young);
+    // The oldest leaf needs its ancestors, so they come, topmost first.
+    assert_eq!(chosen(&registry, 2, 0), old[..2]);
+    let all = chosen(&registry, 20, 0);
+    assert_eq!(all.len(), 7);
+    for chain in [&old, &young] {
+        let places = chain.iter().map(|hash| all.iter().position(|other| other == hash).unwrap());
+        assert!(places.clone().zip(places.skip(1)).all(|(parent, child)| parent < child));
+    }
+
+    let identities: Vec<BlockIdentity> = BlockIdentity::chain(NamespaceId(0), GROUP, &old[..3]).collect();
+    let mut arrivals = registry.begin_arrivals(Tier::G2, &identities).unwrap();
+    arrivals.complete(0);
+    let mut rest = chosen(&registry, 20, 0);
+    rest.sort();
+    let mut expected: Vec<SequenceHash> = old[3..].iter().chain(&young).copied().collect();
+    expected.sort();
+    assert_eq!(rest, expected, "neither what is there nor what is on its way");
+    let status = registry.occupancy(Tier::G1);
+    assert_eq!((status.copied_lower, status.copying_lower, status.not_copied_lower), (1, 2, 6));
+    assert!((status.occupancy() - 0.3).abs() < 1e-9);
+}
+
+#[test]
+fn only_blocks_that_were_idle_long_enough() {
+    let registry = Registry::new(&RegistryConfig::new([20, 20, 0])).unwrap();
+    let pool = registry.pool::<G1>();
+    register(&pool, GROUP, &hashes(1, 2));
+    for _ in 0..10 {
+        registry.step();
+    }
+    register(&pool, GROUP, &hashes(2, 2));
+    assert_eq!(chosen(&registry, 20, 10), hashes(1, 2));
+    assert!(chosen(&registry, 20, 11).is_empty());
+    registry.touch(GROUP, &hashes(1, 2));
+    assert!(chosen(&registry, 20, 1).is_empty());
+    assert_eq!(registry.step(), 11);
+    assert_eq!(chosen(&registry, 20, 1).len(), 4);
+}
+
+/// What was in use when the search came by is found by the next search.
+#[test]
+fn repeated_calls_miss_nothing() {
+    let registry = Registry::new(&RegistryConfig::new([12, 12, 0])).unwrap();
+    let pool = registry.pool::<G1>();
+    for chain in 0..4 {
+        register(&pool, GROUP, &hashes(chain, 3));
+    }
+    let busy = pool.match_sequence_hashes(GROUP, &hashes(0, 3)).erase().into_transfer();
+    assert_eq!(chosen(&registry, 5, 0).len(), 5);
+    drop(busy);
+    for _ in 0..5 {
+        assert_eq!(chosen(&registry, 12, 0).len(), 12);
+        assert_eq!(chosen(&registry, 5, 0).len(), 5);
+    }
+}
+
+/// Being copied is no use: the blocks leave in the order in which they would have left.
+#[test]
+fn offload_does_not_make_blocks_young() {
+    let registry = Registry::new(&RegistryConfig::new([6, 6, 0])).unwrap();
+    let pool = registry.pool::<G1>();
+    register(&pool, GROUP, &hashes(1, 3));
+    register(&pool, GROUP, &hashes(2, 3));
+    let copied = registry.coldest(Tier::G1, 3, Tier::G2, 0);
+    let held = pool.get_mutable_blocks(1).unwrap();
+    assert!(registry.tiers_of(GROUP, hashes(2, 3)[2]).is_empty(), "what is being copied is not evicted");
+    drop(copied);
+    let more = pool.get_mutable_blocks(3).unwrap();
+    assert!(registry.peek_prefix(GROUP, &hashes(1, 3)).is_empty());
+    assert_eq!(registry.peek_prefix(GROUP, &hashes(2, 3)).len(), 2);
+    drop((held, more));
+}
+
+#[test]
+fn window_and_state_groups_match_by_their_own_rules() {
+    let groups = vec![
+        GroupConfig { kind: GroupKind::SlidingWindow(33), tokens_per_block: 16 },
+        GroupConfig { kind: GroupKind::State, tokens_per_block: 16 },
+    ];
+    let config = RegistryConfig { groups, ..RegistryConfig::new([20, 0, 0]) };
+    let registry = Registry::new(&config).unwrap();
+    let pool = registry.pool::<G1>();
+    let chain = hashes(1, 8);
+    let (window, state) = (GroupId(0), GroupId(1));
+    register(&pool, window, &chain);
+    register(&pool, state, &chain);
+    registry.remove_subtree(window, chain[7], TierMask::ALL);
+    registry.quarantine(Tier::G1, pool.match_sequence_hashes(window, &chain[..3]).block_ids()[2]);
+    // 33 tokens are three blocks: 4, 5 and 6 are there; block 2 is gone and not needed.
+    let prefix = registry.match_prefix(window, &chain);
+    assert_eq!((prefix.len(), prefix.start(), prefix.blocks().len()), (7, 4, 3));
+    assert_eq!(prefix.hashes(), &chain[4..7]);
+    assert_eq!(prefix.identity(0).map(|identity| identity.position), Some(4));
+    // Of five blocks 2, 3 and 4 would be needed; what is left is a prefix of two.
+    let short = registry.match_prefix(window, &chain[..5]);
+    assert_eq!((short.len(), short.start()), (2, 0));
+    let last = registry.match_prefix(state, &chain);
+    assert_eq!((last.len(), last.start(), last.blocks().len()), (8, 7, 1));
+}
