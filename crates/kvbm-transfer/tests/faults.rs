@@ -45,6 +45,7 @@ fn flip_on_disk(rig: &Rig, slot: u64, byte: u64) {
     file.write_all_at(&cell, slot_offset(slot) + byte).expect("inside the file");
 }
 
+/// Mutation that makes it fail: `Copier::complete` counts a failed event as success.
 #[test]
 fn invariant_1_a_copy_that_fails_on_the_device_is_no_success_and_harms_no_other_block() {
     for fault in [Fault::Fail, Fault::FailHalfway] {
@@ -95,6 +96,8 @@ fn a_block_whose_offload_failed_cannot_be_read_from_its_slot() {
     }
 }
 
+/// Mutation that makes it fail: `ReadClaim::verify` skips the comparison; `HostTier::read` skips the identity; `DiskWrites` writes
+/// without the known checksum.
 #[test]
 fn invariant_5_a_damaged_swapped_or_stale_host_slot_is_never_served() {
     let rig = filled(false, |worker| worker.verify_host = VerifyHost::Always);
@@ -126,6 +129,7 @@ fn host_memory_is_verified_as_often_as_asked() {
     }
 }
 
+/// Mutation that makes it fail: `DiskReads` finishes its claim although the read failed.
 #[test]
 fn invariant_5_a_bit_flip_on_disk_is_a_miss_on_both_ways_up() {
     for path in [Path::G3_G2, Path::G3_G1] {
@@ -243,6 +247,7 @@ fn a_stalled_disk_stops_neither_memory_paths_nor_deadlines() {
     rig.assert_g2(8, 0);
 }
 
+/// Mutation that makes it fail: `HostTier::write` ignores readers.
 #[test]
 fn invariant_3_a_started_transfer_owns_its_ends_until_the_hardware_is_done() {
     let rig = filled(false, |_| {});
@@ -265,6 +270,7 @@ fn invariant_3_a_started_transfer_owns_its_ends_until_the_hardware_is_done() {
     assert_eq!(rig.manager().stats().path(Path::G2_G1).unwrap().blocks, 1);
 }
 
+/// Mutation that makes it fail: `TransferHandle::drop` does not cancel.
 #[test]
 fn invariant_3_dropping_an_unstarted_transfer_cancels_it() {
     let rig = filled(false, |worker| {
@@ -285,6 +291,7 @@ fn invariant_3_dropping_an_unstarted_transfer_cancels_it() {
     rig.assert_g1(11, 3);
 }
 
+/// Mutation that makes it fail: `TransferManager::drop` waits without its deadline.
 #[test]
 fn invariant_3_dropping_the_worker_with_work_in_flight_neither_hangs_nor_frees_memory() {
     let mut rig = filled(false, |worker| worker.drop_deadline = Duration::from_millis(20));

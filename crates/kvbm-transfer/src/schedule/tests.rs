@@ -282,8 +282,9 @@ fn cancelling_drops_queued_plans_and_leaves_started_ones() {
     assert_eq!(bench.kinds(1), [None, None]);
 }
 
+/// Mutation that makes it fail: `PathQueue::check_room` always finds room.
 #[test]
-fn a_full_queue_answers_at_once() {
+fn invariant_6_a_full_queue_answers_at_once() {
     let mut bench = Bench::with_queue(PathLimits { plans: 2, blocks: 4096 });
     bench.submit(on(1));
     bench.submit(on(2));
@@ -327,6 +328,7 @@ fn another_life_of_the_leader_is_refused() {
 /// Makes a plan one that no worker can execute.
 type Break = fn(&mut TransferPlan);
 
+/// Mutation that makes it fail: layer ranges are let through to disk paths.
 #[test]
 fn invariant_7_what_a_worker_cannot_do_is_said_at_once() {
     let mut bench = Bench::new();
@@ -406,8 +408,9 @@ fn closing_fails_what_is_queued_and_lets_started_plans_end() {
     assert_eq!(bench.kinds(1), [None, None]);
 }
 
+/// Mutation that makes it fail: `State::submit` does not look at what waits for the sink.
 #[test]
-fn submissions_stop_while_the_sink_is_behind() {
+fn invariant_6_submissions_stop_while_the_sink_is_behind() {
     let mut bench = Bench::new();
     let mut limits = bench_limits();
     limits.outgoing = 3;
