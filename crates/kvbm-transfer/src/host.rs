@@ -361,3 +361,87 @@ impl Drop for WriteClaim {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_layout::{AxisOrder, DType, FullyContiguous, LayoutConfig};
+    use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
+    use kvbm_storage::SystemAllocator;
+
+    fn tier() -> Arc<HostTier> {
+        let config = LayoutConfig::builder()
+            .num_blocks(4)
+            .num_layers(2)
+            .page_size(2)
+            .inner_dim(8)
+            .dtype(DType::F8E4M3)
+            .build()
+            .unwrap();
+        let layout = Arc::new(FullyContiguous::new(config, AxisOrder::Nhd).unwrap());
+        let bound = BoundLayout::allocate(layout, &SystemAllocator::default()).unwrap();
+        Arc::new(HostTier::new(bound, BlockChecksum::new([0; 16]), VerifyHost::Always).unwrap())
+    }
+
+    fn block(name: u8) -> BlockIdentity {
+        let hash = SequenceHash::from_bytes([name; 16]);
+        BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 }
+    }
+
+    const LAYER: [Option<LayerRange>; 2] =
+        [Some(LayerRange { first: 0, count: 1 }), Some(LayerRange { first: 1, count: 1 })];
+
+    fn read(tier: &Arc<HostTier>, name: u8, layers: Option<LayerRange>) -> Result<ReadClaim, FailureKind> {
+        tier.read(1, &block(name), layers).map_err(|failure| failure.kind)
+    }
+
+    fn write(tier: &Arc<HostTier>, name: u8, layers: Option<LayerRange>) -> Result<WriteClaim, FailureKind> {
+        tier.write(1, &block(name), layers).map_err(|failure| failure.kind)
+    }
+
+    #[test]
+    fn readers_share_and_a_writer_is_alone() {
+        let tier = tier();
+        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing);
+        let claim = write(&tier, 1, None).unwrap();
+        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing, "being written");
+        assert_eq!(write(&tier, 2, None).unwrap_err(), FailureKind::QueueFull);
+        assert!(claim.finish(true).unwrap().is_some());
+        let readers = [read(&tier, 1, None).unwrap(), read(&tier, 1, LAYER[1]).unwrap()];
+        assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Corrupt);
+        assert_eq!(write(&tier, 2, None).unwrap_err(), FailureKind::QueueFull);
+        assert_eq!(readers[0].verify(), Ok(true));
+        drop(readers);
+        drop(write(&tier, 2, None).unwrap());
+        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing, "overwritten in part, perhaps");
+        assert_eq!(tier.read(9, &block(1), None).unwrap_err().kind, FailureKind::Unsupported);
+    }
+
+    #[test]
+    fn layers_gather_under_one_identity_only() {
+        let tier = tier();
+        let [first, second] = LAYER.map(|layer| write(&tier, 1, layer).unwrap());
+        assert_eq!(write(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::QueueFull);
+        assert_eq!(second.finish(true), Ok(None), "not whole yet");
+        assert!(read(&tier, 1, LAYER[1]).is_ok());
+        assert_eq!(read(&tier, 1, LAYER[0]).unwrap_err(), FailureKind::Missing);
+        let whole = first.finish(true).unwrap().expect("the last layer completes the block");
+        assert_eq!(read(&tier, 1, None).unwrap().checksum(), Some(whole));
+        write(&tier, 2, LAYER[0]).unwrap().finish(true).unwrap();
+        assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Missing, "layer 1 is of another block");
+        assert_eq!(read(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::Corrupt);
+    }
+
+    #[test]
+    fn a_condemned_slot_is_not_read_again_until_it_is_written() {
+        let tier = tier();
+        write(&tier, 1, None).unwrap().finish(true).unwrap();
+        tier.regions[0].fill(tier.bytes_per_block(), 1, 0xff).unwrap();
+        let claim = read(&tier, 1, None).unwrap();
+        assert_eq!(claim.verify().unwrap_err().kind, FailureKind::Corrupt);
+        drop(claim);
+        assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing);
+        write(&tier, 1, None).unwrap().finish_verified(7);
+        assert_eq!(read(&tier, 1, None).unwrap().checksum(), Some(7));
+    }
+}
