@@ -298,7 +298,14 @@ fn invariant_3_dropping_the_worker_with_work_in_flight_neither_hangs_nor_frees_m
     let ticket = rig.device.faults().inject(FaultRule::next(Fault::Stall).on_stream("g2_g1"));
     let handle = rig.manager().execute(rig.plan(Path::G2_G1, &[(1, 1, 9)])).unwrap();
     ticket.wait_struck(soon()).unwrap();
-    drop(rig.manager.take());
+    let manager = rig.manager.take();
+    let (dropped, end) = crossbeam_channel::bounded(1);
+    let dropping = std::thread::spawn(move || {
+        drop(manager);
+        dropped.send(())
+    });
+    assert_eq!(end.recv_deadline(soon()), Ok(()), "the drop ends while the device still stalls");
+    assert!(dropping.join().is_ok());
     assert_eq!(handle.poll_report(), None, "not over, so not reported");
     ticket.release();
     assert_eq!(kinds(&handle.wait(soon()).unwrap()), [None]);
