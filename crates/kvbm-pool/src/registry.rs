@@ -202,6 +202,17 @@ impl Registry {
         Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer }
     }
 
+    /// Up to `n` blocks of `tier` that will be evicted soon (they are among the oldest `share`, 0 to 1, of its eviction
+    /// order) and are neither on `not_on` nor on their way there, pinned for a transfer, parents before children. Each
+    /// use of a block puts it before this once: call it after every registration or arrival on the tier.
+    pub fn uncopied_victims(&self, tier: Tier, share: f64, n: usize, not_on: Tier) -> Pinned {
+        let mut ids = Vec::new();
+        if self.capacity(tier) > 0 && not_on.index() < crate::tier::TIERS {
+            self.shared.core.lock().uncopied_victims(tier.index(), share, n, not_on.index(), &mut ids);
+        }
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer }
+    }
+
     /// Prepares a transfer to a tier that is known at run time (see [`BlockPool::begin_arrivals`]).
     pub fn begin_arrivals(
         &self,
@@ -215,7 +226,7 @@ impl Registry {
     pub fn occupancy(&self, tier: Tier) -> TierStatus {
         match self.shared.core.lock().tiers.get(tier.index()) {
             Some(core) => core.status(tier),
-            None => crate::core::tiers::TierCore::new(0).status(tier),
+            None => TierStatus::without_slots(tier),
         }
     }
 
@@ -342,7 +353,7 @@ impl Shared {
         let start = out.len();
         loop {
             let Some(tier_core) = core.tiers.get_mut(index) else {
-                return Err(Self::alloc_error(&crate::core::tiers::TierCore::new(0).status(tier), n));
+                return Err(Self::alloc_error(&TierStatus::without_slots(tier), n));
             };
             while out.len() - start < n
                 && let Some(slot) = tier_core.take_free()
@@ -388,10 +399,7 @@ impl Shared {
     ) -> Result<AnyArrivals, AllocError> {
         let index = tier.index();
         if index >= crate::tier::TIERS {
-            return Err(Self::alloc_error(
-                &crate::core::tiers::TierCore::new(0).status(tier),
-                identities.len(),
-            ));
+            return Err(Self::alloc_error(&TierStatus::without_slots(tier), identities.len()));
         }
         let mut pins = Vec::with_capacity(identities.len() + 1);
         let mut arrivals = Vec::with_capacity(identities.len());
@@ -404,7 +412,7 @@ impl Shared {
             room.ids.reverse();
             for (at, identity) in identities.iter().enumerate() {
                 arrivals.push(match core.check_identity(at, identity) {
-                    Ok(_) => core.begin_arrival(index, identity, metadata, &mut room.ids),
+                    Ok(()) => core.begin_arrival(index, identity, metadata, &mut room.ids),
                     Err(_) => Arrival::Refused(Refusal::BadIdentity),
                 });
             }

@@ -34,6 +34,25 @@ pub struct TierStatus {
 }
 
 impl TierStatus {
+    /// A tier without slots.
+    pub(crate) const fn without_slots(tier: Tier) -> Self {
+        Self {
+            tier,
+            capacity: 0,
+            free: 0,
+            held: 0,
+            arriving: 0,
+            active: 0,
+            inactive: 0,
+            detached: 0,
+            quarantined: 0,
+            transfer_pins: 0,
+            copied_lower: 0,
+            copying_lower: 0,
+            not_copied_lower: 0,
+        }
+    }
+
     /// Share of the tier that is neither free nor already copied lower, 0 to 1: what watermarks look at.
     pub fn occupancy(&self) -> f64 {
         f64::from(self.not_copied_lower) / f64::from(self.capacity.max(1))

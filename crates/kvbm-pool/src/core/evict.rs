@@ -2,6 +2,7 @@
 
 use super::slot::{Slot, Usage};
 use super::{Core, NONE, Presence};
+use crate::config::PolicyKind;
 use kvbm_plan::BlockId;
 
 /// Most blocks evicted in one hold of the lock.
@@ -16,16 +17,19 @@ impl Core {
     pub(crate) fn evict(&mut self, tier: usize, want: usize, out: &mut Vec<BlockId>) -> bool {
         let mut budget = MAX_LOOKED_AT;
         for _ in 0..want.min(MAX_VICTIMS) {
-            let Some(slot) = self.next_victim(tier, &mut budget) else { break };
+            let victim = match self.policy {
+                PolicyKind::LruLeaf => self.oldest_leaf(tier, &mut budget),
+            };
+            let Some(slot) = victim else { break };
             self.vacate(tier, slot);
             out.push(BlockId(slot));
         }
         !self.tiers[tier].order.is_empty()
     }
 
-    /// The policy: the oldest unpinned block that nothing on the tier continues. A pinned block comes back into the
+    /// The oldest unpinned block that nothing on the tier continues. A pinned block comes back into the
     /// order when its last user lets go, a block with children when its last child leaves.
-    fn next_victim(&mut self, tier: usize, budget: &mut usize) -> Option<u32> {
+    fn oldest_leaf(&mut self, tier: usize, budget: &mut usize) -> Option<u32> {
         loop {
             let tier_core = &mut self.tiers[tier];
             let slot = tier_core.order.pop_old(&mut tier_core.slots, budget)?;

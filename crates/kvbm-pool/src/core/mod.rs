@@ -17,7 +17,7 @@ pub(crate) mod slot;
 pub(crate) mod table;
 pub(crate) mod tiers;
 
-use crate::config::{GroupConfig, RegistryConfig};
+use crate::config::{GroupConfig, PolicyKind, RegistryConfig};
 use crate::event::{EventKind, EventRing};
 use crate::tier::TIERS;
 use entry::Entries;
@@ -26,6 +26,11 @@ use tiers::TierCore;
 
 /// No entry, slot or place.
 pub(crate) const NONE: u32 = u32::MAX;
+
+/// What a cached block costs in heap: its entry, its slot, its share of the table at full load and of the eviction order.
+const HEAP_BYTES_PER_BLOCK: usize =
+    size_of::<entry::Entry>() + size_of::<slot::Slot>() + table::BYTES_PER_KEY + order::BYTES_PER_SLOT;
+const _: () = assert!(HEAP_BYTES_PER_BLOCK <= 96);
 
 /// Whether a block is on a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +51,7 @@ pub(crate) enum Pin {
 /// One shard.
 pub(crate) struct Core {
     pub groups: Box<[GroupConfig]>,
+    pub policy: PolicyKind,
     pub entries: Entries,
     pub tiers: [TierCore; TIERS],
     /// For each tier, the next one further from the compute that exists.
@@ -61,6 +67,7 @@ impl Core {
         let below = |tier: usize| (tier + 1..TIERS).find(|&lower| capacity[lower] > 0);
         Self {
             groups: config.groups.clone().into_boxed_slice(),
+            policy: config.policy,
             entries: Entries::new(capacity.iter().sum(), seed),
             tiers: capacity.map(TierCore::new),
             below: std::array::from_fn(below),

@@ -37,6 +37,32 @@ impl Core {
         }
     }
 
+    /// Pins up to `n` blocks that are among the next victims of `tier`, as far as these are the oldest `share` of its
+    /// eviction order, and are neither on `not_on` nor on their way there; ancestors first, as for
+    /// [`coldest`](Self::coldest). Each place of the order is looked at once: what was passed over then (because its
+    /// copy was under way, for instance) is not found again before its next use.
+    pub(crate) fn uncopied_victims(
+        &mut self,
+        tier: usize,
+        share: f64,
+        n: usize,
+        not_on: usize,
+        out: &mut Vec<BlockId>,
+    ) {
+        let order = &self.tiers[tier].order;
+        let (first, end) = (order.first(), order.end());
+        let target = first + ((end - first) as f64 * share.clamp(0.0, 1.0)) as u64;
+        let start = order.watched().max(first);
+        let end = target.min(start + MAX_LOOKED_AT as u64);
+        let mut missing = Vec::new();
+        let mut at = start;
+        while at < end && out.len() < n {
+            self.choose(tier, at, n, not_on, 0, &mut missing, out);
+            at += 1;
+        }
+        self.tiers[tier].order.watch(at);
+    }
+
     /// Pins the block at place `at`, if it is cold, with the ancestors that must go before it.
     #[expect(clippy::too_many_arguments, reason = "the parameters of one call of `coldest`, passed on")]
     fn choose(

@@ -7,19 +7,24 @@
 use super::NONE;
 use super::slot::Slot;
 
+/// Heap of the ring, for each slot of the tier.
+pub(crate) const BYTES_PER_SLOT: usize = size_of::<u32>() * 3 / 2;
+
 pub(crate) struct Order {
     ring: Box<[u32]>,
     head: usize,
     len: usize,
     /// Number of the place at the head, counted over the life of the ring: a cursor survives pops.
     base: u64,
+    /// Places before this number were looked at by whoever copies victims before they go.
+    watched: u64,
 }
 
 impl Order {
     /// For a tier of `capacity` slots. At most that many places are valid, so compaction always frees a third.
     pub(crate) fn new(capacity: usize) -> Self {
         let ring = vec![NONE; capacity + capacity / 2 + 8].into_boxed_slice();
-        Self { ring, head: 0, len: 0, base: 1 << 32 }
+        Self { ring, head: 0, len: 0, base: 1 << 32, watched: 0 }
     }
 
     #[inline]
@@ -85,6 +90,16 @@ impl Order {
         self.base + self.len as u64
     }
 
+    /// Places before this number were looked at.
+    pub(crate) fn watched(&self) -> u64 {
+        self.watched
+    }
+
+    /// Places before `number` have been looked at.
+    pub(crate) fn watch(&mut self, number: u64) {
+        self.watched = number;
+    }
+
     /// The slot at place `number`, unless the place is stale or gone.
     pub(crate) fn at(&self, number: u64, slots: &[Slot]) -> Option<u32> {
         let offset = number.checked_sub(self.base)? as usize;
@@ -110,6 +125,8 @@ impl Order {
             }
         }
         self.len = kept;
+        // Places have new numbers.
+        self.watched = self.base;
     }
 }
 

@@ -5,7 +5,7 @@ use super::{Core, NONE, Pin, Presence};
 use crate::error::RegisterError;
 use crate::metadata::BlockMetadata;
 use crate::pool::Duplicates;
-use kvbm_plan::{BlockId, BlockIdentity, GroupKind};
+use kvbm_plan::{BlockId, BlockIdentity};
 
 impl Core {
     /// Whether all of a batch may be registered.
@@ -37,19 +37,15 @@ impl Core {
     }
 
     /// Whether an identity makes sense here at all.
-    pub(crate) fn check_identity(
-        &self,
-        index: usize,
-        identity: &BlockIdentity,
-    ) -> Result<GroupKind, RegisterError> {
+    pub(crate) fn check_identity(&self, index: usize, identity: &BlockIdentity) -> Result<(), RegisterError> {
         let (group, hash) = (identity.group, identity.hash);
-        let Some(config) = self.group(group) else {
+        if self.group(group).is_none() {
             return Err(RegisterError::UnknownGroup { index, group, groups: self.groups.len() });
-        };
+        }
         if !identity.is_consistent() {
             return Err(RegisterError::BadIdentity { index, hash, position: identity.position });
         }
-        Ok(config.kind)
+        Ok(())
     }
 
     /// Registers a checked batch. Each block is then pinned once; where an existing block is used instead, its id

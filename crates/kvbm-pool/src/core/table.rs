@@ -13,6 +13,9 @@ const LANES: usize = 12;
 const FULL: usize = 9;
 const EMPTY: u8 = 0;
 
+/// Heap of a full table, rounded up.
+pub(crate) const BYTES_PER_KEY: usize = size_of::<Line>().div_ceil(FULL);
+
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line {
