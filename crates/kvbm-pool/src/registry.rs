@@ -129,6 +129,24 @@ impl Registry {
         BlockPool::new(Arc::clone(&self.shared))
     }
 
+    /// Whether `prefix` was matched here. Its slots mean something else, or nothing, in another registry.
+    pub fn owns_prefix(&self, prefix: &Prefix) -> bool {
+        Arc::ptr_eq(&self.shared, &prefix.shared)
+    }
+
+    /// Whether the blocks of `pinned` are registered here.
+    pub fn owns_pinned(&self, pinned: &Pinned) -> bool {
+        Arc::ptr_eq(&self.shared, &pinned.shared)
+    }
+
+    /// Whether `blocks` were allocated here.
+    pub fn owns_blocks<T: TierTag, S: crate::state::State>(
+        &self,
+        blocks: &crate::blocks::Blocks<T, S>,
+    ) -> bool {
+        blocks.belongs_to(&self.shared)
+    }
+
     /// Life of the leader, as configured.
     pub fn epoch(&self) -> Epoch {
         self.shared.epoch

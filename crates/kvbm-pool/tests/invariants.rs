@@ -55,6 +55,7 @@ fn assert_invisible(registry: &Registry, chain: &[SequenceHash]) {
     assert_eq!(registry.drain_events(&mut Vec::new(), 100).records, 0);
 }
 
+/// Mutation that makes it fail: `Core::reserve` sets Present instead of Arriving.
 #[test]
 fn invariant_1_nothing_is_visible_before_it_is_complete() {
     let registry = registry([4, 4, 0]);
@@ -91,6 +92,7 @@ fn invariant_1_nothing_is_visible_before_it_is_complete() {
     assert_eq!(registry.counters(Tier::G2).arrivals_failed, 5);
 }
 
+/// Mutation that makes it fail: `Core::cancel_arrival` leaves the slot Arriving.
 #[test]
 fn invariant_1_what_was_removed_on_its_way_stays_invisible() {
     let registry = registry([0, 4, 0]);
@@ -103,6 +105,7 @@ fn invariant_1_what_was_removed_on_its_way_stays_invisible() {
     assert_eq!(registry.occupancy(Tier::G2).free, 4);
 }
 
+/// Mutation that makes it fail: `Core::detach` takes a slot with one user for unused.
 #[test]
 fn invariant_1_quarantined_bytes_are_never_found_nor_handed_out() {
     let registry = registry([0, 3, 0]);
@@ -133,6 +136,7 @@ fn invariant_1_quarantined_bytes_are_never_found_nor_handed_out() {
 
 /// Slots carry "bytes" (the low half of the hash) that only exclusive owners write. Whoever pins a block must find its
 /// bytes there, now and until it lets go.
+/// Mutation that makes it fail: `Core::oldest_leaf` does not look at references.
 #[test]
 fn invariant_2_bytes_of_registered_blocks_never_change() {
     let registry = registry([48, 40, 0]);
@@ -201,6 +205,7 @@ fn invariant_2_bytes_of_registered_blocks_never_change() {
     assert_eq!(registry.occupancy(Tier::G1).active, 0);
 }
 
+/// Mutation that makes it fail: `Core::vacate` does not set Absent.
 #[test]
 fn invariant_2_registered_slots_are_never_handed_out() {
     let registry = registry([16, 0, 0]);
@@ -247,6 +252,7 @@ impl Replica {
 }
 
 /// Registration races with the last drop and with eviction on several threads; the last event for every block is true.
+/// Mutation that makes it fail: `Core::set_presence` writes no Remove.
 #[test]
 fn invariant_4_racing_register_and_drop_end_with_the_truth() {
     let config = RegistryConfig { event_capacity: 1 << 20, ..RegistryConfig::new([24, 0, 0]) };
@@ -284,6 +290,7 @@ fn invariant_4_racing_register_and_drop_end_with_the_truth() {
     assert_eq!(replica.present.len(), registry.snapshot(Tier::G1).0.len());
 }
 
+/// Mutation that makes it fail: `EventRing::push` does not count what it overwrites.
 #[test]
 fn invariant_4_a_full_ring_is_a_counted_gap_and_a_snapshot_repairs_it() {
     let config = RegistryConfig { event_capacity: 8, ..RegistryConfig::new([16, 0, 0]) };
@@ -309,6 +316,7 @@ fn invariant_4_a_full_ring_is_a_counted_gap_and_a_snapshot_repairs_it() {
     assert_eq!(replica.present.len(), registry.snapshot(Tier::G1).0.len());
 }
 
+/// Mutation that makes it fail: `Core::has_parent` is always true.
 #[test]
 fn invariant_5_recovered_blocks_may_be_anything() {
     let chain = hashes(1, 4);
@@ -346,6 +354,7 @@ fn invariant_5_recovered_blocks_may_be_anything() {
 }
 
 /// Handles outlive the registry, and are dropped in any order, also while their thread unwinds.
+/// Mutation that makes it fail: `TierCore::put_free` asserts that its thread does not panic (the process then aborts).
 #[test]
 fn invariant_6_no_panic_in_drop() {
     let registry = registry([16, 16, 16]);

@@ -88,6 +88,30 @@ fn repeated_calls_miss_nothing() {
     }
 }
 
+/// Only the part of the order that is evicted next, each place once until its block is used again.
+#[test]
+fn victims_are_offered_once_before_they_go() {
+    let registry = Registry::new(&RegistryConfig::new([20, 20, 0])).unwrap();
+    let pool = registry.pool::<G1>();
+    for chain in 0..10 {
+        register(&pool, GROUP, &hashes(chain, 2));
+    }
+    let next = |share| {
+        let blocks = registry.uncopied_victims(Tier::G1, share, 20, Tier::G2);
+        blocks.identities().iter().map(|identity| identity.hash).collect::<Vec<_>>()
+    };
+    let first = registry.uncopied_victims(Tier::G1, 0.3, 1, Tier::G2);
+    assert_eq!(first.identities()[0].hash, hashes(0, 1)[0], "room for one: the parent");
+    drop(first);
+    let oldest: Vec<SequenceHash> = (0..3).flat_map(|chain| hashes(chain, 2)).collect();
+    assert_eq!(next(0.3), oldest);
+    assert!(next(0.3).is_empty());
+    assert_eq!(next(0.4), hashes(3, 2));
+    registry.touch(GROUP, &hashes(0, 2));
+    assert_eq!(next(1.0).len(), 14, "the twelve that were not looked at, and two that were used");
+    assert!(registry.uncopied_victims(Tier::G3, 1.0, 20, Tier::G2).is_empty());
+}
+
 /// Being copied is no use: the blocks leave in the order in which they would have left.
 #[test]
 fn offload_does_not_make_blocks_young() {

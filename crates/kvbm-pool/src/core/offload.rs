@@ -58,7 +58,10 @@ impl Core {
         let mut at = start;
         while at < end && out.len() < n {
             self.choose(tier, at, n, not_on, 0, &mut missing, out);
-            at += 1;
+            // Where room ended there may be only ancestors in it: the block itself comes next time.
+            if out.len() < n {
+                at += 1;
+            }
         }
         self.tiers[tier].order.watch(at);
     }
