@@ -12,7 +12,8 @@ use crate::layout::LayoutCommand;
 
 /// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
 ///
-/// Without a command: a built-in multi-turn workload through an emulated device, host memory and a directory.
+/// Without a command: a built-in multi-turn workload through an emulated device, host memory and a directory, and a report of
+/// it in kvbm-report.html.
 #[derive(Debug, Parser)]
 #[command(name = "kvbm", version, after_help = "Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub struct Cli {
@@ -165,6 +166,16 @@ impl ReplayArgs {
             args: ReplayArgs,
         }
         Only::parse_from(["replay"]).args
+    }
+
+    /// What `kvbm` alone does: tiers small enough that a made-up workload passes through all of them, and a report.
+    pub fn demo() -> Self {
+        let blocks = |blocks| Capacity::Blocks(kvbm::config::Blocks(blocks));
+        Self {
+            capacity: Capacities([blocks(512), blocks(1536), blocks(16_000)]),
+            report: Some(PathBuf::from("kvbm-report.html")),
+            ..Self::defaults()
+        }
     }
 
     /// Rules between options that the parser cannot express.

@@ -1,7 +1,7 @@
 //! The `kvbm` command as a library: the binary only calls [`run`].
 //!
-//! This crate **knows** the command line, traces, the replay and how results are shown. It must **never know** how blocks are
-//! kept or moved: it uses the library as any engine would.
+//! **Knows:** the command line, traces, the replay and how results are shown.
+//! **Must never know:** how blocks are kept or moved: it uses the library as any engine would.
 
 pub mod args;
 pub mod doctor;
@@ -30,7 +30,7 @@ pub fn run() -> ExitCode {
     // Exits with status 2 on wrong usage, 0 after --help and --version.
     let cli = Cli::parse();
     let done = match &cli.command {
-        None => run_replay(&ReplayArgs::defaults()),
+        None => run_replay(&ReplayArgs::demo()),
         Some(Command::Replay(args)) => {
             if let Err(problem) = args.check() {
                 Cli::command().error(ErrorKind::ValueValidation, problem).exit();

@@ -1,7 +1,7 @@
 //! The device seam of kvbm: memory of an accelerator, streams that run in order on it, events, batched copies.
 //!
-//! This crate knows how bytes get into and out of device memory, what order they move in, and who keeps them alive
-//! meanwhile. It must never know what the bytes mean: no blocks, no layouts, no hashes, no tiers.
+//! **Knows:** how bytes get into and out of device memory, what order they move in, who keeps them alive meanwhile.
+//! **Must never know:** what the bytes mean: no blocks, no layouts, no hashes, no tiers.
 //!
 //! | concept | type |
 //! |---|---|

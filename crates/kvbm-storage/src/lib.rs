@@ -1,8 +1,9 @@
 //! Memory and files that hold KV blocks, and layouts bound to them.
 //!
-//! This crate knows how to get memory (host, page-locked, device) and slot files, who frees them, and how to address the
-//! bytes of block `n` of a layout in them. It must never know what a block stands for (no hashes, no tiers, no registry),
-//! nor move blocks on its own: streams, rings and executors do, above it.
+//! **Knows:** how to get memory (host, page-locked, device) and slot files, who frees them, and how to address the bytes of
+//! block `n` of a layout in them.
+//! **Must never know:** what a block stands for (no hashes, no tiers, no registry), nor how to move blocks on its own:
+//! streams, rings and executors do, above it.
 //!
 //! | storage | memory | made by |
 //! |---|---|---|
