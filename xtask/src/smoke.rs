@@ -44,22 +44,30 @@ const RUNS: &[Run] = &[
             "--json",
             "-",
         ],
-        holds: |json| number(json, "hit_ratio").and_then(|ratio| ensure(ratio > 0.5, "hit_ratio above 0.5")),
+        holds: half_is_found,
     },
     Run { args: &["doctor", "--json", "-"], holds: |json| ensure(!json.is_null(), "findings") },
 ];
 
 fn every_hit_is_verified(json: &Value) -> anyhow::Result<()> {
     for nothing in ["corrupt_blocks", "failed_transfers"] {
-        ensure(number(json, nothing)? == 0.0, nothing)?;
+        ensure(count(&json[nothing])? == 0, nothing)?;
     }
-    let tiers = ["g1", "g2", "g3"].map(|tier| json["hits"][tier].as_f64().unwrap_or(f64::NAN));
-    ensure(tiers.iter().all(|&hits| hits > 0.0), "hits on every tier")?;
-    ensure(number(json, "verified_blocks")? == tiers.iter().sum::<f64>(), "every hit verified")
+    let mut hits = 0;
+    for tier in ["g1", "g2", "g3"] {
+        let on_tier = count(&json["hits"][tier])?;
+        ensure(on_tier > 0, "hits on every tier")?;
+        hits += on_tier;
+    }
+    ensure(count(&json["verified_blocks"])? == hits, "every hit verified")
 }
 
-fn number(json: &Value, field: &str) -> anyhow::Result<f64> {
-    json[field].as_f64().with_context(|| format!("no number {field}"))
+fn half_is_found(json: &Value) -> anyhow::Result<()> {
+    ensure(json["hit_ratio"].as_f64().is_some_and(|ratio| ratio > 0.5), "hit_ratio above 0.5")
+}
+
+fn count(value: &Value) -> anyhow::Result<u64> {
+    value.as_u64().with_context(|| format!("{value} is not a count"))
 }
 
 fn ensure(holds: bool, what: &str) -> anyhow::Result<()> {
