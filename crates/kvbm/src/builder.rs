@@ -1,30 +1,24 @@
 //! Building a manager: what is required cannot be forgotten.
 
+mod core;
+
+use self::core::{Core, RECOVERY_TIMEOUT};
 use crate::config::{Capacity, Config, ConfigError, ModelConfig, NamespaceConfig};
 use crate::engine::Engine;
-use crate::events::{BlockFacts, EventPump, EventsError};
-use crate::leader::offload::{Edge, Offloads};
-use crate::leader::wear::WearBudget;
-use crate::leader::{Leader, Settings};
+use crate::events::EventsError;
 use crate::manager::{KvBlockManager, Owned};
-use crate::metrics::Metrics;
-use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
-use crate::workers::{DeviceMemoryOf, WorkerError, Workers};
+use crate::worker::{MessageSink, WorkerLink};
+#[cfg(feature = "worker")]
+use crate::workers::{DeviceMemoryOf, WorkerError};
+#[cfg(feature = "worker")]
 use kvbm_device::Device;
-use kvbm_plan::{Epoch, Path, Rank, Tier};
-use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig};
+use kvbm_plan::{Epoch, Rank};
+#[cfg(feature = "worker")]
 use kvbm_storage::BoundLayout;
-use kvbm_tokens::{BlockHasher, Namespace, NamespaceError};
+use kvbm_tokens::{Namespace, NamespaceError};
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// How long the ranks may take to say what they found on their disks.
-const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for a large prefix.
-const MAX_PLAN_BLOCKS: usize = 128;
-/// How often transfers past their deadline are looked for.
-const EXPIRY_TICK: Duration = Duration::from_millis(50);
+#[cfg(feature = "worker")]
+use std::sync::Arc;
 
 /// Nothing is set yet.
 #[derive(Debug)]
@@ -42,7 +36,12 @@ pub struct NeedsDevice(());
 #[derive(Debug)]
 pub struct WithOwned(());
 
+/// Everything required is set; G1 is so many blocks of the engine's, which workers elsewhere know.
+#[derive(Debug)]
+pub struct WithEngineBlocks(u32);
+
 /// Everything required is set; G1 is the engine's.
+#[cfg(feature = "worker")]
 pub struct WithEngine(Vec<(Arc<dyn Device>, BoundLayout)>);
 
 /// Builds a [`KvBlockManager`]. Each step gives the next one its type: a builder without model, namespace or device has no
@@ -71,6 +70,7 @@ pub enum BuildError {
     #[error(transparent)]
     Registry(#[from] kvbm_pool::ConfigError),
     /// A worker does not start.
+    #[cfg(feature = "worker")]
     #[error(transparent)]
     Worker(#[from] WorkerError),
     /// Events cannot be published.
@@ -139,7 +139,13 @@ impl Builder<NeedsDevice> {
         Builder { config: self.config, namespace: self.namespace, state: WithOwned(()) }
     }
 
+    /// G1 is the engine's, of this many blocks on each rank; the workers, elsewhere, know its memory.
+    pub fn engine_blocks(self, blocks: u32) -> Builder<WithEngineBlocks> {
+        Builder { config: self.config, namespace: self.namespace, state: WithEngineBlocks(blocks) }
+    }
+
     /// G1 is the engine's: for each rank its device and its KV tensors, bound to the layout they have.
+    #[cfg(feature = "worker")]
     pub fn engine_device(self, ranks: Vec<(Arc<dyn Device>, BoundLayout)>) -> Builder<WithEngine> {
         Builder { config: self.config, namespace: self.namespace, state: WithEngine(ranks) }
     }
@@ -181,6 +187,7 @@ impl Builder<WithOwned> {
     ///
     /// # Errors
     /// [`BuildError`] names the setting, the file or the device.
+    #[cfg(feature = "worker")]
     pub fn build(self) -> Result<KvBlockManager<Owned>, BuildError> {
         let core = Core::new(self.config, self.namespace, None)?;
         let workers = core.local_workers(&DeviceMemoryOf::Owned)?;
@@ -193,12 +200,8 @@ impl Builder<WithOwned> {
     /// [`BuildError`] names the setting.
     pub fn build_metadata_only(self) -> Result<KvBlockManager<Owned>, BuildError> {
         let core = Core::new(self.config, self.namespace, None)?;
-        let (epoch, sink) = (core.leader.settings.epoch, core.sink());
-        let start = |rank| -> Box<dyn WorkerLink> {
-            Box::new(MetadataWorker::start(Rank(rank), epoch, Arc::clone(&sink)))
-        };
-        core.leader.connect((0..core.leader.settings.ranks as u16).map(start).collect());
-        core.finish(Workers::default(), Owned(()))
+        core.connect_metadata();
+        core.finish_remote(Owned(()))
     }
 
     /// A manager whose workers are somewhere else: `connect` is given each rank and the sink for its messages, and returns the
@@ -208,16 +211,42 @@ impl Builder<WithOwned> {
     /// [`BuildError`]; [`BuildError::Recovery`] where a rank with a disk does not say what that holds.
     pub fn build_with_workers(
         self,
-        mut connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
+        connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Owned>, BuildError> {
         let core = Core::new(self.config, self.namespace, None)?;
-        let (epoch, sink) = (core.leader.settings.epoch, core.sink());
-        let ranks = 0..core.leader.settings.ranks as u16;
-        core.leader.connect(ranks.map(|rank| connect(Rank(rank), epoch, Arc::clone(&sink))).collect());
-        core.finish(Workers::default(), Owned(()))
+        core.connect(connect);
+        core.finish_remote(Owned(()))
     }
 }
 
+impl Builder<WithEngineBlocks> {
+    /// As [`Builder::build_with_workers`], where the engine owns G1.
+    ///
+    /// # Errors
+    /// [`BuildError`]; [`BuildError::Recovery`] where a rank with a disk does not say what that holds.
+    pub fn build_with_workers(
+        self,
+        connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
+    ) -> Result<KvBlockManager<Engine>, BuildError> {
+        let blocks = self.state.0;
+        let core = Core::new(self.config, self.namespace, Some(blocks))?;
+        core.connect(connect);
+        core.finish_remote(Engine::new(blocks))
+    }
+
+    /// As [`Builder::build_metadata_only`], where the engine owns G1.
+    ///
+    /// # Errors
+    /// [`BuildError`] names the setting.
+    pub fn build_metadata_only(self) -> Result<KvBlockManager<Engine>, BuildError> {
+        let blocks = self.state.0;
+        let core = Core::new(self.config, self.namespace, Some(blocks))?;
+        core.connect_metadata();
+        core.finish_remote(Engine::new(blocks))
+    }
+}
+
+#[cfg(feature = "worker")]
 impl Builder<WithEngine> {
     /// Starts the workers of all ranks in this process.
     ///
@@ -234,141 +263,4 @@ impl Builder<WithEngine> {
         let workers = core.local_workers(&DeviceMemoryOf::Engine(&memory))?;
         core.finish(workers, Engine::new(blocks))
     }
-}
-
-/// What every manager has, before its workers.
-struct Core {
-    config: Config,
-    namespace: Namespace,
-    hasher: BlockHasher,
-    blocks: [u32; 3],
-    leader: Arc<Leader>,
-}
-
-impl Core {
-    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers.
-    fn new(
-        mut config: Config,
-        namespace: Option<Namespace>,
-        engine_blocks: Option<u32>,
-    ) -> Result<Self, BuildError> {
-        if engine_blocks.is_some() {
-            config.device.capacity = Capacity::NONE;
-        }
-        config.validate()?;
-        let namespace = namespace.unwrap_or_else(|| config.namespace());
-        let hasher = namespace.hasher()?;
-        if !config.disk.capacity.is_none() {
-            namespace.check_persistable()?;
-        }
-        let block_bytes = config.rank_block_bytes();
-        let blocks = [config.device.capacity, config.host.capacity, config.disk.capacity]
-            .map(|capacity| capacity.blocks(block_bytes).min(u64::from(u32::MAX - 1)) as u32);
-        let registry = registry(&config, blocks)?;
-        let settings = Settings {
-            epoch: registry.epoch(),
-            ranks: config.parallelism.tensor_parallel as usize,
-            max_plan_blocks: MAX_PLAN_BLOCKS,
-            transfer_deadline: config.transfer.deadline,
-            read_deadline: config.disk.read_deadline,
-        };
-        let offloads = Offloads::new(edges(&config, blocks));
-        let leader = Leader::new(registry, settings, Metrics::new(), offloads);
-        Ok(Self { config, namespace, hasher, blocks, leader })
-    }
-
-    /// Where workers put their messages. It does not keep the leader alive.
-    fn sink(&self) -> MessageSink {
-        let leader: Weak<Leader> = Arc::downgrade(&self.leader);
-        Arc::new(move |message| {
-            if let Some(leader) = leader.upgrade() {
-                leader.deliver(message);
-            }
-        })
-    }
-
-    fn local_workers(&self, memory: &DeviceMemoryOf<'_>) -> Result<Workers, BuildError> {
-        let (tag, epoch) = (self.namespace.tag(), self.leader.settings.epoch);
-        let workers = Workers::start(&self.config, memory, self.blocks, tag, epoch, &self.sink())?;
-        self.leader.connect(workers.links());
-        Ok(workers)
-    }
-
-    /// Brings back what the disks hold, then opens for business.
-    fn finish<G>(self, workers: Workers, g1: G) -> Result<KvBlockManager<G>, BuildError> {
-        if self.blocks[Tier::G3.index()] > 0 {
-            self.recover()?;
-        }
-        watch_deadlines(&self.leader)?;
-        let facts = BlockFacts {
-            block_bytes: self.config.rank_block_bytes() * u64::from(self.config.parallelism.tensor_parallel),
-            block_tokens: self.config.model.page_size,
-        };
-        let events = EventPump::start(self.leader.registry.clone(), &self.config.events, facts)?;
-        let Self { config, namespace, hasher, leader, .. } = self;
-        Ok(KvBlockManager { leader, namespace, hasher, config, events, g1, workers })
-    }
-
-    fn recover(&self) -> Result<(), BuildError> {
-        let deadline = Instant::now() + RECOVERY_TIMEOUT;
-        let common = self.leader.recoveries.wait(deadline).ok_or(BuildError::Recovery)?;
-        let restored =
-            self.leader.registry.restore(Tier::G3, &common.blocks, kvbm_pool::BlockMetadata::default())?;
-        tracing::info!(blocks = restored.restored, incomplete = common.incomplete.len(), "G3 recovered");
-        self.leader.release(&common.incomplete);
-        for slots in [&restored.rejected, &restored.duplicates, &restored.orphans] {
-            self.leader.release(slots);
-        }
-        Ok(())
-    }
-}
-
-fn registry(config: &Config, blocks: [u32; 3]) -> Result<Registry, kvbm_pool::ConfigError> {
-    let crate::config::EvictionPolicy::LruLeaf = config.policy.eviction;
-    Registry::new(&RegistryConfig {
-        groups: vec![GroupConfig::full(config.model.page_size)],
-        event_capacity: config.events.ring_capacity,
-        policy: PolicyKind::LruLeaf,
-        epoch: epoch(),
-        ..RegistryConfig::new(blocks)
-    })
-}
-
-/// Larger in every life of this machine: microseconds of the wall clock.
-fn epoch() -> Epoch {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
-}
-
-fn edges(config: &Config, blocks: [u32; 3]) -> Vec<Edge> {
-    let [_, g2, g3] = blocks;
-    let limit = |blocks: u32, share: f64| (f64::from(blocks) * share) as usize;
-    let mut edges = Vec::new();
-    if blocks[0] > 0 && g2 > 0 {
-        let triggers = config.offload.g1_g2.clone();
-        let limit = limit(blocks[0], triggers.queue_share);
-        edges.push(Edge::new(Path::G1_G2, triggers, limit, None));
-    }
-    if g2 > 0 && g3 > 0 {
-        let triggers = config.offload.g2_g3.clone();
-        let limit = limit(g2, triggers.queue_share);
-        let wear = WearBudget::new(g3, config.disk.drive_writes_per_day);
-        edges.push(Edge::new(Path::G2_G3, triggers, limit, wear));
-    }
-    edges
-}
-
-/// A thread that gives up on late transfers for as long as the leader lives.
-fn watch_deadlines(leader: &Arc<Leader>) -> Result<(), BuildError> {
-    let weak = Arc::downgrade(leader);
-    let name = "kvbm-deadlines";
-    let watch = move || {
-        while let Some(leader) = weak.upgrade() {
-            leader.expire(Instant::now());
-            drop(leader);
-            std::thread::sleep(EXPIRY_TICK);
-        }
-    };
-    let thread = std::thread::Builder::new().name(name.into()).spawn(watch);
-    thread.map(drop).map_err(|source| BuildError::Thread { name, source })
 }

@@ -30,6 +30,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+//! # Features
+//! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a scheduler whose workers are
+//! elsewhere: no device, no disk, no NIXL in its dependencies, and managers come from `build_with_workers` and
+//! `build_metadata_only`.
+
 #![forbid(unsafe_code)]
 
 mod builder;
@@ -46,27 +51,35 @@ mod shutdown;
 mod signal;
 mod status;
 pub mod worker;
+#[cfg(feature = "worker")]
 mod workers;
 
-pub use builder::{BuildError, Builder, NeedsDevice, NeedsModel, NeedsNamespace, WithEngine, WithOwned};
+#[cfg(feature = "worker")]
+pub use builder::WithEngine;
+pub use builder::{
+    BuildError, Builder, NeedsDevice, NeedsModel, NeedsNamespace, WithEngineBlocks, WithOwned,
+};
 pub use engine::{
     Engine, EngineError, EngineOnboardError, EngineOnboarding, NoSuchBlock, OffloadStarted, StillBusy,
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError};
-pub use leader::offload::OffloadBacklog;
-pub use manager::{Committed, KvBlockManager, OffloadError, Owned, SequenceError};
+pub use leader::edge::OffloadBacklog;
+pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, SequenceError};
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
-pub use shutdown::{FlushError, FlushReport, ShutdownReport};
+pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
 pub use status::{PathStatus, Status};
+#[cfg(feature = "worker")]
 pub use workers::{LocalWorker, WorkerError, Workers};
 
+#[cfg(feature = "worker")]
 pub use kvbm_device as device;
 pub use kvbm_events as events_plane;
 pub use kvbm_layout as layout;
 pub use kvbm_plan as plan;
 pub use kvbm_pool as pool;
+#[cfg(feature = "worker")]
 pub use kvbm_storage as storage;
 pub use kvbm_tokens as tokens;
 

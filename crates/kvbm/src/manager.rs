@@ -5,14 +5,17 @@ use crate::events::EventPump;
 use crate::leader::Leader;
 use crate::metrics::Metrics;
 use crate::onboard::Onboarding;
-use crate::shutdown::{FlushError, FlushReport, ShutdownReport};
+use crate::shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
+use crate::signal::deadline;
 use crate::status::Status;
+#[cfg(feature = "worker")]
 use crate::workers::Workers;
+#[cfg(feature = "worker")]
 use kvbm_device::Event;
 use kvbm_plan::{Command, GroupId, NamespaceId, Tier};
 use kvbm_pool::{
-    AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, Prefix, RegisterError, Rejected, Reset,
-    SequenceError as CommitError, TierMask,
+    AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, Pinned, Prefix, RegisterError, Rejected,
+    Reset, SequenceError as CommitError, TierMask,
 };
 use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
 use std::sync::Arc;
@@ -36,6 +39,7 @@ pub struct KvBlockManager<G1Memory = Owned> {
     pub(crate) events: EventPump,
     pub(crate) g1: G1Memory,
     /// Last: the workers outlive whatever may still send to them.
+    #[cfg(feature = "worker")]
     pub(crate) workers: Workers,
 }
 
@@ -57,9 +61,28 @@ pub enum OffloadError {
         /// Where they should go.
         to: Tier,
     },
+    /// The blocks are another manager's.
+    #[error("the blocks belong to another manager: offload them with the one that they came from")]
+    Foreign,
     /// The manager is shutting down.
     #[error("the manager is shutting down: no offload starts")]
     ShuttingDown,
+}
+
+/// Device events that no plan could wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FenceError {
+    /// Not one event for each rank.
+    #[error("{given} device events for {ranks} ranks: record one on each rank's device, in order")]
+    Ranks {
+        /// Events given.
+        given: usize,
+        /// Ranks of this process.
+        ranks: usize,
+    },
+    /// Plans wait for the latest number only.
+    #[error("device event {0} is not above all earlier ones: give numbers that grow, below 2^64 - 1")]
+    Number(u64),
 }
 
 /// A namespace whose hashes this manager cannot make.
@@ -71,6 +94,19 @@ pub enum SequenceError {
     /// The salt is too long.
     #[error(transparent)]
     Salt(#[from] kvbm_tokens::ExtraKeyError),
+    /// Blocks of another size.
+    #[error(
+        "the namespace has {given} tokens a block, this manager {ours}: blocks of one manager are of one size"
+    )]
+    PageSize {
+        /// Of the namespace.
+        given: usize,
+        /// Of the model.
+        ours: u32,
+    },
+    /// What is on disk could not be found again by its hash.
+    #[error(transparent)]
+    NotPersistable(#[from] kvbm_tokens::NotPersistable),
 }
 
 impl<G> KvBlockManager<G> {
@@ -96,14 +132,23 @@ impl<G> KvBlockManager<G> {
     /// Like [`sequence`](Self::sequence), in another namespace: another tenant, adapter or model of the same shape.
     ///
     /// # Errors
-    /// A namespace without page size, or a salt that is too long.
+    /// A namespace without page size or with another one, or whose hashes change with the process although there is a disk; a salt
+    /// that is too long.
     pub fn sequence_in(
         &self,
         namespace: &Namespace,
         tokens: &[Token],
         salt: &[u8],
     ) -> Result<TokenSequence, SequenceError> {
-        sequence(namespace.hasher()?, tokens, salt)
+        let hasher = namespace.hasher()?;
+        let (given, ours) = (hasher.page_size(), self.config.model.page_size);
+        if given != ours as usize {
+            return Err(SequenceError::PageSize { given, ours });
+        }
+        if self.leader.registry.capacity(Tier::G3) > 0 {
+            namespace.check_persistable()?;
+        }
+        sequence(hasher, tokens, salt)
     }
 
     /// The blocks of a request that the engine hashed itself, first block first.
@@ -119,7 +164,10 @@ impl<G> KvBlockManager<G> {
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
-        self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes())
+        let prefix = self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes());
+        // On every tier that holds them: a block that is hot in G1 does not grow cold below.
+        self.leader.registry.touch(ONLY_GROUP, prefix.hashes());
+        prefix
     }
 
     /// On which tiers each block of `chain` is. Pins nothing and counts as no use.
@@ -141,10 +189,32 @@ impl<G> KvBlockManager<G> {
     /// touch G1 start only after the last ones handed over: blocks are read after the engine wrote them and overwritten
     /// after the engine read them. An engine that orders its work otherwise (or waits for its streams before it calls)
     /// need not call this.
-    pub fn fence(&self, events: &[Event]) {
+    ///
+    /// # Errors
+    /// Not one event for each rank: nothing changed.
+    #[cfg(feature = "worker")]
+    pub fn fence(&self, events: &[Event]) -> Result<(), FenceError> {
+        let ranks = self.workers.iter().len();
+        if events.len() != ranks {
+            return Err(FenceError::Ranks { given: events.len(), ranks });
+        }
         let number = self.leader.next_fence();
         self.workers.register_events(number, events);
         self.leader.set_fence(number);
+        Ok(())
+    }
+
+    /// Like `fence`, for workers in other processes: every rank's worker has been told of its device event under `number`, or will
+    /// be. Plans that touch G1 wait for it there.
+    ///
+    /// # Errors
+    /// A number that is not above all earlier ones: nothing changed.
+    pub fn fence_at(&self, number: u64) -> Result<(), FenceError> {
+        if !self.leader.take_fence(number) {
+            return Err(FenceError::Number(number));
+        }
+        self.leader.set_fence(number);
+        Ok(())
     }
 
     /// Waits until no offload is queued or running, or `deadline` passes. Whether that was reached.
@@ -153,7 +223,10 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Removes every block that nobody uses from `tier`. How many went.
-    pub fn clear(&self, tier: Tier) -> u64 {
+    ///
+    /// # Errors
+    /// A tier that is not configured, or not ours.
+    pub fn clear(&self, tier: Tier) -> Result<u64, ClearError> {
         self.leader.clear(tier)
     }
 
@@ -168,13 +241,13 @@ impl<G> KvBlockManager<G> {
     /// # Errors
     /// The rank that failed or did not answer in time.
     pub fn flush(&self, timeout: Duration) -> Result<FlushReport, FlushError> {
-        self.leader.flush(Instant::now() + timeout)
+        self.leader.flush(deadline(timeout))
     }
 
     /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
     /// allows, G3 is made durable. What was not saved is in the report.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
-        let report = self.leader.shut_down(Instant::now() + timeout);
+        let report = self.leader.shut_down(deadline(timeout));
         self.events.pump();
         report
     }
@@ -196,6 +269,7 @@ impl<G> KvBlockManager<G> {
     }
 
     /// The workers of this process.
+    #[cfg(feature = "worker")]
     pub fn workers(&self) -> &Workers {
         &self.workers
     }
@@ -252,15 +326,23 @@ impl KvBlockManager<Owned> {
         Ok(cached)
     }
 
-    /// Copies blocks to G2 in the background, now rather than when a trigger says so.
+    /// Copies blocks to the next tier in the background, now rather than when a trigger says so: `&Cached<G1>` to G2,
+    /// `&Cached<G2>` to G3. Ancestors that are missing there go first.
     ///
     /// # Errors
-    /// There is no G2, or `to` is another tier.
-    pub fn offload(&self, blocks: &Cached<G1>, to: Tier) -> Result<(), OffloadError> {
-        if to != Tier::G2 || !self.leader.offload_now(blocks.clone().erase()) {
-            return Err(OffloadError::NoPath { from: Tier::G1, to });
+    /// [`OffloadError`]; nothing was started.
+    pub fn offload(&self, blocks: &Pinned, to: Tier) -> Result<(), OffloadError> {
+        let from = blocks.tier();
+        if !self.leader.registry.owns_pinned(blocks) {
+            return Err(OffloadError::Foreign);
         }
-        Ok(())
+        if from.below() != Some(to) {
+            return Err(OffloadError::NoPath { from, to });
+        }
+        if self.leader.is_turned_away() {
+            return Err(OffloadError::ShuttingDown);
+        }
+        if self.leader.offload_now(blocks.clone()) { Ok(()) } else { Err(OffloadError::NoPath { from, to }) }
     }
 }
 

@@ -1,11 +1,11 @@
 //! Bringing a prefix to G1.
 
 use crate::error::{BlockFailure, FirstOf};
-use crate::leader::Leader;
-use crate::leader::operation::{Destination, Interest, Move, Operation, Parts, Purpose, expired};
-use crate::manager::ONLY_GROUP;
+use crate::leader::operation::{Destination, Interest, Move, Operation, Parts, Purpose, Released, expired};
+use crate::leader::{Leader, Prepared};
+use crate::signal::deadline;
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, GroupId, Path, SequenceHash, Tier};
-use kvbm_pool::{AllocError, Arrival, Cached, G1, Prefix};
+use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Pinned, Prefix};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::future::Future;
@@ -15,6 +15,12 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 type Key = (GroupId, SequenceHash);
+
+/// How often blocks whose transfer others gave up are asked for again.
+const RETRIES: u32 = 8;
+
+/// How long an operation that has all its answers may take to settle: bookkeeping, no transfer.
+const SETTLEMENT: Duration = Duration::from_secs(10);
 
 /// Blocks on their way to G1 and the operation that brings each, so that a second request for one joins the first.
 #[derive(Default)]
@@ -29,9 +35,18 @@ impl Joins {
         self.arriving.lock()
     }
 
-    pub(crate) fn remove(&self, operation: &Arc<Operation>) {
-        if operation.purpose == Purpose::Onboard {
-            self.lock().retain(|_, arriving| !Arc::ptr_eq(arriving, operation));
+    /// The operation is over: its blocks are there, or not on their way any more.
+    pub(crate) fn remove(&self, operation: &Arc<Operation>, moves: &[Move]) {
+        if operation.purpose != Purpose::Onboard {
+            return;
+        }
+        let mut arriving = self.lock();
+        for step in moves {
+            let key = (step.identity.group, step.identity.hash);
+            // The block may be on its way again already, with another operation.
+            if arriving.get(&key).is_some_and(|known| Arc::ptr_eq(known, operation)) {
+                arriving.remove(&key);
+            }
         }
     }
 }
@@ -49,7 +64,13 @@ pub struct Onboarding {
     /// Pins on every block of the prefix where it was found.
     prefix: Arc<Prefix>,
     interests: Vec<Interest>,
+    /// Blocks that were in G1 by the time they were asked for.
+    present: Vec<Pinned>,
+    /// Blocks that cannot be brought.
+    failures: Vec<BlockFailure>,
     refused: Option<AllocError>,
+    /// How often it may still start again what others gave up.
+    retries: u32,
     deadline: Instant,
     limit: Duration,
 }
@@ -79,73 +100,139 @@ impl Leader {
         let identities = prefix.identities();
         let mut onboarding = Onboarding {
             leader: Arc::clone(self),
-            group: identities.first().map_or(ONLY_GROUP, |identity| identity.group),
+            group: prefix.group(),
             identities,
             prefix: Arc::new(prefix),
             interests: Vec::new(),
+            present: Vec::new(),
+            failures: Vec::new(),
             refused: None,
-            deadline: Instant::now() + limit,
+            retries: RETRIES,
+            deadline: deadline(limit),
             limit,
         };
-        let lower = onboarding.prefix.blocks().iter().any(|block| block.tier != Tier::G1);
-        if lower && !self.is_turned_away() {
+        if !self.registry.owns_prefix(&onboarding.prefix) {
+            let detail = "the prefix was matched by another manager: match it again with this one";
+            onboarding.fail_from(0, &Failure::new(FailureKind::Missing, detail));
+        } else if onboarding.lower().next().is_some() {
             self.start_onboard(&mut onboarding);
         }
         onboarding
     }
 
     fn start_onboard(self: &Arc<Self>, onboarding: &mut Onboarding) {
-        let prefix = Arc::clone(&onboarding.prefix);
-        let lower: Vec<usize> =
-            (0..prefix.len()).filter(|&at| prefix.blocks()[at].tier != Tier::G1).collect();
+        if self.is_turned_away() {
+            let detail = "the manager is shutting down: no transfer starts";
+            onboarding.fail_from(0, &Failure::new(FailureKind::ShuttingDown, detail));
+            return;
+        }
+        let lower: Vec<usize> = onboarding.lower().collect();
         let identities: Vec<_> = lower.iter().map(|&at| onboarding.identities[at]).collect();
         let mut arriving = self.joins.lock();
-        let arrivals = match self.registry.begin_arrivals(Tier::G1, &identities) {
+        let mut arrivals = match self.registry.begin_arrivals(Tier::G1, &identities) {
             Ok(arrivals) => arrivals,
             Err(error) => {
                 onboarding.refused = Some(error);
                 return;
             }
         };
+        let there = onboarding.still_there();
         let (mut moves, mut places) = (Vec::new(), Vec::new());
-        for (place, (arrival, identity)) in arrivals.arrivals().iter().zip(&identities).enumerate() {
-            match *arrival {
+        for (place, &at) in lower.iter().enumerate() {
+            match arrivals.arrivals()[place] {
+                Arrival::Reserved { .. } if at >= there => arrivals.fail(place),
                 Arrival::Reserved { block: dst, .. } => {
-                    let source = prefix.blocks()[lower[place]];
-                    moves.push(Move { identity: *identity, from: source.tier, src: source.block, dst });
+                    let (identity, source) = (identities[place], onboarding.prefix.blocks()[at]);
+                    moves.push(Move { identity, from: source.tier, src: source.block, dst });
                     places.push(place);
                 }
-                Arrival::Joined { .. } => {
-                    let theirs = arriving.get(&(identity.group, identity.hash));
-                    onboarding.join(theirs);
+                Arrival::Joined { .. } => onboarding.join(at, &arriving),
+                Arrival::Refused(refusal) => {
+                    onboarding.fail(at, &Failure::new(FailureKind::Missing, refusal.to_string()));
                 }
                 _ => {}
             }
         }
+        if there < onboarding.identities.len() {
+            onboarding
+                .fail_from(there, &Failure::new(FailureKind::Missing, "it was removed since it was matched"));
+        }
+        let prepared = self.prepare_onboard(onboarding, arrivals, moves, places, &mut arriving);
+        drop(arriving);
+        if let Some(prepared) = prepared {
+            self.send(prepared);
+        }
+    }
+
+    /// The operation of those blocks that nobody else brings.
+    fn prepare_onboard(
+        &self,
+        onboarding: &mut Onboarding,
+        arrivals: AnyArrivals,
+        moves: Vec<Move>,
+        places: Vec<usize>,
+        arriving: &mut HashMap<Key, Arc<Operation>>,
+    ) -> Option<Prepared> {
         if moves.is_empty() {
-            return;
+            onboarding.present.push(arrivals.into_pinned());
+            return None;
         }
         let keys: Vec<Key> = moves.iter().map(|step| (step.identity.group, step.identity.hash)).collect();
         let parts = Parts {
             moves,
             destination: Destination::Reserved { arrivals, places },
-            keep: vec![Box::new(prefix)],
+            keep: vec![Box::new(Arc::clone(&onboarding.prefix))],
             source_check: None,
         };
         let prepared = self.prepare(Purpose::Onboard, Tier::G1, parts);
-        let operation = Arc::clone(prepared.operation());
-        arriving.extend(keys.into_iter().map(|key| (key, Arc::clone(&operation))));
+        let operation = prepared.operation();
+        arriving.extend(keys.into_iter().map(|key| (key, Arc::clone(operation))));
         onboarding.interests.push(operation.interest());
-        drop(arriving);
-        self.send(prepared);
+        Some(prepared)
     }
 }
 
 impl Onboarding {
-    fn join(&mut self, theirs: Option<&Arc<Operation>>) {
-        let Some(theirs) = theirs else { return };
-        if !self.interests.iter().any(|known| Arc::ptr_eq(&known.operation, theirs)) {
-            self.interests.push(theirs.interest());
+    /// Indices of the blocks that are not in G1.
+    fn lower(&self) -> impl Iterator<Item = usize> + '_ {
+        let blocks = self.prefix.blocks().iter().enumerate();
+        blocks.filter(|(_, block)| block.tier != Tier::G1).map(|(at, _)| at)
+    }
+
+    /// How many blocks from the front still are where they were found. Asked after the destinations are reserved: what is
+    /// removed later cancels the arrival, so nothing that was removed (a tenant that was forgotten) comes back.
+    fn still_there(&self) -> usize {
+        let hashes: Vec<_> = self.identities.iter().map(|identity| identity.hash).collect();
+        let tiers = self.leader.registry.peek_prefix(self.group, &hashes);
+        let blocks = self.prefix.blocks().iter().zip(&tiers);
+        blocks.take_while(|(block, tiers)| tiers.contains(block.tier)).count()
+    }
+
+    /// Waits for whoever brings block `at`.
+    fn join(&mut self, at: usize, arriving: &HashMap<Key, Arc<Operation>>) {
+        let identity = &self.identities[at];
+        let Some(theirs) = arriving.get(&(identity.group, identity.hash)) else { return };
+        if self.interests.iter().any(|known| Arc::ptr_eq(&known.operation, theirs)) {
+            return;
+        }
+        match theirs.join(Instant::now()) {
+            Some(interest) => self.interests.push(interest),
+            None => self.fail(at, &expired("an earlier transfer of the block", theirs.limit)),
+        }
+    }
+
+    fn fail(&mut self, at: usize, failure: &Failure) {
+        let (Some(&identity), Some(block)) = (self.identities.get(at), self.prefix.blocks().get(at)) else {
+            return;
+        };
+        let path = Path::new(block.tier, Tier::G1);
+        self.failures.push(BlockFailure { identity, path, failure: failure.clone() });
+    }
+
+    fn fail_from(&mut self, first: usize, failure: &Failure) {
+        let late: Vec<usize> = self.lower().filter(|&at| at >= first).collect();
+        for at in late {
+            self.fail(at, failure);
         }
     }
 
@@ -178,50 +265,91 @@ impl Onboarding {
     /// # Errors
     /// [`OnboardError`] with the part that did arrive.
     pub fn wait_until(mut self, deadline: Instant) -> Result<Cached<G1>, OnboardError> {
-        for interest in &self.interests {
-            interest.operation.settled.wait_until(deadline);
+        loop {
+            for interest in &self.interests {
+                interest.operation.settled.wait_until(deadline);
+            }
+            if Instant::now() >= deadline || !self.start_again() {
+                return self.resolve();
+            }
         }
-        self.resolve()
+    }
+
+    /// Everything has settled. Where others gave up a transfer that this one had joined, the blocks are asked for again.
+    fn start_again(&mut self) -> bool {
+        let given_up = |interest: &Interest| {
+            interest.joined
+                && interest.operation.with_outcome(|outcome| {
+                    outcome.failures.iter().any(|failed| failed.failure.kind == FailureKind::Cancelled)
+                })
+        };
+        if self.retries == 0 || Instant::now() >= self.deadline || !self.interests.iter().any(given_up) {
+            return false;
+        }
+        self.retries -= 1;
+        for interest in &mut self.interests {
+            interest.joined = false;
+        }
+        let leader = Arc::clone(&self.leader);
+        leader.start_onboard(self);
+        true
     }
 
     /// All operations have settled, or the time is up.
     fn resolve(&mut self) -> Result<Cached<G1>, OnboardError> {
         let interests = std::mem::take(&mut self.interests);
-        let late = self.let_go(&interests, &expired("onboard", self.limit));
+        let late = expired("onboard", self.limit);
+        let mut told: HashMap<SequenceHash, BlockFailure> = HashMap::new();
+        for failure in std::mem::take(&mut self.failures) {
+            told.insert(failure.identity.hash, failure);
+        }
+        if self.let_go(&interests, &late) {
+            self.fail_from(0, &late);
+        }
+        for interest in &interests {
+            interest.operation.with_outcome(|outcome| {
+                told.extend(outcome.failures.iter().map(|failed| (failed.identity.hash, failed.clone())));
+            });
+        }
+        for failure in std::mem::take(&mut self.failures) {
+            told.entry(failure.identity.hash).or_insert(failure);
+        }
         let pool = self.leader.registry.pool::<G1>();
         let hashes: Vec<_> = self.identities.iter().map(|identity| identity.hash).collect();
         let arrived = pool.match_sequence_hashes(self.group, &hashes);
         self.leader.count_hits(&self.prefix, arrived.len());
+        self.present.clear();
         if arrived.len() == self.identities.len() {
             return Ok(arrived);
         }
-        let mut failures: Vec<BlockFailure> = late;
-        for interest in &interests {
-            interest.operation.with_outcome(|outcome| failures.extend(outcome.failures.iter().cloned()));
+        let refused = self.refused.take();
+        let missing = &self.identities[arrived.len()..];
+        let mut failures: Vec<_> =
+            missing.iter().filter_map(|identity| told.remove(&identity.hash)).collect();
+        if failures.is_empty() && refused.is_none() {
+            let removed = Failure::new(FailureKind::Missing, "it was removed before it could be used");
+            self.fail(arrived.len(), &removed);
+            failures.append(&mut self.failures);
         }
-        Err(OnboardError { arrived, wanted: self.identities.len(), failures, refused: self.refused.take() })
+        Err(OnboardError { arrived, wanted: self.identities.len(), failures, refused })
     }
 
-    /// Gives up this caller's share in what has not settled. The blocks that are late because of that.
-    fn let_go(&self, interests: &[Interest], reason: &Failure) -> Vec<BlockFailure> {
-        let mut shared = false;
+    /// Gives up this caller's share in what has not settled. Whether anything was late.
+    fn let_go(&self, interests: &[Interest], reason: &Failure) -> bool {
+        let mut late = false;
         for interest in interests {
-            let unsettled = !interest.operation.settled.is_set();
-            if interest.release() {
-                self.leader.abandon(&interest.operation, reason);
-            } else {
-                shared |= unsettled;
+            match interest.release(reason) {
+                Released::Over => {
+                    interest.operation.settled.wait_until(deadline(SETTLEMENT));
+                }
+                Released::Shared => late = true,
+                Released::Abandoned => {
+                    late = true;
+                    self.leader.cancel(&interest.operation);
+                }
             }
         }
-        if !shared {
-            return Vec::new();
-        }
-        // Others still wait for these operations, so their outcome does not tell this caller's failure.
-        let blocks = self.identities.iter().zip(self.prefix.blocks());
-        let failed = blocks.filter(|(_, block)| block.tier != Tier::G1).map(|(&identity, block)| {
-            BlockFailure { identity, path: Path::new(block.tier, Tier::G1), failure: reason.clone() }
-        });
-        failed.collect()
+        late
     }
 }
 
@@ -229,12 +357,16 @@ impl Future for Onboarding {
     type Output = Result<Cached<G1>, OnboardError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        for interest in &self.interests {
-            if interest.operation.settled.poll(context).is_pending() {
-                return Poll::Pending;
+        loop {
+            for interest in &self.interests {
+                if interest.operation.settled.poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+            if !self.start_again() {
+                return Poll::Ready(self.resolve());
             }
         }
-        Poll::Ready(self.resolve())
     }
 }
 
@@ -242,8 +374,8 @@ impl Drop for Onboarding {
     fn drop(&mut self) {
         let cancelled = Failure::new(FailureKind::Cancelled, "the onboard was dropped");
         for interest in self.interests.drain(..) {
-            if interest.release() {
-                self.leader.abandon(&interest.operation, &cancelled);
+            if interest.release(&cancelled) == Released::Abandoned {
+                self.leader.cancel(&interest.operation);
             }
         }
     }

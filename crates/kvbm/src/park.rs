@@ -6,13 +6,15 @@
 
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
-use crate::leader::operation::{Destination, Interest, Move, Parts, Purpose, expired};
+use crate::leader::operation::{Destination, Move, Operation, Parts, Purpose, expired};
 use crate::manager::{KvBlockManager, ONLY_GROUP, Owned};
+use crate::signal::deadline;
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{AllocError, Blocks, G1, G2, Origin, Partial, Reset, SequenceError};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Private blocks of a preempted sequence, on G2.
 #[derive(Debug)]
@@ -36,6 +38,9 @@ pub enum ParkError {
     /// The blocks cannot continue their sequence.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
+    /// The blocks are another manager's.
+    #[error("the blocks belong to another manager: give them to the one that they came from")]
+    Foreign,
     /// The manager is shutting down.
     #[error("the manager is shutting down: recompute the sequence elsewhere")]
     ShuttingDown,
@@ -75,6 +80,9 @@ impl KvBlockManager<Owned> {
     /// # Errors
     /// The blocks come back with the reason.
     pub fn park(&self, blocks: Blocks<G1, Partial>) -> Result<Parked, ParkRejected<Blocks<G1, Partial>>> {
+        if !self.leader.registry.owns_blocks(&blocks) {
+            return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
+        }
         let origin = blocks.origin();
         let host = match self.leader.registry.pool::<G2>().get_mutable_blocks(blocks.len()) {
             Ok(host) => Arc::new(host),
@@ -99,6 +107,9 @@ impl KvBlockManager<Owned> {
     /// # Errors
     /// The blocks stay parked, and come back with the reason.
     pub fn resume(&self, parked: Parked) -> Result<Blocks<G1, Partial>, ParkRejected<Parked>> {
+        if !self.leader.registry.owns_blocks(&parked.blocks) {
+            return Err(ParkRejected { blocks: Some(parked), error: ParkError::Foreign });
+        }
         let device = match self.allocate(parked.len()) {
             Ok(device) => Arc::new(device),
             Err(error) => return Err(ParkRejected { blocks: Some(parked), error: error.into() }),
@@ -134,15 +145,25 @@ impl Leader {
         }
         let parts = Parts { moves, destination: Destination::Unregistered, keep, source_check: None };
         let prepared = self.prepare(Purpose::Private, to, parts);
-        let Interest { operation } = prepared.operation().interest();
+        let operation = Arc::clone(prepared.operation());
         self.send(prepared);
-        if !operation.settled.wait_until(operation.deadline) {
-            self.abandon(&operation, &expired("private blocks", self.settings.transfer_deadline));
-        }
+        self.await_operation(&operation, "private blocks");
         operation.with_outcome(|outcome| match outcome.failures.as_slice() {
             [] => Ok(()),
             failures => Err(ParkError::Failed(failures.to_vec())),
         })
+    }
+}
+
+impl Leader {
+    /// Waits until the operation has an outcome: its own, or that it is late.
+    pub(crate) fn await_operation(&self, operation: &Arc<Operation>, what: &str) {
+        /// Between the last answer and the outcome lies bookkeeping, no transfer.
+        const SETTLEMENT: Duration = Duration::from_secs(10);
+        if !operation.settled.wait_until(operation.deadline) {
+            self.abandon(operation, &expired(what, operation.limit));
+            operation.settled.wait_until(deadline(SETTLEMENT));
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::leader::Leader;
 use crate::metrics::EvictReason;
-use kvbm_plan::{BlockId, Command, Failure, NamespaceId, Rank, Tier};
-use kvbm_pool::Removed;
+use kvbm_plan::{BlockId, Command, Failure, FlushOutcome, NamespaceId, Rank, Tier};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,12 +38,25 @@ pub enum FlushError {
 pub struct ShutdownReport {
     /// Blocks durable on G3; `None` where no disk is configured or the flush failed.
     pub durable_blocks: Option<u64>,
-    /// Blocks of G2 (of G1 where there is no G2) that were not copied to the next tier when the time was over.
+    /// Blocks of G1 and G2 that are not on G3 and are lost with the process; 0 where no disk is configured, for then nothing
+    /// could be saved.
     pub not_saved: u64,
     /// Whether every offload ended in time.
     pub drained: bool,
     /// Why the flush failed, if it did.
     pub flush_error: Option<FlushError>,
+}
+
+/// A tier that has no blocks of ours to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{tier} cannot be cleared: {}", match tier {
+    Tier::G1 => "the engine owns its blocks; it releases them",
+    Tier::G4 => "its volumes are removed where they are stored",
+    _ => "it is not configured",
+})]
+pub struct ClearError {
+    /// The tier.
+    pub tier: Tier,
 }
 
 impl ShutdownReport {
@@ -56,6 +69,8 @@ impl ShutdownReport {
 impl Leader {
     /// Waits for copies to disk that are under way, then makes them durable.
     pub(crate) fn flush(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
+        let span = tracing::info_span!(target: "kvbm", "flush", durable = tracing::field::Empty);
+        let _inside = span.enter();
         if self.registry.capacity(Tier::G3) == 0 {
             return Err(FlushError::NoDisk);
         }
@@ -64,19 +79,28 @@ impl Leader {
         }
         let started = self.flushes.start(self.settings.ranks);
         for (rank, failure) in self.broadcast(&Command::Flush { token: started.token }) {
-            self.flushes.answer(rank, started.token, kvbm_plan::FlushOutcome::Failed(failure));
+            self.flushes.answer(rank, started.token, FlushOutcome::Failed(failure));
         }
         match self.flushes.wait(&started, deadline) {
-            Ok(durable_blocks) => Ok(FlushReport { durable_blocks }),
+            Ok(durable_blocks) => {
+                span.record("durable", durable_blocks);
+                Ok(FlushReport { durable_blocks })
+            }
             Err((rank, failure)) => Err(FlushError::Rank { rank, failure }),
         }
     }
 
     pub(crate) fn shut_down(self: &Arc<Self>, deadline: Instant) -> ShutdownReport {
+        let span = tracing::info_span!(target: "kvbm", "shutdown");
+        let _inside = span.enter();
         // Callers are turned away first, so that the tiers hold still while they are written down.
         self.turn_away();
-        for tier in [Tier::G1, Tier::G2] {
-            self.drain_down(tier, deadline);
+        let has_disk = self.registry.capacity(Tier::G3) > 0;
+        if has_disk {
+            // G2 first and after every batch from above: what comes down must not push out what is not on disk yet.
+            let save_host = || self.drain_down(Tier::G2, deadline, &|| ());
+            save_host();
+            self.drain_down(Tier::G1, deadline, &save_host);
         }
         let drained = self.offloads.wait_idle(deadline);
         let (durable_blocks, flush_error) = match self.flush(deadline) {
@@ -85,33 +109,43 @@ impl Leader {
             Err(error) => (None, Some(error)),
         };
         self.close();
-        ShutdownReport { durable_blocks, not_saved: self.not_saved(), drained, flush_error }
+        self.drop_queued();
+        let not_saved = if has_disk { self.not_saved() } else { 0 };
+        ShutdownReport { durable_blocks, not_saved, drained, flush_error }
     }
 
+    /// Blocks of the upper tiers that are not on disk.
     fn not_saved(&self) -> u64 {
-        let uncopied = |tier: Tier| {
-            let status = self.registry.occupancy(tier);
-            u64::from(status.active + status.inactive).min(u64::from(status.not_copied_lower))
+        let on = |tier| {
+            self.registry.snapshot(tier).0.into_iter().map(|(_, identity)| (identity.group, identity.hash))
         };
-        match (self.registry.capacity(Tier::G2), self.registry.capacity(Tier::G3)) {
-            (0, _) => uncopied(Tier::G1),
-            (_, 0) => 0,
-            _ => uncopied(Tier::G2),
-        }
+        let saved: HashSet<_> = on(Tier::G3).collect();
+        let upper: HashSet<_> = on(Tier::G1).chain(on(Tier::G2)).collect();
+        upper.difference(&saved).count() as u64
     }
 
-    pub(crate) fn clear(&self, tier: Tier) -> u64 {
-        let before = self.persistent(|_| true);
+    pub(crate) fn clear(&self, tier: Tier) -> Result<u64, ClearError> {
+        if self.registry.capacity(tier) == 0 {
+            return Err(ClearError { tier });
+        }
+        let _order = self.disk_order.lock();
+        let before = if tier == Tier::G3 { self.persistent(|_| true) } else { Vec::new() };
         let removed = self.registry.clear(tier);
         self.metrics.tier(tier).evictions(EvictReason::Cleared).add(removed.blocks);
         self.release_gone(before);
-        removed.blocks
+        Ok(removed.blocks)
     }
 
     pub(crate) fn forget(&self, namespace: NamespaceId) -> u64 {
+        let _order = self.disk_order.lock();
         let before = self.persistent(|id| id == namespace);
-        let Removed { blocks, .. } = self.registry.forget(namespace);
-        self.metrics.tier(Tier::G1).evictions(EvictReason::Forgotten).add(blocks);
+        let removed_before = Tier::SLOTTED.map(|tier| self.registry.counters(tier).removed);
+        let blocks = self.registry.forget(namespace).blocks;
+        // Nothing else removes blocks on request: clear takes the same lock.
+        for (tier, before) in Tier::SLOTTED.into_iter().zip(removed_before) {
+            let removed = self.registry.counters(tier).removed.saturating_sub(before);
+            self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(removed);
+        }
         self.release_gone(before);
         blocks
     }
@@ -126,10 +160,14 @@ impl Leader {
             .collect()
     }
 
-    /// Tells the workers which of `before` hold nothing any more, so that a restart does not find it again.
+    /// Tells the workers which of `before` hold nothing any more, so that a restart does not find it again. Under the lock
+    /// `disk_order`: none of the slots can have a new block yet.
     fn release_gone(&self, before: Vec<BlockId>) {
+        if before.is_empty() {
+            return;
+        }
         let (now, _) = self.registry.snapshot(Tier::G3);
-        let there: std::collections::HashSet<_> = now.into_iter().map(|(block, _)| block).collect();
+        let there: HashSet<_> = now.into_iter().map(|(block, _)| block).collect();
         let gone: Vec<_> = before.into_iter().filter(|block| !there.contains(block)).collect();
         self.release(&gone);
     }
@@ -139,7 +177,10 @@ impl Leader {
         for part in slots.chunks(Command::MAX_RELEASE) {
             let command = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
             for (rank, failure) in self.broadcast(&command) {
-                tracing::warn!(%rank, %failure, "slots of G3 not released: a restart may find their blocks again");
+                tracing::warn!(
+                    target: "kvbm", %rank, %failure,
+                    "slots of G3 not released: a restart may find their blocks again"
+                );
             }
         }
     }

@@ -1,8 +1,9 @@
 //! One-shot completion, waited for by threads and futures alike. Runtime-neutral.
 
 use parking_lot::{Condvar, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Set once; every waiter, early or late, sees it.
 #[derive(Default)]
@@ -20,13 +21,24 @@ struct State {
 impl Signal {
     /// Sets the signal. Wakers run after the lock is gone: they are foreign code.
     pub(crate) fn set(&self) {
+        self.mark().wake();
+    }
+
+    /// Sets the signal without running foreign code, for callers that hold a lock of their own.
+    #[must_use = "somebody may wait to be woken"]
+    pub(crate) fn mark(&self) -> Woken {
         let wakers = {
             let mut state = self.state.lock();
             state.set = true;
             std::mem::take(&mut state.wakers)
         };
         self.changed.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        Woken(wakers)
+    }
+
+    /// Takes the signal back. Only where nobody waits for it any more.
+    pub(crate) fn reset(&self) {
+        self.state.lock().set = false;
     }
 
     pub(crate) fn is_set(&self) -> bool {
@@ -57,11 +69,32 @@ impl Signal {
     }
 }
 
+/// Futures that a signal has to wake.
+pub(crate) struct Woken(Vec<Waker>);
+
+impl Woken {
+    /// Wakes them. A waker that panics keeps neither the others nor the leader from going on.
+    pub(crate) fn wake(self) {
+        for waker in self.0 {
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                tracing::error!("a waker panicked; its future may not be polled again");
+            }
+        }
+    }
+}
+
+/// The moment `after` from now, or so late that it makes no difference.
+pub(crate) fn deadline(after: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(365 * 86_400);
+    let now = Instant::now();
+    now + after.min(FAR)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::task::Wake;
 
     #[test]
     fn late_and_early_waiters_see_it() {
@@ -75,5 +108,28 @@ mod tests {
         assert!(waiter.join().unwrap());
         assert!(signal.is_set() && signal.wait_until(Instant::now()));
         assert!(signal.poll(&Context::from_waker(Waker::noop())).is_ready());
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker of somebody else's");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_stops_nobody() {
+        let signal = Signal::default();
+        let waker = Arc::new(Panics).into();
+        assert!(signal.poll(&Context::from_waker(&waker)).is_pending());
+        signal.set();
+        assert!(signal.is_set());
+    }
+
+    #[test]
+    fn no_wait_is_so_long_that_the_clock_overflows() {
+        assert!(deadline(Duration::MAX) > Instant::now() + Duration::from_secs(86_400));
+        assert!(deadline(Duration::ZERO) <= Instant::now());
     }
 }

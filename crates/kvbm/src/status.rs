@@ -1,7 +1,7 @@
 //! What the manager is doing, for people and dashboards.
 
 use crate::leader::Leader;
-use crate::leader::offload::{Edge, OffloadBacklog};
+use crate::leader::edge::{Edge, OffloadBacklog};
 use crate::metrics::{EvictReason, SlotState};
 use kvbm_plan::{Path, Tier};
 use kvbm_pool::TierStatus;

@@ -135,6 +135,8 @@ pub struct EdgeConfig {
     pub idle_iterations: u64,
     /// Share of the upper tier that waiting and running copies may hold; beyond it the oldest waiting ones are dropped.
     pub queue_share: f64,
+    /// Share of the upper tier, from the next victims of eviction on, whose blocks are copied before they go; 0 for none.
+    pub ahead_share: f64,
 }
 
 /// The triggers of both edges.
@@ -154,12 +156,14 @@ impl Default for OffloadConfig {
                 watermark: 0.90,
                 idle_iterations: 100,
                 queue_share: 0.25,
+                ahead_share: 0.0,
             },
             g2_g3: EdgeConfig {
                 write_through: false,
                 watermark: 0.90,
                 idle_iterations: 1000,
                 queue_share: 0.25,
+                ahead_share: 0.2,
             },
         }
     }
@@ -178,6 +182,8 @@ macro_rules! edge {
             /// Share of the upper tier that waiting and running copies may hold; beyond it the oldest waiting ones are
             /// dropped and counted.
             queue_share: f64, ["share of the tier"];
+            /// Blocks that are this close to eviction from the upper tier are copied before they go; 0 for none.
+            ahead_share: f64, ["share of the tier"];
         });
     };
 }

@@ -37,13 +37,15 @@ fn defaults_are_those_of_the_design() {
                 write_through: true,
                 watermark: 0.90,
                 idle_iterations: 100,
-                queue_share: 0.25
+                queue_share: 0.25,
+                ahead_share: 0.0
             },
             g2_g3: EdgeConfig {
                 write_through: false,
                 watermark: 0.90,
                 idle_iterations: 1000,
-                queue_share: 0.25
+                queue_share: 0.25,
+                ahead_share: 0.2
             },
         }
     );

@@ -43,6 +43,8 @@ impl Config {
         )?;
         share("offload.g1_g2.queue_share", offload.g1_g2.queue_share, "must be above 0 and at most 1")?;
         share("offload.g2_g3.queue_share", offload.g2_g3.queue_share, "must be above 0 and at most 1")?;
+        ahead("offload.g1_g2.ahead_share", offload.g1_g2.ahead_share)?;
+        ahead("offload.g2_g3.ahead_share", offload.g2_g3.ahead_share)?;
         between("transfer.queue_depth", self.transfer.queue_depth, 1, 1 << 20)?;
         between("transfer.threads", self.transfer.threads, 1, MAX_THREADS)?;
         positive("transfer.deadline", self.transfer.deadline)?;
@@ -160,4 +162,12 @@ fn positive(key: &'static str, value: Duration) -> Result<(), ConfigError> {
 
 fn share(key: &'static str, value: f64, rule: &str) -> Result<(), ConfigError> {
     if value > 0.0 && value <= 1.0 { Ok(()) } else { broken(key, &value, rule) }
+}
+
+fn ahead(key: &'static str, value: f64) -> Result<(), ConfigError> {
+    if (0.0..=1.0).contains(&value) {
+        Ok(())
+    } else {
+        broken(key, &value, "must be from 0 (none) to 1 (all)")
+    }
 }

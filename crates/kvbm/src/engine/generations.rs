@@ -13,12 +13,15 @@ use std::time::Instant;
 pub(crate) struct Hold {
     pub(crate) block: BlockId,
     generation: u32,
+    writes: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     generation: u32,
+    /// Transfers that touch the block; of these, such as write it.
     transfers: u32,
+    writers: u32,
 }
 
 /// The engine's blocks.
@@ -43,7 +46,7 @@ impl Generations {
         Self { slots: Mutex::new(vec![Slot::default(); blocks as usize]), changed: Condvar::new() }
     }
 
-    /// Checks ids before anything else happens to them.
+    /// Checks ids before anything else happens to them: they exist.
     pub(crate) fn check(&self, ids: &[BlockId]) -> Result<(), NoSuchBlock> {
         let blocks = self.slots.lock().len() as u32;
         match ids.iter().find(|id| id.0 >= blocks) {
@@ -53,21 +56,38 @@ impl Generations {
     }
 
     /// A transfer begins to read these blocks.
-    pub(crate) fn begin_read(&self, ids: impl IntoIterator<Item = BlockId>) -> Vec<Hold> {
-        let mut slots = self.slots.lock();
-        let begin = |block: BlockId| {
-            let slot = slots.get_mut(block.index())?;
-            slot.transfers += 1;
-            Some(Hold { block, generation: slot.generation })
-        };
-        ids.into_iter().filter_map(begin).collect()
+    ///
+    /// # Errors
+    /// Those of the blocks that a transfer writes right now: nothing was begun.
+    pub(crate) fn begin_read(&self, ids: &[BlockId]) -> Result<Vec<Hold>, Vec<BlockId>> {
+        self.begin(ids, false)
     }
 
     /// A transfer begins to write these blocks: whatever reads them now reads rubbish.
-    pub(crate) fn begin_write(&self, ids: impl IntoIterator<Item = BlockId>) -> Vec<Hold> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        self.invalidate(&ids);
-        self.begin_read(ids)
+    ///
+    /// # Errors
+    /// Those of the blocks that another transfer writes right now: nothing was begun.
+    pub(crate) fn begin_write(&self, ids: &[BlockId]) -> Result<Vec<Hold>, Vec<BlockId>> {
+        self.begin(ids, true)
+    }
+
+    fn begin(&self, ids: &[BlockId], writes: bool) -> Result<Vec<Hold>, Vec<BlockId>> {
+        let mut slots = self.slots.lock();
+        let written = |id: &&BlockId| slots.get(id.index()).is_some_and(|slot| slot.writers > 0);
+        let written: Vec<_> = ids.iter().filter(written).copied().collect();
+        if !written.is_empty() {
+            return Err(written);
+        }
+        let begin = |&block: &BlockId| {
+            let slot = slots.get_mut(block.index())?;
+            slot.transfers += 1;
+            if writes {
+                slot.writers += 1;
+                slot.generation = slot.generation.wrapping_add(1);
+            }
+            Some(Hold { block, generation: slot.generation, writes })
+        };
+        Ok(ids.iter().filter_map(begin).collect())
     }
 
     /// Whether the block still is what it was when the hold began.
@@ -81,6 +101,7 @@ impl Generations {
         for hold in holds {
             if let Some(slot) = slots.get_mut(hold.block.index()) {
                 slot.transfers = slot.transfers.saturating_sub(1);
+                slot.writers = slot.writers.saturating_sub(u32::from(hold.writes));
             }
         }
         drop(slots);
@@ -127,7 +148,7 @@ mod tests {
     #[test]
     fn a_read_across_a_reuse_is_worthless() {
         let blocks = Generations::new(4);
-        let holds = blocks.begin_read(IDS);
+        let holds = blocks.begin_read(&IDS).unwrap();
         assert!(holds.iter().all(|&hold| blocks.is_valid(hold)));
         blocks.invalidate(&[BlockId(3)]);
         assert_eq!(holds.iter().map(|&hold| blocks.is_valid(hold)).collect::<Vec<_>>(), [true, false]);
@@ -139,16 +160,27 @@ mod tests {
     #[test]
     fn a_write_spoils_the_reads_under_way_but_not_itself() {
         let blocks = Generations::new(4);
-        let reads = blocks.begin_read(IDS);
-        let writes = blocks.begin_write(IDS);
+        let reads = blocks.begin_read(&IDS).unwrap();
+        let writes = blocks.begin_write(&IDS).unwrap();
         assert!(!reads.iter().any(|&hold| blocks.is_valid(hold)));
         assert!(writes.iter().all(|&hold| blocks.is_valid(hold)));
     }
 
     #[test]
+    fn what_is_written_is_neither_read_nor_written_by_another() {
+        let blocks = Generations::new(4);
+        let writes = blocks.begin_write(&IDS).unwrap();
+        assert_eq!(blocks.begin_write(&[BlockId(0), BlockId(1)]), Err(vec![BlockId(1)]));
+        assert_eq!(blocks.begin_read(&[BlockId(3)]), Err(vec![BlockId(3)]));
+        assert_eq!(blocks.busy(&[BlockId(0)]), [], "nothing was begun");
+        blocks.end(&writes);
+        assert!(blocks.begin_read(&IDS).is_ok());
+    }
+
+    #[test]
     fn waiting_ends_at_the_deadline_and_names_what_is_busy() {
         let blocks = Generations::new(4);
-        let holds = blocks.begin_read([BlockId(1)]);
+        let holds = blocks.begin_read(&[BlockId(1)]).unwrap();
         let deadline = Instant::now() + Duration::from_millis(5);
         assert_eq!(blocks.wait_idle(&IDS, deadline), [BlockId(1)]);
         std::thread::scope(|scope| {

@@ -94,7 +94,7 @@ impl<O> Inflight<O> {
             _ => return Answer::Ignored,
         }
         pending.merge(rank, blocks);
-        pending.bytes += bytes;
+        pending.bytes = pending.bytes.saturating_add(bytes);
         pending.queued_us = pending.queued_us.max(queued_us);
         pending.left -= 1;
         if pending.left > 0 {

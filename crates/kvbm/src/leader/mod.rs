@@ -3,6 +3,8 @@
 //! Callers' threads start operations; workers' threads bring the answers. Answers go through one inbox that whoever
 //! comes first empties, so a worker that answers from inside `send` cannot recurse.
 
+mod ancestors;
+pub(crate) mod edge;
 pub(crate) mod flush;
 pub(crate) mod inflight;
 pub(crate) mod offload;
@@ -11,8 +13,8 @@ pub(crate) mod plans;
 pub(crate) mod recovery;
 pub(crate) mod wear;
 
-use crate::error::condemns_source;
-use crate::metrics::Metrics;
+use crate::error::{BlockFailure, condemns_source};
+use crate::metrics::{DropReason, Metrics};
 use crate::onboard::Joins;
 use crate::worker::WorkerLink;
 use flush::Flushes;
@@ -21,13 +23,14 @@ use kvbm_plan::{
     ChecksumMode, Command, Endpoint, Epoch, Failure, FailureKind, Gate, Message, Path, PlanId, Priority,
     Rank, SequenceHash, Tier, TransferPlan, wire,
 };
-use kvbm_pool::{AnyArrivals, Completion, Pinned, Prefix, Registry};
+use kvbm_pool::{AnyArrivals, Completion, Prefix, Quarantine, Registry};
 use offload::Offloads;
 use operation::{Destination, Move, Operation, Outcome, Parts, PlanPart, Purpose, Unsettled};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, ReentrantMutex};
 use recovery::Recoveries;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -57,6 +60,9 @@ pub(crate) struct Leader {
     links: OnceLock<Vec<Box<dyn WorkerLink>>>,
     inflight: Inflight<PlanPart>,
     inbox: Mutex<Inbox>,
+    /// Held while slots of G3 change hands and the workers are told, so that a slot is never released after its next block was
+    /// sent to it. A link may answer from inside `send`, hence reentrant.
+    pub(crate) disk_order: ReentrantMutex<()>,
     /// Number of the last device event that the engine handed over; 0 for none.
     fence: AtomicU64,
     /// Numbers given to device events.
@@ -82,8 +88,16 @@ impl Prepared {
 
 #[derive(Default)]
 struct Inbox {
-    messages: VecDeque<Vec<u8>>,
+    items: VecDeque<Item>,
     busy: bool,
+}
+
+/// What the leader has to react to, one after the other.
+enum Item {
+    /// A message in wire form.
+    Message(Vec<u8>),
+    /// A plan did not reach a rank.
+    Unreached { plan_id: PlanId, rank: Rank, path: Path, failure: Failure },
 }
 
 impl Leader {
@@ -94,6 +108,7 @@ impl Leader {
         offloads: Offloads,
     ) -> Arc<Self> {
         let (epoch, ranks) = (settings.epoch, settings.ranks);
+        let capacity = registry.capacity(Tier::G3);
         Arc::new(Self {
             registry,
             settings,
@@ -101,10 +116,11 @@ impl Leader {
             offloads,
             joins: Joins::default(),
             flushes: Flushes::default(),
-            recoveries: Recoveries::new(ranks),
+            recoveries: Recoveries::new(ranks, capacity),
             links: OnceLock::new(),
             inflight: Inflight::new(epoch, ranks),
             inbox: Mutex::new(Inbox::default()),
+            disk_order: ReentrantMutex::new(()),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
             turned_away: AtomicBool::new(false),
@@ -137,8 +153,15 @@ impl Leader {
     }
 
     /// The next number for a device event.
+    #[cfg(feature = "worker")]
     pub(crate) fn next_fence(&self) -> u64 {
-        self.fences.fetch_add(1, Ordering::AcqRel) + 1
+        self.fences.fetch_add(1, Ordering::AcqRel).saturating_add(1)
+    }
+
+    /// Takes a number that somebody else gave to a device event. `false` where numbers do not grow.
+    pub(crate) fn take_fence(&self, number: u64) -> bool {
+        let grows = |last: u64| (number > last && number < u64::MAX).then_some(number);
+        self.fences.fetch_update(Ordering::AcqRel, Ordering::Acquire, grows).is_ok()
     }
 
     /// Plans that touch G1 wait for the device event of this number from now on.
@@ -174,8 +197,8 @@ impl Leader {
     pub(crate) fn prepare(&self, purpose: Purpose, to: Tier, parts: Parts) -> Prepared {
         let moves = parts.moves.clone();
         let ranges = plans::ranges(&moves, self.settings.max_plan_blocks);
-        let deadline = Instant::now() + self.limit(&moves);
-        let operation = Operation::new(purpose, to, deadline, parts, ranges.len());
+        let limit = self.limit(&moves);
+        let operation = Operation::new(purpose, to, limit, parts, ranges.len());
         Prepared { operation, moves, ranges }
     }
 
@@ -189,6 +212,7 @@ impl Leader {
     /// Sends the plans of an operation.
     pub(crate) fn send(self: &Arc<Self>, prepared: Prepared) {
         let Prepared { operation, moves, ranges } = prepared;
+        let _inside = operation.span.enter();
         for range in ranges {
             self.send_plan(&operation, &moves, range);
         }
@@ -216,12 +240,11 @@ impl Leader {
                 Purpose::Private => Priority::Normal,
                 Purpose::Offload => Priority::Background,
             },
-            budget_ms: u32::try_from(self.limit(moves).as_millis()).unwrap_or(u32::MAX),
+            budget_ms: u32::try_from(operation.limit.as_millis()).unwrap_or(u32::MAX),
             checksums: ChecksumMode::Required,
         };
         for (rank, failure) in self.broadcast(&Command::Transfer(plan)) {
-            let answer = self.inflight.answer_failed(plan_id, rank, path, &failure);
-            self.take(answer);
+            self.react(Item::Unreached { plan_id, rank, path, failure });
         }
     }
 
@@ -235,29 +258,44 @@ impl Leader {
 
     /// A message of a worker, in wire form. Malformed ones are counted and dropped: their plan runs into its deadline.
     pub(crate) fn deliver(self: &Arc<Self>, message: Vec<u8>) {
+        self.react(Item::Message(message));
+    }
+
+    fn react(self: &Arc<Self>, item: Item) {
         {
             let mut inbox = self.inbox.lock();
-            inbox.messages.push_back(message);
+            inbox.items.push_back(item);
             if inbox.busy {
                 return;
             }
             inbox.busy = true;
         }
-        loop {
-            let next = {
-                let mut inbox = self.inbox.lock();
-                let next = inbox.messages.pop_front();
-                inbox.busy = next.is_some();
-                next
-            };
-            match next {
-                Some(message) => self.handle(&message),
-                None => return,
+        while let Some(item) = self.next_item() {
+            // Whatever goes wrong with one item, the others are waited for.
+            if catch_unwind(AssertUnwindSafe(|| self.handle(item))).is_err() {
+                tracing::error!("the leader failed on a message; its plan runs into its deadline");
             }
         }
     }
 
-    fn handle(self: &Arc<Self>, message: &[u8]) {
+    fn next_item(&self) -> Option<Item> {
+        let mut inbox = self.inbox.lock();
+        let next = inbox.items.pop_front();
+        inbox.busy = next.is_some();
+        next
+    }
+
+    fn handle(self: &Arc<Self>, item: Item) {
+        match item {
+            Item::Message(message) => self.handle_message(&message),
+            Item::Unreached { plan_id, rank, path, failure } => {
+                let answer = self.inflight.answer_failed(plan_id, rank, path, &failure);
+                self.take(answer);
+            }
+        }
+    }
+
+    fn handle_message(self: &Arc<Self>, message: &[u8]) {
         match wire::decode_message(message) {
             Ok(Message::Transfer(report)) => {
                 let answer = self.inflight.answer(report);
@@ -314,8 +352,9 @@ impl Leader {
         }
     }
 
-    /// All plans of an operation are over: arrivals become visible, failures are told, sources are let go, in this order.
+    /// All plans of an operation are over: arrivals become visible, sources are let go, waiters are told, in this order.
     fn settle(self: &Arc<Self>, operation: &Arc<Operation>, unsettled: Unsettled) {
+        let _inside = operation.span.enter();
         let Unsettled { parts, mut failures } = unsettled;
         if let Some(check) = &parts.source_check {
             for (index, slot) in failures.iter_mut().enumerate() {
@@ -327,44 +366,88 @@ impl Leader {
         self.condemn_sources(&parts.moves, &failures);
         let arrived = match parts.destination {
             Destination::Reserved { arrivals, places } => {
+                let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
                 let chained = operation.purpose == Purpose::Onboard;
-                Some(complete(arrivals, &places, &parts.moves, &mut failures, chained))
+                let arrivals = complete(arrivals, &places, &parts.moves, &mut failures, chained);
+                if order.is_some() {
+                    self.release_lost(&parts.moves, &failures);
+                }
+                // What is still reserved failed: its slot goes back to Reset.
+                Some(arrivals.into_pinned())
             }
             Destination::Unregistered => None,
         };
-        self.joins.remove(operation);
-        let failed = parts.moves.iter().zip(failures).filter_map(|(step, slot)| {
-            let failure = step.failed(operation.to, slot?);
-            tracing::debug!(%failure, "block did not arrive");
-            Some(failure)
-        });
-        let failures: Vec<_> = failed.collect();
+        self.joins.remove(operation, &parts.moves);
+        let failures = self.tell(operation, &parts.moves, failures);
         if let Some(arrived) = &arrived {
             self.registered(operation.to, || arrived.clone());
         }
-        operation.settle(Outcome { arrived, failures });
+        // Before anybody is told: who waited may want back what was kept for the transfer.
         drop(parts.keep);
+        operation.settle(Outcome { arrived, failures });
         self.pump();
     }
 
-    /// A source whose bytes were bad never serves again.
-    fn condemn_sources(&self, moves: &[Move], failures: &[Option<Failure>]) {
-        for (step, slot) in moves.iter().zip(failures) {
-            if slot.as_ref().is_some_and(|failure| condemns_source(failure.kind)) {
-                self.registry.quarantine(step.from, step.src);
-                self.metrics.tier(step.from).corrupt.add(1);
-                tracing::warn!(tier = %step.from, block = %step.src, hash = %step.identity.hash, "slot quarantined");
+    /// The failures with their blocks. Nobody waits for an offload, so the log tells of its failures.
+    fn tell(
+        &self,
+        operation: &Operation,
+        moves: &[Move],
+        failures: Vec<Option<Failure>>,
+    ) -> Vec<BlockFailure> {
+        let failed = moves.iter().zip(failures);
+        let failed = failed.filter_map(|(step, slot)| Some(step.failed(operation.to, slot?)));
+        let failures: Vec<BlockFailure> = failed.collect();
+        for failure in &failures {
+            let expected = matches!(failure.failure.kind, FailureKind::Cancelled | FailureKind::ShuttingDown);
+            if operation.purpose == Purpose::Offload && !expected {
+                self.metrics.path(failure.path).dropped(DropReason::Failed).add(1);
+                tracing::warn!(target: "kvbm", %failure, "block not offloaded");
+            } else {
+                tracing::debug!(target: "kvbm", %failure, "block did not arrive");
             }
         }
+        failures
+    }
+
+    /// A source whose bytes were bad never serves again, nor after a restart.
+    fn condemn_sources(&self, moves: &[Move], failures: &[Option<Failure>]) {
+        for (step, slot) in moves.iter().zip(failures) {
+            let condemned = slot.as_ref().is_some_and(|failure| condemns_source(failure.kind));
+            if !condemned || step.src.0 >= self.registry.capacity(step.from) {
+                continue;
+            }
+            self.metrics.tier(step.from).corrupt.add(1);
+            let quarantine = self.registry.quarantine(step.from, step.src);
+            tracing::warn!(
+                target: "kvbm", tier = %step.from, block = %step.src, hash = %step.identity.hash, ?quarantine,
+                "bad bytes: slot quarantined"
+            );
+            if step.from == Tier::G3 && quarantine != Quarantine::NotRegistered {
+                self.release(&[step.src]);
+            }
+        }
+    }
+
+    /// Slots of G3 whose block did not become visible may hold a complete record, which a restart would find.
+    fn release_lost(&self, moves: &[Move], failures: &[Option<Failure>]) {
+        let lost = moves.iter().zip(failures).filter(|(_, slot)| slot.is_some());
+        let lost: Vec<_> = lost.map(|(step, _)| step.dst).collect();
+        self.release(&lost);
     }
 
     /// Gives up on an operation: unstarted plans are cancelled, started ones detach.
     pub(crate) fn abandon(&self, operation: &Arc<Operation>, reason: &Failure) {
         if operation.abandon(reason) {
-            for plan_id in self.plans_of(operation) {
-                // A worker that cannot be reached has nothing that could be cancelled.
-                let _unreached = self.broadcast(&Command::Cancel { plan_id });
-            }
+            self.cancel(operation);
+        }
+    }
+
+    /// Takes the plans of an abandoned operation back, as far as they have not started.
+    pub(crate) fn cancel(&self, operation: &Arc<Operation>) {
+        for plan_id in self.plans_of(operation) {
+            // A worker that cannot be reached has nothing that could be cancelled.
+            let _unreached = self.broadcast(&Command::Cancel { plan_id });
         }
     }
 
@@ -374,23 +457,20 @@ impl Leader {
 
     /// Operations under way that `select` picks, each once.
     pub(crate) fn operations(&self, select: impl Fn(&Operation) -> bool) -> Vec<Arc<Operation>> {
-        let mut found: Vec<Arc<Operation>> = Vec::new();
+        let mut found: HashMap<*const Operation, Arc<Operation>> = HashMap::new();
         self.inflight.select(|part| {
-            let known = found.iter().any(|operation| Arc::ptr_eq(operation, &part.operation));
-            if !known && select(&part.operation) {
-                found.push(Arc::clone(&part.operation));
+            if select(&part.operation) {
+                found.entry(Arc::as_ptr(&part.operation)).or_insert_with(|| Arc::clone(&part.operation));
             }
             false
         });
-        found
+        found.into_values().collect()
     }
 
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
-        let late = self.operations(|operation| operation.deadline <= now);
-        let failure = operation::expired("transfer", self.settings.transfer_deadline);
-        for operation in late {
-            self.abandon(&operation, &failure);
+        for operation in self.operations(|operation| operation.deadline <= now) {
+            self.abandon(&operation, &operation::expired("transfer", operation.limit));
         }
     }
 }
@@ -403,7 +483,7 @@ fn complete(
     moves: &[Move],
     failures: &mut [Option<Failure>],
     chained: bool,
-) -> Pinned {
+) -> AnyArrivals {
     let mut broken: Vec<SequenceHash> = Vec::new();
     for (step, slot) in moves.iter().zip(failures.iter_mut()) {
         let after_hole = chained && !broken.is_empty();
@@ -420,8 +500,7 @@ fn complete(
     let completions = arrivals.complete_each(whole);
     let removed = failures.iter_mut().filter(|slot| slot.is_none()).zip(completions);
     for (slot, _) in removed.filter(|(_, completion)| *completion == Completion::Removed) {
-        *slot = Some(Failure::new(FailureKind::Cancelled, "the block was removed while it was on its way"));
+        *slot = Some(Failure::new(FailureKind::Missing, "the block was removed while it was on its way"));
     }
-    // What is still reserved failed: its slot goes back to Reset.
-    arrivals.into_pinned()
+    arrivals
 }

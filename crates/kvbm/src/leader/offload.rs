@@ -1,63 +1,23 @@
-//! Copies on the next tier down: what waits for one, what is on its way, and who asked.
+//! Copies on the next tier down: who asks for them, and how they start.
 //!
 //! Nothing here ever makes an allocation wait. What is queued pins its source, so a queue holds at most a share of that
 //! tier; beyond it the oldest queued blocks are let go, and counted.
 
-use crate::config::EdgeConfig;
 use crate::leader::Leader;
+use crate::leader::edge::Edge;
 use crate::leader::operation::{Destination, Move, Parts, Purpose};
-use crate::leader::wear::WearBudget;
 use crate::metrics::DropReason;
-use kvbm_plan::{Path, Tier};
-use kvbm_pool::{Arrival, Pinned};
+use kvbm_plan::{BlockIdentity, Path, Tier};
+use kvbm_pool::{AnyArrivals, Arrival, Pinned};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
-
-/// Two operations a path: one in the hands of the hardware, one ready behind it, per thread that a worker gives to the path.
-const MAX_RUNNING: usize = 8;
-
-/// One step down.
-pub(crate) struct Edge {
-    pub(crate) path: Path,
-    triggers: EdgeConfig,
-    /// Blocks that may be queued and running.
-    limit: usize,
-    /// Only for disks.
-    wear: Option<WearBudget>,
-    state: Mutex<EdgeState>,
-}
-
-#[derive(Default)]
-struct EdgeState {
-    queue: VecDeque<Pinned>,
-    queued_blocks: usize,
-    running_blocks: usize,
-    running: usize,
-}
 
 /// All steps, and how many blocks are on one.
 pub(crate) struct Offloads {
     edges: Vec<Edge>,
     outstanding: Mutex<usize>,
     idle: Condvar,
-}
-
-/// What is queued and running on an edge, in blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OffloadBacklog {
-    /// Waiting for their turn.
-    pub queued_blocks: usize,
-    /// In the hands of workers.
-    pub running_blocks: usize,
-}
-
-impl Edge {
-    /// `limit`: blocks of the source tier that offloads may pin.
-    pub(crate) fn new(path: Path, triggers: EdgeConfig, limit: usize, wear: Option<WearBudget>) -> Self {
-        Self { path, triggers, limit: limit.max(1), wear, state: Mutex::new(EdgeState::default()) }
-    }
 }
 
 impl Offloads {
@@ -97,79 +57,35 @@ impl Offloads {
     }
 }
 
-impl Edge {
-    pub(crate) fn backlog(&self) -> OffloadBacklog {
-        let state = self.state.lock();
-        OffloadBacklog { queued_blocks: state.queued_blocks, running_blocks: state.running_blocks }
-    }
-
-    /// Queues `batch`; what no longer fits comes back, oldest first, to be dropped without the lock. Of a batch that alone
-    /// is too large the first blocks are kept: they are the parents of the others.
-    fn push(&self, mut batch: Pinned) -> Vec<Pinned> {
-        let mut dropped = Vec::new();
-        let mut state = self.state.lock();
-        while state.queued_blocks + state.running_blocks + batch.len() > self.limit {
-            let Some(oldest) = state.queue.pop_front() else { break };
-            state.queued_blocks -= oldest.len();
-            dropped.push(oldest);
-        }
-        let room = self.limit.saturating_sub(state.queued_blocks + state.running_blocks);
-        if batch.len() > room {
-            dropped.push(batch.split_off(room));
-        }
-        if !batch.is_empty() {
-            state.queued_blocks += batch.len();
-            state.queue.push_back(batch);
-        }
-        dropped
-    }
-
-    /// The next batch to start, if one may.
-    fn pop(&self) -> Option<Pinned> {
-        let mut state = self.state.lock();
-        if state.running >= MAX_RUNNING {
-            return None;
-        }
-        let batch = state.queue.pop_front()?;
-        state.queued_blocks -= batch.len();
-        state.running_blocks += batch.len();
-        state.running += 1;
-        Some(batch)
-    }
-
-    fn finished(&self, blocks: usize) {
-        let mut state = self.state.lock();
-        state.running_blocks = state.running_blocks.saturating_sub(blocks);
-        state.running = state.running.saturating_sub(1);
-    }
-
-    /// Blocks that the watermark asks for: `int((occupancy - watermark) * capacity) + 1` above it, where occupancy
-    /// counts blocks neither free nor copied lower (the formula of the tiering article).
-    fn excess(&self, occupied: usize, capacity: usize) -> usize {
-        if capacity == 0 || self.triggers.watermark >= 1.0 {
-            return 0;
-        }
-        let occupancy = occupied as f64 / capacity as f64;
-        if occupancy <= self.triggers.watermark {
-            return 0;
-        }
-        ((occupancy - self.triggers.watermark) * capacity as f64) as usize + 1
-    }
+/// Ends an offload's share in the accounts, however the offload ends. It lies in the leader's own table, so it must not keep the
+/// leader alive.
+pub(crate) struct Running {
+    leader: Weak<Leader>,
+    /// Where it was popped from a queue, that one.
+    queue: Option<Tier>,
+    blocks: usize,
 }
 
-/// Ends an offload's share in the accounts, however the offload ends.
-struct Running {
-    leader: Arc<Leader>,
-    src: Tier,
-    blocks: usize,
+impl Running {
+    /// Of a batch that was taken off the queue of `src`.
+    fn queued(leader: &Arc<Leader>, src: Tier, blocks: usize) -> Self {
+        Self { leader: Arc::downgrade(leader), queue: Some(src), blocks }
+    }
+
+    /// Of blocks that were never queued.
+    pub(crate) fn new(leader: &Arc<Leader>, blocks: usize) -> Self {
+        leader.offloads.add(blocks);
+        Self { leader: Arc::downgrade(leader), queue: None, blocks }
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(edge) = self.leader.offloads.edge(self.src) {
+        let Some(leader) = self.leader.upgrade() else { return };
+        if let Some(edge) = self.queue.and_then(|src| leader.offloads.edge(src)) {
             edge.finished(self.blocks);
         }
-        self.leader.offloads.remove(self.blocks);
+        leader.offloads.remove(self.blocks);
     }
 }
 
@@ -181,14 +97,38 @@ impl Leader {
             return;
         }
         if edge.triggers.write_through {
-            self.enqueue(edge, blocks());
+            self.write_through(edge, blocks());
         }
         self.check_watermark(edge);
+        self.check_victims(edge);
         self.pump();
+    }
+
+    fn write_through(&self, edge: &Edge, blocks: Pinned) {
+        let mut blocks = self.without_copied(edge, blocks);
+        let over = blocks.split_off(edge.affordable(blocks.len()));
+        self.metrics.path(edge.path).dropped(DropReason::WearBudget).add(over.len() as u64);
+        drop(over.into_transfer());
+        self.enqueue(edge, blocks);
+    }
+
+    /// `blocks` less the first ones that have a copy below: the next tier holds the beginnings of chains.
+    fn without_copied(&self, edge: &Edge, mut blocks: Pinned) -> Pinned {
+        let identities = blocks.identities();
+        let Some(first) = identities.first() else { return blocks };
+        let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
+        let tiers = self.registry.peek_prefix(first.group, &hashes);
+        let copied = tiers.iter().take_while(|tiers| tiers.contains(edge.path.dst)).count();
+        let rest = blocks.split_off(copied);
+        drop(blocks.into_transfer());
+        rest
     }
 
     /// An iteration of the engine is over: idle blocks and watermarks.
     pub(crate) fn check_triggers(self: &Arc<Self>) {
+        if self.is_turned_away() {
+            return;
+        }
         for edge in self.offloads.edges() {
             self.check_watermark(edge);
             self.check_idle(edge);
@@ -196,12 +136,10 @@ impl Leader {
         self.pump();
     }
 
-    /// Queues an offload that somebody asked for.
+    /// Queues an offload that somebody asked for. `false` where no path leads down from there.
     pub(crate) fn offload_now(self: &Arc<Self>, blocks: Pinned) -> bool {
         let Some(edge) = self.offloads.edge(blocks.tier()) else { return false };
-        if self.is_turned_away() {
-            return false;
-        }
+        let blocks = self.without_copied(edge, blocks);
         self.enqueue(edge, blocks);
         self.pump();
         true
@@ -210,29 +148,43 @@ impl Leader {
     /// Starts what may start.
     pub(crate) fn pump(self: &Arc<Self>) {
         for edge in self.offloads.edges() {
-            while let Some(batch) = edge.pop() {
+            while !self.is_closed()
+                && let Some(batch) = edge.pop()
+            {
                 self.start_offload(edge, batch);
             }
         }
     }
 
-    /// Everything on `src` that has no copy on the next tier, in batches, until nothing is left or `deadline` passes.
-    pub(crate) fn drain_down(self: &Arc<Self>, src: Tier, deadline: Instant) {
-        let Some(edge) = self.offloads.edge(src) else { return };
-        while Instant::now() < deadline {
-            let batch = self.coldest(edge, edge.limit.min(1024), 0);
-            if batch.is_empty() {
-                return;
-            }
-            self.enqueue(edge, batch);
-            self.pump();
-            if !self.offloads.wait_idle(deadline) {
-                return;
+    /// Lets go of everything that is queued: the manager is shut down.
+    pub(crate) fn drop_queued(&self) {
+        for edge in self.offloads.edges() {
+            for batch in edge.take_queued() {
+                self.drop_batch(edge, &batch, DropReason::ShuttingDown);
             }
         }
     }
 
-    fn check_watermark(self: &Arc<Self>, edge: &Edge) {
+    /// Everything on `src` that has no copy on the next tier, in batches, until nothing is left, nothing succeeds any more, or
+    /// `deadline` passes. `after_each` runs after every batch.
+    pub(crate) fn drain_down(self: &Arc<Self>, src: Tier, deadline: Instant, after_each: &dyn Fn()) {
+        let Some(edge) = self.offloads.edge(src) else { return };
+        // A call looks at a part of the tier only: some may find nothing before one does.
+        let mut fruitless = 0;
+        while Instant::now() < deadline && fruitless < 1 + self.registry.capacity(src) / 1024 {
+            let before = self.registry.occupancy(src).not_copied_lower;
+            self.enqueue(edge, self.coldest(edge, edge.limit.min(1024), 0));
+            self.pump();
+            if !self.offloads.wait_idle(deadline) {
+                return;
+            }
+            after_each();
+            let copied = self.registry.occupancy(src).not_copied_lower < before;
+            fruitless = if copied { 0 } else { fruitless + 1 };
+        }
+    }
+
+    fn check_watermark(&self, edge: &Edge) {
         let status = self.registry.occupancy(edge.path.src);
         let excess = edge.excess(status.not_copied_lower as usize, status.capacity as usize);
         if excess == 0 {
@@ -243,21 +195,28 @@ impl Leader {
         self.offload_coldest(edge, wanted, 0);
     }
 
-    fn check_idle(self: &Arc<Self>, edge: &Edge) {
-        if edge.triggers.idle_iterations > 0 {
-            let room = edge.limit / 4;
-            self.offload_coldest(edge, room, edge.triggers.idle_iterations);
+    /// Copies what eviction will take next. The watermark alone does not see to that: blocks that came up from the lower tier
+    /// count as copied, wherever they are in the order.
+    fn check_victims(&self, edge: &Edge) {
+        let share = edge.triggers.ahead_share;
+        let wanted = edge.affordable(edge.room());
+        if share > 0.0 && wanted > 0 {
+            let Path { src, dst } = edge.path;
+            self.enqueue(edge, self.registry.uncopied_victims(src, share, wanted, dst));
         }
     }
 
-    fn offload_coldest(self: &Arc<Self>, edge: &Edge, wanted: usize, min_idle: u64) {
-        let affordable = edge.wear.as_ref().map_or(wanted, |wear| wear.affordable(wanted));
-        if affordable == 0 {
-            return;
+    fn check_idle(&self, edge: &Edge) {
+        if edge.triggers.idle_iterations > 0 {
+            // A part at a time, so that an idle hour does not fill the queue for a busy minute.
+            self.offload_coldest(edge, (edge.limit / 4).max(1), edge.triggers.idle_iterations);
         }
-        let blocks = self.coldest(edge, affordable, min_idle);
-        if !blocks.is_empty() {
-            self.enqueue(edge, blocks);
+    }
+
+    fn offload_coldest(&self, edge: &Edge, wanted: usize, min_idle: u64) {
+        let affordable = edge.affordable(wanted.min(edge.room()));
+        if affordable > 0 {
+            self.enqueue(edge, self.coldest(edge, affordable, min_idle));
         }
     }
 
@@ -266,44 +225,60 @@ impl Leader {
     }
 
     fn enqueue(&self, edge: &Edge, blocks: Pinned) {
+        let blocks = blocks.into_transfer();
         if self.is_closed() || blocks.is_empty() {
             return;
         }
         // Holds the account open: the batch may be started and over before this returns.
         self.offloads.add(blocks.len());
-        for dropped in edge.push(blocks.into_transfer()) {
-            self.metrics.path(edge.path).dropped(DropReason::QueueFull).add(dropped.len() as u64);
-            self.offloads.remove(dropped.len());
+        for dropped in edge.push(blocks) {
+            self.drop_batch(edge, &dropped, DropReason::QueueFull);
         }
     }
 
-    /// Reserves the destination and sends the plans; what cannot start is counted and let go.
+    fn drop_batch(&self, edge: &Edge, batch: &Pinned, reason: DropReason) {
+        self.metrics.path(edge.path).dropped(reason).add(batch.len() as u64);
+        self.offloads.remove(batch.len());
+    }
+
+    /// Starts a batch; ancestors that were left behind go before it.
     fn start_offload(self: &Arc<Self>, edge: &Edge, batch: Pinned) {
-        let running = Running { leader: Arc::clone(self), src: edge.path.src, blocks: batch.len() };
-        let identities = batch.identities();
-        let Ok(arrivals) = self.registry.begin_arrivals(edge.path.dst, &identities) else {
-            self.metrics.path(edge.path).dropped(DropReason::NoSlot).add(batch.len() as u64);
+        let orphans = self.carry(edge, batch);
+        if orphans.is_empty() {
             return;
-        };
+        }
+        let family = self.with_ancestors(edge, &orphans);
+        if !family.is_empty() {
+            edge.start(family.len());
+            self.offloads.add(family.len());
+            let left = self.carry(edge, family);
+            self.metrics.path(edge.path).dropped(DropReason::MissingParent).add(left.len() as u64);
+        }
+    }
+
+    /// Reserves the destination and sends the plans; what finds no room is counted and let go. Blocks that cannot go before
+    /// their parents come back.
+    fn carry(self: &Arc<Self>, edge: &Edge, mut batch: Pinned) -> Vec<BlockIdentity> {
+        let running = Running::queued(self, edge.path.src, batch.len());
+        let _order = (edge.path.dst == Tier::G3).then(|| self.disk_order.lock());
+        let Some((identities, mut arrivals)) = self.reserve(edge, &mut batch) else { return Vec::new() };
+        let there = self.still_on(edge.path.src, &identities);
         let sources = batch.block_ids();
-        let (mut moves, mut places, mut refused) = (Vec::new(), Vec::new(), 0);
-        for (index, arrival) in arrivals.arrivals().iter().enumerate() {
-            match *arrival {
+        let (mut moves, mut places, mut orphans) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, &identity) in identities.iter().enumerate() {
+            match arrivals.arrivals()[index] {
+                Arrival::Reserved { .. } if !there[index] => arrivals.fail(index),
                 Arrival::Reserved { block: dst, .. } => {
-                    let (identity, src) = (identities[index], sources[index]);
-                    moves.push(Move { identity, from: edge.path.src, src, dst });
+                    moves.push(Move { identity, from: edge.path.src, src: sources[index], dst });
                     places.push(index);
                 }
-                Arrival::Refused(_) => refused += 1,
+                Arrival::Refused(_) if there[index] => orphans.push(identity),
                 // Somebody else has copied it, or is about to.
                 _ => {}
             }
         }
-        if refused > 0 {
-            self.metrics.path(edge.path).dropped(DropReason::MissingParent).add(refused);
-        }
         if moves.is_empty() {
-            return;
+            return orphans;
         }
         if let Some(wear) = &edge.wear {
             wear.charge(moves.len());
@@ -316,30 +291,21 @@ impl Leader {
         };
         let prepared = self.prepare(Purpose::Offload, edge.path.dst, parts);
         self.send(prepared);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn edge(watermark: f64) -> Edge {
-        let triggers = EdgeConfig { write_through: false, watermark, idle_iterations: 0, queue_share: 0.25 };
-        Edge::new(Path::G1_G2, triggers, 10, None)
+        orphans
     }
 
-    #[test]
-    fn the_watermark_asks_for_what_the_formula_says() {
-        let table = [
-            (90, 100, 0),   // at the mark: nothing
-            (91, 100, 2),   // int(0.01 * 100) + 1
-            (100, 100, 11), // int(0.10 * 100) + 1
-            (0, 0, 0),      // no such tier
-        ];
-        for (occupied, capacity, expected) in table {
-            let excess = edge(0.90).excess(occupied, capacity);
-            assert!(excess.abs_diff(expected) <= usize::from(excess > 0), "{occupied}/{capacity}: {excess}");
+    /// Destinations for as much of `batch` as there is room for.
+    fn reserve(&self, edge: &Edge, batch: &mut Pinned) -> Option<(Vec<BlockIdentity>, AnyArrivals)> {
+        loop {
+            let identities = batch.identities();
+            if let Ok(arrivals) = self.registry.begin_arrivals(edge.path.dst, &identities) {
+                return Some((identities, arrivals));
+            }
+            let homeless = batch.split_off(batch.len() / 2);
+            self.metrics.path(edge.path).dropped(DropReason::NoSlot).add(homeless.len() as u64);
+            if batch.is_empty() {
+                return None;
+            }
         }
-        assert_eq!(edge(1.0).excess(100, 100), 0, "1 turns the watermark off");
     }
 }

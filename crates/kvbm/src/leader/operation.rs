@@ -4,14 +4,13 @@
 //! them are over: only then are its sources let go and its destinations made visible or given back.
 
 use crate::error::BlockFailure;
-use crate::signal::Signal;
+use crate::signal::{Signal, deadline};
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Tier};
 use kvbm_pool::{AnyArrivals, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One block of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -66,10 +65,13 @@ pub(crate) struct Outcome {
 pub(crate) struct Operation {
     pub(crate) purpose: Purpose,
     pub(crate) to: Tier,
+    /// How long it may take.
+    pub(crate) limit: Duration,
     pub(crate) deadline: Instant,
+    /// The outcome is known: the operation is over, or was given up.
     pub(crate) settled: Signal,
-    /// Callers that still want the result.
-    interested: AtomicUsize,
+    /// Open from the first plan to the settlement.
+    pub(crate) span: tracing::Span,
     state: Mutex<State>,
 }
 
@@ -78,7 +80,20 @@ struct State {
     failures: Vec<Option<Failure>>,
     plans_left: usize,
     abandoned: Option<Failure>,
+    /// Callers that still want the result.
+    interested: usize,
     outcome: Outcome,
+}
+
+/// What a caller's loss of interest did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// It is over, or about to be.
+    Over,
+    /// Others still wait for it.
+    Shared,
+    /// Nobody does: it was given up, and what has not started is to be cancelled.
+    Abandoned,
 }
 
 /// The part of an operation that one plan moves.
@@ -97,27 +112,29 @@ pub(crate) struct Unsettled {
 
 impl Operation {
     /// An operation that `plans` plans carry out.
-    pub(crate) fn new(
-        purpose: Purpose,
-        to: Tier,
-        deadline: Instant,
-        parts: Parts,
-        plans: usize,
-    ) -> Arc<Self> {
+    pub(crate) fn new(purpose: Purpose, to: Tier, limit: Duration, parts: Parts, plans: usize) -> Arc<Self> {
         let failures = vec![None; parts.moves.len()];
+        let blocks = parts.moves.len();
+        let span = match purpose {
+            Purpose::Onboard => tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans),
+            Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
+            Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
+        };
         let state = State {
             parts: Some(parts),
             failures,
             plans_left: plans,
             abandoned: None,
+            interested: 0,
             outcome: Outcome::default(),
         };
         Arc::new(Self {
             purpose,
             to,
-            deadline,
+            limit,
+            deadline: deadline(limit),
             settled: Signal::default(),
-            interested: AtomicUsize::new(0),
+            span,
             state: Mutex::new(state),
         })
     }
@@ -149,29 +166,76 @@ impl Operation {
         let arrived = outcome.arrived.as_ref().map_or(0, Pinned::len);
         tracing::trace!(purpose = ?self.purpose, to = %self.to, arrived, failed = outcome.failures.len(), "settled");
         let mut state = self.state.lock();
-        // An abandoned operation has told its failure already.
-        if state.abandoned.is_none() {
-            state.outcome = outcome;
-        }
+        // An abandoned operation has told its failure already; what did arrive is dropped without the lock.
+        let unwanted = match state.abandoned {
+            Some(_) => outcome,
+            None => std::mem::replace(&mut state.outcome, outcome),
+        };
+        let woken = self.settled.mark();
         drop(state);
-        self.settled.set();
+        drop(unwanted);
+        woken.wake();
     }
 
     /// Gives up: whatever still arrives is not made visible. Waiters are told `reason` now; the slots come back when the
     /// workers are done with them. `false` if the operation had settled.
     pub(crate) fn abandon(&self, reason: &Failure) -> bool {
-        {
-            let mut state = self.state.lock();
-            let Some(parts) = &state.parts else { return false };
-            if state.abandoned.is_some() {
-                return false;
-            }
-            let failures = parts.moves.iter().map(|step| step.failed(self.to, reason.clone())).collect();
-            state.outcome = Outcome { arrived: None, failures };
-            state.abandoned = Some(reason.clone());
+        let mut state = self.state.lock();
+        if state.parts.is_none() || state.abandoned.is_some() {
+            return false;
         }
-        self.settled.set();
+        self.give_up(&mut state, reason);
+        let woken = self.settled.mark();
+        drop(state);
+        woken.wake();
         true
+    }
+
+    fn give_up(&self, state: &mut State, reason: &Failure) {
+        let moves = state.parts.iter().flat_map(|parts| &parts.moves);
+        let failures = moves.map(|step| step.failed(self.to, reason.clone())).collect();
+        state.outcome = Outcome { arrived: None, failures };
+        state.abandoned = Some(reason.clone());
+    }
+
+    /// A caller that wants the result, from the start.
+    pub(crate) fn interest(self: &Arc<Self>) -> Interest {
+        self.state.lock().interested += 1;
+        Interest { operation: Arc::clone(self), joined: false }
+    }
+
+    /// One more caller that wants the result. An operation that nobody wanted any more is wanted again; `None` where it was given up
+    /// because it is late.
+    pub(crate) fn join(self: &Arc<Self>, now: Instant) -> Option<Interest> {
+        let mut state = self.state.lock();
+        if state.abandoned.is_some() {
+            if now >= self.deadline {
+                return None;
+            }
+            state.abandoned = None;
+            state.outcome = Outcome::default();
+            self.settled.reset();
+        }
+        state.interested += 1;
+        drop(state);
+        Some(Interest { operation: Arc::clone(self), joined: true })
+    }
+
+    /// One caller less. Decided in one step with [`join`](Self::join): an operation that was joined in time goes on.
+    fn release(&self, reason: &Failure) -> Released {
+        let mut state = self.state.lock();
+        state.interested = state.interested.saturating_sub(1);
+        if state.parts.is_none() || state.abandoned.is_some() {
+            return Released::Over;
+        }
+        if state.interested > 0 {
+            return Released::Shared;
+        }
+        self.give_up(&mut state, reason);
+        let woken = self.settled.mark();
+        drop(state);
+        woken.wake();
+        Released::Abandoned
     }
 
     /// Whether the operation is under way and reads nothing but these blocks of `tier`.
@@ -187,12 +251,6 @@ impl Operation {
     pub(crate) fn with_outcome<R>(&self, read: impl FnOnce(&Outcome) -> R) -> R {
         read(&self.state.lock().outcome)
     }
-
-    /// A caller that wants the result: while there is one, nobody else's loss of interest abandons the operation.
-    pub(crate) fn interest(self: &Arc<Self>) -> Interest {
-        self.interested.fetch_add(1, Ordering::Relaxed);
-        Interest { operation: Arc::clone(self) }
-    }
 }
 
 impl Move {
@@ -204,16 +262,71 @@ impl Move {
 /// A caller's share in an operation.
 pub(crate) struct Interest {
     pub(crate) operation: Arc<Operation>,
+    /// Whether somebody else had started it.
+    pub(crate) joined: bool,
 }
 
 impl Interest {
-    /// Lets go. Whether this was the last share of an operation that has not settled, so that it should be cancelled.
-    pub(crate) fn release(&self) -> bool {
-        self.operation.interested.fetch_sub(1, Ordering::AcqRel) == 1 && !self.operation.settled.is_set()
+    /// Lets go; an operation that this was the last share of is given up for `reason`.
+    pub(crate) fn release(&self, reason: &Failure) -> Released {
+        self.operation.release(reason)
     }
 }
 
 /// The failure of an operation whose time ran out.
-pub(crate) fn expired(what: &str, limit: std::time::Duration) -> Failure {
+pub(crate) fn expired(what: &str, limit: Duration) -> Failure {
     Failure::new(FailureKind::Deadline, format!("{what} not complete after {} ms", limit.as_millis()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
+
+    fn operation(limit: Duration) -> Arc<Operation> {
+        let hash = SequenceHash::from_bytes([1; 16]);
+        let identity =
+            BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 };
+        let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
+        let destination = Destination::Unregistered;
+        let parts = Parts { moves: vec![step], destination, keep: Vec::new(), source_check: None };
+        Operation::new(Purpose::Onboard, Tier::G1, limit, parts, 1)
+    }
+
+    fn dropped() -> Failure {
+        Failure::new(FailureKind::Cancelled, "dropped")
+    }
+
+    #[test]
+    fn the_last_one_to_let_go_gives_it_up() {
+        let operation = operation(Duration::from_secs(60));
+        let (first, second) = (operation.interest(), operation.join(Instant::now()).expect("under way"));
+        assert_eq!(first.release(&dropped()), Released::Shared);
+        assert!(!operation.settled.is_set());
+        assert_eq!(second.release(&dropped()), Released::Abandoned);
+        assert!(operation.settled.is_set());
+        operation.with_outcome(|outcome| assert_eq!(outcome.failures[0].failure, dropped()));
+    }
+
+    #[test]
+    fn what_nobody_wanted_is_wanted_again_when_somebody_joins() {
+        let operation = operation(Duration::from_secs(60));
+        assert_eq!(operation.interest().release(&dropped()), Released::Abandoned);
+        let late = operation.join(Instant::now()).expect("not late");
+        assert!(!operation.settled.is_set() && late.joined);
+        let unsettled = operation.merge(0, vec![None]).expect("the only plan");
+        assert_eq!(unsettled.failures, [None], "its blocks become visible");
+        operation.settle(Outcome::default());
+        assert_eq!(late.release(&dropped()), Released::Over);
+    }
+
+    #[test]
+    fn what_is_late_is_joined_by_nobody_and_shows_nothing() {
+        let operation = operation(Duration::ZERO);
+        assert!(operation.abandon(&expired("transfer", Duration::ZERO)));
+        assert!(!operation.abandon(&dropped()), "once");
+        assert!(operation.join(Instant::now()).is_none());
+        let unsettled = operation.merge(0, vec![None]).expect("the only plan");
+        assert_eq!(unsettled.failures[0].as_ref().map(|failure| failure.kind), Some(FailureKind::Deadline));
+    }
 }

@@ -10,6 +10,8 @@ use std::time::Instant;
 pub(crate) struct Recoveries {
     ranks: Mutex<Vec<Found>>,
     complete: Signal,
+    /// Slots of G3: no rank can hold more blocks.
+    capacity: usize,
 }
 
 #[derive(Default, Clone)]
@@ -28,8 +30,9 @@ pub(crate) struct Common {
 }
 
 impl Recoveries {
-    pub(crate) fn new(ranks: usize) -> Self {
-        Self { ranks: Mutex::new(vec![Found::default(); ranks]), complete: Signal::default() }
+    pub(crate) fn new(ranks: usize, capacity: u32) -> Self {
+        let ranks = Mutex::new(vec![Found::default(); ranks]);
+        Self { ranks, complete: Signal::default(), capacity: capacity as usize }
     }
 
     /// A part of what a rank found on G3; parts after the last change nothing.
@@ -39,7 +42,11 @@ impl Recoveries {
         if tier != Tier::G3 || found.last {
             return;
         }
-        found.blocks.extend(blocks);
+        let room = self.capacity.saturating_sub(found.blocks.len());
+        if blocks.len() > room {
+            tracing::warn!(%rank, capacity = self.capacity, "more recovered blocks than slots: the rest is left out");
+        }
+        found.blocks.extend(blocks.into_iter().take(room));
         found.last = last;
         if ranks.iter().all(|found| found.last) {
             drop(ranks);
@@ -86,7 +93,7 @@ mod tests {
 
     #[test]
     fn invariant_1_only_what_every_rank_has_is_served() {
-        let recoveries = Recoveries::new(2);
+        let recoveries = Recoveries::new(2, 16);
         let (a, b, c) = (recovered(1, 1), recovered(2, 2), recovered(3, 3));
         recoveries.answer(Rank(0), Tier::G3, vec![a, b], false);
         recoveries.answer(Rank(0), Tier::G3, vec![c], true);

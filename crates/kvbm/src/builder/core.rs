@@ -1,0 +1,201 @@
+//! What every manager has: bookkeeping, leader, threads.
+
+use super::BuildError;
+use crate::config::{Capacity, Config};
+use crate::events::{BlockFacts, EventPump};
+use crate::leader::edge::Edge;
+use crate::leader::offload::Offloads;
+use crate::leader::wear::WearBudget;
+use crate::leader::{Leader, Settings};
+use crate::manager::KvBlockManager;
+use crate::metrics::Metrics;
+use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
+#[cfg(feature = "worker")]
+use crate::workers::{DeviceMemoryOf, Workers};
+use kvbm_plan::{Epoch, Path, Rank, Tier};
+use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig};
+use kvbm_tokens::{BlockHasher, Namespace};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long the ranks may take to say what they found on their disks.
+pub(super) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for a large prefix.
+const MAX_PLAN_BLOCKS: usize = 128;
+/// How often transfers past their deadline are looked for.
+const EXPIRY_TICK: Duration = Duration::from_millis(50);
+
+/// What every manager has, before its workers.
+pub(super) struct Core {
+    config: Config,
+    namespace: Namespace,
+    hasher: BlockHasher,
+    blocks: [u32; 3],
+    leader: Arc<Leader>,
+}
+
+impl Core {
+    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers.
+    pub(super) fn new(
+        mut config: Config,
+        namespace: Option<Namespace>,
+        engine_blocks: Option<u32>,
+    ) -> Result<Self, BuildError> {
+        if engine_blocks.is_some() {
+            config.device.capacity = Capacity::NONE;
+        }
+        config.validate()?;
+        let namespace = namespace.unwrap_or_else(|| config.namespace());
+        let hasher = namespace.hasher()?;
+        if !config.disk.capacity.is_none() {
+            namespace.check_persistable()?;
+        }
+        let block_bytes = config.rank_block_bytes();
+        let blocks = [config.device.capacity, config.host.capacity, config.disk.capacity]
+            .map(|capacity| capacity.blocks(block_bytes).min(u64::from(u32::MAX - 1)) as u32);
+        let registry = registry(&config, blocks)?;
+        let settings = Settings {
+            epoch: registry.epoch(),
+            ranks: config.parallelism.tensor_parallel as usize,
+            max_plan_blocks: MAX_PLAN_BLOCKS,
+            transfer_deadline: config.transfer.deadline,
+            read_deadline: config.disk.read_deadline,
+        };
+        let offloads = Offloads::new(edges(&config, blocks));
+        let leader = Leader::new(registry, settings, Metrics::new(), offloads);
+        Ok(Self { config, namespace, hasher, blocks, leader })
+    }
+
+    /// Where workers put their messages. It does not keep the leader alive.
+    fn sink(&self) -> MessageSink {
+        let leader: Weak<Leader> = Arc::downgrade(&self.leader);
+        Arc::new(move |message| {
+            if let Some(leader) = leader.upgrade() {
+                leader.deliver(message);
+            }
+        })
+    }
+
+    #[cfg(feature = "worker")]
+    pub(super) fn local_workers(&self, memory: &DeviceMemoryOf<'_>) -> Result<Workers, BuildError> {
+        let (tag, epoch) = (self.namespace.tag(), self.leader.settings.epoch);
+        let workers = Workers::start(&self.config, memory, self.blocks, tag, epoch, &self.sink())?;
+        self.leader.connect(workers.links());
+        Ok(workers)
+    }
+
+    /// Workers that are somewhere else.
+    pub(super) fn connect(&self, mut connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>) {
+        let (epoch, sink) = (self.leader.settings.epoch, self.sink());
+        let ranks = 0..self.leader.settings.ranks as u16;
+        self.leader.connect(ranks.map(|rank| connect(Rank(rank), epoch, Arc::clone(&sink))).collect());
+    }
+
+    /// Workers that move no bytes.
+    pub(super) fn connect_metadata(&self) {
+        self.connect(|rank, epoch, sink| Box::new(MetadataWorker::start(rank, epoch, sink)));
+    }
+
+    /// Opens for business with workers of this process.
+    #[cfg(feature = "worker")]
+    pub(super) fn finish<G>(self, workers: Workers, g1: G) -> Result<KvBlockManager<G>, BuildError> {
+        let events = self.start()?;
+        let Self { config, namespace, hasher, leader, .. } = self;
+        Ok(KvBlockManager { leader, namespace, hasher, config, events, g1, workers })
+    }
+
+    /// Opens for business with workers elsewhere.
+    pub(super) fn finish_remote<G>(self, g1: G) -> Result<KvBlockManager<G>, BuildError> {
+        let events = self.start()?;
+        let Self { config, namespace, hasher, leader, .. } = self;
+        Ok(KvBlockManager {
+            leader,
+            namespace,
+            hasher,
+            config,
+            events,
+            g1,
+            #[cfg(feature = "worker")]
+            workers: Workers::default(),
+        })
+    }
+
+    /// Brings back what the disks hold, then starts the threads.
+    fn start(&self) -> Result<EventPump, BuildError> {
+        if self.blocks[Tier::G3.index()] > 0 {
+            self.recover()?;
+        }
+        watch_deadlines(&self.leader)?;
+        let facts = BlockFacts {
+            block_bytes: self.config.rank_block_bytes() * u64::from(self.config.parallelism.tensor_parallel),
+            block_tokens: self.config.model.page_size,
+        };
+        Ok(EventPump::start(self.leader.registry.clone(), &self.config.events, facts)?)
+    }
+
+    fn recover(&self) -> Result<(), BuildError> {
+        let span = tracing::info_span!(target: "kvbm", "recovery", blocks = tracing::field::Empty);
+        let _inside = span.enter();
+        let deadline = Instant::now() + RECOVERY_TIMEOUT;
+        let common = self.leader.recoveries.wait(deadline).ok_or(BuildError::Recovery)?;
+        let restored =
+            self.leader.registry.restore(Tier::G3, &common.blocks, kvbm_pool::BlockMetadata::default())?;
+        span.record("blocks", restored.restored);
+        tracing::info!(target: "kvbm", blocks = restored.restored, incomplete = common.incomplete.len(), "G3 recovered");
+        self.leader.release(&common.incomplete);
+        for slots in [&restored.rejected, &restored.duplicates, &restored.orphans] {
+            self.leader.release(slots);
+        }
+        Ok(())
+    }
+}
+
+fn registry(config: &Config, blocks: [u32; 3]) -> Result<Registry, kvbm_pool::ConfigError> {
+    let crate::config::EvictionPolicy::LruLeaf = config.policy.eviction;
+    Registry::new(&RegistryConfig {
+        groups: vec![GroupConfig::full(config.model.page_size)],
+        event_capacity: config.events.ring_capacity,
+        policy: PolicyKind::LruLeaf,
+        epoch: epoch(),
+        ..RegistryConfig::new(blocks)
+    })
+}
+
+/// Larger in every life of this machine: microseconds of the wall clock.
+fn epoch() -> Epoch {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+fn edges(config: &Config, blocks: [u32; 3]) -> Vec<Edge> {
+    let [_, g2, g3] = blocks;
+    let limit = |blocks: u32, share: f64| (f64::from(blocks) * share) as usize;
+    let mut edges = Vec::new();
+    if blocks[0] > 0 && g2 > 0 {
+        let triggers = config.offload.g1_g2.clone();
+        let limit = limit(blocks[0], triggers.queue_share);
+        edges.push(Edge::new(Path::G1_G2, triggers, limit, None));
+    }
+    if g2 > 0 && g3 > 0 {
+        let triggers = config.offload.g2_g3.clone();
+        let limit = limit(g2, triggers.queue_share);
+        let wear = WearBudget::new(g3, config.disk.drive_writes_per_day);
+        edges.push(Edge::new(Path::G2_G3, triggers, limit, wear));
+    }
+    edges
+}
+
+/// A thread that gives up on late transfers for as long as the leader lives.
+fn watch_deadlines(leader: &Arc<Leader>) -> Result<(), BuildError> {
+    let weak = Arc::downgrade(leader);
+    let name = "kvbm-deadlines";
+    let watch = move || {
+        while let Some(leader) = weak.upgrade() {
+            leader.expire(Instant::now());
+            drop(leader);
+            std::thread::sleep(EXPIRY_TICK);
+        }
+    };
+    let thread = std::thread::Builder::new().name(name.into()).spawn(watch);
+    thread.map(drop).map_err(|source| BuildError::Thread { name, source })
+}

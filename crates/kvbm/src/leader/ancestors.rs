@@ -1,0 +1,83 @@
+//! What must go down before a block, and what is still there to go.
+
+use crate::leader::Leader;
+use crate::leader::edge::Edge;
+use crate::metrics::DropReason;
+use kvbm_plan::{BlockIdentity, GroupId, SequenceHash, Tier};
+use kvbm_pool::{G1, G2, Pinned};
+use std::collections::HashSet;
+
+impl Leader {
+    /// Which of these blocks are on `tier`. Asked after destinations are reserved: what is removed later cancels the arrival, so
+    /// nothing that was removed (a tenant that was forgotten) comes back.
+    pub(crate) fn still_on(&self, tier: Tier, identities: &[BlockIdentity]) -> Vec<bool> {
+        let mut there = Vec::with_capacity(identities.len());
+        let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
+        while there.len() < identities.len() {
+            let at = there.len();
+            let tiers = self.registry.peek_prefix(identities[at].group, &hashes[at..]);
+            there.extend(tiers.iter().map(|tiers| tiers.contains(tier)));
+            if there.len() < identities.len() {
+                // The look-up ends before the first block that is nowhere.
+                there.push(false);
+            }
+        }
+        there
+    }
+
+    /// The orphans behind those of their ancestors that the lower tier lacks and the upper one has. What lacks one on both is
+    /// left out and counted.
+    pub(crate) fn with_ancestors(&self, edge: &Edge, orphans: &[BlockIdentity]) -> Pinned {
+        let mut family = self.nothing(edge.path.src);
+        let mut known: HashSet<SequenceHash> = HashSet::new();
+        for orphan in orphans {
+            let Some(line) = self.line(edge, orphan, &known) else {
+                self.metrics.path(edge.path).dropped(DropReason::MissingParent).add(1);
+                continue;
+            };
+            for member in line {
+                known.extend(member.identities().iter().map(|identity| identity.hash));
+                if family.len() < edge.limit {
+                    // Of the same registry, tier and kind of pin, so it is never refused.
+                    let _refused = family.append(member);
+                }
+            }
+        }
+        family
+    }
+
+    /// A block with its missing ancestors, topmost first. `None` where one of them is on neither tier.
+    fn line(
+        &self,
+        edge: &Edge,
+        orphan: &BlockIdentity,
+        known: &HashSet<SequenceHash>,
+    ) -> Option<Vec<Pinned>> {
+        let mut line = vec![self.pin(edge.path.src, orphan.group, orphan.hash)?];
+        let mut parent = orphan.parent;
+        while let Some(hash) = parent.filter(|hash| !known.contains(hash)) {
+            if self.registry.tiers_of(orphan.group, hash).contains(edge.path.dst) || line.len() >= edge.limit
+            {
+                break;
+            }
+            let pinned = self.pin(edge.path.src, orphan.group, hash)?;
+            parent = pinned.identities().first().and_then(|identity| identity.parent);
+            line.push(pinned);
+        }
+        line.reverse();
+        Some(line)
+    }
+
+    fn pin(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<Pinned> {
+        let pinned = match tier {
+            Tier::G1 => self.registry.pool::<G1>().match_sequence_hashes(group, &[hash]).erase(),
+            Tier::G2 => self.registry.pool::<G2>().match_sequence_hashes(group, &[hash]).erase(),
+            Tier::G3 | Tier::G4 => return None,
+        };
+        Some(pinned.into_transfer()).filter(|pinned| !pinned.is_empty())
+    }
+
+    fn nothing(&self, tier: Tier) -> Pinned {
+        self.registry.coldest(tier, 0, tier, 0)
+    }
+}
