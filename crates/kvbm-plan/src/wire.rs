@@ -2,14 +2,14 @@
 //!
 //! A newer version may append fields; a decoder refuses a version that it does not know, with both numbers.
 
-use crate::{Command, Message, PlanError, TransferPlan};
+use crate::{BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version that this crate writes and the only one that it reads.
 pub const VERSION: u16 = 1;
 
-/// Largest message in bytes: a full plan or report takes less than half of it.
+/// Largest message in bytes: a full plan takes less than half of it, a report of nothing but failures two thirds.
 pub const MAX_BYTES: usize = 4 << 20;
 
 /// What is on the wire around a body.
@@ -54,14 +54,14 @@ pub enum DecodeError {
     /// Well formed, but it breaks a rule.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A list longer than its bound.
-    #[error("{what} lists {len} items, more than {max}")]
+    /// A list or text longer than its bound.
+    #[error("{what}: {len}, at most {max} are allowed")]
     TooMany {
-        /// Which list.
+        /// Items of what, or bytes of which text.
         what: &'static str,
-        /// Items found.
+        /// How many there are.
         len: usize,
-        /// Items allowed.
+        /// How many are allowed.
         max: usize,
     },
 }
@@ -75,6 +75,16 @@ pub enum EncodeError {
     /// A rule is broken.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A list or text longer than its bound.
+    #[error("{what}: {len}, at most {max} are allowed: send it in parts")]
+    TooMany {
+        /// Items of what, or bytes of which text.
+        what: &'static str,
+        /// How many there are.
+        len: usize,
+        /// How many are allowed.
+        max: usize,
+    },
 }
 
 /// Encodes a command.
@@ -82,38 +92,82 @@ pub fn encode_command(command: &Command) -> Result<Vec<u8>, EncodeError> {
     if let Command::Transfer(plan) = command {
         plan.validate()?;
     }
+    check_command(command)?;
     encode(command)
 }
 
 /// Decodes and checks a command.
 pub fn decode_command(bytes: &[u8]) -> Result<Command, DecodeError> {
     let command: Command = decode(bytes)?;
-    match &command {
-        Command::Transfer(plan) => plan.validate()?,
-        Command::Release { blocks, .. } => bound("release", blocks.len(), Command::MAX_RELEASE)?,
-        Command::Cancel { .. } | Command::Advance { .. } | Command::Flush { .. } => {}
+    if let Command::Transfer(plan) = &command {
+        plan.validate()?;
     }
+    check_command(&command)?;
     Ok(command)
 }
 
 /// Encodes a message.
 pub fn encode_message(message: &Message) -> Result<Vec<u8>, EncodeError> {
+    check_message(message)?;
     encode(message)
 }
 
 /// Decodes and checks a message.
 pub fn decode_message(bytes: &[u8]) -> Result<Message, DecodeError> {
     let message: Message = decode(bytes)?;
-    match &message {
-        Message::Transfer(report) => bound("report", report.blocks.len(), TransferPlan::MAX_BLOCKS)?,
-        Message::Recovered { blocks, .. } => bound("recovered", blocks.len(), Message::MAX_RECOVERED)?,
-        Message::Flushed { .. } => {}
-    }
+    check_message(&message)?;
     Ok(message)
 }
 
-fn bound(what: &'static str, len: usize, max: usize) -> Result<(), DecodeError> {
-    if len > max { Err(DecodeError::TooMany { what, len, max }) } else { Ok(()) }
+/// What is too long: the same for who writes and who reads.
+struct Excess {
+    what: &'static str,
+    len: usize,
+    max: usize,
+}
+
+impl From<Excess> for EncodeError {
+    fn from(Excess { what, len, max }: Excess) -> Self {
+        Self::TooMany { what, len, max }
+    }
+}
+
+impl From<Excess> for DecodeError {
+    fn from(Excess { what, len, max }: Excess) -> Self {
+        Self::TooMany { what, len, max }
+    }
+}
+
+fn check_command(command: &Command) -> Result<(), Excess> {
+    match command {
+        Command::Release { blocks, .. } => bound("released blocks", blocks.len(), Command::MAX_RELEASE),
+        Command::Transfer(_) | Command::Cancel { .. } | Command::Advance { .. } | Command::Flush { .. } => {
+            Ok(())
+        }
+    }
+}
+
+fn check_message(message: &Message) -> Result<(), Excess> {
+    match message {
+        Message::Transfer(report) => {
+            bound("reported blocks", report.blocks.len(), TransferPlan::MAX_BLOCKS)?;
+            report.blocks.iter().try_for_each(|outcome| match outcome {
+                BlockOutcome::Failed(failure) => check_failure(failure),
+                BlockOutcome::Done { .. } => Ok(()),
+            })
+        }
+        Message::Recovered { blocks, .. } => bound("recovered blocks", blocks.len(), Message::MAX_RECOVERED),
+        Message::Flushed { outcome: FlushOutcome::Failed(failure), .. } => check_failure(failure),
+        Message::Flushed { outcome: FlushOutcome::Durable { .. }, .. } => Ok(()),
+    }
+}
+
+fn check_failure(failure: &Failure) -> Result<(), Excess> {
+    bound("bytes of a failure's detail", failure.detail.len(), Failure::MAX_DETAIL)
+}
+
+fn bound(what: &'static str, len: usize, max: usize) -> Result<(), Excess> {
+    if len > max { Err(Excess { what, len, max }) } else { Ok(()) }
 }
 
 fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, EncodeError> {

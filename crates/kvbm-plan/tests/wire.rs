@@ -1,6 +1,6 @@
 //! The wire form: round trips, a golden file, and bytes that are not ours.
 
-use kvbm_plan::wire::{self, DecodeError};
+use kvbm_plan::wire::{self, DecodeError, EncodeError};
 use kvbm_plan::{
     BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Endpoint, Epoch, Failure,
     FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, NamespaceId, Path, PlanError, PlanId,
@@ -135,11 +135,64 @@ fn rules_hold_on_both_sides() {
     assert_eq!(plan(2).validate(), Ok(()));
 }
 
+/// The bytes of a sender that checks nothing.
+fn unchecked<T: serde::Serialize>(body: &T) -> Vec<u8> {
+    rmp_serde::to_vec(&wire::Envelope { version: wire::VERSION, body }).unwrap()
+}
+
+/// Each breaks one bound, with what is too long.
+fn oversized_messages() -> Vec<(Message, &'static str)> {
+    // The field is public: only `Failure::new` cuts.
+    let wordy = Failure { kind: FailureKind::Io, detail: "x".repeat(Failure::MAX_DETAIL + 1) };
+    let Message::Transfer(report) = messages().remove(0) else { panic!("a report comes first") };
+    let blocks = vec![BlockOutcome::Done { checksum: 0 }; TransferPlan::MAX_BLOCKS + 1];
+    let long = TransferReport { blocks, ..report.clone() };
+    let talkative = TransferReport { blocks: vec![BlockOutcome::Failed(wordy.clone())], ..report };
+    let recovered = RecoveredBlock { block: BlockId(9), identity: chain(1)[0] };
+    let recovered = vec![recovered; Message::MAX_RECOVERED + 1];
+    vec![
+        (Message::Transfer(long), "reported blocks"),
+        (Message::Transfer(talkative), "bytes of a failure's detail"),
+        (
+            Message::Flushed {
+                rank: Rank(0),
+                epoch: Epoch(3),
+                token: 4,
+                outcome: FlushOutcome::Failed(wordy),
+            },
+            "bytes of a failure's detail",
+        ),
+        (
+            Message::Recovered { rank: Rank(0), tier: Tier::G3, blocks: recovered, last: true },
+            "recovered blocks",
+        ),
+    ]
+}
+
+#[test]
+fn a_report_of_nothing_but_failures_fits_the_bound() {
+    let Message::Transfer(mut report) = messages().remove(0) else { panic!("a report comes first") };
+    let failure = Failure::new(FailureKind::ShuttingDown, "x".repeat(Failure::MAX_DETAIL));
+    report.blocks = vec![BlockOutcome::Failed(failure); TransferPlan::MAX_BLOCKS];
+    let bytes = wire::encode_message(&Message::Transfer(report)).unwrap();
+    assert!(bytes.len() < wire::MAX_BYTES, "{} bytes", bytes.len());
+    assert!(wire::decode_message(&bytes).is_ok());
+}
+
 #[test]
 fn invariant_5_a_list_beyond_its_bound_is_refused() {
     let blocks = vec![BlockId(0); Command::MAX_RELEASE + 1];
-    let bytes = wire::encode_command(&Command::Release { tier: Tier::G3, blocks }).unwrap();
-    assert!(matches!(wire::decode_command(&bytes), Err(DecodeError::TooMany { what: "release", .. })));
+    let release = Command::Release { tier: Tier::G3, blocks };
+    let refused = wire::encode_command(&release).unwrap_err();
+    assert!(matches!(refused, EncodeError::TooMany { len: 4097, max: 4096, .. }), "{refused}");
+    let refused = wire::decode_command(&unchecked(&release)).unwrap_err();
+    assert!(matches!(refused, DecodeError::TooMany { what: "released blocks", .. }), "{refused}");
+    for (message, what) in oversized_messages() {
+        let refused = wire::encode_message(&message).unwrap_err();
+        assert!(refused.to_string().starts_with(what), "{refused}");
+        let refused = wire::decode_message(&unchecked(&message)).unwrap_err();
+        assert!(matches!(&refused, DecodeError::TooMany { what: found, .. } if *found == what), "{refused}");
+    }
     let huge = vec![0x91; wire::MAX_BYTES + 1];
     assert!(matches!(wire::decode_message(&huge), Err(DecodeError::TooLong { .. })));
     let mut trailing = wire::encode_command(&Command::Flush { token: 1 }).unwrap();
