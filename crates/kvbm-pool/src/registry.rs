@@ -81,7 +81,7 @@ pub struct Restored {
     pub restored: u64,
     /// Earlier records of a slot that was written again.
     pub overwritten: u64,
-    /// Records with a slot beyond the tier, an unknown group or a contradictory identity.
+    /// Records with a slot beyond the tier or out of use, an unknown group or a contradictory identity.
     pub invalid: u64,
     /// Slots of the latter, where the tier has them.
     pub rejected: Vec<BlockId>,
@@ -320,6 +320,14 @@ impl Registry {
             return Quarantine::NotRegistered;
         }
         self.shared.core.lock().quarantine(tier.index(), block)
+    }
+
+    /// Takes slots that nothing uses out of use for good (their medium is known to be bad) and returns how many that
+    /// were. Slots in use and slots beyond the tier are left alone: a registered block goes by
+    /// [`quarantine`](Self::quarantine). Takes time in proportion to the tier, under the lock: for the start, before
+    /// [`restore`](Self::restore).
+    pub fn retire(&self, tier: Tier, blocks: &[BlockId]) -> u32 {
+        self.shared.core.lock().tiers.get_mut(tier.index()).map_or(0, |core| core.retire_free(blocks))
     }
 
     /// Makes what a persistent tier held before a restart Present again, in its slots. `blocks` are in order of last

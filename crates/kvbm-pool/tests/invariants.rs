@@ -353,6 +353,39 @@ fn invariant_5_recovered_blocks_may_be_anything() {
     assert!(registry.restore(Tier::G4, &[], BlockMetadata::default()).is_err());
 }
 
+/// Mutation that makes it fail: `TierCore::claim` puts every slot that is not used into the free list.
+#[test]
+fn invariant_5_retired_slots_are_never_used() {
+    let good = identities(&hashes(1, 3));
+    let record = |block, identity: BlockIdentity| RecoveredBlock { block: BlockId(block), identity };
+    let registry = registry([0, 4, 8]);
+    let pool = registry.pool::<G3>();
+    drop(pool.get_mutable_blocks(3).unwrap());
+    let bad = [1, 5, 7, 5, 8, u32::MAX].map(BlockId);
+    assert_eq!(registry.retire(Tier::G3, &bad), 3, "freed and fresh slots, each once, those that exist");
+    assert_eq!(registry.retire(Tier::G3, &bad), 0);
+    assert_eq!(registry.retire(Tier::G4, &bad), 0);
+    let status = registry.occupancy(Tier::G3);
+    assert_eq!((status.free, status.quarantined), (5, 3));
+    let blocks = pool.get_mutable_blocks(5).unwrap();
+    assert_eq!(
+        blocks.block_ids(),
+        [0, 2, 3, 4, 6].map(BlockId),
+        "in the order in which they would have come"
+    );
+    assert_eq!(pool.get_mutable_blocks(1).unwrap_err().quarantined, 3);
+    assert_eq!(registry.retire(Tier::G3, &[BlockId(0)]), 0, "a slot in use is left alone");
+    drop(blocks);
+
+    let recovered = [record(0, good[0]), record(2, good[1]), record(5, good[2])];
+    let outcome = registry.restore(Tier::G3, &recovered, BlockMetadata::default()).unwrap();
+    assert_eq!((outcome.restored, outcome.invalid), (2, 1));
+    assert_eq!(outcome.rejected, [BlockId(5)]);
+    let rest = pool.get_mutable_blocks(3).unwrap();
+    assert_eq!(rest.block_ids(), [3, 4, 6].map(BlockId));
+    assert_eq!(registry.occupancy(Tier::G3).free, 0);
+}
+
 /// Handles outlive the registry, and are dropped in any order, also while their thread unwinds.
 /// Mutation that makes it fail: `TierCore::put_free` asserts that its thread does not panic (the process then aborts).
 #[test]

@@ -54,7 +54,8 @@ impl Core {
         let mut used = vec![false; self.tiers[tier].slots.len()];
         for index in by_position {
             let RecoveredBlock { block, identity } = &blocks[index];
-            if self.check_identity(index, identity).is_err() {
+            let unusable = self.tiers[tier].slots[block.index()].usage() == Usage::Quarantined;
+            if unusable || self.check_identity(index, identity).is_err() {
                 outcome.invalid += 1;
                 outcome.rejected.push(*block);
             } else if self.has_parent(identity) {

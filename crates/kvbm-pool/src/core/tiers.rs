@@ -93,6 +93,40 @@ impl TierCore {
         self.slots[id as usize].set_usage(Usage::Quarantined);
     }
 
+    /// Puts those of `ids` that are free out of use for good and returns how many. The order of the other free slots
+    /// stays. Takes time in proportion to the tier.
+    pub(crate) fn retire_free(&mut self, ids: &[BlockId]) -> u32 {
+        let before = self.free;
+        for id in ids {
+            let free = self.slots.get(id.index()).filter(|slot| slot.usage() == Usage::Free);
+            if let Some(link) = free.map(|slot| slot.link) {
+                self.free -= 1;
+                self.retire(id.0);
+                // The old list leads through it until it is relinked below.
+                self.slots[id.index()].link = link;
+            }
+        }
+        let retired = before - self.free;
+        if retired > 0 {
+            self.relink_free();
+        }
+        retired
+    }
+
+    /// Links the free slots among those that the list and the fresh part name.
+    fn relink_free(&mut self) {
+        let known = |id: u32| (id != NONE).then_some(id);
+        let linked = std::iter::successors(known(self.freed), |&id| known(self.slots[id as usize].link));
+        let all = linked.chain(self.fresh..self.slots.len() as u32);
+        let free: Vec<u32> = all.filter(|&id| self.slots[id as usize].usage() == Usage::Free).collect();
+        self.fresh = self.slots.len() as u32;
+        self.freed = NONE;
+        for id in free.into_iter().rev() {
+            self.slots[id as usize].link = self.freed;
+            self.freed = id;
+        }
+    }
+
     /// Held blocks go back to the free list, the last one on top.
     pub(crate) fn give_back(&mut self, blocks: &[BlockId]) {
         for block in blocks.iter().rev() {
@@ -108,13 +142,15 @@ impl TierCore {
         self.freed = NONE;
         self.free = 0;
         for id in (0..all).rev().filter(|&id| !used(id)) {
-            self.put_free(id);
+            if self.slots[id as usize].usage() != Usage::Quarantined {
+                self.put_free(id);
+            }
         }
     }
 
-    /// Whether no slot was ever handed out and given content, so that all are free.
+    /// Whether no slot holds anything, so that all that can be used are free.
     pub(crate) fn is_all_free(&self) -> bool {
-        self.free as usize == self.slots.len()
+        (self.free + self.quarantined) as usize == self.slots.len()
     }
 
     /// Counts a change of presence here against the presence below.
