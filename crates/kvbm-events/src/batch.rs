@@ -1,6 +1,6 @@
 //! Events of one stream that travel together.
 
-use crate::KvEvent;
+use crate::{KvEvent, Unknown};
 use kvbm_plan::Epoch;
 use std::fmt;
 
@@ -41,11 +41,18 @@ pub struct EventBatch {
     pub next_sequence: u64,
     /// Strictly increasing in `sequence`, all below `next_sequence`, at most [`EventBatch::MAX_EVENTS`].
     pub events: Vec<KvEvent>,
+    /// What a later revision of the format said beyond this; passed on unread.
+    pub unknown: Unknown,
 }
 
 impl EventBatch {
     /// Most events in a batch.
     pub const MAX_EVENTS: usize = 4096;
+
+    /// A batch; without events, a heartbeat.
+    pub const fn new(stream: StreamId, next_sequence: u64, events: Vec<KvEvent>) -> Self {
+        Self { stream, next_sequence, events, unknown: Unknown::NONE }
+    }
 
     /// Whether the batch only says that its source lives and how far it is.
     pub fn is_heartbeat(&self) -> bool {

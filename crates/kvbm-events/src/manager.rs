@@ -300,7 +300,7 @@ impl EventManager {
             (false, Some(last)) => last.sequence.saturating_add(1),
             _ => stream.next_sequence,
         };
-        let batch = EventBatch { stream: stream.id, next_sequence, events };
+        let batch = EventBatch::new(stream.id, next_sequence, events);
         let sent = match wire::encode(&batch) {
             Ok(bytes) => {
                 let payload = Payload::from(bytes);

@@ -109,7 +109,7 @@ impl Tracker {
 
     /// Takes the next batch and appends what it means to `out`.
     pub fn accept(&mut self, batch: EventBatch, out: &mut Vec<Delivery>) {
-        let EventBatch { stream, next_sequence, events } = batch;
+        let EventBatch { stream, next_sequence, events, .. } = batch;
         let Some(expected) = self.expected(stream, out) else { return };
         let mut next = *expected;
         let (mut new, mut seen) = (TrackerStats::default(), Vec::with_capacity(events.len()));

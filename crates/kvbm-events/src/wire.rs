@@ -1,25 +1,24 @@
 //! The wire form of a batch, in MessagePack (<https://github.com/msgpack/msgpack/blob/master/spec.md>).
 //!
 //! ```text
-//! batch  = [version, source, epoch, shard, next_sequence, [event, ...]]
+//! batch  = [version, source, epoch, shard, next_sequence, [event, ...], ...]
 //! event  = [sequence, 0 store | 1 remove, extra | nil, namespace, group, hash, parent | nil, position,
-//!           prefix_hash, block_bytes, block_tokens, tier 0..3, node, volume | nil]
-//!        | [sequence, 2 cleared, extra | nil]
+//!           prefix_hash, block_bytes, block_tokens, tier 0..3, node, volume | nil, local_hash | nil, ...]
+//!        | [sequence, 2 cleared, extra | nil, ...]
 //! extra  = [[key, value], ...]
 //! ```
 //!
-//! Hashes are 16-byte `bin`, the rest are unsigned integers and strings. An event takes about 90
-//! bytes. A later minor revision may append elements to a batch or an event: they are skipped. A change of meaning
-//! gets a new version, which is refused. Input is untrusted: its length is bounded before anything is read, the
-//! number of events and of extra pairs while they are read.
+//! Hashes are 16-byte `bin`, the rest (`local_hash` too) are unsigned integers and strings. An event takes about 90
+//! bytes. A `local_hash` that is not known and stands last is left out. A later minor revision may append elements to
+//! a batch or an event: they are kept as they are ([`Unknown`]) and written back behind the known ones. A change of
+//! meaning gets a new version, which is refused. Input is untrusted: its length is bounded before anything is read,
+//! the number of events, of extra pairs and of unknown bytes while they are read.
 
-use crate::{EventBatch, EventBlock, EventKind, KvEvent, SourceId, StreamId};
-use kvbm_plan::{BlockIdentity, Epoch, GroupId, Location, NamespaceId, NodeId, Tier, VolumeId};
-use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
-use serde::ser::SerializeTuple;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::fmt;
-use std::marker::PhantomData;
+use crate::msgpack::{Reader, write_array, write_bin, write_nil, write_str, write_uint};
+use crate::{EventBatch, EventBlock, EventKind, KvEvent, Malformed, SourceId, StreamId, Unknown};
+use kvbm_plan::{
+    BlockIdentity, Epoch, GroupId, LocalHash, Location, NamespaceId, NodeId, SequenceHash, Tier, VolumeId,
+};
 
 /// Version that this crate writes and the only one that it reads.
 pub const VERSION: u16 = 1;
@@ -27,17 +26,14 @@ pub const VERSION: u16 = 1;
 /// Largest batch in bytes.
 pub const MAX_BYTES: usize = 4 << 20;
 
-/// Deepest nesting that is read: what we write is 5 deep.
-const MAX_DEPTH: usize = 16;
-
 /// Most bytes that an event without extra metadata takes.
-pub const MAX_PLAIN_EVENT_BYTES: usize = 1 + 9 + 1 + 1 + 5 + 3 + 18 + 18 + 5 + 18 + 9 + 5 + 1 + 5 + 5;
+pub const MAX_PLAIN_EVENT_BYTES: usize = 1 + 9 + 1 + 1 + 5 + 3 + 18 + 18 + 5 + 18 + 9 + 5 + 1 + 5 + 5 + 9;
 
 /// Most bytes around the events of a batch.
 pub const MAX_HEADER_BYTES: usize = 1 + 3 + 9 + 9 + 3 + 9 + 5;
 
 /// Bytes that are not a batch of ours.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Longer than any batch.
     #[error("event batch of {len} bytes exceeds {MAX_BYTES}: refused unread")]
@@ -53,7 +49,7 @@ pub enum DecodeError {
     },
     /// Not MessagePack, or not this shape.
     #[error("malformed event batch: {0}; dropped")]
-    Malformed(#[from] rmp_serde::decode::Error),
+    Malformed(#[from] Malformed),
     /// Numbers that do not increase, or are not below `next_sequence`.
     #[error("event batch of {stream} has its events out of order; dropped")]
     Disordered {
@@ -69,7 +65,7 @@ pub enum DecodeError {
 }
 
 /// A batch that the receiver would refuse, so it is not written.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// Too many events, too many bytes.
     #[error("event batch of {stream} has {found} {what}, at most {max} are allowed: publish smaller batches")]
@@ -99,15 +95,13 @@ pub enum EncodeError {
         /// Its stream.
         stream: StreamId,
     },
-    /// Serialization failed.
-    #[error("event batch cannot be encoded: {0}")]
-    Encode(#[from] rmp_serde::encode::Error),
 }
 
 /// Most bytes that `event` takes in a batch.
 pub fn max_encoded_len(event: &KvEvent) -> usize {
     let extra: usize = event.extra.iter().map(|(key, value)| 1 + 5 + key.len() + 5 + value.len()).sum();
-    MAX_PLAIN_EVENT_BYTES + 5 + extra
+    // An array of more than 15 elements has a head of 3 or 5 bytes.
+    MAX_PLAIN_EVENT_BYTES + 5 + 4 + extra + event.unknown.bytes().len()
 }
 
 /// Whether `event` keeps the limits of extra metadata.
@@ -129,12 +123,79 @@ pub fn encode(batch: &EventBatch) -> Result<Vec<u8>, EncodeError> {
     if let Some(event) = batch.events.iter().find(|event| !extra_is_bounded(event)) {
         return Err(EncodeError::Extra { sequence: event.sequence });
     }
-    let mut bytes = Vec::with_capacity(MAX_HEADER_BYTES + batch.events.len() * 96);
-    batch.serialize(&mut rmp_serde::Serializer::new(&mut bytes))?;
-    if bytes.len() > MAX_BYTES {
-        return too_large("bytes", bytes.len(), MAX_BYTES);
+    let mut out = Vec::with_capacity(MAX_HEADER_BYTES + batch.events.len() * 96);
+    write_array(&mut out, 6 + batch.unknown.values() as usize);
+    write_uint(&mut out, u64::from(VERSION));
+    write_uint(&mut out, stream.source.0);
+    write_uint(&mut out, stream.epoch.0);
+    write_uint(&mut out, u64::from(stream.shard));
+    write_uint(&mut out, batch.next_sequence);
+    write_array(&mut out, batch.events.len());
+    for event in &batch.events {
+        write_event(&mut out, event);
     }
-    Ok(bytes)
+    out.extend_from_slice(batch.unknown.bytes());
+    if out.len() > MAX_BYTES {
+        return too_large("bytes", out.len(), MAX_BYTES);
+    }
+    Ok(out)
+}
+
+fn write_event(out: &mut Vec<u8>, event: &KvEvent) {
+    let (kind, block) = match &event.kind {
+        EventKind::Store(block) => (0, Some(block)),
+        EventKind::Remove(block) => (1, Some(block)),
+        EventKind::Cleared => (2, None),
+    };
+    let unknown = event.unknown.values() as usize;
+    let known = match block {
+        None => 3,
+        // Something stands behind it, so its place has to be kept.
+        Some(block) => 14 + usize::from(block.local_hash.is_some() || unknown > 0),
+    };
+    write_array(out, known + unknown);
+    write_uint(out, event.sequence);
+    write_uint(out, kind);
+    if event.extra.is_empty() {
+        write_nil(out);
+    } else {
+        write_array(out, event.extra.len());
+        for (key, value) in &event.extra {
+            write_array(out, 2);
+            write_str(out, key);
+            write_str(out, value);
+        }
+    }
+    if let Some(block) = block {
+        write_block(out, block);
+        match block.local_hash {
+            Some(LocalHash(hash)) => write_uint(out, hash),
+            None if unknown > 0 => write_nil(out),
+            None => {}
+        }
+    }
+    out.extend_from_slice(event.unknown.bytes());
+}
+
+/// Everything of a block but its local hash.
+fn write_block(out: &mut Vec<u8>, block: &EventBlock) {
+    write_uint(out, u64::from(block.identity.namespace.0));
+    write_uint(out, u64::from(block.identity.group.0));
+    write_bin(out, block.identity.hash.as_bytes());
+    match block.identity.parent {
+        Some(parent) => write_bin(out, parent.as_bytes()),
+        None => write_nil(out),
+    }
+    write_uint(out, u64::from(block.identity.position));
+    write_bin(out, block.prefix_hash.as_bytes());
+    write_uint(out, block.block_bytes);
+    write_uint(out, u64::from(block.block_tokens));
+    write_uint(out, block.location.tier.index() as u64);
+    write_uint(out, u64::from(block.location.node.0));
+    match block.location.volume {
+        Some(volume) => write_uint(out, u64::from(volume.0)),
+        None => write_nil(out),
+    }
 }
 
 /// Decodes and checks a batch.
@@ -142,193 +203,119 @@ pub fn decode(bytes: &[u8]) -> Result<EventBatch, DecodeError> {
     if bytes.len() > MAX_BYTES {
         return Err(DecodeError::TooLong { len: bytes.len() });
     }
-    let mut decoder = rmp_serde::Deserializer::new(bytes);
-    decoder.set_max_depth(MAX_DEPTH);
-    let batch = match Versioned::deserialize(&mut decoder)? {
-        Versioned::Known(batch) => batch,
-        Versioned::Unknown(found) => return Err(DecodeError::Version { found }),
-    };
-    match decoder.get_ref().len() {
+    let mut reader = Reader::new(bytes);
+    let elements = reader.array("an event batch")?;
+    let found = reader.uint("a version")?;
+    if found != VERSION {
+        return Err(DecodeError::Version { found });
+    }
+    let source = SourceId(reader.uint("a source")?);
+    let epoch = Epoch(reader.uint("an epoch")?);
+    let stream = StreamId { source, epoch, shard: reader.uint("a shard")? };
+    let next_sequence = reader.uint("the next sequence")?;
+    let events = read_events(&mut reader)?;
+    let unknown = read_unknown(&mut reader, elements, 6)?;
+    match reader.left() {
         0 => {}
         extra => return Err(DecodeError::Trailing { extra }),
     }
-    if !batch.is_ordered() {
-        return Err(DecodeError::Disordered { stream: batch.stream });
-    }
-    Ok(batch)
+    let batch = EventBatch { stream, next_sequence, events, unknown };
+    if batch.is_ordered() { Ok(batch) } else { Err(DecodeError::Disordered { stream }) }
 }
 
-impl Serialize for EventBatch {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut tuple = serializer.serialize_tuple(6)?;
-        tuple.serialize_element(&VERSION)?;
-        tuple.serialize_element(&self.stream.source.0)?;
-        tuple.serialize_element(&self.stream.epoch)?;
-        tuple.serialize_element(&self.stream.shard)?;
-        tuple.serialize_element(&self.next_sequence)?;
-        tuple.serialize_element(&self.events)?;
-        tuple.end()
+fn read_events(reader: &mut Reader<'_>) -> Result<Vec<KvEvent>, Malformed> {
+    let start = reader.malformed("at most 4096 events");
+    let count = reader.array("a list of events")? as usize;
+    if count > EventBatch::MAX_EVENTS {
+        return Err(start);
     }
+    // The claimed length is not trusted: a real event takes at least four bytes.
+    let mut events = Vec::with_capacity(count.min(reader.left() / 4));
+    for _ in 0..count {
+        events.push(read_event(reader)?);
+    }
+    Ok(events)
 }
 
-impl Serialize for KvEvent {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (kind, block) = match &self.kind {
-            EventKind::Store(block) => (0u8, Some(block)),
-            EventKind::Remove(block) => (1, Some(block)),
-            EventKind::Cleared => (2, None),
-        };
-        let mut tuple = serializer.serialize_tuple(if block.is_some() { 14 } else { 3 })?;
-        tuple.serialize_element(&self.sequence)?;
-        tuple.serialize_element(&kind)?;
-        tuple.serialize_element(&(!self.extra.is_empty()).then_some(&self.extra))?;
-        if let Some(block) = block {
-            tuple.serialize_element(&block.identity.namespace)?;
-            tuple.serialize_element(&block.identity.group)?;
-            tuple.serialize_element(&block.identity.hash)?;
-            tuple.serialize_element(&block.identity.parent)?;
-            tuple.serialize_element(&block.identity.position)?;
-            tuple.serialize_element(&block.prefix_hash)?;
-            tuple.serialize_element(&block.block_bytes)?;
-            tuple.serialize_element(&block.block_tokens)?;
-            tuple.serialize_element(&(block.location.tier.index() as u8))?;
-            tuple.serialize_element(&block.location.node)?;
-            tuple.serialize_element(&block.location.volume)?;
+fn read_event(reader: &mut Reader<'_>) -> Result<KvEvent, Malformed> {
+    let elements = reader.array("an event")?;
+    let sequence = reader.uint("a sequence number")?;
+    let unknown_kind = reader.malformed("a kind of event, 0 to 2");
+    let kind: u8 = reader.uint("a kind of event")?;
+    let extra = read_extra(reader)?;
+    let (kind, known) = match kind {
+        2 => (EventKind::Cleared, 3),
+        0 | 1 => {
+            let mut block = read_block(reader)?;
+            if elements > 14 && !reader.nil() {
+                block.local_hash = Some(LocalHash(reader.uint("a local hash")?));
+            }
+            (
+                if kind == 0 { EventKind::Store(block) } else { EventKind::Remove(block) },
+                elements.clamp(14, 15),
+            )
         }
-        tuple.end()
-    }
-}
-
-/// The next element of `seq`, or an error that names it.
-fn field<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
-    seq: &mut A,
-    name: &'static str,
-) -> Result<T, A::Error> {
-    seq.next_element()?.ok_or_else(|| A::Error::missing_field(name))
-}
-
-/// Skips what a later revision appended.
-fn skip_rest<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<(), A::Error> {
-    while seq.next_element::<IgnoredAny>()?.is_some() {}
-    Ok(())
-}
-
-/// A batch of our version, or the number of another version, whose shape is not ours to know.
-enum Versioned {
-    Known(EventBatch),
-    Unknown(u16),
-}
-
-impl<'de> Deserialize<'de> for Versioned {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct BatchVisitor;
-        impl<'de> Visitor<'de> for BatchVisitor {
-            type Value = Versioned;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an event batch")
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Versioned, A::Error> {
-                let version: u16 = field(&mut seq, "version")?;
-                let known = if version == VERSION {
-                    Versioned::Known(batch(&mut seq)?)
-                } else {
-                    Versioned::Unknown(version)
-                };
-                skip_rest(&mut seq)?;
-                Ok(known)
-            }
-        }
-        deserializer.deserialize_seq(BatchVisitor)
-    }
-}
-
-fn batch<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<EventBatch, A::Error> {
-    let source = SourceId(field(seq, "source")?);
-    let epoch = Epoch(field(seq, "epoch")?);
-    let shard = field(seq, "shard")?;
-    let next_sequence = field(seq, "next_sequence")?;
-    let Bounded::<KvEvent, { EventBatch::MAX_EVENTS }>(events) = field(seq, "events")?;
-    let stream = StreamId { source, epoch, shard };
-    Ok(EventBatch { stream, next_sequence, events })
-}
-
-impl<'de> Deserialize<'de> for KvEvent {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct EventVisitor;
-        impl<'de> Visitor<'de> for EventVisitor {
-            type Value = KvEvent;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an event")
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<KvEvent, A::Error> {
-                let sequence = field(&mut seq, "sequence")?;
-                let kind: u8 = field(&mut seq, "kind")?;
-                let extra: Option<Bounded<(String, String), { KvEvent::MAX_EXTRA }>> =
-                    field(&mut seq, "extra")?;
-                let kind = match kind {
-                    0 => EventKind::Store(block(&mut seq)?),
-                    1 => EventKind::Remove(block(&mut seq)?),
-                    2 => EventKind::Cleared,
-                    other => return Err(A::Error::custom(format_args!("unknown kind of event: {other}"))),
-                };
-                skip_rest(&mut seq)?;
-                let event = KvEvent { sequence, kind, extra: extra.map(|extra| extra.0).unwrap_or_default() };
-                if !extra_is_bounded(&event) {
-                    return Err(A::Error::custom(format_args!(
-                        "extra metadata of event {sequence} is too long"
-                    )));
-                }
-                Ok(event)
-            }
-        }
-        deserializer.deserialize_seq(EventVisitor)
-    }
-}
-
-fn block<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<EventBlock, A::Error> {
-    let identity = BlockIdentity {
-        namespace: NamespaceId(field(seq, "namespace")?),
-        group: GroupId(field(seq, "group")?),
-        hash: field(seq, "hash")?,
-        parent: field(seq, "parent")?,
-        position: field(seq, "position")?,
+        _ => return Err(unknown_kind),
     };
-    let prefix_hash = field(seq, "prefix_hash")?;
-    let block_bytes = field(seq, "block_bytes")?;
-    let block_tokens = field(seq, "block_tokens")?;
-    let tier: u8 = field(seq, "tier")?;
-    let tier = *Tier::ALL
-        .get(usize::from(tier))
-        .ok_or_else(|| A::Error::custom(format_args!("unknown tier: {tier}, expected 0 to 3")))?;
-    let node = NodeId(field(seq, "node")?);
-    let volume: Option<VolumeId> = field(seq, "volume")?;
-    let location = Location { tier, node, volume };
-    Ok(EventBlock { identity, prefix_hash, block_bytes, block_tokens, location })
+    let unknown = read_unknown(reader, elements, known)?;
+    Ok(KvEvent { sequence, kind, extra, unknown })
 }
 
-/// A list of at most `MAX` elements, refused at the first one too many.
-struct Bounded<T, const MAX: usize>(Vec<T>);
-
-impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T, MAX> {
-            type Value = Bounded<T, MAX>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of at most {MAX}")
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-                // The claimed length is not trusted: the list grows with what is really there.
-                let mut list = Vec::new();
-                while let Some(element) = seq.next_element()? {
-                    if list.len() == MAX {
-                        return Err(A::Error::invalid_length(MAX + 1, &self));
-                    }
-                    list.push(element);
-                }
-                Ok(Bounded(list))
-            }
-        }
-        deserializer.deserialize_seq(ListVisitor::<T, MAX>(PhantomData))
+/// The elements behind the `known` ones.
+fn read_unknown(reader: &mut Reader<'_>, elements: u32, known: u32) -> Result<Unknown, Malformed> {
+    let Some(values) = elements.checked_sub(known) else {
+        return Err(reader.malformed("more elements"));
+    };
+    if values == 0 {
+        return Ok(Unknown::NONE);
     }
+    let too_long = reader.malformed("at most 1024 bytes of unknown fields");
+    let bytes = reader.raw(u64::from(values))?;
+    if bytes.len() > Unknown::MAX_BYTES { Err(too_long) } else { Ok(Unknown::new(values, bytes)) }
+}
+
+fn read_extra(reader: &mut Reader<'_>) -> Result<Vec<(String, String)>, Malformed> {
+    if reader.nil() {
+        return Ok(Vec::new());
+    }
+    let start = reader.malformed("extra metadata of at most 16 pairs of 1024 bytes");
+    let count = reader.array("extra metadata")? as usize;
+    if count > KvEvent::MAX_EXTRA {
+        return Err(start);
+    }
+    let mut extra = Vec::with_capacity(count);
+    for _ in 0..count {
+        let pair = reader.malformed("a pair of key and value");
+        if reader.array("a pair of key and value")? != 2 {
+            return Err(pair);
+        }
+        let (key, value) = (reader.str("a key")?, reader.str("a value")?);
+        if key.len() + value.len() > KvEvent::MAX_EXTRA_BYTES {
+            return Err(start);
+        }
+        extra.push((key.to_owned(), value.to_owned()));
+    }
+    Ok(extra)
+}
+
+/// Everything of a block but its local hash.
+fn read_block(reader: &mut Reader<'_>) -> Result<EventBlock, Malformed> {
+    let hash = |reader: &mut Reader<'_>| reader.bin("a hash of 16 bytes").map(SequenceHash::from_bytes);
+    let identity = BlockIdentity {
+        namespace: NamespaceId(reader.uint("a namespace")?),
+        group: GroupId(reader.uint("a group")?),
+        hash: hash(reader)?,
+        parent: if reader.nil() { None } else { Some(hash(reader)?) },
+        position: reader.uint("a position")?,
+    };
+    let prefix_hash = hash(reader)?;
+    let block_bytes = reader.uint("bytes of a block")?;
+    let block_tokens = reader.uint("tokens of a block")?;
+    let unknown_tier = reader.malformed("a tier, 0 to 3");
+    let tier: u8 = reader.uint("a tier")?;
+    let tier = *Tier::ALL.get(usize::from(tier)).ok_or(unknown_tier)?;
+    let node = NodeId(reader.uint("a node")?);
+    let volume = if reader.nil() { None } else { Some(VolumeId(reader.uint("a volume")?)) };
+    let location = Location { tier, node, volume };
+    Ok(EventBlock { identity, prefix_hash, local_hash: None, block_bytes, block_tokens, location })
 }

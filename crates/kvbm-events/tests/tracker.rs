@@ -10,7 +10,7 @@ use kvbm_plan::Epoch;
 fn batch(source: u64, epoch: u64, shard: u16, numbers: std::ops::Range<u64>) -> EventBatch {
     let stream = StreamId { source: SourceId(source), epoch: Epoch(epoch), shard };
     let next_sequence = numbers.end;
-    EventBatch { stream, next_sequence, events: numbers.map(support::event).collect() }
+    EventBatch::new(stream, next_sequence, numbers.map(support::event).collect())
 }
 
 fn accept(tracker: &mut Tracker, batch: EventBatch) -> Vec<Delivery> {
@@ -88,9 +88,9 @@ fn the_largest_numbers_do_not_overflow() {
     let mut tracker = Tracker::default();
     let stream = StreamId { source: SourceId(1), epoch: Epoch(u64::MAX), shard: u16::MAX };
     let last = KvEvent::new(u64::MAX - 1, EventKind::Cleared);
-    let told = accept(&mut tracker, EventBatch { stream, next_sequence: u64::MAX, events: vec![last] });
+    let told = accept(&mut tracker, EventBatch::new(stream, u64::MAX, vec![last]));
     assert!(matches!(&told[0], Delivery::Gap { missing, .. } if *missing == (0..u64::MAX - 1)));
     assert_eq!(tracker.next_sequence(stream), Some(u64::MAX));
-    let heartbeat = EventBatch { stream, next_sequence: u64::MAX, events: Vec::new() };
+    let heartbeat = EventBatch::new(stream, u64::MAX, Vec::new());
     assert_eq!(accept(&mut tracker, heartbeat), []);
 }

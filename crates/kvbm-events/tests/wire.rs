@@ -5,8 +5,10 @@
 mod support;
 
 use kvbm_events::wire::{self, DecodeError, EncodeError};
-use kvbm_events::{EventBatch, EventBlock, EventKind, KvEvent, SourceId, StreamId};
-use kvbm_plan::{BlockIdentity, Epoch, GroupId, Location, NamespaceId, NodeId, SequenceHash, Tier, VolumeId};
+use kvbm_events::{EventBatch, EventBlock, EventKind, KvEvent, SourceId, StreamId, Unknown};
+use kvbm_plan::{
+    BlockIdentity, Epoch, GroupId, LocalHash, Location, NamespaceId, NodeId, SequenceHash, Tier, VolumeId,
+};
 use proptest::prelude::*;
 
 const GOLDEN: &[u8] = include_bytes!("golden/batch_v1.bin");
@@ -19,7 +21,7 @@ fn golden_batch() -> EventBatch {
     let mut events: Vec<KvEvent> = [1_000, 1_001, 1_004].map(support::event).into();
     events[1].extra = vec![("reason".into(), "evicted".into()), ("session".into(), "é".into())];
     events.push(KvEvent::new(70_000, EventKind::Cleared));
-    EventBatch { stream: stream(), next_sequence: 70_002, events }
+    EventBatch::new(stream(), 70_002, events)
 }
 
 #[test]
@@ -31,8 +33,15 @@ fn golden_batch_is_written_and_read_the_same() {
 
 #[test]
 fn an_event_takes_at_most_100_bytes() {
-    let events: Vec<KvEvent> = (1_000_000..1_001_000).map(support::event).collect();
-    let batch = EventBatch { stream: stream(), next_sequence: 1_001_000, events };
+    let with_local_hash = |n| {
+        let mut event = support::event(n);
+        if let EventKind::Store(block) | EventKind::Remove(block) = &mut event.kind {
+            block.local_hash = Some(LocalHash(u64::MAX - n));
+        }
+        event
+    };
+    let events: Vec<KvEvent> = (1_000_000..1_001_000).map(with_local_hash).collect();
+    let batch = EventBatch::new(stream(), 1_001_000, events);
     let bytes = wire::encode(&batch).unwrap();
     assert!(
         bytes.len() <= 100 * batch.events.len(),
@@ -55,10 +64,11 @@ fn the_size_bound_holds_for_the_largest_values() {
     };
     let location = Location { tier: Tier::G4, node: NodeId(u32::MAX), volume: Some(VolumeId(u32::MAX)) };
     let (prefix_hash, block_bytes, block_tokens) = (identity.hash, u64::MAX, u32::MAX);
-    let block = EventBlock { identity, prefix_hash, block_bytes, block_tokens, location };
+    let local_hash = Some(LocalHash(u64::MAX));
+    let block = EventBlock { identity, prefix_hash, local_hash, block_bytes, block_tokens, location };
     let mut event = KvEvent::new(u64::MAX - 1, EventKind::Remove(block));
     let stream = StreamId { source: SourceId(u64::MAX), epoch: Epoch(u64::MAX), shard: u16::MAX };
-    let batch = |event: &KvEvent| EventBatch { stream, next_sequence: u64::MAX, events: vec![event.clone()] };
+    let batch = |event: &KvEvent| EventBatch::new(stream, u64::MAX, vec![event.clone()]);
     let plain = wire::encode(&batch(&event)).unwrap().len();
     assert!(plain <= wire::MAX_HEADER_BYTES + wire::MAX_PLAIN_EVENT_BYTES, "{plain}");
     event.extra = vec![("k".repeat(500), "v".repeat(524)); KvEvent::MAX_EXTRA];
@@ -68,9 +78,8 @@ fn the_size_bound_holds_for_the_largest_values() {
 
 #[test]
 fn batches_that_a_receiver_would_refuse_are_not_written() {
-    let encode = |events: Vec<KvEvent>, next| {
-        wire::encode(&EventBatch { stream: stream(), next_sequence: next, events }).unwrap_err()
-    };
+    let encode =
+        |events: Vec<KvEvent>, next| wire::encode(&EventBatch::new(stream(), next, events)).unwrap_err();
     let many = (0..=EventBatch::MAX_EVENTS as u64).map(|n| KvEvent::new(n, EventKind::Cleared)).collect();
     assert!(matches!(encode(many, 5_000), EncodeError::TooLarge { what: "events", found: 4097, .. }));
     let swapped = vec![support::event(1), support::event(0)];
@@ -92,12 +101,51 @@ fn raw_batch(version: u8, events: &[u8], tail: &[u8], elements: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_later_revision_appends_is_skipped() {
+fn what_a_later_revision_appends_survives() {
     // A cleared event with a fourth element (a map), a batch with a seventh (a string).
     let events = [0x91, 0x94, 7, 2, 0xC0, 0x81, 0xA1, b'x', 0x93, 1, 2, 3];
-    let batch = wire::decode(&raw_batch(1, &events, &[0xA2, b'h', b'i'], 7)).unwrap();
-    assert_eq!(batch.events, [KvEvent::new(7, EventKind::Cleared)]);
+    let bytes = raw_batch(1, &events, &[0xA2, b'h', b'i'], 7);
+    let batch = wire::decode(&bytes).unwrap();
+    assert_eq!((batch.events[0].sequence, batch.events[0].kind), (7, EventKind::Cleared));
+    assert_eq!((batch.events[0].unknown.values(), batch.unknown.values()), (1, 1));
+    assert_eq!(batch.unknown.bytes(), [0xA2, b'h', b'i']);
     assert_eq!(batch.next_sequence, 100);
+    assert_eq!(wire::encode(&batch).unwrap(), bytes, "whoever passes it on loses nothing");
+}
+
+/// A store event of a later revision, without a local hash: the place of the hash is kept.
+#[test]
+fn unknown_fields_of_a_block_survive_beside_its_own() {
+    for local_hash in [None, Some(LocalHash(77))] {
+        let mut event = support::event(0);
+        if let EventKind::Store(block) = &mut event.kind {
+            block.local_hash = local_hash;
+        }
+        let batch = EventBatch::new(stream(), 1, vec![event]);
+        let mut bytes = wire::encode(&batch).unwrap();
+        let head = bytes.iter().position(|&byte| byte == 0x9E || byte == 0x9F).unwrap();
+        // Sixteen elements and more need a longer head.
+        bytes.splice(head..=head, [0xDC, 0, 17]);
+        bytes.extend_from_slice(if local_hash.is_some() { &[] } else { &[0xC0] });
+        bytes.extend_from_slice(&[0xA1, b'x', 0x92, 1, 0xC0]);
+        let found = wire::decode(&bytes).unwrap();
+        assert_eq!(found.events[0].kind, batch.events[0].kind);
+        assert_eq!(found.events[0].unknown.values(), 2);
+        assert_eq!(wire::encode(&found).unwrap(), bytes);
+        assert!(bytes.len() <= wire::MAX_HEADER_BYTES + wire::max_encoded_len(&found.events[0]));
+    }
+}
+
+#[test]
+fn too_many_unknown_bytes_are_refused() {
+    let tail = |len: usize| {
+        let mut tail = vec![0xC5];
+        tail.extend((len as u16).to_be_bytes());
+        tail.resize(len + 3, 0);
+        wire::decode(&raw_batch(1, &[0x90], &tail, 7))
+    };
+    assert!(tail(Unknown::MAX_BYTES - 3).is_ok());
+    assert!(matches!(tail(Unknown::MAX_BYTES - 2), Err(DecodeError::Malformed(_))));
 }
 
 #[test]
@@ -174,12 +222,12 @@ prop_compose! {
     fn any_block()(
         namespace in any::<u32>(), group in any::<u16>(), hash in any_hash(), parent in prop::option::of(any_hash()),
         position in any::<u32>(), prefix_hash in any_hash(), block_bytes in any::<u64>(), block_tokens in any::<u32>(),
-        tier in 0usize..4, node in any::<u32>(), volume in prop::option::of(any::<u32>()),
+        local_hash in prop::option::of(any::<u64>().prop_map(LocalHash)), tier in 0usize..4, node in any::<u32>(), volume in prop::option::of(any::<u32>()),
     ) -> EventBlock {
         let identity =
             BlockIdentity { namespace: NamespaceId(namespace), group: GroupId(group), hash, parent, position };
         let location = Location { tier: Tier::ALL[tier], node: NodeId(node), volume: volume.map(VolumeId) };
-        EventBlock { identity, prefix_hash, block_bytes, block_tokens, location }
+        EventBlock { identity, prefix_hash, local_hash, block_bytes, block_tokens, location }
     }
 }
 
@@ -201,10 +249,10 @@ prop_compose! {
         let mut sequence = u64::from(first);
         let events: Vec<KvEvent> = events.into_iter().map(|(step, kind, extra)| {
             sequence += step;
-            KvEvent { sequence, kind, extra }
+            KvEvent { extra, ..KvEvent::new(sequence, kind) }
         }).collect();
         let stream = StreamId { source: SourceId(source), epoch: Epoch(epoch), shard };
-        EventBatch { stream, next_sequence: sequence + 1 + tail, events }
+        EventBatch::new(stream, sequence + 1 + tail, events)
     }
 }
 

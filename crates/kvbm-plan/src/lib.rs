@@ -30,4 +30,4 @@ pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};
 pub use slice::{HeadRange, RankSlice, Replication};
 pub use tier::Tier;
 
-pub use kvbm_tokens::{NamespaceTag, SequenceHash};
+pub use kvbm_tokens::{LocalHash, NamespaceTag, SequenceHash};

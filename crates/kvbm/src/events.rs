@@ -90,6 +90,7 @@ impl Ring {
             let block = EventBlock {
                 identity: record.identity,
                 prefix_hash: self.roots.follow(record),
+                local_hash: None,
                 block_bytes: self.facts.block_bytes,
                 block_tokens: self.facts.block_tokens,
                 location: Location::on(NodeId(0), record.tier),

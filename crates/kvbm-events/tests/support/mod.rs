@@ -30,6 +30,7 @@ pub(crate) fn block(n: u32) -> EventBlock {
             position: n,
         },
         prefix_hash: hash(1),
+        local_hash: None,
         block_bytes: 2 << 20,
         block_tokens: 16,
         location: Location::on(NodeId(3), Tier::G2),
