@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench_peers;
 mod dependencies;
 mod miri;
 mod outside;
@@ -22,6 +23,8 @@ usage: cargo xtask COMMAND
   test [--quick] [--only STEP]...  everything that must pass before a change is done; --quick leaves out the slow
                                    steps, --only runs just the steps named (see `test --list`)
   tidy                             the rules of ARCHITECTURE.md that the compiler does not check
+  bench-peers pool [--json FILE] [--rounds N] [--blocks N]
+                                   our bookkeeping and the strongest peer's, side by side
   test-gpu                         the tests that need a CUDA device; fails where there is none
 ";
 
@@ -69,6 +72,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => test::run(&options),
             Err(text) => usage(text),
         },
+        "bench-peers" => match bench_peers::Options::parse(rest) {
+            Ok(options) => bench_peers::run(&options),
+            Err(text) => usage(text),
+        },
         "tidy" | "test-gpu" if !rest.is_empty() => {
             usage(format!("`{command}` takes no argument: {}", rest[0]))
         }
@@ -91,9 +98,17 @@ mod tests {
 
     #[test]
     fn bad_arguments_are_usage_errors() {
-        for line in
-            ["", "frobnicate", "tidy now", "test --fast", "test --only", "test --only nothing", "test-gpu x"]
-        {
+        for line in [
+            "",
+            "bench-peers",
+            "bench-peers disk",
+            "frobnicate",
+            "tidy now",
+            "test --fast",
+            "test --only",
+            "test --only nothing",
+            "test-gpu x",
+        ] {
             let error = call(line).unwrap_err();
             assert!(error.is::<Usage>(), "`{line}`: {error}");
         }

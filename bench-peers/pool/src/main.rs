@@ -1,0 +1,201 @@
+//! Our block bookkeeping (`kvbm-pool`, `kvbm-tokens`) and the strongest public peer's (`kvbm-logical`, `dynamo-tokens`
+//! 1.6.1, default back end) on the same generated workloads in one run: `cargo xtask bench-peers pool --json FILE`.
+//!
+//! Repetitions of the two sides alternate and rows give medians. Figures of one thread are thread CPU time; those of two
+//! threads are wall time. `ratio` above 1 means that ours is better. Trust ratios, not absolute figures.
+
+mod clock;
+mod heap;
+mod ours;
+mod peer;
+mod rows;
+mod side;
+mod tokens;
+
+use clock::median;
+use ours::Ours;
+use peer::Peer;
+use rows::Full;
+use serde_json::{Value, json};
+use side::Side;
+
+#[global_allocator]
+static HEAP: heap::Counting = heap::Counting;
+
+const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--blocks N]\n\n\
+  --json FILE  where the rows go (`-`: standard output)\n\
+  --rounds N   repetitions of every measurement, 1 to 99 (default 5)\n\
+  --blocks N   blocks of the large pool, 20000 to 4000000 (default 1000000: the rows' names mean that)\n";
+
+struct Options {
+    json: Option<String>,
+    rounds: usize,
+    blocks: usize,
+}
+
+fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options { json: None, rounds: 5, blocks: 1_000_000 };
+    while let Some(name) = args.next() {
+        let value = args.next().ok_or(format!("`{name}` needs a value, or is unknown"))?;
+        let number = |low: usize, high: usize| {
+            let in_range = value.parse().ok().filter(|n| (low..=high).contains(n));
+            in_range.ok_or(format!("`{name} {value}`: give a number from {low} to {high}"))
+        };
+        match name.as_str() {
+            "--json" => options.json = Some(value),
+            "--rounds" => options.rounds = number(1, 99)?,
+            "--blocks" => options.blocks = number(20_000, 4_000_000)?,
+            _ => return Err(format!("unknown option `{name}`")),
+        }
+    }
+    Ok(options)
+}
+
+/// The rows as they come.
+#[derive(Default)]
+struct Table {
+    rows: Vec<Value>,
+}
+
+impl Table {
+    fn row(&mut self, name: &str, unit: &str, ours: f64, peer: Option<f64>, ratio: Option<f64>) {
+        let cell = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
+        eprintln!("{name:26} {unit:14} {:>12} {:>12} {:>9}", cell(Some(ours)), cell(peer), cell(ratio));
+        self.rows.push(json!({ "name": name, "unit": unit, "ours": ours, "peer": peer, "ratio": ratio }));
+    }
+
+    /// More is better.
+    fn rate(&mut self, name: &str, ours: Vec<f64>, peer: Vec<f64>) {
+        let (ours, peer) = (median(ours), median(peer));
+        self.row(name, "M/s", ours, Some(peer), Some(ours / peer));
+    }
+
+    /// Less is better.
+    fn time(&mut self, name: &str, ours: Vec<f64>, peer: Vec<f64>) {
+        let (ours, peer) = (median(ours), median(peer));
+        self.row(name, "us", ours, Some(peer), Some(peer / ours));
+    }
+}
+
+/// Both sides in turn, `rounds` times.
+fn alternate(rounds: usize, mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> [Vec<f64>; 2] {
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        times[0].push(ours());
+        times[1].push(peer());
+    }
+    times
+}
+
+fn fill<S: Side>(capacity: usize) -> f64 {
+    let (_, seconds) = Full::fill(S::new(capacity), capacity, rows::BATCH);
+    capacity as f64 / seconds / 1e6
+}
+
+fn full<S: Side>(capacity: usize) -> Full<S> {
+    Full::fill(S::new(capacity), capacity, rows::BATCH).0
+}
+
+fn pools(table: &mut Table, options: &Options) {
+    let (rounds, large) = (options.rounds, options.blocks);
+    let [a, b] = alternate(rounds, || fill::<Ours>(large), || fill::<Peer>(large));
+    table.rate("fill_1m", a, b);
+    for (name, capacity) in [("churn_10k", 10_000), ("churn_100k", large.min(100_000))] {
+        let (mut ours, mut peer) = (full::<Ours>(capacity), full::<Peer>(capacity));
+        let [a, b] = alternate(rounds, || ours.churn(200_000), || peer.churn(200_000));
+        table.rate(name, a, b);
+    }
+    let (mut ours, mut peer) = (full::<Ours>(large), full::<Peer>(large));
+    let [a, b] = alternate(rounds, || ours.churn(large / 2), || peer.churn(large / 2));
+    table.rate("churn_1m", a, b);
+    for at_once in [1, 32, 1024] {
+        let [a, b] = alternate(rounds, || ours.evict(at_once, 100_000), || peer.evict(at_once, 100_000));
+        table.rate(&format!("evict_{at_once}_1m"), a, b);
+    }
+    let [a, b] = alternate(rounds, || ours.single(100_000), || peer.single(100_000));
+    table.rate("single_block_1m", a, b);
+    let [a, b] = alternate(rounds, || ours.miss(), || peer.miss());
+    table.time("miss_128_1m", a, b);
+    two_threads(table, rounds, &mut ours, &mut peer);
+    table.row("lock_hold_p999_us", "us", ours.hold(50_000), None, None);
+    ours.churn(large / 10);
+    let (a, b) = (ours.allocations(100_000), peer.allocations(100_000));
+    table.row("allocs_per_block", "calls/block", a, Some(b), (a > 0.0).then(|| b / a));
+}
+
+fn two_threads(table: &mut Table, rounds: usize, ours: &mut Full<Ours>, peer: &mut Full<Peer>) {
+    for (suffix, shared) in [("", 0), ("_shared_prefix", 8)] {
+        let (mut scaling, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let (a, b) = ours.threads(200_000, shared);
+            scaling.push(b / a);
+            two.push(b);
+            let (a, b) = peer.threads(200_000, shared);
+            best.push(a.max(b));
+        }
+        let (two, best) = (median(two), median(best));
+        table.row(&format!("two_threads_churn{suffix}"), "x one thread", median(scaling), None, None);
+        table.row(&format!("two_threads_peer{suffix}"), "M/s", two, Some(best), Some(two / best));
+    }
+}
+
+fn matches(table: &mut Table, options: &Options) {
+    let mut sides = [const { Vec::new() }; 2];
+    for _ in 0..options.rounds.min(3) {
+        sides[0].push(rows::matching::<Ours>(options.blocks));
+        sides[1].push(rows::matching::<Peer>(options.blocks));
+    }
+    let mut row = |name: &str, value: fn(&rows::Matching) -> f64| {
+        let [a, b] = sides.each_ref().map(|side| side.iter().map(value).collect());
+        table.time(name, a, b);
+    };
+    row("match_cached_10k_1m", |matching| matching.cached);
+    row("match_active_10k_1m", |matching| matching.active);
+    row("drop_10k_1m", |matching| matching.dropped);
+}
+
+fn heap_rows(table: &mut Table, options: &Options) {
+    let ours = rows::heap_bytes(options.blocks, || Ours::new(options.blocks));
+    let peer = rows::heap_bytes(options.blocks, || Peer::new(options.blocks));
+    table.row("heap_bytes_per_block", "bytes", ours, Some(peer), Some(peer / ours));
+}
+
+fn hashing(table: &mut Table, options: &Options) {
+    for (per_block, suffix) in [(16, ""), (64, "_64"), (256, "_256")] {
+        let rates = tokens::hashing(131_072, per_block, options.rounds);
+        let peer = rates.peer;
+        let name = format!("hash_default{suffix}");
+        table.row(&name, "M tokens/s", rates.default, Some(peer), Some(rates.default / peer));
+        let name = format!("hash_xxh3{suffix}");
+        table.row(&name, "M tokens/s", rates.xxh3, Some(peer), Some(rates.xxh3 / peer));
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = match options(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprint!("error: {error}\n\n{USAGE}");
+            std::process::exit(2);
+        }
+    };
+    eprintln!("{:26} {:14} {:>12} {:>12} {:>9}", "row", "unit", Ours::name(), Peer::name(), "ratio");
+    let mut table = Table::default();
+    hashing(&mut table, &options);
+    heap_rows(&mut table, &options);
+    matches(&mut table, &options);
+    pools(&mut table, &options);
+    let report = json!({
+        "rows": table.rows,
+        "rounds": options.rounds,
+        "blocks": options.blocks,
+        "batch": rows::BATCH,
+        "peer": "kvbm-logical 1.6.1, dynamo-tokens 1.6.1",
+    });
+    match options.json.as_deref() {
+        Some("-") => println!("{report:#}"),
+        Some(file) => std::fs::write(file, format!("{report:#}\n"))?,
+        None => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! The peer's side: `kvbm-logical` with its default back end, through its public interface.
+
+use crate::side::{Side, block_number};
+use dynamo_tokens::PositionalLineageHash;
+use kvbm_logical::manager::FrequencyTrackingCapacity;
+use kvbm_logical::{BlockManager, BlockRegistry, ImmutableBlock, MutableBlock};
+
+const TOKENS_PER_BLOCK: usize = 16;
+
+/// What the peer keeps with a block: nothing.
+#[derive(Clone, Debug)]
+pub struct Meta;
+
+pub struct Peer {
+    manager: BlockManager<Meta>,
+}
+
+impl Side for Peer {
+    type Chain = Vec<PositionalLineageHash>;
+    type Held = Vec<ImmutableBlock<Meta>>;
+    type Fresh = Vec<MutableBlock<Meta>>;
+
+    fn new(capacity: usize) -> Self {
+        let tracker = FrequencyTrackingCapacity::default().create_tracker();
+        let manager = BlockManager::builder()
+            .block_count(capacity)
+            .block_size(TOKENS_PER_BLOCK)
+            .registry(BlockRegistry::builder().frequency_tracker(tracker).build())
+            .build()
+            .expect("a valid configuration");
+        Self { manager }
+    }
+
+    fn name() -> &'static str {
+        "peer"
+    }
+
+    fn chain(seed: u64, length: usize, shared: usize) -> Self::Chain {
+        let number = |index: usize| block_number(seed, index, shared);
+        let hash = |index: usize| {
+            let parent = index.checked_sub(1).map(number);
+            PositionalLineageHash::new(number(index), parent, index as u64)
+        };
+        (0..length).map(hash).collect()
+    }
+
+    fn allocate(&self, blocks: usize) -> Self::Fresh {
+        self.manager.allocate_blocks(blocks).expect("enough is evictable")
+    }
+
+    fn register(&self, fresh: Self::Fresh, chain: &Self::Chain, from: usize) -> Self::Held {
+        let staged = fresh.into_iter().zip(&chain[from..]);
+        let complete = staged.map(|(block, &hash)| match block.stage(hash, TOKENS_PER_BLOCK) {
+            Ok(complete) => complete,
+            Err(_) => unreachable!("the block size is the manager's"),
+        });
+        self.manager.register_blocks(complete.collect())
+    }
+
+    fn lookup(&self, chain: &Self::Chain) -> Self::Held {
+        self.manager.match_blocks(chain)
+    }
+
+    fn len(held: &Self::Held) -> usize {
+        held.len()
+    }
+
+    fn keep_house(&self) {}
+}

@@ -1,0 +1,197 @@
+//! The workloads, each measured on both sides in turn.
+
+use crate::clock::{cpu_seconds, involuntary_switches, median, quantile, thread_time};
+use crate::heap;
+use crate::side::Side;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Blocks of a sequence in the throughput rows.
+pub const BATCH: usize = 128;
+/// Blocks of a sequence in the rows that match.
+const LONG: usize = 10_000;
+
+/// A side with its pool full, and a source of chains that it has not seen.
+pub struct Full<S: Side> {
+    pub side: S,
+    next: u64,
+}
+
+impl<S: Side> Full<S> {
+    /// Fills the pool of `side`, which is empty; says how many seconds that took.
+    pub fn fill(side: S, capacity: usize, length: usize) -> (Self, f64) {
+        let chains: Vec<_> = (0..capacity.div_ceil(length) as u64).map(|n| S::chain(n, length, 0)).collect();
+        let seconds = cpu_seconds(|| chains.iter().for_each(|chain| side.churn(chain, length)));
+        (Self { side, next: 1 << 32 }, seconds)
+    }
+
+    pub fn chains(&mut self, count: usize, length: usize, shared: usize) -> Vec<S::Chain> {
+        let first = self.next;
+        self.next += count as u64;
+        (first..self.next).map(|seed| S::chain(seed, length, shared)).collect()
+    }
+
+    /// Million blocks per second: every block evicts one.
+    pub fn churn(&mut self, blocks: usize) -> f64 {
+        let chains = self.chains(blocks.div_ceil(BATCH), BATCH, 0);
+        let seconds = cpu_seconds(|| chains.iter().for_each(|chain| self.side.churn(chain, BATCH)));
+        (chains.len() * BATCH) as f64 / seconds / 1e6
+    }
+
+    /// Million blocks per second of evicting and allocating alone, `at_once` in a call.
+    pub fn evict(&mut self, at_once: usize, blocks: usize) -> f64 {
+        let rounds = blocks.div_ceil(at_once.max(BATCH) * 16);
+        let (mut seconds, mut evicted) = (0.0, 0);
+        for _ in 0..rounds {
+            let calls = (at_once.max(BATCH) * 16) / at_once;
+            let chains = self.chains(calls, at_once, 0);
+            let mut fresh = Vec::with_capacity(calls);
+            seconds += cpu_seconds(|| fresh.extend((0..calls).map(|_| self.side.allocate(at_once))));
+            for (fresh, chain) in fresh.into_iter().zip(&chains) {
+                drop(self.side.register(fresh, chain, 0));
+            }
+            self.side.keep_house();
+            evicted += calls * at_once;
+        }
+        evicted as f64 / seconds / 1e6
+    }
+
+    /// Million blocks per second, one at a time: look up, allocate, register, as decoding does.
+    pub fn single(&mut self, blocks: usize) -> f64 {
+        let chains = self.chains(blocks.div_ceil(BATCH), BATCH, 0);
+        let seconds = cpu_seconds(|| {
+            for chain in &chains {
+                let held: Vec<_> =
+                    (0..BATCH).map(|at| self.side.register(self.side.allocate(1), chain, at)).collect();
+                drop(held);
+                self.side.keep_house();
+            }
+        });
+        (chains.len() * BATCH) as f64 / seconds / 1e6
+    }
+
+    /// Microseconds to look up a chain of which nothing is there.
+    pub fn miss(&mut self) -> f64 {
+        let chains = self.chains(2000, BATCH, 0);
+        let seconds = cpu_seconds(|| {
+            for chain in &chains {
+                assert_eq!(S::len(&self.side.lookup(chain)), 0);
+            }
+        });
+        seconds / chains.len() as f64 * 1e6
+    }
+
+    /// Million blocks per second of wall time with one thread, and with two.
+    pub fn threads(&mut self, blocks: usize, shared: usize) -> (f64, f64) {
+        let mut parts = [(); 3].map(|()| self.chains(blocks.div_ceil(BATCH), BATCH, shared));
+        let side = &self.side;
+        let run = |chains: &[S::Chain]| {
+            for chain in chains {
+                if shared > 0 { side.serve(chain, BATCH) } else { side.churn(chain, BATCH) }
+            }
+        };
+        let total = (parts[0].len() * BATCH) as f64;
+        let start = Instant::now();
+        run(&parts[0]);
+        let one = total / start.elapsed().as_secs_f64() / 1e6;
+        let [_, left, right] = &mut parts;
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| run(left));
+            scope.spawn(|| run(right));
+        });
+        (one, 2.0 * total / start.elapsed().as_secs_f64() / 1e6)
+    }
+
+    /// The 99.9th percentile of how long evicting 64 blocks, the most of one lock hold, takes, in microseconds: an upper
+    /// bound of the hold itself. Samples in which the thread lost its CPU do not count.
+    pub fn hold(&mut self, samples: usize) -> f64 {
+        const HOLD: usize = 64;
+        let mut times = Vec::with_capacity(samples);
+        while times.len() < samples {
+            let chains = self.chains(1024 / HOLD, HOLD, 0);
+            let mut fresh = Vec::with_capacity(chains.len());
+            for _ in 0..chains.len() {
+                let switches = involuntary_switches();
+                let start = Instant::now();
+                fresh.push(self.side.allocate(HOLD));
+                let time = start.elapsed();
+                if involuntary_switches() == switches {
+                    times.push(time.as_secs_f64() * 1e6);
+                }
+            }
+            for (fresh, chain) in fresh.into_iter().zip(&chains) {
+                drop(self.side.register(fresh, chain, 0));
+            }
+            self.side.keep_house();
+        }
+        quantile(times, 0.999)
+    }
+
+    /// Calls of the allocator per block over `blocks` of steady churn.
+    pub fn allocations(&mut self, blocks: usize) -> f64 {
+        let chains = self.chains(blocks.div_ceil(BATCH), BATCH, 0);
+        heap::count(true);
+        let before = heap::calls();
+        chains.iter().for_each(|chain| self.side.churn(chain, BATCH));
+        let calls = heap::calls() - before;
+        heap::count(false);
+        calls as f64 / (chains.len() * BATCH) as f64
+    }
+}
+
+/// Microseconds to match 10,000 cached blocks, to match them while another holds them, and to let go of them.
+pub struct Matching {
+    pub cached: f64,
+    pub active: f64,
+    pub dropped: f64,
+}
+
+pub fn matching<S: Side>(capacity: usize) -> Matching {
+    let side = S::new(capacity);
+    let chains: Vec<_> = (0..(capacity / LONG) as u64).map(|seed| S::chain(seed, LONG, 0)).collect();
+    // The blocks of a chain must not lie in one row: its parts are registered in turn with those of the others.
+    for from in (0..LONG).step_by(BATCH) {
+        for chain in &chains {
+            let blocks = BATCH.min(LONG - from);
+            drop(side.register(side.allocate(blocks), chain, from));
+        }
+        side.keep_house();
+    }
+    let looked_up = |chain: &S::Chain| {
+        let start = thread_time();
+        let held = side.lookup(chain);
+        let time = (thread_time() - start).as_secs_f64() * 1e6;
+        assert_eq!(S::len(&held), LONG);
+        (held, time)
+    };
+    let (mut cached, mut active, mut dropped) = (Vec::new(), Vec::new(), Vec::new());
+    let mut holders = VecDeque::new();
+    for chain in &chains {
+        let (held, time) = looked_up(chain);
+        cached.push(time);
+        holders.push_back(held);
+    }
+    for chain in &chains {
+        active.push(looked_up(chain).1);
+    }
+    while let Some(held) = holders.pop_front() {
+        dropped.push(cpu_seconds(|| drop(held)) * 1e6);
+    }
+    Matching { cached: median(cached), active: median(active), dropped: median(dropped) }
+}
+
+/// Heap bytes per block of a full pool.
+pub fn heap_bytes<S: Side>(capacity: usize, new: impl FnOnce() -> S) -> f64 {
+    let chains: Vec<_> = (0..(capacity / BATCH) as u64).map(|seed| S::chain(seed, BATCH, 0)).collect();
+    heap::count(true);
+    let before = heap::live_bytes();
+    let side = new();
+    for chain in &chains {
+        side.churn(chain, BATCH);
+    }
+    let bytes = heap::live_bytes() - before;
+    heap::count(false);
+    drop(side);
+    bytes as f64 / (chains.len() * BATCH) as f64
+}

@@ -1,0 +1,61 @@
+//! What both sides must be able to do, in the terms of an engine.
+
+/// One block bookkeeping under measurement. `C` is its own form of a chain of block hashes, made outside of the clock.
+pub trait Side: Sync + Sized {
+    /// Hashes of one sequence from its first block.
+    type Chain: Send + Sync;
+    /// Blocks in use.
+    type Held;
+    /// Blocks allocated and not yet written.
+    type Fresh;
+
+    fn new(capacity: usize) -> Self;
+    fn name() -> &'static str;
+
+    /// The chain whose blocks are told apart by `seed`; the first `shared` blocks are those of every chain.
+    fn chain(seed: u64, length: usize, shared: usize) -> Self::Chain;
+
+    /// Exclusive blocks; the pool must have that many free or evictable.
+    fn allocate(&self, blocks: usize) -> Self::Fresh;
+
+    /// Registers `fresh` as blocks `from ..` of `chain`.
+    fn register(&self, fresh: Self::Fresh, chain: &Self::Chain, from: usize) -> Self::Held;
+
+    /// The longest cached prefix, in use until it is dropped.
+    fn lookup(&self, chain: &Self::Chain) -> Self::Held;
+
+    fn len(held: &Self::Held) -> usize;
+
+    /// Takes what has to be taken regularly (events), so that nothing piles up.
+    fn keep_house(&self);
+
+    /// A request that finds nothing: allocate, register, let go.
+    fn churn(&self, chain: &Self::Chain, length: usize) {
+        let fresh = self.allocate(length);
+        drop(self.register(fresh, chain, 0));
+        self.keep_house();
+    }
+
+    /// A request that finds some of its blocks.
+    fn serve(&self, chain: &Self::Chain, length: usize) {
+        let known = self.lookup(chain);
+        let from = Self::len(&known);
+        let fresh = self.allocate(length - from);
+        drop(self.register(fresh, chain, from));
+        drop(known);
+        self.keep_house();
+    }
+}
+
+/// Numbers that look random: splitmix64.
+pub fn mix(seed: u64) -> u64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+/// A 64-bit number for block `index` of the chain with `seed`.
+pub fn block_number(seed: u64, index: usize, shared: usize) -> u64 {
+    if index < shared { mix(index as u64) } else { mix(mix(seed) ^ index as u64) }
+}

@@ -1,0 +1,78 @@
+//! Benchmarks against peers: programs of their own outside the workspace, so that what peers bring stays out of ours.
+
+use crate::workspace::{Workspace, cargo, succeed};
+use anyhow::Context;
+use std::path::PathBuf;
+
+/// The benchmarks: a folder of that name under `bench-peers/`.
+const BENCHMARKS: &[&str] = &["pool"];
+
+/// One call: which benchmark, and what it is told.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    benchmark: &'static str,
+    arguments: Vec<String>,
+}
+
+impl Options {
+    /// Reads `NAME [--json FILE] [...]`. The benchmark checks the rest.
+    pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
+        let names = BENCHMARKS.join(", ");
+        let Some((name, rest)) = args.split_first() else {
+            return Err(format!("`bench-peers` needs a benchmark: {names}"));
+        };
+        let known = BENCHMARKS.iter().find(|known| *known == name);
+        let benchmark = *known.ok_or_else(|| format!("unknown benchmark `{name}`: there is {names}"))?;
+        if rest.last().is_some_and(|last| last == "--json") {
+            return Err("`--json` needs a file, or `-` for standard output".into());
+        }
+        Ok(Self { benchmark, arguments: rest.to_vec() })
+    }
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+    let workspace = Workspace::load()?;
+    let folder = workspace.root.join("bench-peers").join(options.benchmark);
+    let mut arguments = options.arguments.clone();
+    // The benchmark runs elsewhere: a relative file is one of the caller's folder.
+    let after_json = arguments.iter().position(|argument| argument == "--json").map(|at| at + 1);
+    if let Some(file) = after_json.and_then(|at| arguments.get_mut(at)).filter(|file| *file != "-") {
+        let path: PathBuf = std::path::absolute(&*file).context("the current folder is gone")?;
+        *file = path.to_string_lossy().into_owned();
+    }
+    let mut command = cargo(&folder);
+    command
+        .args(["run", "--quiet", "--release", "--locked", "--"])
+        .args(&arguments)
+        .env("CARGO_TARGET_DIR", workspace.target.join("bench-peers"));
+    succeed(&mut command)
+        .context("the benchmark fetches its peers from the public registry the first time")?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_known_benchmark_and_its_arguments() {
+        let options = parse("pool --json rows.json --rounds 3").unwrap();
+        assert_eq!(options.benchmark, "pool");
+        assert_eq!(options.arguments, ["--json", "rows.json", "--rounds", "3"]);
+        assert!(parse("").unwrap_err().contains("needs a benchmark"));
+        assert!(parse("disk").unwrap_err().contains("unknown benchmark `disk`"));
+        assert!(parse("pool --json").unwrap_err().contains("needs a file"));
+    }
+
+    #[test]
+    fn every_benchmark_has_a_folder_with_a_lock_file() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for name in BENCHMARKS {
+            assert!(root.join("bench-peers").join(name).join("Cargo.lock").is_file(), "{name}");
+        }
+    }
+}
