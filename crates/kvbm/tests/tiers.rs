@@ -3,7 +3,7 @@
 mod support;
 
 use kvbm::config::Blocks;
-use kvbm::{KvBlockManager, Owned, Tier};
+use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier};
 use support::{model, namespace, serve, soon, tokens, two_tiers};
 
 #[test]
@@ -57,4 +57,58 @@ fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
 
     let manager = build();
     assert_eq!(serve(&manager, &first), 6, "found again after a restart");
+}
+
+/// Without the worker's word about it the leader would offer the slot again and again, and every write to it would fail.
+#[test]
+fn a_quarantined_slot_stays_unused_after_a_restart() {
+    const SLOTS: u32 = 8;
+    let dir = tempfile::tempdir().unwrap();
+    let build = || {
+        KvBlockManager::<Owned>::builder()
+            .model(model())
+            .namespace(namespace())
+            .device(Blocks(4))
+            .host(Blocks(4))
+            .disk(dir.path(), Blocks(SLOTS))
+            .configure(|config| {
+                config.disk.drive_writes_per_day = 0.0;
+                config.offload.g1_g2.queue_share = 1.0;
+                config.offload.g2_g3.queue_share = 1.0;
+                config.offload.g2_g3.write_through = true;
+            })
+            .build()
+            .unwrap()
+    };
+    let shut_down = |manager: KvBlockManager<Owned>| {
+        let report = manager.shutdown(std::time::Duration::from_secs(60));
+        assert!(report.is_complete(), "{report:?}");
+    };
+    let g3 = |manager: &KvBlockManager<Owned>| manager.status().tiers[Tier::G3.index()];
+    let manager = build();
+    let first = tokens(&manager, 1, 4);
+    assert_eq!(serve(&manager, &first), 0);
+    assert!(manager.wait_offloads(soon()));
+    shut_down(manager);
+
+    let path = dir.path().join("rank-0/slots.kvbm");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let used = bytes.iter().position(|&byte| byte != 0).unwrap();
+    bytes[used] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let manager = build();
+    assert!(serve(&manager, &first) < 4, "a damaged block is a miss");
+    assert_eq!(g3(&manager).quarantined, 1);
+    shut_down(manager);
+
+    let manager = build();
+    assert_eq!(g3(&manager).quarantined, 1);
+    for start in 2..6 {
+        serve(&manager, &tokens(&manager, start, 4));
+        assert!(manager.wait_offloads(soon()));
+    }
+    let status = g3(&manager);
+    assert_eq!((status.quarantined, status.inactive), (1, SLOTS - 1), "the others are in use");
+    let failures = manager.metrics().path(Path::G2_G3).failures(FailureKind::Io).get();
+    assert_eq!(failures, 0, "nothing was written to the bad slot");
 }

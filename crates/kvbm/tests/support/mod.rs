@@ -2,9 +2,12 @@
 #![allow(dead_code, unreachable_pub)] // Each test binary uses its own part.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
-use kvbm::config::{Blocks, ModelConfig};
+pub mod script;
+
+use kvbm::config::{Blocks, Config, ModelConfig};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};
-use kvbm::{BlockId, KvBlockManager, LocalWorker, Namespace, Owned, SequenceHash, TokenSequence};
+use kvbm::{BlockId, Cached, G1, KvBlockManager, LocalWorker, Namespace, Owned, SequenceHash, TokenSequence};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// 2 layers x 2 x 16 tokens x 2 heads x 32 x bf16: 8 KiB a block.
@@ -30,6 +33,65 @@ pub fn two_tiers(g1: u32, g2: u32) -> KvBlockManager<Owned> {
         .configure(|config| config.offload.g1_g2.queue_share = 1.0)
         .build()
         .unwrap()
+}
+
+/// A manager with three tiers, whose disk takes everything at once.
+pub fn three_tiers(
+    [g1, g2, g3]: [u32; 3],
+    dir: &Path,
+    configure: impl FnOnce(&mut Config),
+) -> KvBlockManager<Owned> {
+    KvBlockManager::<Owned>::builder()
+        .model(model())
+        .namespace(namespace())
+        .device(Blocks(g1))
+        .host(Blocks(g2))
+        .disk(dir, Blocks(g3))
+        .configure(|config| {
+            unlimited(config);
+            config.offload.g2_g3.write_through = true;
+            configure(config);
+        })
+        .build()
+        .unwrap()
+}
+
+/// A manager of these sizes that moves no bytes.
+pub fn books([g1, g2, g3]: [u32; 3], configure: impl FnOnce(&mut Config)) -> KvBlockManager<Owned> {
+    let mut builder = KvBlockManager::<Owned>::builder()
+        .model(model())
+        .namespace(namespace())
+        .device(Blocks(g1))
+        .host(Blocks(g2));
+    if g3 > 0 {
+        builder = builder.disk("never-opened", Blocks(g3));
+    }
+    builder
+        .configure(|config| {
+            unlimited(config);
+            configure(config);
+        })
+        .build_metadata_only()
+        .unwrap()
+}
+
+/// No limit of queues or wear, and nothing that starts by itself but write-through from G1.
+pub fn unlimited(config: &mut Config) {
+    config.disk.drive_writes_per_day = 0.0;
+    for edge in [&mut config.offload.g1_g2, &mut config.offload.g2_g3] {
+        edge.queue_share = 1.0;
+        edge.watermark = 1.0;
+        edge.idle_iterations = 0;
+        edge.ahead_share = 0.0;
+    }
+}
+
+/// Registers blocks of `tokens` from block `first` on without computing anything.
+pub fn fill(manager: &KvBlockManager<Owned>, tokens: &TokenSequence, first: usize) -> Cached<G1> {
+    let fresh = manager.allocate(tokens.num_blocks() - first).unwrap();
+    let (done, rest) = manager.commit(fresh, tokens, first).unwrap();
+    assert!(rest.is_empty());
+    manager.register(done).unwrap()
 }
 
 /// A sequence of `blocks` blocks that begins with `start`.

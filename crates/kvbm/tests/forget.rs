@@ -1,0 +1,161 @@
+//! What is removed on request is gone, everywhere and for good; what is in use stays with its user.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+mod support;
+
+use kvbm::metrics::EvictReason;
+use kvbm::{ClearError, FailureKind, Namespace, Tier};
+use std::time::Duration;
+use support::script::{Mode, Ranks};
+use support::{books, fill, holds, namespace, serve, soon, three_tiers, tokens, two_tiers};
+
+#[test]
+fn one_tenant_is_forgotten_and_the_other_is_not_even_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let tenant = |salt: &str| namespace().page_size(16).dtype("bf16").tenant_salt(salt);
+    let prompt: Vec<u32> = (0..96).collect();
+    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
+    let [gone, stays] =
+        ["gone", "stays"].map(|salt| manager.sequence_in(&tenant(salt), &prompt, b"").unwrap());
+    for sequence in [&gone, &stays] {
+        assert_eq!(serve(&manager, sequence), 0);
+        assert!(manager.wait_offloads(soon()));
+    }
+    assert_eq!(manager.forget(&tenant("gone")), 18, "six blocks on each of three tiers");
+    assert!(manager.look_up(&gone).is_empty());
+    assert_eq!(manager.look_up(&stays).len(), 6);
+    for tier in [Tier::G1, Tier::G2, Tier::G3] {
+        assert_eq!(manager.metrics().tier(tier).evictions(EvictReason::Forgotten).get(), 6);
+    }
+    assert!(manager.shutdown(Duration::from_secs(60)).is_complete());
+    drop(manager);
+    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
+    assert!(manager.look_up(&gone).is_empty(), "a restart does not bring it back");
+    assert_eq!(serve(&manager, &stays), 6);
+}
+
+#[test]
+fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    let sequence = tokens(&manager, 1, 4);
+    let blocks = fill(&manager, &sequence, 0);
+    manager.offload(&blocks, Tier::G2).unwrap();
+    ranks.set_all(Mode::Hold);
+    manager.offload(&fill(&manager, &tokens(&manager, 2, 1), 0), Tier::G2).unwrap();
+    ranks.done(0, &ranks.next_plan(0));
+    let down = ranks.next_plan(0);
+    assert_eq!(down.dst, kvbm::plan::Endpoint::Local(Tier::G3));
+    manager.forget(manager.namespace());
+    let before = ranks.commands(0).len();
+    ranks.done(0, &down);
+    assert!(manager.wait_offloads(soon()));
+    assert!(manager.look_up(&tokens(&manager, 2, 1)).is_empty());
+    let slots: Vec<_> = down.blocks.iter().map(|block| block.dst).collect();
+    let released = kvbm::plan::Command::Release { tier: Tier::G3, blocks: slots };
+    assert_eq!(ranks.commands(0)[before..], [released], "its record must not survive a restart");
+    assert_eq!(manager.status().tiers[2].arriving, 0);
+}
+
+#[test]
+fn a_prefix_matched_before_it_was_forgotten_brings_nothing_back() {
+    let manager = books([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    let sequence = tokens(&manager, 1, 4);
+    let held = fill(&manager, &sequence, 0);
+    assert!(manager.wait_offloads(soon()));
+    drop(held);
+    assert_eq!(manager.clear(Tier::G1), Ok(4));
+    let prefix = manager.match_prefix(&sequence);
+    manager.forget(manager.namespace());
+    let error = manager.onboard(prefix).wait().unwrap_err();
+    assert_eq!((error.arrived.len(), error.failures[0].failure.kind), (0, FailureKind::Missing));
+    drop(error);
+    assert!(manager.look_up(&sequence).is_empty());
+    let slots = manager.status().tiers;
+    assert!(slots.iter().all(|tier| tier.free == tier.capacity), "{slots:?}");
+}
+
+#[test]
+fn blocks_held_while_they_are_forgotten_are_not_offloaded_any_more() {
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([16, 16, 0], |_| ());
+    let sequence = tokens(&manager, 1, 4);
+    let held = fill(&manager, &sequence, 0);
+    manager.forget(manager.namespace());
+    manager.offload(&held, Tier::G2).unwrap();
+    assert!(manager.wait_offloads(soon()));
+    assert!(manager.look_up(&sequence).is_empty(), "a copy would be found again");
+    assert_eq!(manager.status().tiers[1].free, 16);
+}
+
+#[test]
+fn a_held_prefix_survives_pressure_and_a_dropped_one_does_not() {
+    let manager = two_tiers(16, 16);
+    let first = tokens(&manager, 1, 6);
+    serve(&manager, &first);
+    assert!(manager.wait_offloads(soon()));
+    let held = manager.match_prefix(&first);
+    let ids: Vec<_> = held.blocks().iter().map(|block| block.block).collect();
+    for other in 2..10 {
+        serve(&manager, &tokens(&manager, other, 8));
+        assert!(manager.wait_offloads(soon()));
+    }
+    assert_eq!(manager.look_up(&first).iter().filter(|tiers| tiers.contains(Tier::G1)).count(), 6);
+    assert!(ids.iter().zip(first.hashes()).all(|(&id, &hash)| holds(&manager, id, hash)));
+    let refused = manager.allocate(11).unwrap_err();
+    assert_eq!((refused.tier, refused.in_use), (Tier::G1, 6));
+    drop(held);
+    for other in 20..30 {
+        serve(&manager, &tokens(&manager, other, 8));
+        assert!(manager.wait_offloads(soon()));
+    }
+    assert!(manager.look_up(&first).is_empty(), "evicted from both tiers");
+}
+
+#[test]
+fn clear_leaves_what_is_in_use_and_the_other_tiers() {
+    let manager = books([16, 16, 0], |_| ());
+    let [used, unused] = [1, 2].map(|start| tokens(&manager, start, 4));
+    let held = fill(&manager, &used, 0);
+    drop(fill(&manager, &unused, 0));
+    assert!(manager.wait_offloads(soon()));
+    assert_eq!(manager.clear(Tier::G1), Ok(4));
+    assert_eq!(manager.metrics().tier(Tier::G1).evictions(EvictReason::Cleared).get(), 4);
+    assert!(manager.look_up(&used).iter().all(|tiers| tiers.contains(Tier::G1)));
+    assert!(manager.look_up(&unused).iter().all(|tiers| tiers.nearest() == Some(Tier::G2)));
+    drop(held);
+    assert_eq!(manager.clear(Tier::G2), Ok(8));
+    for tier in [Tier::G3, Tier::G4] {
+        assert_eq!(manager.clear(tier), Err(ClearError { tier }), "there is no such tier");
+    }
+}
+
+#[test]
+fn a_cleared_disk_is_empty_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
+    let sequence = tokens(&manager, 1, 6);
+    serve(&manager, &sequence);
+    assert!(manager.wait_offloads(soon()));
+    assert_eq!(manager.clear(Tier::G3), Ok(6));
+    manager.flush(Duration::from_secs(60)).unwrap();
+    drop(manager);
+    let manager = three_tiers([16, 32, 64], dir.path(), |_| ());
+    assert!(manager.look_up(&sequence).is_empty());
+    assert_eq!(serve(&manager, &sequence), 0);
+}
+
+#[test]
+fn looking_up_pins_nothing_and_counts_as_no_use() {
+    let manager = books([8, 0, 0], |_| ());
+    let [old, young] = [1, 2].map(|start| tokens(&manager, start, 4));
+    drop(fill(&manager, &old, 0));
+    drop(fill(&manager, &young, 0));
+    assert_eq!(manager.look_up(&old).len(), 4);
+    drop(manager.allocate(4).unwrap());
+    assert!(manager.look_up(&old).is_empty(), "the oldest went, although it was looked up last");
+    assert_eq!(manager.look_up(&young).len(), 4);
+    let other = Namespace::new("another-model").page_size(16);
+    let foreign = manager.sequence_in(&other, &(0..64).collect::<Vec<_>>(), b"").unwrap();
+    assert!(manager.look_up(&foreign).is_empty());
+}

@@ -1,0 +1,188 @@
+//! Ranks whose every answer the test decides.
+
+use super::{model, namespace, soon, unlimited};
+use kvbm::config::{Blocks, Config};
+use kvbm::plan::{BlockOutcome, Command, Epoch, FlushOutcome, Message, TransferPlan, TransferReport, wire};
+use kvbm::worker::{LinkError, MessageSink, WorkerLink};
+use kvbm::{Failure, FailureKind, KvBlockManager, Owned, Rank, Tier};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+/// What a rank does with a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Reports success from inside `send`.
+    Answer,
+    /// Keeps it until the test answers.
+    Hold,
+    /// Its line is down.
+    Dead,
+}
+
+/// Handles to all ranks of a manager.
+#[derive(Clone)]
+pub struct Ranks(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<Vec<RankState>>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct RankState {
+    mode: Option<Mode>,
+    line: Option<(Epoch, MessageSink)>,
+    held: VecDeque<TransferPlan>,
+    commands: Vec<Command>,
+}
+
+struct Link {
+    ranks: Ranks,
+    rank: usize,
+}
+
+impl Ranks {
+    pub fn new(count: usize) -> Self {
+        let state = (0..count).map(|_| RankState::default()).collect();
+        Self(Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() }))
+    }
+
+    /// A manager over these ranks, with tiers of these sizes. Nothing offloads by itself.
+    pub fn manager(
+        &self,
+        [g1, g2, g3]: [u32; 3],
+        configure: impl FnOnce(&mut Config),
+    ) -> KvBlockManager<Owned> {
+        let mut builder = KvBlockManager::<Owned>::builder()
+            .model(model())
+            .namespace(namespace())
+            .device(Blocks(g1))
+            .host(Blocks(g2))
+            .tensor_parallel(self.lock().len() as u32);
+        if g3 > 0 {
+            builder = builder.disk("never-opened", Blocks(g3));
+        }
+        builder
+            .configure(|config| {
+                unlimited(config);
+                config.offload.g1_g2.write_through = false;
+                configure(config);
+            })
+            .build_with_workers(|rank, epoch, sink| self.connect(rank, epoch, sink))
+            .unwrap()
+    }
+
+    pub fn connect(&self, rank: Rank, epoch: Epoch, sink: MessageSink) -> Box<dyn WorkerLink> {
+        let rank = rank.index();
+        self.lock()[rank].line = Some((epoch, sink));
+        self.send(
+            rank,
+            &Message::Recovered {
+                rank: Rank(rank as u16),
+                tier: Tier::G3,
+                blocks: Vec::new(),
+                unusable: Vec::new(),
+                last: true,
+            },
+        );
+        Box::new(Link { ranks: self.clone(), rank })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<RankState>> {
+        self.0.state.lock().unwrap()
+    }
+
+    pub fn set(&self, rank: usize, mode: Mode) {
+        self.lock()[rank].mode = Some(mode);
+    }
+
+    pub fn set_all(&self, mode: Mode) {
+        self.lock().iter_mut().for_each(|rank| rank.mode = Some(mode));
+    }
+
+    /// The next plan that `rank` holds.
+    pub fn next_plan(&self, rank: usize) -> TransferPlan {
+        let mut state = self.lock();
+        loop {
+            if let Some(plan) = state[rank].held.pop_front() {
+                return plan;
+            }
+            let left = soon().saturating_duration_since(Instant::now());
+            let (back, timeout) = self.0.changed.wait_timeout(state, left).unwrap();
+            assert!(!timeout.timed_out(), "rank {rank} got no plan");
+            state = back;
+        }
+    }
+
+    /// Plans that `rank` holds.
+    pub fn held(&self, rank: usize) -> usize {
+        self.lock()[rank].held.len()
+    }
+
+    /// Whatever `rank` was told that is no plan.
+    pub fn commands(&self, rank: usize) -> Vec<Command> {
+        self.lock()[rank].commands.clone()
+    }
+
+    pub fn send(&self, rank: usize, message: &Message) {
+        self.send_bytes(rank, wire::encode_message(message).unwrap());
+    }
+
+    pub fn send_bytes(&self, rank: usize, bytes: Vec<u8>) {
+        let (_, sink) = self.lock()[rank].line.clone().unwrap();
+        sink(bytes);
+    }
+
+    pub fn report(&self, rank: usize, plan: &TransferPlan, blocks: Vec<BlockOutcome>) -> TransferReport {
+        TransferReport {
+            plan_id: plan.plan_id,
+            epoch: plan.epoch,
+            rank: Rank(rank as u16),
+            path: plan.path(),
+            blocks,
+            bytes: 0,
+            queued_us: 0,
+            busy_us: 0,
+        }
+    }
+
+    pub fn done(&self, rank: usize, plan: &TransferPlan) {
+        let blocks = vec![BlockOutcome::Done { checksum: 1 }; plan.blocks.len()];
+        self.send(rank, &Message::Transfer(self.report(rank, plan, blocks)));
+    }
+
+    /// Reports that block `bad` failed and the others arrived.
+    pub fn fail(&self, rank: usize, plan: &TransferPlan, bad: usize, kind: FailureKind) {
+        let failed = |at| at == bad;
+        let outcome = |at| match failed(at) {
+            true => BlockOutcome::Failed(Failure::new(kind, "planted")),
+            false => BlockOutcome::Done { checksum: 1 },
+        };
+        let blocks = (0..plan.blocks.len()).map(outcome).collect();
+        self.send(rank, &Message::Transfer(self.report(rank, plan, blocks)));
+    }
+}
+
+impl WorkerLink for Link {
+    fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+        let command = wire::decode_command(command).unwrap();
+        let mode = self.ranks.lock()[self.rank].mode.unwrap_or(Mode::Answer);
+        match (mode, command) {
+            (Mode::Dead, _) => return Err(LinkError::Closed),
+            (Mode::Answer, Command::Transfer(plan)) => self.ranks.done(self.rank, &plan),
+            (Mode::Hold, Command::Transfer(plan)) => self.ranks.lock()[self.rank].held.push_back(plan),
+            (_, command) => {
+                self.ranks.lock()[self.rank].commands.push(command.clone());
+                if let Command::Flush { token } = command {
+                    let (epoch, _) = self.ranks.lock()[self.rank].line.clone().unwrap();
+                    let outcome = FlushOutcome::Durable { blocks: 0 };
+                    let rank = Rank(self.rank as u16);
+                    self.ranks.send(self.rank, &Message::Flushed { rank, epoch, token, outcome });
+                }
+            }
+        }
+        self.ranks.0.changed.notify_all();
+        Ok(())
+    }
+}
