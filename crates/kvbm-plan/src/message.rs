@@ -76,7 +76,8 @@ pub enum Message {
         /// What came of it.
         outcome: FlushOutcome,
     },
-    /// Contents of a persistent tier at start, in parts of at most [`Message::MAX_RECOVERED`] blocks.
+    /// Contents of a persistent tier at start, in parts of at most [`Message::MAX_RECOVERED`] blocks and as many unusable
+    /// slots.
     Recovered {
         /// Who.
         rank: Rank,
@@ -84,12 +85,14 @@ pub enum Message {
         tier: Tier,
         /// Part of the contents, oldest use first.
         blocks: Vec<RecoveredBlock>,
+        /// Part of the slots that this rank never writes again (quarantined): no block may be placed there.
+        unusable: Vec<BlockId>,
         /// Whether this is the last part.
         last: bool,
     },
 }
 
 impl Message {
-    /// Most blocks in one [`Message::Recovered`].
+    /// Most blocks, and most unusable slots, in one [`Message::Recovered`].
     pub const MAX_RECOVERED: usize = 4096;
 }

@@ -156,7 +156,10 @@ fn check_message(message: &Message) -> Result<(), Excess> {
                 BlockOutcome::Done { .. } => Ok(()),
             })
         }
-        Message::Recovered { blocks, .. } => bound("recovered blocks", blocks.len(), Message::MAX_RECOVERED),
+        Message::Recovered { blocks, unusable, .. } => {
+            bound("recovered blocks", blocks.len(), Message::MAX_RECOVERED)?;
+            bound("unusable slots", unusable.len(), Message::MAX_RECOVERED)
+        }
         Message::Flushed { outcome: FlushOutcome::Failed(failure), .. } => check_failure(failure),
         Message::Flushed { outcome: FlushOutcome::Durable { .. }, .. } => Ok(()),
     }

@@ -59,7 +59,13 @@ fn messages() -> Vec<Message> {
             outcome: FlushOutcome::Durable { blocks: 12 },
         },
         Message::Flushed { rank: Rank(0), epoch: Epoch(3), token: 4, outcome: FlushOutcome::Failed(corrupt) },
-        Message::Recovered { rank: Rank(2), tier: Tier::G3, blocks: recovered.collect(), last: true },
+        Message::Recovered {
+            rank: Rank(2),
+            tier: Tier::G3,
+            blocks: recovered.collect(),
+            unusable: vec![BlockId(3), BlockId(u32::MAX)],
+            last: true,
+        },
     ]
 }
 
@@ -150,6 +156,8 @@ fn oversized_messages() -> Vec<(Message, &'static str)> {
     let talkative = TransferReport { blocks: vec![BlockOutcome::Failed(wordy.clone())], ..report };
     let recovered = RecoveredBlock { block: BlockId(9), identity: chain(1)[0] };
     let recovered = vec![recovered; Message::MAX_RECOVERED + 1];
+    let found =
+        |blocks, unusable| Message::Recovered { rank: Rank(0), tier: Tier::G3, blocks, unusable, last: true };
     vec![
         (Message::Transfer(long), "reported blocks"),
         (Message::Transfer(talkative), "bytes of a failure's detail"),
@@ -162,10 +170,8 @@ fn oversized_messages() -> Vec<(Message, &'static str)> {
             },
             "bytes of a failure's detail",
         ),
-        (
-            Message::Recovered { rank: Rank(0), tier: Tier::G3, blocks: recovered, last: true },
-            "recovered blocks",
-        ),
+        (found(recovered, Vec::new()), "recovered blocks"),
+        (found(Vec::new(), vec![BlockId(9); Message::MAX_RECOVERED + 1]), "unusable slots"),
     ]
 }
 

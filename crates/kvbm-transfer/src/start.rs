@@ -87,15 +87,16 @@ fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
         .iter()
         .map(|found| RecoveredBlock { block: found.slot, identity: found.identity })
         .collect();
-    let mut rest = blocks.as_slice();
+    let mut blocks = blocks.chunks(Message::MAX_RECOVERED);
+    let mut unusable = recovered.quarantined.chunks(Message::MAX_RECOVERED);
     loop {
-        let (part, later) = rest.split_at(rest.len().min(Message::MAX_RECOVERED));
-        let last = later.is_empty();
-        hub.send(Message::Recovered { rank, tier: Tier::G3, blocks: part.to_vec(), last });
+        let (part, bad) = (blocks.next().unwrap_or_default(), unusable.next().unwrap_or_default());
+        let last = blocks.len() == 0 && unusable.len() == 0;
+        let (blocks, unusable) = (part.to_vec(), bad.to_vec());
+        hub.send(Message::Recovered { rank, tier: Tier::G3, blocks, unusable, last });
         if last {
             return;
         }
-        rest = later;
     }
 }
 

@@ -111,7 +111,13 @@ fn a_block_is_read_only_after_the_event_of_the_engine() {
 #[test]
 fn the_disk_tells_what_it_holds_and_flushes_on_request() {
     let rig = Rig::new();
-    let none = Message::Recovered { rank: Rank(1), tier: Tier::G3, blocks: Vec::new(), last: true };
+    let none = Message::Recovered {
+        rank: Rank(1),
+        tier: Tier::G3,
+        blocks: Vec::new(),
+        unusable: Vec::new(),
+        last: true,
+    };
     assert_eq!(rig.inbox.next(), none);
     for (name, slot) in [(1, 1), (2, 2), (3, 3)] {
         rig.fill_g1(slot, name);
@@ -124,9 +130,13 @@ fn the_disk_tells_what_it_holds_and_flushes_on_request() {
     assert_eq!((rank, epoch, token, outcome), (Rank(1), Epoch(5), 77, FlushOutcome::Durable { blocks: 2 }));
 
     let Rig { dir, manager, disk, medium, .. } = rig;
+    disk.quarantine(kvbm_plan::BlockId(7));
     drop((manager, disk, medium));
     let rig = Rig::at(dir, Shape::default(), |_| {});
-    let Message::Recovered { blocks, last: true, .. } = rig.inbox.next() else { panic!("recovered") };
+    let Message::Recovered { blocks, unusable, last: true, .. } = rig.inbox.next() else {
+        panic!("recovered")
+    };
+    assert_eq!(unusable, [kvbm_plan::BlockId(7)]);
     let found: Vec<_> = blocks.iter().map(|found| (found.block.0, found.identity)).collect();
     assert_eq!(found, [(4, support::identity(1)), (6, support::identity(3))]);
     rig.must(Path::G3_G1, &[(1, 4, 0), (3, 6, 1)]);

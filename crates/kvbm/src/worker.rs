@@ -39,7 +39,8 @@ impl MetadataWorker {
     /// A worker of rank `rank` under the leader of `epoch`. It holds no persistent tier: nothing is recovered.
     pub fn start(rank: Rank, epoch: Epoch, sink: MessageSink) -> Self {
         let worker = Self { rank, epoch, sink };
-        worker.answer(&Message::Recovered { rank, tier: Tier::G3, blocks: Vec::new(), last: true });
+        let (blocks, unusable) = (Vec::new(), Vec::new());
+        worker.answer(&Message::Recovered { rank, tier: Tier::G3, blocks, unusable, last: true });
         worker
     }
 

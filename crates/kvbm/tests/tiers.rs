@@ -97,7 +97,8 @@ fn a_quarantined_slot_stays_unused_after_a_restart() {
     bytes[used] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let manager = build();
-    assert!(serve(&manager, &first) < 4, "a damaged block is a miss");
+    let error = manager.onboard(manager.match_prefix(&first)).wait_until(soon()).unwrap_err();
+    assert_eq!(error.failures[0].failure.kind, FailureKind::Corrupt, "{error}");
     assert_eq!(g3(&manager).quarantined, 1);
     shut_down(manager);
 

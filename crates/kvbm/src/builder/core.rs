@@ -138,10 +138,12 @@ impl Core {
         let _inside = span.enter();
         let deadline = Instant::now() + RECOVERY_TIMEOUT;
         let common = self.leader.recoveries.wait(deadline).ok_or(BuildError::Recovery)?;
+        let retired = self.leader.registry.retire(Tier::G3, &common.unusable);
         let restored =
             self.leader.registry.restore(Tier::G3, &common.blocks, kvbm_pool::BlockMetadata::default())?;
         span.record("blocks", restored.restored);
-        tracing::info!(target: "kvbm", blocks = restored.restored, incomplete = common.incomplete.len(), "G3 recovered");
+        let incomplete = common.incomplete.len();
+        tracing::info!(target: "kvbm", blocks = restored.restored, incomplete, retired, "G3 recovered");
         self.leader.release(&common.incomplete);
         for slots in [&restored.rejected, &restored.duplicates, &restored.orphans] {
             self.leader.release(slots);

@@ -27,7 +27,7 @@ use kvbm_pool::{AnyArrivals, Completion, Prefix, Quarantine, Registry};
 use offload::Offloads;
 use operation::{Destination, Move, Operation, Outcome, Parts, PlanPart, Purpose, Unsettled};
 use parking_lot::{Mutex, ReentrantMutex};
-use recovery::Recoveries;
+use recovery::{Part, Recoveries};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -306,8 +306,8 @@ impl Leader {
                     self.flushes.answer(rank, token, outcome);
                 }
             }
-            Ok(Message::Recovered { rank, tier, blocks, last }) => {
-                self.recoveries.answer(rank, tier, blocks, last);
+            Ok(Message::Recovered { rank, tier, blocks, unusable, last }) => {
+                self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
             }
             Err(error) => {
                 self.metrics.malformed_messages.add(1);

@@ -8,16 +8,19 @@ use std::time::Instant;
 
 /// Answers of the ranks, until all have given theirs.
 pub(crate) struct Recoveries {
-    ranks: Mutex<Vec<Found>>,
+    ranks: Mutex<Vec<Part>>,
     complete: Signal,
     /// Slots of G3: no rank can hold more blocks.
     capacity: usize,
 }
 
+/// What a rank found, or a part of it.
 #[derive(Default, Clone)]
-struct Found {
-    blocks: Vec<RecoveredBlock>,
-    last: bool,
+pub(crate) struct Part {
+    pub(crate) blocks: Vec<RecoveredBlock>,
+    /// Slots that the rank never writes again.
+    pub(crate) unusable: Vec<BlockId>,
+    pub(crate) last: bool,
 }
 
 /// Blocks that can be served, and slots that cannot.
@@ -27,27 +30,29 @@ pub(crate) struct Common {
     pub(crate) blocks: Vec<RecoveredBlock>,
     /// Known to some ranks only, or under different identities.
     pub(crate) incomplete: Vec<BlockId>,
+    /// Out of use on some rank, hence for all.
+    pub(crate) unusable: Vec<BlockId>,
 }
 
 impl Recoveries {
     pub(crate) fn new(ranks: usize, capacity: u32) -> Self {
-        let ranks = Mutex::new(vec![Found::default(); ranks]);
+        let ranks = Mutex::new(vec![Part::default(); ranks]);
         Self { ranks, complete: Signal::default(), capacity: capacity as usize }
     }
 
     /// A part of what a rank found on G3; parts after the last change nothing.
-    pub(crate) fn answer(&self, rank: Rank, tier: Tier, blocks: Vec<RecoveredBlock>, last: bool) {
+    pub(crate) fn answer(&self, rank: Rank, tier: Tier, part: Part) {
         let mut ranks = self.ranks.lock();
         let Some(found) = ranks.get_mut(rank.index()) else { return };
         if tier != Tier::G3 || found.last {
             return;
         }
-        let room = self.capacity.saturating_sub(found.blocks.len());
-        if blocks.len() > room {
+        let complete = extend(&mut found.blocks, part.blocks, self.capacity)
+            & extend(&mut found.unusable, part.unusable, self.capacity);
+        if !complete {
             tracing::warn!(%rank, capacity = self.capacity, "more recovered blocks than slots: the rest is left out");
         }
-        found.blocks.extend(blocks.into_iter().take(room));
-        found.last = last;
+        found.last = part.last;
         if ranks.iter().all(|found| found.last) {
             drop(ranks);
             self.complete.set();
@@ -60,7 +65,15 @@ impl Recoveries {
     }
 }
 
-fn common(ranks: &[Found]) -> Common {
+/// Adds up to `capacity` items in all; whether that was all of them.
+fn extend<T>(into: &mut Vec<T>, items: Vec<T>, capacity: usize) -> bool {
+    let room = capacity.saturating_sub(into.len());
+    let all = items.len() <= room;
+    into.extend(items.into_iter().take(room));
+    all
+}
+
+fn common(ranks: &[Part]) -> Common {
     let Some((first, others)) = ranks.split_first() else { return Common::default() };
     let others: Vec<HashMap<BlockId, &RecoveredBlock>> = others
         .iter()
@@ -76,7 +89,10 @@ fn common(ranks: &[Found]) -> Common {
     let mut incomplete: Vec<_> = lonely.iter().map(|recovered| recovered.block).collect();
     incomplete.sort_unstable();
     incomplete.dedup();
-    Common { blocks, incomplete }
+    let mut unusable: Vec<_> = ranks.iter().flat_map(|found| &found.unusable).copied().collect();
+    unusable.sort_unstable();
+    unusable.dedup();
+    Common { blocks, incomplete, unusable }
 }
 
 #[cfg(test)]
@@ -94,14 +110,19 @@ mod tests {
     #[test]
     fn invariant_1_only_what_every_rank_has_is_served() {
         let recoveries = Recoveries::new(2, 16);
+        let answer = |rank: u16, blocks: &[RecoveredBlock], unusable: &[u32], last: bool| {
+            let unusable = unusable.iter().copied().map(BlockId).collect();
+            recoveries.answer(Rank(rank), Tier::G3, Part { blocks: blocks.to_vec(), unusable, last });
+        };
         let (a, b, c) = (recovered(1, 1), recovered(2, 2), recovered(3, 3));
-        recoveries.answer(Rank(0), Tier::G3, vec![a, b], false);
-        recoveries.answer(Rank(0), Tier::G3, vec![c], true);
-        recoveries.answer(Rank(0), Tier::G3, vec![recovered(9, 9)], true);
+        answer(0, &[a, b], &[8, 4], false);
+        answer(0, &[c], &[6], true);
+        answer(0, &[recovered(9, 9)], &[9], true);
         assert_eq!(recoveries.wait(Instant::now()), None, "rank 1 has not answered");
-        recoveries.answer(Rank(1), Tier::G3, vec![a, recovered(3, 7), recovered(5, 5)], true);
+        answer(1, &[a, recovered(3, 7), recovered(5, 5)], &[4, 2], true);
         let common = recoveries.wait(Instant::now()).expect("both answered");
         assert_eq!(common.blocks, [a]);
         assert_eq!(common.incomplete, [2, 3, 5].map(BlockId));
+        assert_eq!(common.unusable, [2, 4, 6, 8].map(BlockId), "on any rank");
     }
 }
