@@ -2,8 +2,8 @@
 
 use crate::leader::Leader;
 use crate::metrics::EvictReason;
-use kvbm_plan::{BlockId, Command, Failure, FlushOutcome, NamespaceId, Rank, Tier};
-use std::collections::HashSet;
+use kvbm_plan::{BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Rank, Tier};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -98,9 +98,9 @@ impl Leader {
         let has_disk = self.registry.capacity(Tier::G3) > 0;
         if has_disk {
             // G2 first and after every batch from above: what comes down must not push out what is not on disk yet.
-            let save_host = || self.drain_down(Tier::G2, deadline, &|| ());
+            let save_host = || self.save(Tier::G2, deadline, &|| ());
             save_host();
-            self.drain_down(Tier::G1, deadline, &save_host);
+            self.save(Tier::G1, deadline, &save_host);
         }
         let drained = self.offloads.wait_idle(deadline);
         let (durable_blocks, flush_error) = match self.flush(deadline) {
@@ -114,14 +114,58 @@ impl Leader {
         ShutdownReport { durable_blocks, not_saved, drained, flush_error }
     }
 
+    /// Sends every block of `src` that is not on disk one tier down, in use or not, chain by chain and each once.
+    /// `after_each` runs after every batch.
+    fn save(self: &Arc<Self>, src: Tier, deadline: Instant, after_each: &dyn Fn()) {
+        let Some(edge) = self.offloads.edge(src) else { return };
+        let room = self.registry.capacity(edge.path.dst) as usize / 2;
+        let unsaved = self.not_on_disk(src);
+        for part in unsaved.chunks(edge.limit.min(room).max(1)) {
+            if Instant::now() >= deadline {
+                return;
+            }
+            let mut batch = self.nothing(src);
+            for identity in part {
+                if let Some(block) = self.pin(src, identity.group, identity.hash) {
+                    // Of the same registry, tier and kind of pin, so it is never refused.
+                    let _refused = batch.append(block);
+                }
+            }
+            self.enqueue(edge, batch);
+            self.pump();
+            if !self.offloads.wait_idle(deadline) {
+                return;
+            }
+            after_each();
+        }
+    }
+
+    /// Blocks of `tier` that are not on disk, chain by chain, parents first.
+    fn not_on_disk(&self, tier: Tier) -> Vec<BlockIdentity> {
+        let key = |identity: &BlockIdentity| (identity.group, identity.hash);
+        let saved: HashSet<_> =
+            self.registry.snapshot(Tier::G3).0.iter().map(|(_, identity)| key(identity)).collect();
+        let mut chains: HashMap<_, usize> = HashMap::new();
+        let mut unsaved = Vec::new();
+        for (_, identity) in self.registry.snapshot(tier).0 {
+            // Parents come before children, so a chain is known by the time it goes on.
+            let of_parent = identity.parent.and_then(|parent| chains.get(&(identity.group, parent)).copied());
+            let chain = of_parent.unwrap_or(chains.len());
+            chains.insert(key(&identity), chain);
+            if !saved.contains(&key(&identity)) {
+                unsaved.push((chain, identity.position, identity));
+            }
+        }
+        unsaved.sort_unstable_by_key(|&(chain, position, _)| (chain, position));
+        unsaved.into_iter().map(|(.., identity)| identity).collect()
+    }
+
     /// Blocks of the upper tiers that are not on disk.
     fn not_saved(&self) -> u64 {
-        let on = |tier| {
-            self.registry.snapshot(tier).0.into_iter().map(|(_, identity)| (identity.group, identity.hash))
-        };
-        let saved: HashSet<_> = on(Tier::G3).collect();
-        let upper: HashSet<_> = on(Tier::G1).chain(on(Tier::G2)).collect();
-        upper.difference(&saved).count() as u64
+        let unsaved = [Tier::G1, Tier::G2].map(|tier| self.not_on_disk(tier));
+        let unsaved: HashSet<_> =
+            unsaved.iter().flatten().map(|identity| (identity.group, identity.hash)).collect();
+        unsaved.len() as u64
     }
 
     pub(crate) fn clear(&self, tier: Tier) -> Result<u64, ClearError> {

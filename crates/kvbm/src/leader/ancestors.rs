@@ -68,7 +68,8 @@ impl Leader {
         Some(line)
     }
 
-    fn pin(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<Pinned> {
+    /// One block of `tier`, held for a transfer, if it is there.
+    pub(crate) fn pin(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<Pinned> {
         let pinned = match tier {
             Tier::G1 => self.registry.pool::<G1>().match_sequence_hashes(group, &[hash]).erase(),
             Tier::G2 => self.registry.pool::<G2>().match_sequence_hashes(group, &[hash]).erase(),
@@ -77,7 +78,8 @@ impl Leader {
         Some(pinned.into_transfer()).filter(|pinned| !pinned.is_empty())
     }
 
-    fn nothing(&self, tier: Tier) -> Pinned {
+    /// An empty batch to add to.
+    pub(crate) fn nothing(&self, tier: Tier) -> Pinned {
         self.registry.coldest(tier, 0, tier, 0)
     }
 }

@@ -165,25 +165,6 @@ impl Leader {
         }
     }
 
-    /// Everything on `src` that has no copy on the next tier, in batches, until nothing is left, nothing succeeds any more, or
-    /// `deadline` passes. `after_each` runs after every batch.
-    pub(crate) fn drain_down(self: &Arc<Self>, src: Tier, deadline: Instant, after_each: &dyn Fn()) {
-        let Some(edge) = self.offloads.edge(src) else { return };
-        // A call looks at a part of the tier only: some may find nothing before one does.
-        let mut fruitless = 0;
-        while Instant::now() < deadline && fruitless < 1 + self.registry.capacity(src) / 1024 {
-            let before = self.registry.occupancy(src).not_copied_lower;
-            self.enqueue(edge, self.coldest(edge, edge.limit.min(1024), 0));
-            self.pump();
-            if !self.offloads.wait_idle(deadline) {
-                return;
-            }
-            after_each();
-            let copied = self.registry.occupancy(src).not_copied_lower < before;
-            fruitless = if copied { 0 } else { fruitless + 1 };
-        }
-    }
-
     fn check_watermark(&self, edge: &Edge) {
         let status = self.registry.occupancy(edge.path.src);
         let excess = edge.excess(status.not_copied_lower as usize, status.capacity as usize);
@@ -224,7 +205,7 @@ impl Leader {
         self.registry.coldest(edge.path.src, wanted, edge.path.dst, min_idle)
     }
 
-    fn enqueue(&self, edge: &Edge, blocks: Pinned) {
+    pub(crate) fn enqueue(&self, edge: &Edge, blocks: Pinned) {
         let blocks = blocks.into_transfer();
         if self.is_closed() || blocks.is_empty() {
             return;
