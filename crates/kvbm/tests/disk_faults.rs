@@ -1,0 +1,211 @@
+//! Bytes on disk that are not what was written there are never served.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+mod support;
+
+use kvbm::config::{Blocks, IoMode, ModelConfig};
+use kvbm::{BlockId, FailureKind, KvBlockManager, OnboardError, Owned, Path, Tier, TokenSequence};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use support::{namespace, serve, soon, tokens, unlimited};
+
+/// Bytes of a block, and of its slot.
+const BLOCK: u64 = 4096;
+
+struct Rig {
+    manager: KvBlockManager<Owned>,
+    dir: tempfile::TempDir,
+}
+
+/// 1 layer x 2 x 16 tokens x 1 head x 64 x bf16: 4 KiB a block.
+fn rig(g1: u32, g2: u32, g3: u32) -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let manager = KvBlockManager::<Owned>::builder()
+        .model(ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() })
+        .namespace(namespace())
+        .device(Blocks(g1))
+        .host(Blocks(g2))
+        .disk(dir.path(), Blocks(g3))
+        .configure(|config| {
+            unlimited(config);
+            config.offload.g2_g3.write_through = true;
+            config.disk.io = IoMode::Buffered;
+        })
+        .build()
+        .unwrap();
+    Rig { manager, dir }
+}
+
+impl Rig {
+    fn slots(&self) -> File {
+        File::options().read(true).write(true).open(self.dir.path().join("rank-0/slots.kvbm")).unwrap()
+    }
+
+    /// Serves `sequence` and leaves it on disk only.
+    fn store(&self, sequence: &TokenSequence) {
+        assert_eq!(serve(&self.manager, sequence), 0);
+        self.only_on_disk();
+    }
+
+    fn only_on_disk(&self) {
+        assert!(self.manager.wait_offloads(soon()));
+        for tier in [Tier::G1, Tier::G2] {
+            self.manager.clear(tier).unwrap();
+        }
+    }
+
+    /// Where the blocks of `sequence` lie on disk.
+    fn slots_of(&self, sequence: &TokenSequence) -> Vec<BlockId> {
+        let prefix = self.manager.match_prefix(sequence);
+        assert_eq!(prefix.count(Tier::G3), sequence.num_blocks());
+        prefix.blocks().iter().map(|block| block.block).collect()
+    }
+
+    fn read(&self, slot: BlockId) -> Vec<u8> {
+        let mut bytes = vec![0; BLOCK as usize];
+        self.slots().read_exact_at(&mut bytes, u64::from(slot.0) * BLOCK).unwrap();
+        bytes
+    }
+
+    fn write(&self, slot: BlockId, bytes: &[u8]) {
+        self.slots().write_all_at(bytes, u64::from(slot.0) * BLOCK).unwrap();
+    }
+
+    fn flip(&self, slot: BlockId, bit: u64) {
+        let mut bytes = self.read(slot);
+        bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+        self.write(slot, &bytes);
+    }
+
+    fn onboard(&self, sequence: &TokenSequence) -> OnboardError {
+        let error = self.manager.onboard(self.manager.match_prefix(sequence)).wait();
+        error.err().expect("a bad block is not served")
+    }
+
+    fn corrupt(&self) -> u64 {
+        self.manager.metrics().tier(Tier::G3).corrupt.get()
+    }
+}
+
+#[test]
+fn invariant_5_none_of_a_thousand_bit_flips_on_disk_is_served() {
+    let rig = rig(256, 512, 1100);
+    let all: Vec<_> = (0..1000).map(|start| tokens(&rig.manager, start, 1)).collect();
+    for part in all.chunks(200) {
+        part.iter().for_each(|sequence| assert_eq!(serve(&rig.manager, sequence), 0));
+        rig.only_on_disk();
+    }
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for sequence in &all {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        rig.flip(rig.slots_of(sequence)[0], (random >> 33) % (8 * BLOCK));
+    }
+    for sequence in &all {
+        let error = rig.onboard(sequence);
+        assert_eq!(error.arrived.len(), 0);
+        let failed = &error.failures[0];
+        assert_eq!((failed.path, failed.failure.kind), (Path::G3_G1, FailureKind::Corrupt), "{error}");
+        assert!(rig.manager.look_up(sequence).is_empty(), "a miss from now on");
+    }
+    assert_eq!(rig.corrupt(), 1000);
+    assert_eq!(rig.manager.status().tiers[2].quarantined, 1000);
+    assert_eq!(rig.manager.metrics().tier(Tier::G3).quarantined.get(), 1000);
+    assert_eq!(rig.manager.metrics().tier(Tier::G3).hits.get(), 0);
+    for sequence in &all[..20] {
+        rig.store(sequence);
+        assert_eq!(serve(&rig.manager, sequence), 1, "computed again, stored elsewhere and served");
+    }
+    assert_eq!(rig.corrupt(), 1000);
+}
+
+#[test]
+fn invariant_5_the_part_before_a_bad_block_is_served() {
+    let rig = rig(16, 32, 64);
+    let sequence = tokens(&rig.manager, 1, 6);
+    rig.store(&sequence);
+    rig.flip(rig.slots_of(&sequence)[3], 12_345);
+    let error = rig.onboard(&sequence);
+    assert_eq!((error.arrived.len(), error.wanted, rig.corrupt()), (3, 6, 1));
+    assert!(support::holds(&rig.manager, error.arrived.block_ids()[2], sequence.hashes()[2]));
+    drop(error);
+    assert!(rig.manager.wait_offloads(soon()));
+    assert_eq!(serve(&rig.manager, &sequence), 3, "the rest is computed again");
+    rig.only_on_disk();
+    assert_eq!(serve(&rig.manager, &sequence), 6, "and stored in a good slot");
+    assert_eq!(rig.manager.status().tiers[2].quarantined, 1);
+}
+
+#[test]
+fn invariant_5_two_valid_slots_swapped_are_both_refused() {
+    let rig = rig(16, 32, 64);
+    let [first, second] = [1, 2].map(|start| tokens(&rig.manager, start, 1));
+    rig.store(&first);
+    rig.store(&second);
+    let slots = [&first, &second].map(|sequence| rig.slots_of(sequence)[0]);
+    let bytes = slots.map(|slot| rig.read(slot));
+    rig.write(slots[0], &bytes[1]);
+    rig.write(slots[1], &bytes[0]);
+    for sequence in [&first, &second] {
+        assert_eq!(rig.onboard(sequence).failures[0].failure.kind, FailureKind::Corrupt);
+    }
+    assert_eq!((rig.corrupt(), rig.manager.status().tiers[2].quarantined), (2, 2));
+    assert_eq!(serve(&rig.manager, &first), 0);
+}
+
+#[test]
+fn invariant_5_a_stale_slot_is_refused() {
+    let rig = rig(16, 32, 1);
+    let [old, new] = [1, 2].map(|start| tokens(&rig.manager, start, 1));
+    rig.store(&old);
+    let slot = rig.slots_of(&old)[0];
+    let stale = rig.read(slot);
+    rig.store(&new);
+    assert_eq!(rig.slots_of(&new), [slot], "the slot was used again");
+    assert_ne!(rig.read(slot), stale);
+    rig.write(slot, &stale);
+    let error = rig.onboard(&new);
+    assert_eq!((error.arrived.len(), error.failures[0].failure.kind), (0, FailureKind::Corrupt));
+    assert_eq!(rig.corrupt(), 1);
+    assert_eq!(serve(&rig.manager, &new), 0, "computed again");
+}
+
+#[test]
+fn invariant_5_what_a_truncated_file_lost_is_refused_and_the_rest_served() {
+    let rig = rig(16, 32, 64);
+    let sequence = tokens(&rig.manager, 1, 8);
+    rig.store(&sequence);
+    let slots = rig.slots_of(&sequence);
+    let cut = slots.iter().map(|slot| slot.0).max().unwrap();
+    let whole = slots.iter().position(|slot| slot.0 == cut).unwrap();
+    rig.slots().set_len(u64::from(cut) * BLOCK + BLOCK / 2).unwrap();
+    let error = rig.onboard(&sequence);
+    assert_eq!(error.arrived.len(), whole);
+    assert_eq!(error.failures[0].failure.kind, FailureKind::Corrupt);
+    assert_eq!(rig.corrupt(), 1);
+    drop(error);
+    assert!(rig.manager.wait_offloads(soon()));
+    assert_eq!(serve(&rig.manager, &sequence), whole);
+}
+
+#[test]
+fn invariant_5_a_bad_slot_stays_bad_after_a_restart() {
+    let rig = rig(16, 32, 64);
+    let [bad, good] = [1, 2].map(|start| tokens(&rig.manager, start, 2));
+    rig.store(&bad);
+    rig.store(&good);
+    rig.flip(rig.slots_of(&bad)[0], 7);
+    assert_eq!(rig.onboard(&bad).arrived.len(), 0);
+    rig.manager.flush(std::time::Duration::from_secs(60)).unwrap();
+    let Rig { manager, dir } = rig;
+    drop(manager);
+    let manager = KvBlockManager::<Owned>::builder()
+        .model(ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() })
+        .namespace(namespace())
+        .device(Blocks(16))
+        .host(Blocks(32))
+        .disk(dir.path(), Blocks(64))
+        .build()
+        .unwrap();
+    assert!(manager.look_up(&bad).is_empty());
+    assert_eq!((serve(&manager, &bad), serve(&manager, &good)), (0, 2));
+}
