@@ -28,7 +28,7 @@ impl RegionBinding {
 /// The bytes of one region: offsets of the layout index it directly.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum RegionMemory {
+pub enum RegionBytes {
     /// Host memory.
     Host(HostRegion),
     /// Device memory.
@@ -49,7 +49,7 @@ pub struct BoundLayout {
 struct Inner {
     layout: Arc<dyn BlockLayout>,
     bindings: Vec<RegionBinding>,
-    memory: Vec<RegionMemory>,
+    memory: Vec<RegionBytes>,
     kind: StorageKind,
     device: Option<DeviceId>,
     fragments: FragmentTable,
@@ -134,7 +134,7 @@ impl BoundLayout {
     }
 
     /// The bytes of each region.
-    pub fn memory(&self) -> &[RegionMemory] {
+    pub fn memory(&self) -> &[RegionBytes] {
         &self.inner.memory
     }
 
@@ -142,7 +142,7 @@ impl BoundLayout {
     ///
     /// # Errors
     /// [`StorageError::Layout`] if there is no such region.
-    pub fn region(&self, region: u32) -> Result<&RegionMemory, StorageError> {
+    pub fn region(&self, region: u32) -> Result<&RegionBytes, StorageError> {
         let count = self.inner.memory.len() as u32;
         let missing = kvbm_layout::LayoutError::OutOfRange { axis: "region", index: region, count };
         self.inner.memory.get(region as usize).ok_or_else(|| missing.into())
@@ -154,9 +154,9 @@ impl BoundLayout {
     /// [`StorageError::OutOfRange`], or no such region.
     pub fn address(&self, region: u32, offset: u64, len: u64) -> Result<u64, StorageError> {
         match self.region(region)? {
-            RegionMemory::Host(memory) => Ok(memory.ptr_at(offset, len)?.expose_provenance() as u64),
-            RegionMemory::Device(memory) => Ok(memory.address_of(offset, len)?),
-            RegionMemory::File(file) => file.position(offset, len),
+            RegionBytes::Host(memory) => Ok(memory.ptr_at(offset, len)?.expose_provenance() as u64),
+            RegionBytes::Device(memory) => Ok(memory.address_of(offset, len)?),
+            RegionBytes::File(file) => file.position(offset, len),
         }
     }
 
@@ -226,11 +226,11 @@ impl fmt::Debug for BoundLayout {
     }
 }
 
-fn region_memory(binding: &RegionBinding, bytes: u64) -> Result<RegionMemory, StorageError> {
+fn region_memory(binding: &RegionBinding, bytes: u64) -> Result<RegionBytes, StorageError> {
     Ok(match binding.storage.backing() {
-        Backing::Host(region) => RegionMemory::Host(region.slice(binding.offset, bytes)?),
-        Backing::Device(memory) => RegionMemory::Device(memory.slice(binding.offset, bytes)?),
-        Backing::File(file) => RegionMemory::File(FileRange::new(file, binding.offset, bytes)?),
+        Backing::Host(region) => RegionBytes::Host(region.slice(binding.offset, bytes)?),
+        Backing::Device(memory) => RegionBytes::Device(memory.slice(binding.offset, bytes)?),
+        Backing::File(file) => RegionBytes::File(FileRange::new(file, binding.offset, bytes)?),
     })
 }
 

@@ -42,7 +42,7 @@ mod pinned;
 mod storage;
 mod system;
 
-pub use bound::{BoundLayout, RegionBinding, RegionMemory};
+pub use bound::{BoundLayout, RegionBinding, RegionBytes};
 pub use device::{DeviceAllocator, DeviceStorage};
 pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;

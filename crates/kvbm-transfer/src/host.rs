@@ -11,7 +11,7 @@ use kvbm_device::{HostRegion, Owner};
 use kvbm_disk::{BlockChecksum, ContentCrc, Fragments};
 use kvbm_layout::{FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, LayerRange, Tier};
-use kvbm_storage::{BoundLayout, RegionMemory};
+use kvbm_storage::{BoundLayout, RegionBytes};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
@@ -182,8 +182,8 @@ impl HostTier {
 
 /// The host memory behind a layout; `None` if any region lies elsewhere.
 pub(crate) fn host_regions(bound: &BoundLayout) -> Option<Vec<HostRegion>> {
-    let host = |memory: &RegionMemory| match memory {
-        RegionMemory::Host(region) => Some(region.clone()),
+    let host = |memory: &RegionBytes| match memory {
+        RegionBytes::Host(region) => Some(region.clone()),
         _ => None,
     };
     bound.memory().iter().map(host).collect()

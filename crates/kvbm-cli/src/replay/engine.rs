@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use kvbm::device::{CopyBatch, Direction, HostBuffer, Stream};
 use kvbm::layout::Cell;
-use kvbm::storage::RegionMemory;
+use kvbm::storage::RegionBytes;
 use kvbm::{BlockId, KvBlockManager, LocalWorker, Owned, SequenceHash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,6 +66,8 @@ impl<'a> Engine<'a> {
         for rank in &mut self.ranks {
             rank.verify(blocks, hashes, &mut wrong)?;
         }
+        // A block may be wrong in several cells and on several ranks.
+        wrong.sort_by_key(|wrong| wrong.block);
         wrong.dedup_by_key(|wrong| wrong.block);
         Ok(wrong)
     }
@@ -146,7 +148,7 @@ impl<'a> RankEngine<'a> {
                     );
                     let bytes = view.bytes();
                     let offset = view.offset + view.block_stride * u64::from(block.0);
-                    let RegionMemory::Device(memory) = g1.region(view.region)? else {
+                    let RegionBytes::Device(memory) = g1.region(view.region)? else {
                         anyhow::bail!("G1 is not device memory");
                     };
                     match batch.direction() {

@@ -5,7 +5,7 @@ use crossbeam_channel::Sender;
 use kvbm_device::{CopyBatch, Device, DeviceError, Direction, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
 use kvbm_plan::{LayerRange, TransferPlan};
-use kvbm_storage::{BoundLayout, RegionMemory};
+use kvbm_storage::{BoundLayout, RegionBytes};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -249,7 +249,7 @@ fn refused(error: &PlanError) -> DeviceError {
     }
 }
 
-fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionMemory, &'a RegionMemory)> {
+fn regions<'a>(route: &'a Route, run: &Run) -> Option<(&'a RegionBytes, &'a RegionBytes)> {
     let src = route.src.memory().get(run.src_region as usize)?;
     let dst = route.dst.memory().get(run.dst_region as usize)?;
     Some((src, dst))
@@ -268,10 +268,10 @@ fn push_block(
 ) -> Result<(), DeviceError> {
     for run in plan.runs(from, to).map_err(|error| refused(&error))? {
         match regions(route, &run) {
-            Some((RegionMemory::Host(src), RegionMemory::Device(dst))) => {
+            Some((RegionBytes::Host(src), RegionBytes::Device(dst))) => {
                 copies.push_host_to_device(src, run.src_offset, dst, run.dst_offset, run.len)?;
             }
-            Some((RegionMemory::Device(src), RegionMemory::Host(dst))) => {
+            Some((RegionBytes::Device(src), RegionBytes::Host(dst))) => {
                 copies.push_device_to_host(src, run.src_offset, dst, run.dst_offset, run.len)?;
             }
             _ => return Err(no_copy("a stream copy that does not join host and device memory")),
@@ -282,7 +282,7 @@ fn push_block(
 
 fn copy_on_host(route: &Route, plan: &CopyPlan, from: u32, to: u32) -> Result<(), DeviceError> {
     for run in plan.runs(from, to).map_err(|error| refused(&error))? {
-        let Some((RegionMemory::Host(src), RegionMemory::Host(dst))) = regions(route, &run) else {
+        let Some((RegionBytes::Host(src), RegionBytes::Host(dst))) = regions(route, &run) else {
             return Err(no_copy("a CPU copy of memory that is not host memory"));
         };
         dst.copy_from(run.dst_offset, src, run.src_offset, run.len)?;

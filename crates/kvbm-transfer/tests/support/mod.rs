@@ -18,7 +18,7 @@ use kvbm_plan::{
     Gate, GroupId, Message, NamespaceId, Path, PlanId, Priority, Rank, SequenceHash, TransferPlan,
     TransferReport, wire,
 };
-use kvbm_storage::{BoundLayout, DeviceAllocator, PinnedAllocator, RegionMemory, SystemAllocator};
+use kvbm_storage::{BoundLayout, DeviceAllocator, PinnedAllocator, RegionBytes, SystemAllocator};
 use kvbm_transfer::{DiskTier, TransferManager, WorkerConfig, disk_layout};
 use medium::FaultMedium;
 use std::sync::Arc;
@@ -262,8 +262,8 @@ impl Rig {
         for_each_element(bound, slot, |region, offset, len| {
             let from = (bytes.len() - rest.len()) as u64;
             match &bound.memory()[region] {
-                RegionMemory::Host(memory) => memory.write_at(offset as u64, &rest[..len]).unwrap(),
-                RegionMemory::Device(memory) => {
+                RegionBytes::Host(memory) => memory.write_at(offset as u64, &rest[..len]).unwrap(),
+                RegionBytes::Device(memory) => {
                     batch.push_host_to_device(&source, from, memory, offset as u64, len as u64).unwrap();
                 }
                 other => panic!("{other:?}"),
@@ -276,10 +276,10 @@ impl Rig {
         }
     }
 
-    fn download(&self, memory: &RegionMemory) -> Vec<u8> {
+    fn download(&self, memory: &RegionBytes) -> Vec<u8> {
         match memory {
-            RegionMemory::Host(region) => all(region),
-            RegionMemory::Device(memory) => {
+            RegionBytes::Host(region) => all(region),
+            RegionBytes::Device(memory) => {
                 let buffer = HostBuffer::zeroed(memory.len() as usize);
                 let mut batch = CopyBatch::new(Direction::DeviceToHost);
                 batch.push_device_to_host(memory, 0, &buffer, 0, memory.len()).unwrap();

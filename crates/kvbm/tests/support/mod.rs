@@ -117,7 +117,7 @@ fn copy(worker: &LocalWorker, block: BlockId, buffer: &HostBuffer, direction: Di
     let mut batch = CopyBatch::new(direction);
     let mut at = 0;
     for fragment in g1.block_fragments(block.0).unwrap() {
-        let kvbm::storage::RegionMemory::Device(memory) = g1.region(fragment.region).unwrap() else {
+        let kvbm::storage::RegionBytes::Device(memory) = g1.region(fragment.region).unwrap() else {
             panic!("G1 is device memory")
         };
         let pushed = match direction {
