@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::BlockForm;
+use crate::{Backend, BlockForm};
 
 /// Which side of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,5 +87,113 @@ pub enum KernelError {
         length: usize,
         /// Bytes needed.
         expected: usize,
+    },
+    /// An address that no kernel can use.
+    #[error("{argument}: chunk {chunk} of block {block} is at address {address:#x}; {rule}")]
+    Address {
+        /// The side.
+        argument: Argument,
+        /// The block, from 0.
+        block: usize,
+        /// The chunk within the block, from 0.
+        chunk: usize,
+        /// The address given.
+        address: u64,
+        /// The rule it must obey.
+        rule: &'static str,
+    },
+    /// A stride that lets parts of a side overlap, or elements lie askew.
+    #[error("{argument}: {stride} is {bytes} bytes; {rule}")]
+    Stride {
+        /// The side.
+        argument: Argument,
+        /// The name of the stride.
+        stride: &'static str,
+        /// Its value.
+        bytes: u64,
+        /// The rule it must obey.
+        rule: &'static str,
+    },
+    /// Chunks that share bytes although one of them is written.
+    #[error(
+        "destinations: chunk {chunk} of block {block} at {address:#x} shares bytes with another chunk of the batch; every chunk that is written needs memory of its own"
+    )]
+    Overlap {
+        /// The block, from 0.
+        block: usize,
+        /// The chunk within the block, from 0.
+        chunk: usize,
+        /// Where it starts.
+        address: u64,
+    },
+    /// A pair of ranges that cannot be copied.
+    #[error(
+        "pair {pair}: {bytes} bytes at {address:#x} ({side}) are null or end outside the address space; check the addresses"
+    )]
+    Pair {
+        /// Which pair, from 0.
+        pair: usize,
+        /// The side.
+        side: &'static str,
+        /// Where it starts.
+        address: u64,
+        /// Its length.
+        bytes: u64,
+    },
+    /// A slice of heads that is not inside the block.
+    #[error("{argument}: heads {first}..+{count} of a block of {of}; the slice must lie inside the block")]
+    Heads {
+        /// The side.
+        argument: Argument,
+        /// First head of the slice.
+        first: usize,
+        /// Heads of the slice.
+        count: usize,
+        /// Heads of the block.
+        of: usize,
+    },
+    /// Memory of one device used with another.
+    #[error("{argument}: device {found}, but {expected} is needed; all of a batch must lie on one device")]
+    Device {
+        /// What lies on the wrong device.
+        argument: String,
+        /// Where it lies.
+        found: u32,
+        /// Where it must lie.
+        expected: u32,
+    },
+    /// A tensor that is not what the form says.
+    #[error("{argument}: tensor {index}: {what} {found}, expected {expected}; {rule}")]
+    Tensor {
+        /// The side.
+        argument: Argument,
+        /// Which of its tensors, from 0.
+        index: usize,
+        /// What of the tensor is wrong.
+        what: &'static str,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        expected: String,
+        /// The way out.
+        rule: &'static str,
+    },
+    /// More than one launch can count.
+    #[error("{what} is {value}, at most {limit} are possible in one launch; convert in several parts")]
+    TooMuch {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much.
+        value: u64,
+        /// How much is possible.
+        limit: u64,
+    },
+    /// A back end that this device does not have.
+    #[error("back end {backend} is not available: {why}; use back end auto")]
+    Backend {
+        /// The back end that was asked for.
+        backend: Backend,
+        /// What is missing.
+        why: &'static str,
     },
 }

@@ -75,6 +75,7 @@ pub struct BlockShape {
     pub(crate) num_heads: usize,
     pub(crate) num_tokens: usize,
     row_bytes: usize,
+    element_bytes: usize,
 }
 
 impl BlockShape {
@@ -105,12 +106,27 @@ impl BlockShape {
             num_heads: nh,
             num_tokens: nt,
             row_bytes: hd * element_bytes,
+            element_bytes,
         })
     }
 
     /// Bytes of one row: the elements of one (layer, outer, head, token).
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
+    }
+
+    /// Bytes of one element.
+    pub fn element_bytes(&self) -> usize {
+        self.element_bytes
+    }
+
+    /// The same shape with another number of heads.
+    ///
+    /// # Errors
+    /// As for [`BlockShape::new`].
+    pub fn with_heads(&self, nh: usize) -> Result<Self, KernelError> {
+        let hd = self.row_bytes / self.element_bytes;
+        Self::new(self.num_layers, self.num_outer, nh, self.num_tokens, hd, self.element_bytes)
     }
 
     /// Bytes of a whole block.

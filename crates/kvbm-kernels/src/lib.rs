@@ -15,7 +15,9 @@
 //! **Knows:** forms, and how to move rows between them.
 //! **Must never know:** what a block is for, which one to move, where memory comes from.
 //!
-//! What is here runs on the CPU and defines what any kernel must do, byte for byte.
+//! The free functions run on the CPU and define what any kernel must do, byte for byte. On a device, a [`Conversion`] checks
+//! [`Operand`]s of device addresses and says which kernel of `cuda/kvbm_kernels.cu` to launch, with which argument and
+//! geometry: one launch for any number of blocks. [`PairCopies`] does the same for ranges of unequal lengths.
 //!
 //! ```
 //! use kvbm_kernels::{BlockShape, ChunkOrder, block_to_universal};
@@ -30,14 +32,25 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod backend;
+mod conversion;
 mod convert;
 mod error;
 mod form;
+mod job;
 mod layout;
+mod operand;
+mod pairs;
+mod params;
 
+pub use backend::{Backend, Capabilities, Crossover, Measurement};
+pub use conversion::{Conversion, Piece};
 pub use convert::{
     block_to_operational, block_to_universal, convert, operational_to_block, operational_to_universal,
     universal_to_block, universal_to_operational,
 };
 pub use error::{Argument, KernelError};
 pub use form::{BlockForm, BlockShape, ChunkOrder};
+pub use job::{DeviceLimits, Kernel, Launch, THREADS};
+pub use operand::Operand;
+pub use pairs::PairCopies;

@@ -1,0 +1,113 @@
+//! The kernels, run without a device: their source as C++, in both orders of threads, against formulas of its own.
+
+mod cases;
+mod memory;
+mod program;
+
+use std::collections::BTreeMap;
+
+use cases::{Case, Placement, Random, Side};
+use kvbm_kernels::{BlockForm, ChunkOrder, DeviceLimits, Kernel};
+use program::Program;
+
+/// Small grids take several pieces of work each, large ones a piece each.
+fn limits(random: &mut Random) -> DeviceLimits {
+    let max_grid = random.pick(&[1, 2, 7, i32::MAX.unsigned_abs()]);
+    DeviceLimits { multiprocessors: random.pick(&[1, 4, 132]), max_grid }
+}
+
+fn random_cases(program: &mut Program, count: usize, seed: u64) {
+    let mut random = Random(seed);
+    let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+    for _ in 0..count {
+        let case = random.case();
+        let limits = limits(&mut random);
+        *taken.entry(cases::run(&case, limits, &mut random, program)).or_default() += 1;
+    }
+    println!("{count} cases: {taken:?}");
+    for kernel in Kernel::ALL.iter().filter(|kernel| !matches!(kernel, Kernel::Pairs)) {
+        assert!(taken.contains_key(kernel.name()), "no case takes {}: {taken:?}", kernel.name());
+    }
+}
+
+#[test]
+fn conversions_of_all_shapes_as_cpp() {
+    let Some(mut program) = Program::start("kernels", &[]) else { return };
+    random_cases(&mut program, 4000, 0x5EED);
+}
+
+#[test]
+fn real_shapes_as_cpp() {
+    let Some(mut program) = Program::start("kernels-real", &[]) else { return };
+    let mut random = Random(3);
+    let mut kernels = Vec::new();
+    for (hd, width, expected) in [(128, 2, "kvbm_rows_16"), (80, 1, "kvbm_rows_16"), (36, 2, "kvbm_tiles_8")]
+    {
+        for order in [ChunkOrder::Nhd, ChunkOrder::Hnd] {
+            let side = |form| Side { form, placement: Placement::Pointers, skew: 0, around: (0, 0) };
+            let from = side(BlockForm::Stack(order));
+            let to = side(BlockForm::Universal);
+            let shape = [4, 2, 8, 16, hd, width];
+            for (from, to, reverse) in [(from, to, false), (to, from, true)] {
+                let case = Case { shape, blocks: 2, from, to, reverse };
+                let kernel = cases::run(&case, DeviceLimits::default(), &mut random, &mut program);
+                if order == ChunkOrder::Nhd {
+                    assert_eq!(kernel, expected, "{case:?}");
+                }
+                kernels.push(kernel);
+            }
+        }
+    }
+    assert_eq!(kernels.len(), 12);
+}
+
+#[test]
+fn pairs_of_unequal_sizes_as_cpp() {
+    let Some(mut program) = Program::start("kernels-pairs", &[]) else { return };
+    let mut random = Random(11);
+    for round in 0..150 {
+        let longest = [3, 40, 300, 100_000][round % 4];
+        let limits = limits(&mut random);
+        cases::run_pairs(1 + random.below(40), longest, limits, &mut random, &mut program);
+    }
+}
+
+/// An address sanitizer around every access: each segment is an allocation of exactly its length.
+#[test]
+fn no_access_outside_under_the_address_sanitizer() {
+    let Some(mut program) = Program::start("kernels-asan", &["-fsanitize=address"]) else { return };
+    random_cases(&mut program, 1500, 0xA5A);
+    let mut random = Random(12);
+    for _ in 0..30 {
+        let limits = limits(&mut random);
+        cases::run_pairs(20, 5000, limits, &mut random, &mut program);
+    }
+}
+
+/// What is changed, what it is changed to, and with which sanitizer it has to be found.
+const MUTATIONS: [(&str, &str, &str, &[&str]); 4] = [
+    ("no-barrier", "__syncthreads();", "", &[]),
+    (
+        "one-word-more",
+        "rest < job.tile ? rest : job.tile);\n    const u32 row",
+        "job.tile);\n    const u32 row",
+        &["-fsanitize=address"],
+    ),
+    ("edges", "if (begin + k >= 0 && begin + k < (s32)written) *(T*)", "*(T*)", &["-fsanitize=address"]),
+    ("skew", "(skew & 7) == 0", "(skew & 3) == 0", &[]),
+];
+
+#[test]
+fn broken_kernels_are_found() {
+    for (name, find, replace, sanitizers) in MUTATIONS {
+        let name = format!("kernels-{name}");
+        let Some(mut program) = Program::start_mutated(&name, find, replace, sanitizers) else { return };
+        let mut random = Random(0xBAD);
+        let found = (0..400).any(|_| {
+            let case = random.case();
+            let limits = limits(&mut random);
+            cases::attempt(&case, limits, &mut random, &mut program).1.is_err()
+        });
+        assert!(found, "{name}: 400 cases did not see it");
+    }
+}
