@@ -4,11 +4,13 @@
 //! calls them durable. The table keeps one state per slot, so a slot that changed ten times costs one record.
 
 use crate::journal::{Journal, Record, RecordState};
-use crate::shared::Shared;
+use crate::shared::{Shared, after};
 use crate::{FlushError, FlushReport};
 use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most slots of one cycle: bounds its memory and its hold of the table's lock.
 const MAX_RECORDS: usize = 16_384;
@@ -77,7 +79,7 @@ impl CommitSignals {
         let mut signals = self.signals.lock();
         let idle = |signals: &mut Signals| signals.work == Work::None && signals.life == Life::Running;
         self.wake.wait_while(&mut signals, idle);
-        let until = Instant::now() + interval;
+        let until = after(interval);
         let patient = |signals: &mut Signals| signals.work < Work::Urgent && signals.life == Life::Running;
         self.wake.wait_while_until(&mut signals, patient, until);
         signals.work = Work::None;
@@ -104,9 +106,7 @@ impl CommitSignals {
 /// Waits until everything that is dirty now was committed.
 pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, FlushError> {
     let target = shared.table.lock().dirtied();
-    // A deadline beyond the clock's range is no deadline that anybody meets.
-    let until =
-        Instant::now().checked_add(deadline).unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+    let until = after(deadline);
     let mut signals = shared.commit.signals.lock();
     let failures = signals.failures;
     signals.work = Work::Urgent;
@@ -157,13 +157,18 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
     }
 }
 
+/// A medium that panics fails the commit, not the committer: there is no other.
+fn contained(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the medium panicked")))
+}
+
 /// One group commit: how many dirty slots it took, and whether all of them are as durable as they can be.
 fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
     let (processed, mut records) = shared.table.lock().take_dirty(MAX_RECORDS);
     let is_block = |record: &Record| matches!(record.state, RecordState::Present { .. });
     let mut result = Ok(());
     if records.iter().any(is_block)
-        && let Err(error) = shared.slots.file.sync_data()
+        && let Err(error) = contained(|| shared.slots.file.sync_data())
     {
         // The kernel may have dropped the pages: syncing again proves nothing. These blocks stay readable
         // (their checksums guard them) and are never called durable.
@@ -171,7 +176,7 @@ fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
         result = Err(format!("sync of the slot file: {error}"));
     }
     if !records.is_empty() {
-        match journal.persist(&shared.table, &records) {
+        match contained(|| journal.persist(&shared.table, &records)) {
             Ok(()) => shared.table.lock().mark_recorded(&records),
             Err(error) => {
                 shared.table.lock().put_back(&records);

@@ -4,7 +4,7 @@ use crate::commit::{self, CommitSignals};
 use crate::executor::{Executor, on_engine_thread};
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
-use crate::shared::{Alive, Shared};
+use crate::shared::{Alive, Shared, after};
 use crate::{
     BatchHandle, BlockChecksum, DiskConfig, EngineInfo, EngineStats, FlushError, FlushReport, IoBatch,
     OpenError, Recovered, Rejected,
@@ -15,7 +15,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The G3 engine over one directory. All methods may be called from any thread.
 ///
@@ -124,11 +124,8 @@ impl DiskEngine {
     /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether all of that was
     /// done by `deadline`; what was not goes on by itself. From a completion it does not wait.
     pub fn shutdown(&self, deadline: Duration) -> bool {
-        let until = Instant::now()
-            .checked_add(deadline)
-            .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+        let until = after(if on_engine_thread() { Duration::ZERO } else { deadline });
         self.executor.close();
-        let until = if on_engine_thread() { Instant::now() } else { until };
         let idle = self.executor.wait(until);
         self.shared.commit.stop();
         idle & self.committer.wait_none(until)

@@ -78,7 +78,8 @@ pub enum FormatError {
     },
 }
 
-/// An engine could not be opened. Nothing in the directory was changed.
+/// An engine could not be opened. What the directory held is still there, except, after an error that comes later than
+/// the checks of the journal, blocks in slots beyond a number of slots that was lowered.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The configuration is wrong.

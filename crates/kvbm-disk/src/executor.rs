@@ -55,13 +55,18 @@ impl Running {
         let guards = std::mem::take(&mut state.guards);
         let completion = state.completion.take();
         drop(state);
-        let call = AssertUnwindSafe(move || {
-            drop(guards);
-            if let Some(completion) = completion {
-                completion(outcomes.into_iter().flatten().collect());
-            }
-        });
-        if catch_unwind(call).is_err() {
+        // Each on its own: a guard that panics must not take the completion with it.
+        for guard in guards {
+            self.contain(move || drop(guard));
+        }
+        if let Some(completion) = completion {
+            self.contain(move || completion(outcomes.into_iter().flatten().collect()));
+        }
+    }
+
+    /// Runs code of the caller's.
+    fn contain(&self, call: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(call)).is_err() {
             self.shared.count(|stats| stats.callback_panics += 1);
         }
     }
@@ -119,8 +124,9 @@ impl Jobs {
             self.reads_in_a_row = 0;
             return Some(job);
         }
+        let job = self.reads.pop_front()?;
         self.reads_in_a_row = self.reads_in_a_row.saturating_add(1);
-        self.reads.pop_front()
+        Some(job)
     }
 }
 

@@ -89,7 +89,7 @@ pub struct EngineStats {
     pub commit_failures: u64,
     /// Snapshots that replaced the journal.
     pub compactions: u64,
-    /// Completion callbacks that panicked.
+    /// Completion callbacks, and drops of guards, that panicked.
     pub callback_panics: u64,
 }
 

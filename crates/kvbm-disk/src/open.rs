@@ -4,8 +4,9 @@ use crate::error::hex;
 use crate::journal::{Header, JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
 use crate::medium::{BlockFile, Medium, OpenFile, full};
 use crate::slots::{SLOT_FILE, SlotFile};
-use crate::table::Table;
+use crate::table::{Content, Table};
 use crate::{DiskConfig, Dropped, IoChoice, IoMode, OpenError, OwnedBuffer, Recovered, RecoveredSlot};
+use kvbm_plan::{BlockId, SequenceHash};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -203,36 +204,82 @@ fn probe_alignment(file: &dyn BlockFile, alignment: usize) -> io::Result<()> {
     if pattern == rest { Ok(()) } else { Err(io::Error::other("what was written was not read back")) }
 }
 
+/// Slots ordered by `key`, then by number. What is sorted are integers: entries of the table are large and many.
+fn slots_by(table: &Table, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, BlockId)> {
+    let pack = |(slot, generation, content): (BlockId, u64, &Content)| {
+        u128::from(key(generation, content)) << 32 | u128::from(slot.0)
+    };
+    let mut keys: Vec<u128> = table.blocks().map(pack).collect();
+    keys.sort_unstable();
+    keys.into_iter().map(|key| ((key >> 32) as u64, BlockId(key as u32))).collect()
+}
+
 /// Frees all slots of a block but the newest; returns how many.
 fn drop_duplicates(table: &mut Table) -> u64 {
-    let mut blocks: Vec<_> = table
-        .blocks()
-        .map(|(slot, generation, content)| {
+    let first_half = |hash: &SequenceHash| {
+        let (first, _) = hash.as_bytes().split_first_chunk().unwrap_or((&[0; 8], &[]));
+        u64::from_le_bytes(*first)
+    };
+    let slots = slots_by(table, |_, content| first_half(&content.identity.hash));
+    let mut older = Vec::new();
+    // Hashes that begin alike are mostly equal; if somebody made them otherwise, this takes longer.
+    for alike in slots.chunk_by(|one, next| one.0 == next.0).filter(|alike| alike.len() > 1) {
+        let whole = |(_, slot): &(u64, BlockId)| {
+            let (generation, content) = table.block(*slot)?;
             let identity = content.identity;
-            ((identity.namespace, identity.group, identity.hash), generation, slot)
-        })
-        .collect();
-    blocks.sort_unstable();
-    let mut dropped = 0;
-    for pair in blocks.windows(2) {
-        if pair[0].0 == pair[1].0 {
-            table.release(pair[0].2);
-            dropped += 1;
-        }
+            Some(((identity.namespace, identity.group, identity.hash), generation, *slot))
+        };
+        let mut blocks: Vec<_> = alike.iter().filter_map(whole).collect();
+        blocks.sort_unstable();
+        let same = blocks.windows(2).filter(|pair| pair[0].0 == pair[1].0);
+        older.extend(same.map(|pair| pair[0].2));
     }
-    dropped
+    for &slot in &older {
+        table.release(slot);
+    }
+    older.len() as u64
 }
 
 fn blocks_by_age(table: &Table) -> Vec<RecoveredSlot> {
-    let mut blocks: Vec<_> = table.blocks().collect();
-    blocks.sort_unstable_by_key(|(_, generation, _)| *generation);
-    blocks
-        .into_iter()
-        .map(|(slot, _, content)| RecoveredSlot {
-            slot,
-            identity: content.identity,
-            checksum: content.checksum,
-            bytes: content.bytes,
-        })
-        .collect()
+    let recovered = |(_, slot): (u64, BlockId)| {
+        let (_, content) = table.block(slot)?;
+        let Content { identity, checksum, bytes } = *content;
+        Some(RecoveredSlot { slot, identity, checksum, bytes })
+    };
+    slots_by(table, |generation, _| generation).into_iter().filter_map(recovered).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Record, RecordState};
+    use kvbm_plan::{BlockIdentity, GroupId, NamespaceId};
+
+    #[test]
+    fn only_the_same_block_is_a_duplicate() {
+        let mut table = Table::new(8);
+        let mut recover = |slot: u32, generation: u64, hash: [u8; 16], group: u16| {
+            let hash = SequenceHash::from_bytes(hash);
+            let (namespace, group) = (NamespaceId(0), GroupId(group));
+            let identity = BlockIdentity { namespace, group, hash, parent: None, position: 0 };
+            let state = RecordState::Present { identity, checksum: u64::from(slot), bytes: 16 };
+            table.recover(&Record { slot: BlockId(slot), generation, state });
+        };
+        let alike = |last: u8| {
+            let mut hash = [1; 16];
+            hash[15] = last;
+            hash
+        };
+        recover(0, 9, alike(0), 0);
+        recover(1, 8, alike(1), 0);
+        recover(2, 7, alike(0), 1);
+        recover(3, 6, alike(0), 0); // older than slot 0
+        recover(4, 5, [2; 16], 0);
+        recover(5, 10, alike(1), 0); // newer than slot 1
+        recover(6, 4, alike(1), 0); // older than both
+        assert_eq!(drop_duplicates(&mut table), 3);
+        let by_age = blocks_by_age(&table);
+        assert_eq!(by_age.iter().map(|found| found.slot.0).collect::<Vec<_>>(), [4, 2, 0, 5]);
+        assert!(by_age.iter().all(|found| found.checksum == u64::from(found.slot.0)));
+    }
 }

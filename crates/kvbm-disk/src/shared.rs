@@ -8,7 +8,13 @@ use crate::{BlockChecksum, DiskConfig, EngineStats};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The time after `duration`. One that the clock cannot express is one that nobody lives to see: an hour stands for it.
+pub(crate) fn after(duration: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(duration).unwrap_or_else(|| now + Duration::from_secs(3600))
+}
 
 /// Everything but the queue. The locks inside are leaves: none is taken while another is held.
 #[derive(Debug)]

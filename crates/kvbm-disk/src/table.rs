@@ -90,11 +90,19 @@ impl Table {
     }
 
     /// Every block with its generation, in slot order.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = (BlockId, u64, Content)> + '_ {
-        self.slots.iter().enumerate().filter_map(|(index, slot)| match slot.state {
-            State::Present { content, .. } => Some((BlockId(index as u32), slot.generation, content)),
-            _ => None,
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (BlockId, u64, &Content)> + '_ {
+        (0..self.num_slots()).map(BlockId).filter_map(|slot| {
+            let (generation, content) = self.block(slot)?;
+            Some((slot, generation, content))
         })
+    }
+
+    /// The block in a slot, and its generation.
+    pub(crate) fn block(&self, slot: BlockId) -> Option<(u64, &Content)> {
+        match self.slots.get(slot.index())? {
+            Slot { generation, state: State::Present { content, .. }, .. } => Some((*generation, content)),
+            _ => None,
+        }
     }
 
     pub(crate) fn quarantined_slots(&self) -> Vec<BlockId> {

@@ -328,6 +328,32 @@ fn a_completion_may_panic_submit_and_own_the_engine() {
     assert!(matches!(outcomes[0], Ok(_) | Err(OpError::ShuttingDown { .. })));
 }
 
+/// Something that a batch keeps alive, with a bug in its `Drop`.
+struct Unruly;
+
+impl Drop for Unruly {
+    fn drop(&mut self) {
+        panic!("expected by this test");
+    }
+}
+
+#[test]
+fn a_guard_that_panics_does_not_take_the_completion_with_it() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(config(1), &medium);
+    let buffer = Arc::new(OwnedBuffer::from_slice(&pattern(0, BLOCK)));
+    let alive = Arc::downgrade(&buffer);
+    let outcomes = run(&engine, |batch| {
+        batch.guard(Arc::new(Unruly));
+        batch.write_buffer(BlockId(0), identity(0), &buffer);
+        drop(buffer);
+    });
+    assert!(all_good(&outcomes));
+    assert!(alive.upgrade().is_none(), "the other guards are dropped");
+    assert!(is_served(&engine, 0, 0), "the thread goes on");
+    assert_eq!(engine.stats().callback_panics, 1);
+}
+
 #[test]
 fn after_shutdown_nothing_is_taken() {
     let medium = SimMedium::new();

@@ -256,16 +256,16 @@ fn compaction_keeps_the_state_and_bounds_the_journal() {
 
 #[test]
 fn a_failed_journal_is_replaced_and_nothing_is_called_durable_before() {
-    for (file, call) in
-        [(JOURNAL_FILE, Call::Write), (JOURNAL_FILE, Call::Sync), (JOURNAL_TEMP_FILE, Call::Rename)]
-    {
+    let calls = [(JOURNAL_FILE, Call::Write), (JOURNAL_FILE, Call::Sync), (JOURNAL_TEMP_FILE, Call::Rename)];
+    let faults = [Fault::Error(ErrorKind::StorageFull), Fault::Panic];
+    for ((file, call), fault) in calls.into_iter().flat_map(|call| faults.map(|fault| (call, fault))) {
         let medium = SimMedium::new();
         let mut config = lazy_config(4);
         config.compact_slack_records = if call == Call::Rename { 0 } else { 100 };
         let (engine, _) = open(config.clone(), &medium);
         assert!(all_good(&write(&engine, &[(0, 0)])));
         assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 1);
-        medium.inject(file, call, 0, 1, Fault::Error(ErrorKind::StorageFull));
+        medium.inject(file, call, 0, 1, fault);
         for number in 1..9 {
             assert!(all_good(&write(&engine, &[(1, number)])));
             match engine.flush(PATIENCE) {
@@ -276,7 +276,7 @@ fn a_failed_journal_is_replaced_and_nothing_is_called_durable_before() {
             }
         }
         assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 2);
-        assert_eq!(engine.stats().commit_failures, 1, "{file} {call:?}");
+        assert_eq!(engine.stats().commit_failures, 1, "{file} {call:?} {fault:?}");
         let after = medium.crash(1);
         drop(engine);
         let (engine, recovered) = open(config, &after);
@@ -287,18 +287,20 @@ fn a_failed_journal_is_replaced_and_nothing_is_called_durable_before() {
 
 #[test]
 fn blocks_whose_sync_failed_are_readable_and_never_durable() {
-    let medium = SimMedium::new();
-    let (engine, _) = open(lazy_config(4), &medium);
-    medium.inject(SLOT_FILE, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
-    assert!(all_good(&write(&engine, &[(0, 0)])));
-    let error = engine.flush(PATIENCE).unwrap_err();
-    assert!(error.to_string().contains("sync of the slot file"), "{error}");
-    assert!(all_good(&write(&engine, &[(1, 1)])));
-    let report = engine.flush(PATIENCE).unwrap();
-    assert_eq!((report.durable_blocks, report.pending_blocks), (1, 1));
-    assert!(is_served(&engine, 0, 0));
-    drop(engine);
-    assert_eq!(recovered_numbers(&open(lazy_config(4), &medium).1), [(1, 1)]);
+    for fault in [Fault::Error(ErrorKind::Other), Fault::Panic] {
+        let medium = SimMedium::new();
+        let (engine, _) = open(lazy_config(4), &medium);
+        medium.inject(SLOT_FILE, Call::Sync, 0, 1, fault);
+        assert!(all_good(&write(&engine, &[(0, 0)])));
+        let error = engine.flush(PATIENCE).unwrap_err();
+        assert!(error.to_string().contains("sync of the slot file"), "{error}");
+        assert!(all_good(&write(&engine, &[(1, 1)])));
+        let report = engine.flush(PATIENCE).unwrap();
+        assert_eq!((report.durable_blocks, report.pending_blocks), (1, 1));
+        assert!(is_served(&engine, 0, 0));
+        drop(engine);
+        assert_eq!(recovered_numbers(&open(lazy_config(4), &medium).1), [(1, 1)]);
+    }
 }
 
 #[test]

@@ -74,13 +74,12 @@ impl Journal {
     pub(crate) fn persist(&mut self, table: &Mutex<Table>, records: &[Record]) -> io::Result<()> {
         let (present, _, quarantined) = table.lock().counts();
         let bound = 2 * (present + quarantined) + self.slack_records;
-        let result = if self.broken || self.records + records.len() as u64 > bound {
-            self.replace(table, records)
-        } else {
-            self.append(records)
-        };
-        self.broken = result.is_err();
-        result
+        let replace = self.broken || self.records + records.len() as u64 > bound;
+        // Until it is known that all went well: the medium may panic.
+        self.broken = true;
+        if replace { self.replace(table, records) } else { self.append(records) }?;
+        self.broken = false;
+        Ok(())
     }
 
     fn append(&mut self, records: &[Record]) -> io::Result<()> {

@@ -129,6 +129,7 @@ impl BlockFile for RealFile {
 
     fn reserve(&self, bytes: u64) -> io::Result<bool> {
         let len = Self::offset(bytes)?;
+        let before = self.len()?;
         loop {
             // SAFETY: a system call on a descriptor that is open; no memory involved.
             if unsafe { libc::fallocate(self.0.as_raw_fd(), 0, 0, len) } == 0 {
@@ -141,7 +142,11 @@ impl BlockFile for RealFile {
                     self.0.set_len(bytes)?;
                     return Ok(false);
                 }
-                _ => return Err(error),
+                _ => {
+                    // What it got before the disk was full would keep it full. The first error is the one to tell.
+                    let _ = self.0.set_len(before);
+                    return Err(error);
+                }
             }
         }
         // A file of an earlier, larger capacity gives its space back.

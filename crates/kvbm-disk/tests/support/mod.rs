@@ -19,7 +19,7 @@ pub(crate) fn config(slots: u32) -> DiskConfig {
 /// An engine that commits only when asked to.
 pub(crate) fn lazy_config(slots: u32) -> DiskConfig {
     let mut config = config(slots);
-    config.commit.interval = Duration::from_secs(3600);
+    config.commit.interval = Duration::MAX;
     config.commit.max_slots = u32::MAX;
     config
 }
