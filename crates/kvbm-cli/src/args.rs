@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -44,6 +44,16 @@ pub enum Output {
     Stdout,
     /// A file, replaced.
     File(PathBuf),
+}
+
+impl Output {
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Stdout => None,
+            Self::File(path) => Some(path),
+        }
+    }
 }
 
 impl FromStr for Output {
@@ -91,7 +101,8 @@ impl fmt::Display for Capacities {
 /// What to do with a request's offloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OffloadMode {
-    /// Let them finish, with a deadline, before the next request: results repeat.
+    /// Let them finish, with a deadline, before the next request: results repeat, but for the order in which the offloads of one request
+    /// end.
     Wait,
     /// Go on: offloads that do not keep up are dropped and counted, as in the product.
     Drop,
@@ -104,19 +115,19 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     pub trace: Option<PathBuf>,
 
-    /// Requests of a made-up multi-turn workload, decided by --seed.
+    /// Requests of a made-up multi-turn workload, decided by --seed [default without --trace: 2000; at most 10,000,000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub synthetic: Option<u32>,
 
-    /// What G1, G2 and G3 hold, in blocks or as sizes (8GiB); what is left out is 0: no such tier.
+    /// What G1, G2 and G3 hold, each in blocks (1000) or as a size (512MiB, 8GiB); what is left out is 0: no such tier.
     #[arg(long, value_name = "G1,G2,G3", default_value = "1000,4000,16000")]
     pub capacity: Capacities,
 
-    /// Bytes of a block.
+    /// Bytes of a block, like 65536 or 64KiB: a multiple of 512 (8 layers of keys and values of 16 tokens, 2 bytes each).
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     pub block_bytes: Bytes,
 
-    /// Eviction policy.
+    /// Eviction policy: lru-leaf (the block used longest ago of those that no other block on its tier follows).
     #[arg(long, value_name = "NAME", default_value = "lru-leaf", value_parser = policy)]
     pub policy: EvictionPolicy,
 
@@ -124,7 +135,7 @@ pub struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = OffloadMode::Wait)]
     pub offload: OffloadMode,
 
-    /// Requests at a time.
+    /// Requests at a time, 1 to 1024.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub concurrency: u32,
 
@@ -136,7 +147,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
-    /// Serve Prometheus metrics at `/metrics` of ADDR during the replay; a port alone means 127.0.0.1.
+    /// Serve Prometheus metrics at `/metrics` of ADDR during the replay. A port alone means 127.0.0.1, port 0 any free one; an address
+    /// that other machines reach shows them to everybody there.
     #[arg(long, value_name = "ADDR", value_parser = metrics_addr)]
     pub metrics: Option<SocketAddr>,
 
@@ -148,7 +160,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "metadata_only")]
     pub dir: Option<PathBuf>,
 
-    /// Write the results as JSON; - for standard output.
+    /// Write the results as JSON; - for standard output (the table goes to standard error then).
     #[arg(long, value_name = "FILE")]
     pub json: Option<Output>,
 

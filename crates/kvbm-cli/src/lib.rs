@@ -6,6 +6,7 @@
 pub mod args;
 pub mod doctor;
 pub mod human;
+pub mod interrupt;
 pub mod layout;
 pub mod pattern;
 pub mod progress;
@@ -17,6 +18,7 @@ pub mod table;
 pub mod trace;
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -44,13 +46,23 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kvbm: {error:#}");
+            eprintln!("kvbm: {}", explain(&error));
             ExitCode::FAILURE
         }
     }
 }
 
+/// The error and its causes, each said once: many messages already end with their cause.
+fn explain(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |text, cause| {
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
 fn run_replay(args: &ReplayArgs) -> Result<()> {
+    // Found out now rather than after hours of replaying.
+    let json = args.json.as_ref().and_then(Output::file);
+    args.report.as_deref().into_iter().chain(json).try_for_each(expect_folder)?;
     let result = replay::run(args)?;
     deliver(args, &result)?;
     let summary = &result.summary;
@@ -70,7 +82,7 @@ fn deliver(args: &ReplayArgs, result: &ReplayResult) -> Result<()> {
     show(&table::render(result), json_on_stdout)?;
     if let Some(path) = &args.report {
         std::fs::write(path, report::render(result))
-            .with_context(|| format!("cannot write the report {}: is the folder there?", path.display()))?;
+            .with_context(|| format!("cannot write the report {}", path.display()))?;
         show(&format!("report: {}\n", path.display()), json_on_stdout)?;
     }
     if let Some(output) = &args.json {
@@ -88,11 +100,20 @@ fn run_doctor(args: &DoctorArgs) -> Result<()> {
     }
 }
 
+/// Whether a file can be written at `path`, as far as that shows before it is.
+fn expect_folder(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let shown = path.display();
+    anyhow::ensure!(folder.is_dir(), "cannot write {shown}: create the directory {} first", folder.display());
+    anyhow::ensure!(!path.is_dir(), "cannot write {shown}: it is a directory; name a file in it");
+    Ok(())
+}
+
 fn write_json(output: &Output, json: &str) -> Result<()> {
     match output {
         Output::Stdout => show(&format!("{json}\n"), false),
         Output::File(path) => std::fs::write(path, format!("{json}\n"))
-            .with_context(|| format!("cannot write {}: is the folder there?", path.display())),
+            .with_context(|| format!("cannot write {}", path.display())),
     }
 }
 
@@ -109,4 +130,26 @@ fn show(text: &str, stdout_is_taken: bool) -> Result<()> {
 /// Whether whoever read our output went away (`kvbm doctor | head`).
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let cause = std::io::Error::other("disk on fire");
+        let error = anyhow::Error::new(cause).context("cannot open d: disk on fire").context("no manager");
+        assert_eq!(explain(&error), "no manager: cannot open d: disk on fire");
+    }
+
+    #[test]
+    fn files_are_expected_in_folders_that_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(expect_folder(&dir.path().join("report.html")).is_ok());
+        assert!(expect_folder(Path::new("report.html")).is_ok());
+        let error = expect_folder(&dir.path().join("a/b.html")).unwrap_err().to_string();
+        assert!(error.contains("create the directory") && error.contains("/a first"), "{error}");
+        assert!(expect_folder(dir.path()).unwrap_err().to_string().contains("it is a directory"));
+    }
 }

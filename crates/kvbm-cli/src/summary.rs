@@ -14,7 +14,7 @@ pub struct Summary {
     pub blocks: u64,
     /// Blocks found, by the highest tier that held them.
     pub hits: Hits,
-    /// Share of blocks whose whole prefix was on some tier.
+    /// Share of blocks whose whole prefix was on some tier, and came from there unharmed.
     pub hit_ratio: f64,
     /// The same over the first tenth of the requests.
     pub hit_ratio_first_10pct: f64,
@@ -24,8 +24,10 @@ pub struct Summary {
     pub verified_blocks: u64,
     /// Blocks whose bytes were wrong.
     pub corrupt_blocks: u64,
-    /// Transfers of which a block failed.
+    /// Blocks whose transfer failed; each was computed again or is not on the lower tier.
     pub failed_transfers: u64,
+    /// Slots that hold damaged bytes and are not used again.
+    pub quarantined_blocks: u64,
     /// Blocks whose offload was given up.
     pub offload_dropped: u64,
     /// Seconds, without parsing and start-up.
@@ -122,6 +124,8 @@ pub struct ReplayResult {
     pub timeline: Timeline,
     /// Latencies of each path.
     pub latencies: BTreeMap<String, Vec<LatencyBucket>>,
+    /// Blocks of requests larger than G1 that were not computed.
+    pub left_out: u64,
 }
 
 /// Hits in the course of a replay, in at most [`Timeline::POINTS`] equal shares of its requests.
@@ -183,7 +187,7 @@ mod tests {
         let json = serde_json::to_string(&summary).unwrap();
         assert_eq!(
             json,
-            r#"{"requests":0,"blocks":0,"hits":{"g1":0,"g2":0,"g3":0,"g4":0},"hit_ratio":0.0,"hit_ratio_first_10pct":0.0,"onboarded_blocks":0,"verified_blocks":0,"corrupt_blocks":0,"failed_transfers":0,"offload_dropped":0,"wall_s":0.0,"paths":{"g1_g2":{"blocks":0,"bytes":0,"gb_per_s":0.0,"p50_us":0.0,"p99_us":0.0}},"evictions":{"g1":0,"g2":0,"g3":0},"policy":"","capacity":[0,0,0],"seed":7}"#
+            r#"{"requests":0,"blocks":0,"hits":{"g1":0,"g2":0,"g3":0,"g4":0},"hit_ratio":0.0,"hit_ratio_first_10pct":0.0,"onboarded_blocks":0,"verified_blocks":0,"corrupt_blocks":0,"failed_transfers":0,"quarantined_blocks":0,"offload_dropped":0,"wall_s":0.0,"paths":{"g1_g2":{"blocks":0,"bytes":0,"gb_per_s":0.0,"p50_us":0.0,"p99_us":0.0}},"evictions":{"g1":0,"g2":0,"g3":0},"policy":"","capacity":[0,0,0],"seed":7}"#
         );
     }
 

@@ -81,11 +81,19 @@ pub fn render(result: &ReplayResult) -> String {
     );
     let _ = writeln!(
         out,
-        "corrupt blocks {}, failed transfers {}, offloads dropped {}",
+        "corrupt blocks {}, failed transfers {}, quarantined blocks {}, offloads dropped {}",
         count(summary.corrupt_blocks),
         count(summary.failed_transfers),
+        count(summary.quarantined_blocks),
         count(summary.offload_dropped),
     );
+    if result.left_out > 0 {
+        let _ = writeln!(
+            out,
+            "{} blocks did not fit into G1 together with the rest of their request and were left out",
+            count(result.left_out)
+        );
+    }
     out
 }
 
@@ -159,7 +167,12 @@ mod tests {
         let path =
             PathFigures { blocks: 3000, bytes: 3000 << 16, gb_per_s: 7.5, p50_us: 12.0, p99_us: 1500.0 };
         summary.paths.insert("g2_g1".into(), path);
-        let text = render(&ReplayResult { workload: "t.jsonl".into(), summary, ..ReplayResult::default() });
+        let text = render(&ReplayResult {
+            workload: "t.jsonl".into(),
+            summary,
+            left_out: 3,
+            ..ReplayResult::default()
+        });
         let expected = "\
 t.jsonl: 1,000 requests, 24,000 blocks in 2.00 s (12,000 blocks/s), policy lru-leaf
 
@@ -174,7 +187,8 @@ t.jsonl: 1,000 requests, 24,000 blocks in 2.00 s (12,000 blocks/s), policy lru-l
   G2 -> G1   3,000  188 MiB  7.50  12 us  1.5 ms
 
 hit ratio 41.7 % (first 10 %: 5.0 %); 4,000 blocks onboarded, 10,000 verified
-corrupt blocks 0, failed transfers 0, offloads dropped 0
+corrupt blocks 0, failed transfers 0, quarantined blocks 0, offloads dropped 0
+3 blocks did not fit into G1 together with the rest of their request and were left out
 ";
         assert_eq!(text, expected, "{text}");
     }

@@ -1,5 +1,8 @@
 //! The wire form: round trips, a golden file, and bytes that are not ours.
 
+// A helper that fails is a test that fails.
+#![allow(clippy::unwrap_used)]
+
 use kvbm_plan::wire::{self, DecodeError, EncodeError};
 use kvbm_plan::{
     BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Endpoint, Epoch, Failure,

@@ -9,6 +9,7 @@ mod requests;
 mod serve;
 mod setup;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,6 +23,7 @@ use crate::args::{OffloadMode, ReplayArgs};
 use crate::progress::Progress;
 use crate::summary::{Evictions, Hits, PathFigures, ReplayResult, Summary, Timeline};
 use crate::trace::{self, Trace};
+use crate::{human, interrupt};
 use engine::Engine;
 use permits::Permits;
 use requests::Requests;
@@ -31,39 +33,43 @@ use serve::{Served, Server};
 const DEFAULT_REQUESTS: u32 = 2000;
 /// Time to write down what is not on disk yet, where the disk is kept.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(300);
+/// Folders of killed replays with this process id that are stepped over.
+const MAX_ATTEMPTS: u32 = 1000;
 /// Requests between two updates of the gauges that `--metrics` shows.
 const METRICS_EVERY: usize = 64;
 
 /// Replays what `args` ask for.
 pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
     let (workload, trace) = workload(args)?;
+    // From here on there is something to clean up.
+    interrupt::catch();
     let scratch = ScratchDir::for_replay(args)?;
     let dir = args.dir.as_deref().or(scratch.as_ref().map(|scratch| scratch.0.as_path()));
     let manager = setup::manager(args, dir)?;
     let requests = Requests::new(&trace, manager.namespace().hasher()?);
     let _metrics = args.metrics.map(|addr| serve_metrics(&manager, addr)).transpose()?;
-    let (served, wall) = replay(args, &manager, &requests)?;
+    let replayed = replay(args, &manager, &requests);
     if args.dir.is_some() {
         save(&manager);
     }
+    let (served, wall) = replayed?;
     Ok(result(args, workload, &manager, &requests, &served, wall))
 }
 
 fn workload(args: &ReplayArgs) -> Result<(String, Trace)> {
-    match &args.trace {
-        Some(path) => Ok((path.display().to_string(), trace::read(path)?)),
-        None => {
-            let requests = args.synthetic.unwrap_or(DEFAULT_REQUESTS);
-            let name = format!("{requests} made-up multi-turn requests, seed {}", args.seed);
-            Ok((name, trace::generate(requests, args.seed)))
-        }
+    if let Some(path) = &args.trace {
+        return Ok((path.display().to_string(), trace::read(path)?));
     }
+    let requests = args.synthetic.unwrap_or(DEFAULT_REQUESTS);
+    let name = format!("{requests} made-up multi-turn requests, seed {}", args.seed);
+    Ok((name, trace::generate(requests, args.seed)))
 }
 
 fn serve_metrics(manager: &KvBlockManager<Owned>, addr: std::net::SocketAddr) -> Result<MetricsServer> {
     let metrics = manager.metrics();
-    let server = if addr.ip().is_loopback() { metrics.serve(addr) } else { metrics.serve_public(addr) };
-    server.with_context(|| format!("cannot serve metrics on {addr}"))
+    let server = if addr.ip().is_loopback() { metrics.serve(addr) } else { metrics.serve_public(addr) }?;
+    eprintln!("metrics: http://{}/metrics", server.addr());
+    Ok(server)
 }
 
 /// What each request found, by its number, and how long all of them took.
@@ -73,7 +79,7 @@ fn replay(
     requests: &Requests,
 ) -> Result<(Vec<Served>, Duration)> {
     let permits = Permits::new(blocks_for_requests(args, manager));
-    let server = Server { manager, requests, permits: &permits, offload: args.offload };
+    let server = Server::new(manager, requests, &permits, args.offload);
     let progress = Progress::new("requests", requests.len() as u64);
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let served = Mutex::new(vec![Served::default(); requests.len()]);
@@ -85,6 +91,7 @@ fn replay(
             if index >= requests.len() {
                 break;
             }
+            anyhow::ensure!(!interrupt::asked(), "interrupted at request {index} of {}", requests.len());
             mine.push((index, server.serve(index, engine.as_mut())?));
             progress.advance(1);
             if index.is_multiple_of(METRICS_EVERY) && args.metrics.is_some() {
@@ -92,13 +99,16 @@ fn replay(
             }
         }
         let mut all = served.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        mine.into_iter().for_each(|(index, served)| all[index] = served);
+        for (index, served) in mine {
+            all[index] = served;
+        }
         Ok(())
     };
     let start = Instant::now();
     let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
         let guarded = || work().inspect_err(|_| failed.store(true, Ordering::Relaxed));
-        let threads: Vec<_> = (0..args.concurrency).map(|_| scope.spawn(guarded)).collect();
+        let threads = (args.concurrency as usize).min(requests.len());
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(guarded)).collect();
         let crashed = || Err(anyhow::anyhow!("a replay thread panicked; please report this"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| crashed())).collect()
     });
@@ -144,10 +154,10 @@ fn result(
     }
     let sum = |read: fn(&Served) -> u64| served.iter().map(read).sum::<u64>();
     let ratio = |served: &[Served]| {
-        let [found, blocks] = served
-            .iter()
-            .fold([0, 0], |[found, blocks], request| [found + request.found, blocks + request.blocks]);
-        if blocks == 0 { 0.0 } else { found as f64 / blocks as f64 }
+        let [hits, blocks] = served.iter().fold([0, 0], |[hits, blocks], request| {
+            [hits + request.hits.iter().sum::<u64>(), blocks + request.blocks]
+        });
+        human::share(hits, blocks)
     };
     let hits = served.iter().fold([0; 4], |mut sum: [u64; 4], request| {
         sum.iter_mut().zip(request.hits).for_each(|(sum, hits)| *sum += hits);
@@ -159,6 +169,7 @@ fn result(
     let failures = |path| FailureKind::ALL.iter().map(move |&kind| metrics.path(path).failures(kind).get());
     let dropped = |path| DropReason::ALL.iter().map(move |&reason| metrics.path(path).dropped(reason).get());
     let onboarded = [TransferPath::G2_G1, TransferPath::G3_G1].map(|path| metrics.path(path).blocks.get());
+    let quarantined = Tier::SLOTTED.map(|tier| metrics.tier(tier).quarantined.get());
     let summary = Summary {
         requests: requests.len() as u64,
         blocks: requests.num_blocks(),
@@ -169,6 +180,7 @@ fn result(
         verified_blocks: sum(|served| served.verified),
         corrupt_blocks: sum(|served| served.corrupt),
         failed_transfers: TransferPath::LOCAL.into_iter().flat_map(failures).sum(),
+        quarantined_blocks: quarantined.iter().sum(),
         offload_dropped: TransferPath::LOCAL.into_iter().flat_map(dropped).sum(),
         wall_s: wall.as_secs_f64(),
         paths: used.iter().map(|(name, path)| (name.clone(), PathFigures::from(path.summary()))).collect(),
@@ -178,7 +190,7 @@ fn result(
         seed: args.seed,
     };
     let latencies = used.iter().map(|(name, path)| (name.clone(), path.latencies())).collect();
-    ReplayResult { workload, summary, timeline, latencies }
+    ReplayResult { workload, summary, timeline, latencies, left_out: sum(|served| served.left_out) }
 }
 
 /// A directory for G3 that goes away with the replay.
@@ -190,11 +202,27 @@ impl ScratchDir {
         if args.metadata_only || args.dir.is_some() || args.capacity.0[2].is_none() {
             return Ok(None);
         }
-        let dir = std::env::temp_dir().join(format!("kvbm-replay-{}", std::process::id()));
-        std::fs::create_dir(&dir).with_context(|| {
-            format!("cannot create {}: name a directory with --dir, or set TMPDIR", Path::display(&dir))
-        })?;
-        Ok(Some(Self(dir)))
+        Self::create(&std::env::temp_dir()).map(Some)
+    }
+
+    /// A new folder of `parent`. Process ids come again, and a replay that was killed leaves its folder.
+    fn create(parent: &Path) -> Result<Self> {
+        let name = |attempt| parent.join(format!("kvbm-replay-{}-{attempt}", std::process::id()));
+        for dir in (0..MAX_ATTEMPTS).map(name) {
+            match std::fs::create_dir(&dir) {
+                Ok(()) => return Ok(Self(dir)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    return Err(error).with_context(|| {
+                        format!("cannot create {}: name a directory with --dir, or set TMPDIR", dir.display())
+                    });
+                }
+            }
+        }
+        anyhow::bail!(
+            "{} is full of kvbm-replay folders: remove those of replays that ended",
+            parent.display()
+        )
     }
 }
 
@@ -202,5 +230,22 @@ impl Drop for ScratchDir {
     fn drop(&mut self) {
         // Nothing is lost if it stays: it is named after kvbm, in the system's temporary folder.
         let _left = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_a_killed_replay_left_is_stepped_over() {
+        let parent = tempfile::tempdir().unwrap();
+        let [first, second] = [0; 2].map(|_: u8| ScratchDir::create(parent.path()).unwrap());
+        assert_ne!(first.0, second.0);
+        assert!(first.0.is_dir() && second.0.is_dir());
+        drop((first, second));
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+        let error = ScratchDir::create(&parent.path().join("none")).err().unwrap();
+        assert!(format!("{error:#}").contains("--dir"), "{error:#}");
     }
 }

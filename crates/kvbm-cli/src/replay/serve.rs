@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use kvbm::{AllocError, Blocks, Cached, G1, KvBlockManager, Owned, Reset, SequenceHash, Tier};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
@@ -11,6 +12,8 @@ use crate::args::OffloadMode;
 
 /// Longest time that a request's offloads, or room for its blocks, are waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Troubles that are told one by one.
+const MAX_TOLD: u64 = 5;
 /// How often room is asked for again.
 const RETRY: Duration = Duration::from_micros(200);
 
@@ -19,9 +22,9 @@ const RETRY: Duration = Duration::from_micros(200);
 pub(super) struct Served {
     /// Blocks that it asked for.
     pub(super) blocks: u64,
-    /// Blocks whose whole prefix was on some tier.
-    pub(super) found: u64,
-    /// Blocks that it got, by the tier that held them.
+    /// Blocks at its end that do not fit into G1 beside the others and were not computed.
+    pub(super) left_out: u64,
+    /// Blocks that it got, by the tier that held them. What a tier held and could not give unharmed is no hit.
     pub(super) hits: [u64; 4],
     /// Blocks whose bytes were compared.
     pub(super) verified: u64,
@@ -31,20 +34,32 @@ pub(super) struct Served {
 
 /// What all requests share.
 pub(super) struct Server<'a> {
-    pub(super) manager: &'a KvBlockManager<Owned>,
-    pub(super) requests: &'a Requests,
-    pub(super) permits: &'a Permits,
-    pub(super) offload: OffloadMode,
+    manager: &'a KvBlockManager<Owned>,
+    requests: &'a Requests,
+    permits: &'a Permits,
+    offload: OffloadMode,
+    /// Troubles told so far.
+    told: AtomicU64,
 }
 
-impl Server<'_> {
+impl<'a> Server<'a> {
+    pub(super) fn new(
+        manager: &'a KvBlockManager<Owned>,
+        requests: &'a Requests,
+        permits: &'a Permits,
+        offload: OffloadMode,
+    ) -> Self {
+        Self { manager, requests, permits, offload, told: AtomicU64::new(0) }
+    }
+
     /// Serves request `index`; without an engine only the books are kept.
     pub(super) fn serve(&self, index: usize, engine: Option<&mut Engine<'_>>) -> Result<Served> {
         let all = self.requests.hashes(index);
         // What is larger than G1 cannot be computed in one piece; its front can.
         let hashes = &all[..all.len().min(self.permits.total())];
         let _permit = self.permits.acquire(hashes.len());
-        let mut served = Served { blocks: all.len() as u64, ..Served::default() };
+        let left_out = (all.len() - hashes.len()) as u64;
+        let mut served = Served { blocks: all.len() as u64, left_out, ..Served::default() };
         self.run(hashes, engine, &mut served)?;
         if self.offload == OffloadMode::Wait {
             let done = self.manager.wait_offloads(Instant::now() + PATIENCE);
@@ -61,18 +76,20 @@ impl Server<'_> {
     ) -> Result<()> {
         let mut engine = engine;
         let prefix = self.manager.match_prefix(self.requests.chain(hashes));
-        served.found = prefix.len() as u64;
         let tiers: Vec<Tier> = prefix.blocks().iter().map(|block| block.tier).collect();
         let cached = match self.manager.onboard(prefix).wait() {
             Ok(cached) => cached,
             // What failed is in the manager's metrics and is computed again.
-            Err(error) => error.arrived,
+            Err(error) => {
+                self.tell(&error.to_string());
+                error.arrived
+            }
         };
         for tier in &tiers[..cached.len().min(tiers.len())] {
             served.hits[tier.index()] += 1;
         }
         if let Some(engine) = engine.as_deref_mut() {
-            verify(engine, &cached, hashes, served)?;
+            self.verify(engine, &cached, hashes, served)?;
         }
         let fresh = self.allocate(hashes.len() - cached.len())?;
         if !fresh.is_empty() {
@@ -97,23 +114,33 @@ impl Server<'_> {
             }
         }
     }
-}
 
-fn verify(
-    engine: &mut Engine<'_>,
-    cached: &Cached<G1>,
-    hashes: &[SequenceHash],
-    served: &mut Served,
-) -> Result<()> {
-    let wrong = engine.verify(cached.block_ids(), &hashes[..cached.len()])?;
-    for block in &wrong {
-        let [rank, layer, outer] = block.place;
-        eprintln!(
-            "wrong bytes in G1 block {} ({}), rank {rank}, layer {layer}, outer {outer}: {}",
-            block.block, block.hash, block.mismatch
-        );
+    fn verify(
+        &self,
+        engine: &mut Engine<'_>,
+        cached: &Cached<G1>,
+        hashes: &[SequenceHash],
+        served: &mut Served,
+    ) -> Result<()> {
+        let wrong = engine.verify(cached.block_ids(), &hashes[..cached.len()])?;
+        for block in &wrong {
+            let [rank, layer, outer] = block.place;
+            self.tell(&format!(
+                "wrong bytes in G1 block {} ({}), rank {rank}, layer {layer}, outer {outer}: {}",
+                block.block, block.hash, block.mismatch
+            ));
+        }
+        served.verified = cached.len() as u64;
+        served.corrupt = wrong.len() as u64;
+        Ok(())
     }
-    served.verified = cached.len() as u64;
-    served.corrupt = wrong.len() as u64;
-    Ok(())
+
+    /// Says what went wrong, the first few times: all of it is counted.
+    fn tell(&self, trouble: &str) {
+        match self.told.fetch_add(1, Ordering::Relaxed) {
+            ..MAX_TOLD => eprintln!("kvbm: {trouble}"),
+            MAX_TOLD => eprintln!("kvbm: more troubles like these are only counted"),
+            _ => {}
+        }
+    }
 }

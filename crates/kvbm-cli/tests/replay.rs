@@ -1,0 +1,297 @@
+//! `kvbm replay` as people and scripts run it: its files, its JSON, its exit status, what it leaves behind.
+
+// A helper that fails is a test that fails.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longest time that anything here may take; a healthy run takes a small part of it.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Two conversations over one system prompt, and a third request that comes back to the first.
+const TRACE: &str = r#"{"timestamp": 0, "input_length": 2048, "output_length": 9, "hash_ids": [1, 2, 3, 4]}
+{"timestamp": 10, "input_length": 1536, "output_length": 9, "hash_ids": [1, 2, 7]}
+{"timestamp": 20, "input_length": 2560, "output_length": 9, "hash_ids": [1, 2, 3, 4, 5]}
+"#;
+
+fn command(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
+    command.current_dir(dir).env("TMPDIR", dir).arg("replay").args(line.split_whitespace());
+    command
+}
+
+fn run(dir: &Path, line: &str) -> Output {
+    command(dir, line).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The JSON of a run that succeeds.
+fn json(dir: &Path, line: &str) -> Value {
+    let output = run(dir, &format!("{line} --json -"));
+    assert_eq!(output.status.code(), Some(0), "{line}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(json: &Value, field: &str) -> u64 {
+    json.pointer(field).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {field} in {json:#}"))
+}
+
+fn hits(json: &Value) -> [u64; 3] {
+    ["/hits/g1", "/hits/g2", "/hits/g3"].map(|field| number(json, field))
+}
+
+fn temp() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn a_trace_is_counted_block_by_block() {
+    let dir = temp();
+    std::fs::write(dir.path().join("t.jsonl"), TRACE).unwrap();
+    for mode in ["", "--metadata-only", "--concurrency 3", "--offload drop"] {
+        let json = json(dir.path(), &format!("--trace t.jsonl --block-bytes 512 --capacity 40,40,40 {mode}"));
+        assert_eq!((number(&json, "/requests"), number(&json, "/blocks")), (3, 12), "{mode}");
+        if mode != "--concurrency 3" {
+            // Nothing of the first request, two blocks of the second, four of the third.
+            assert_eq!(hits(&json), [6, 0, 0], "{mode}: {json:#}");
+            assert_eq!(json["hit_ratio"], 0.5, "{mode}");
+        }
+        assert_eq!(json["hit_ratio_first_10pct"], 0.0, "{mode}");
+        let verified = if mode == "--metadata-only" { 0 } else { hits(&json).iter().sum() };
+        assert_eq!(number(&json, "/verified_blocks"), verified, "{mode}");
+        for nothing in ["/corrupt_blocks", "/failed_transfers", "/quarantined_blocks", "/offload_dropped"] {
+            assert_eq!(number(&json, nothing), 0, "{mode}: {nothing}");
+        }
+        assert_eq!(json["capacity"], serde_json::json!([40, 40, 40]));
+        assert_eq!(json["policy"], "lru-leaf");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the trace is left");
+}
+
+#[test]
+fn tiers_of_any_size_serve_only_what_is_right() {
+    let dir = temp();
+    for capacity in ["5", "1,1,1", "100,0,0", "3,200,0", "2,1,1", "50,2,2", "1,5,9", "60,20KiB,1MiB"] {
+        for mode in ["--offload wait", "--offload drop --concurrency 4"] {
+            let line = format!("--synthetic 40 --seed 3 --block-bytes 512 --capacity {capacity} {mode}");
+            let json = json(dir.path(), &line);
+            assert_eq!(number(&json, "/verified_blocks"), hits(&json).iter().sum::<u64>(), "{line}");
+            let onboarded = number(&json, "/onboarded_blocks");
+            assert!(onboarded >= hits(&json)[1] + hits(&json)[2], "{line}: {json:#}");
+            let blocks = number(&json, "/blocks") as f64;
+            let ratio = json["hit_ratio"].as_f64().unwrap() * blocks;
+            assert!((ratio - hits(&json).iter().sum::<u64>() as f64).abs() < 1e-6, "{line}: {json:#}");
+            for nothing in ["/corrupt_blocks", "/failed_transfers"] {
+                assert_eq!(number(&json, nothing), 0, "{line}: {nothing}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let dir = temp();
+    let output = run(dir.path(), "--synthetic 10 --block-bytes 512 --capacity 5");
+    let table = text(&output.stdout);
+    assert!(table.contains("blocks did not fit into G1"), "{table}");
+    assert!(text(&output.stderr).contains("requests: 10 of 10"), "progress in plain lines");
+}
+
+/// Offloads of one request end in any order, so a block more or less may be gone when it is wanted again.
+#[test]
+fn runs_agree_with_and_without_bytes() {
+    let dir = temp();
+    let line = "--synthetic 120 --seed 9 --block-bytes 512 --capacity 90,200,900";
+    let metadata_only = format!("{line} --metadata-only");
+    let ratios = [line, line, &metadata_only].map(|line| {
+        let json = json(dir.path(), line);
+        assert!(hits(&json).iter().all(|&hits| hits > 0), "every tier serves: {json:#}");
+        json["hit_ratio"].as_f64().unwrap()
+    });
+    for ratio in ratios {
+        assert!((ratio - ratios[0]).abs() < 0.01, "{ratios:?}");
+    }
+    // Without a disk nothing races: the figures are the same to the block.
+    let line = "--synthetic 120 --seed 9 --block-bytes 512 --capacity 90,900,0";
+    let [once, again, without] =
+        [line, line, &format!("{line} --metadata-only")].map(|line| json(dir.path(), line));
+    for field in ["hits", "hit_ratio", "evictions", "onboarded_blocks", "offload_dropped"] {
+        assert_eq!(once[field], again[field], "{field}");
+        assert_eq!(once[field], without[field], "{field}");
+    }
+}
+
+#[test]
+fn a_kept_directory_is_found_again() {
+    let dir = temp();
+    let line = "--synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept";
+    let (first, second) = (json(dir.path(), line), json(dir.path(), line));
+    assert!(hits(&second)[2] > hits(&first)[2] + 100, "{first:#} {second:#}");
+    assert_eq!(number(&second, "/verified_blocks"), hits(&second).iter().sum::<u64>());
+    let output = run(dir.path(), &line.replace("4KiB", "8KiB"));
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("block_bytes = 4096, configured is 8192"), "{message}");
+    assert_eq!(message.matches("choose another directory").count(), 1, "said once: {message}");
+}
+
+#[test]
+fn planted_faults_are_counted_and_never_served() {
+    let dir = temp();
+    let line = "--synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept";
+    let healthy = json(dir.path(), line);
+    let slots = dir.path().join("kept/rank-0/slots.kvbm");
+    let mut bytes = std::fs::read(&slots).unwrap();
+    // One bit in every fourth block.
+    for block in bytes.chunks_mut(4 << 12) {
+        let middle = block.len() / 2;
+        block[middle] ^= 0x10;
+    }
+    std::fs::write(&slots, bytes).unwrap();
+
+    let output = run(dir.path(), &format!("{line} --json -"));
+    assert_eq!(output.status.code(), Some(0), "damage is a miss: {}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(number(&json, "/corrupt_blocks"), 0, "{json:#}");
+    assert_eq!(number(&json, "/verified_blocks"), hits(&json).iter().sum::<u64>(), "{json:#}");
+    assert!(number(&json, "/failed_transfers") > 0 && number(&json, "/quarantined_blocks") > 0, "{json:#}");
+    assert!(number(&json, "/blocks") == number(&healthy, "/blocks"), "every request was served");
+    let told = text(&output.stderr);
+    assert!(told.contains("corrupt") && told.contains("only counted"), "{told}");
+}
+
+#[test]
+fn failures_say_what_to_do() {
+    let dir = temp();
+    std::fs::write(dir.path().join("bad.jsonl"), format!("{TRACE}{{\"timestamp\": 1}}\n")).unwrap();
+    std::fs::write(dir.path().join("t.jsonl"), TRACE).unwrap();
+    for (line, status, message) in [
+        ("--trace bad.jsonl", 1, "bad.jsonl:4: missing field `input_length`"),
+        ("--trace none.jsonl", 1, "cannot read the trace none.jsonl: No such file"),
+        ("--synthetic 5 --block-bytes 1000", 1, "not a multiple of 512"),
+        ("--trace t.jsonl --report no/such/r.html", 1, "create the directory no/such first"),
+        ("--trace t.jsonl --json .", 1, "it is a directory"),
+        ("--trace t.jsonl --dir t.jsonl", 1, "t.jsonl"),
+        ("--trace t.jsonl --capacity 1000000GiB", 1, "device.capacity"),
+        ("--synthetic 0", 2, "1..=10000000"),
+        ("--trace t.jsonl --policy nothing", 2, "known: lru-leaf"),
+        ("--trace t.jsonl --dir d --metadata-only", 2, "cannot be used with"),
+    ] {
+        let output = run(dir.path(), line);
+        assert_eq!(output.status.code(), Some(status), "{line}: {}", text(&output.stderr));
+        let told = text(&output.stderr);
+        assert!(told.contains(message), "{line}: {told}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn json_and_report_are_files_and_the_table_stays_on_standard_output() {
+    let dir = temp();
+    let output = run(dir.path(), "--synthetic 30 --block-bytes 512 --json r.json --report r.html");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("hit ratio") && table.contains("report: r.html"), "{table}");
+    let json: Value = serde_json::from_slice(&std::fs::read(dir.path().join("r.json")).unwrap()).unwrap();
+    assert_eq!(number(&json, "/requests"), 30);
+    let html = std::fs::read_to_string(dir.path().join("r.html")).unwrap();
+    assert!(html.starts_with("<!doctype html>") && html.contains("<svg"), "{}", &html[..200.min(html.len())]);
+    for outside in ["src=", "<link", "@import", "url("] {
+        assert!(!html.contains(outside), "the report needs nothing else: {outside}");
+    }
+}
+
+/// A replay that takes until it is stopped, and the lines of its standard error.
+struct Running {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStderr>>,
+}
+
+impl Running {
+    fn start(dir: &Path, line: &str) -> Self {
+        let mut child = command(dir, line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// The first line that has `part`.
+    fn line_with(&mut self, part: &str) -> String {
+        self.lines.by_ref().map(Result::unwrap).find(|line| line.contains(part)).unwrap()
+    }
+
+    fn terminate(&self) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").arg(&id).status().unwrap().success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+fn get(url: &str) -> String {
+    let (address, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    write!(stream, "GET /{path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn metrics_answer_during_a_run_and_a_signal_ends_it_cleanly() {
+    let dir = temp();
+    let line = "--synthetic 1000000 --block-bytes 512 --capacity 50,100,2000 --metrics 0";
+    let mut running = Running::start(dir.path(), line);
+    let url = running.line_with("metrics: http://127.0.0.1:").replace("metrics: ", "");
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let answer = get(&url);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let offloaded = |line: &str| {
+            line.starts_with("kvbm_transfer_blocks_total{path=\"g1_g2\"")
+                && line.rsplit(' ').next().is_some_and(|count| count != "0")
+        };
+        if answer.lines().any(offloaded) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "no block of G1 -> G2 is counted: {answer}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary G3");
+    running.terminate();
+    let told = running.line_with("kvbm: interrupted at request");
+    assert!(told.ends_with("of 1000000"), "{told}");
+    assert_eq!(running.child.wait().unwrap().code(), Some(1));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn without_arguments_the_demo_runs_through_all_tiers_and_writes_its_report() {
+    let dir = temp();
+    let output = Command::new(env!("CARGO_BIN_EXE_kvbm"))
+        .current_dir(dir.path())
+        .env("TMPDIR", dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    for part in ["G1 device", "G2 host", "G3 disk", "G3 -> G1", "corrupt blocks 0, failed transfers 0"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["kvbm-report.html"]);
+}
