@@ -1,9 +1,6 @@
 //! Host memory that a device reads and writes while Rust code goes on.
 //!
-//! Bytes in a [`HostRegion`] are *shared bytes*: a device, a disk ring or another thread may be working on them. So no
-//! safe function here makes a reference to them; they are copied in and out. As with a memory-mapped file, who may
-//! touch which bytes when is a protocol above this crate (a block has one writer, or readers only, until its transfer is
-//! complete); an access that breaks it finds or leaves unspecified bytes.
+//! The contract of its bytes stands at [`HostRegion`].
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -14,6 +11,18 @@ use std::sync::Arc;
 use crate::{DeviceError, Owner};
 
 /// A range of host memory and what keeps it allocated. Clones are cheap and share it.
+///
+/// # Shared bytes
+/// The bytes in it, and those of device memory, are *shared bytes*: a device, a disk ring or another thread may be
+/// working on them. So no safe function of this crate makes a reference to them or gives them a type other than `u8`;
+/// they are copied in and out by address, here and in the streams.
+///
+/// Who may touch which bytes when is a protocol above: a block has one writer, or readers only, until its transfer is
+/// complete; events order what follows. Nothing here enforces it, as nothing enforces it for a file mapped by several
+/// processes or for memory that real hardware writes. An access that breaks it finds or leaves unspecified bytes in the
+/// ranges concerned (checksums are there to find such bytes) and in the terms of the language is a data race: a bug of
+/// whoever broke the protocol, which must be fixed there. What takes a Rust reference to shared bytes is `unsafe`
+/// ([`HostRegion::bytes`], [`HostRegion::bytes_mut`]) and has to prove that the protocol was kept.
 #[derive(Clone)]
 pub struct HostRegion {
     start: NonNull<u8>,
@@ -24,16 +33,17 @@ pub struct HostRegion {
 // SAFETY: the region is an address range that stays valid on every thread (`HostRegion::new`'s contract); nothing in it is
 // tied to the thread that made it.
 unsafe impl Send for HostRegion {}
-// SAFETY: as above; all safe access copies bytes under the protocol in the module's documentation.
+// SAFETY: as above; all safe access copies shared bytes, under the protocol in the type's documentation.
 unsafe impl Sync for HostRegion {}
 
 impl HostRegion {
     /// `len` bytes at `start`, valid while `owner` lives.
     ///
     /// # Safety
-    /// - The range must be valid for reads and writes until the last clone of `owner` is dropped.
-    /// - Nobody may hold a Rust reference to these bytes while others can reach them through this region: they are shared
-    ///   bytes in the sense of the module's documentation, and whoever hands clones to several threads keeps to its protocol.
+    /// - The range must be initialised, in one allocation, and valid for reads and writes until the last clone of `owner`
+    ///   is dropped.
+    /// - Nobody may hold a Rust reference to these bytes while others can reach them through this region: they are *shared
+    ///   bytes* (see the type), and whoever hands clones to several threads keeps to their protocol.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
         Self { start, len, owner }
     }
@@ -75,19 +85,19 @@ impl HostRegion {
         self.at(offset, len).map(NonNull::as_ptr)
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out. They are shared bytes: nobody may be writing them.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
         let from = self.at(offset, into.len() as u64)?;
         // SAFETY: `at` checked that the source lies inside the region, valid while `self.owner` lives; `into` is an exclusive
-        // reference, so it does not overlap shared bytes.
+        // reference, and `new`'s contract allows none to shared bytes, so they do not overlap.
         unsafe { into.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Copies bytes in.
+    /// Copies bytes in. They are shared bytes: nobody else may be reading or writing them.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
@@ -137,8 +147,7 @@ impl HostRegion {
     /// Nobody (thread or device) may write these bytes while the slice lives.
     pub unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
         let start = self.at(offset, len)?;
-        // SAFETY: valid and initialised (every constructor gives zeroed or mapped memory) for `len` bytes while `self` lives;
-        // the caller excludes writers.
+        // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the caller excludes writers.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) })
     }
 
@@ -155,7 +164,8 @@ impl HostRegion {
     )]
     pub unsafe fn bytes_mut(&self, offset: u64, len: u64) -> Result<&mut [u8], DeviceError> {
         let start = self.at(offset, len)?;
-        // SAFETY: valid for `len` bytes while `self` lives; the caller excludes every other access.
+        // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the caller excludes every
+        // other access.
         Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len as usize) })
     }
 
@@ -209,7 +219,7 @@ impl HostBuffer {
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         let owner = Arc::new(HeapBytes { start, layout });
-        // SAFETY: `HeapBytes` frees the range when it is dropped, not before; nobody else knows the address.
+        // SAFETY: zeroed above; `HeapBytes` frees the range when it is dropped, not before; nobody else knows the address.
         Self { region: unsafe { HostRegion::new(start, len, owner) } }
     }
 

@@ -11,9 +11,11 @@
 //! | work in order | [`Stream`], [`CopyBatch`] |
 //! | "done up to here" | [`Event`] |
 //!
-//! Two kinds of device stand behind the seam: a real one (CUDA, loaded at run time) and the [`EmulatedDevice`], which
-//! needs no hardware and still keeps its memory out of the CPU's reach: a stray access to an address that it hands out
-//! faults, bytes move only through its streams, each stream runs on a thread of its own.
+//! Behind the seam stands the [`EmulatedDevice`], which needs no hardware and still keeps its memory out of the CPU's
+//! reach: a stray access to an address that it hands out faults, bytes move only through its streams, each stream runs on
+//! a thread of its own. A real device is one more implementation of [`Device`], checked by the same [`conformance`] suite.
+//!
+//! Who may touch which bytes when is no matter of this crate: see [`HostRegion`] for the contract of *shared bytes*.
 //!
 //! ```
 //! use std::time::{Duration, Instant};

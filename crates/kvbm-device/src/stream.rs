@@ -11,8 +11,9 @@ use crate::{CopyBatch, CopyRejected, DeviceError, DeviceId, DeviceMemory, Event}
 ///   order among themselves. Streams are unordered against each other except through [`Stream::wait`].
 /// - *Ownership*: what an operation touches is held by the queue until the hardware is done, whatever becomes of the
 ///   handles. Dropping a stream neither waits nor cancels: queued work completes.
-/// - *Races*: between submission and completion the caller must leave source and destination alone. Work that overlaps
-///   without order leaves unspecified bytes, as on real hardware; the pool's block states exclude it.
+/// - *Races*: source and destination are *shared bytes* ([`HostRegion`](crate::HostRegion)): between submission and
+///   completion the caller must leave them alone. Work that overlaps without order leaves unspecified bytes, as on real
+///   hardware; the pool's block states exclude it.
 /// - *Failure*: the first operation that fails poisons the stream. Everything after it is not run and fails with
 ///   [`DeviceError::Poisoned`]; create a new stream to go on.
 /// - *Bound*: the queue is bounded; submission never blocks but fails with [`DeviceError::QueueFull`].

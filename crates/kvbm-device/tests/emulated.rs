@@ -228,6 +228,18 @@ fn a_panicking_kernel_is_a_failed_operation() {
 }
 
 #[test]
+fn a_stream_may_have_any_name() {
+    let device = device(EmulatedConfig::default());
+    let memory = device.allocate(16, 256).expect("memory");
+    for name in ["", "a\0b", "a name of a stream that is longer than the system lets the name of a thread be"]
+    {
+        let stream = device.create_stream(name).expect("stream");
+        assert_eq!(stream.name(), name);
+        stream.fill(&memory, 0, 16, 1).expect("queued").wait(soon()).expect("complete");
+    }
+}
+
+#[test]
 fn memory_of_another_device_is_refused() {
     let one = device(EmulatedConfig::default());
     let two = device(EmulatedConfig { id: DeviceId(1), ..EmulatedConfig::default() });

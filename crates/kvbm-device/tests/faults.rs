@@ -97,6 +97,17 @@ fn a_flipped_bit_is_reported_as_success() {
 }
 
 #[test]
+fn a_bit_that_cannot_be_flipped_is_a_failure() {
+    for fault in [Fault::FlipBit, Fault::FailHalfway] {
+        let bench = bench();
+        bench.device.faults().inject(FaultRule::next(fault));
+        let nothing =
+            bench.stream.copy(CopyBatch::new(Direction::DeviceToHost)).expect("queued").wait(soon());
+        assert!(matches!(nothing, Err(DeviceError::OperationFailed { .. })), "{fault:?}: {nothing:?}");
+    }
+}
+
+#[test]
 fn invariant_3_memory_is_held_until_the_hardware_is_done() {
     let bench = bench();
     let ticket = bench.device.faults().inject(FaultRule::next(Fault::Stall));

@@ -1,6 +1,8 @@
 //! One memfd mapped twice: a reservation without access rights that is shown, and an alias that only this module knows.
 //!
-//! All `unsafe` of the emulated device's memory is here. Offsets are checked by every function.
+//! All `unsafe` of the emulated device's memory is here. Offsets are checked by every function. That work which overlaps
+//! is ordered, is the callers' protocol: these are *shared bytes* ([`HostRegion`](crate::HostRegion)), to which no
+//! reference is ever made.
 
 use std::ffi::c_void;
 use std::fs::File;

@@ -32,6 +32,8 @@ pub(super) fn register(table: &Arc<PinTable>, region: HostRegion) -> Result<Pinn
     let (start, len) = whole_pages(region.address(), region.len());
     table.enter(start, len)?;
     if let Err(error) = lock_pages(start, len) {
+        // It may have locked a part.
+        unlock_pages(start, len);
         table.leave(start);
         return Err(error);
     }
@@ -41,8 +43,8 @@ pub(super) fn register(table: &Arc<PinTable>, region: HostRegion) -> Result<Pinn
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: `munlock` changes no byte; the range is still mapped, since `PinnedHost` holds the region longer than this.
-        let _still_mapped = unsafe { libc::munlock(self.start as *const c_void, self.len as usize) };
+        // Still mapped, since `PinnedHost` holds the region longer than this.
+        unlock_pages(self.start, self.len);
         self.table.leave(self.start);
     }
 }
@@ -88,6 +90,12 @@ fn lock_pages(start: u64, len: u64) -> Result<(), DeviceError> {
         }
         _ => Err(DeviceError::from_io("mlock", &error)),
     }
+}
+
+/// Best effort: what stays locked costs the limit, not correctness.
+fn unlock_pages(start: u64, len: u64) {
+    // SAFETY: `munlock` changes no byte and fails on ranges that are not mapped.
+    let _best_effort = unsafe { libc::munlock(start as *const c_void, len as usize) };
 }
 
 /// Soft limit of locked memory in bytes; `None` if there is none.

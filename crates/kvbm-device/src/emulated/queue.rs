@@ -132,7 +132,8 @@ impl Runner {
         };
         match fault {
             Some(Fault::Fail) => return Err(failed("injected fault")),
-            Some(Fault::FailHalfway | Fault::FlipBit) if !matches!(work, Work::Copy(_)) => {
+            Some(Fault::FailHalfway | Fault::FlipBit) if !matches!(&work, Work::Copy(batch) if !batch.is_empty()) =>
+            {
                 return Err(failed("injected fault"));
             }
             _ => {}

@@ -35,8 +35,10 @@ impl EmulatedStream {
             state: Arc::clone(&state),
             disorder: device.random_delays.map(|delays| Disorder::new(delays, number)),
         };
+        // The system takes no NUL in the name of a thread, and the standard library would panic.
+        let thread = format!("kvbm-dev{}-{}", device.id, name.replace('\0', "_"));
         std::thread::Builder::new()
-            .name(format!("kvbm-dev{}-{name}", device.id))
+            .name(thread)
             .spawn(move || runner.run(&operations))
             .map_err(|error| DeviceError::from_io("creating the thread of a stream", &error))?;
         Ok(Self { device: device.id, state, queue, queue_limit: device.queue_limit })
