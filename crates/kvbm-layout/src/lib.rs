@@ -66,6 +66,6 @@ pub use layout::{
 pub use plan::{
     CopyPlan, Dim, Fragment, FragmentList, Fragments, MAX_FRAGMENTS, PlanError, Run, Runs, Segment, Side,
 };
-pub use slice::{HeadSlice, Planes, RankSlice, Replication, Selection, SliceError, Span, slice_for_rank};
+pub use slice::{BlockPart, HeadSlice, Holders, Planes, Selection, SliceError, Span, slice_for_rank};
 pub use strided::{EngineRegions, StridedLayout};
 pub use wire::{AnyLayout, LayoutDescriptor, MAX_MESSAGE_BYTES, MemoryKind, RegionMemory, WireError};

@@ -2,18 +2,17 @@
 
 use std::ops::Range;
 
-/// Whether the same heads are held by other ranks too.
+/// Who holds the same heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Replication {
-    /// This rank alone holds its heads.
-    Sharded,
-    /// `replicas` ranks hold the same heads; `writer`, the lowest of them, is the one that writes them to
-    /// lower tiers.
-    Replicated {
+pub enum Holders {
+    /// This rank alone.
+    One,
+    /// `ranks` ranks; `writer`, the lowest of them, is the one that writes them to lower tiers.
+    Several {
         /// The rank that writes.
         writer: u32,
         /// Ranks that hold these heads.
-        replicas: u32,
+        ranks: u32,
     },
 }
 
@@ -23,15 +22,15 @@ pub struct HeadSlice {
     /// Heads of the whole model that this rank holds; never empty.
     pub heads: Range<u32>,
     /// Whether other ranks hold them too.
-    pub replication: Replication,
+    pub holders: Holders,
 }
 
 impl HeadSlice {
     /// True if `rank`, the rank this slice was made for, is the one that writes these heads.
     pub fn is_writer(&self, rank: u32) -> bool {
-        match self.replication {
-            Replication::Sharded => true,
-            Replication::Replicated { writer, .. } => writer == rank,
+        match self.holders {
+            Holders::One => true,
+            Holders::Several { writer, .. } => writer == rank,
         }
     }
 }
@@ -73,17 +72,18 @@ pub fn slice_for_rank(num_heads: u32, tp_size: u32, rank: u32) -> Result<HeadSli
     if heads >= ranks {
         let first = (rank64 * heads / ranks) as u32;
         let end = ((rank64 + 1) * heads / ranks) as u32;
-        return Ok(HeadSlice { heads: first..end, replication: Replication::Sharded });
+        return Ok(HeadSlice { heads: first..end, holders: Holders::One });
     }
     let head = rank64 * heads / ranks;
     // Ranks r with r * H / T == head: from ceil(head * T / H) to before ceil((head + 1) * T / H).
     let first_rank = |head: u64| (head * ranks).div_ceil(heads) as u32;
     let (writer, end) = (first_rank(head), first_rank(head + 1));
     let head = head as u32;
-    let replicas = end - writer;
-    let replication =
-        if replicas == 1 { Replication::Sharded } else { Replication::Replicated { writer, replicas } };
-    Ok(HeadSlice { heads: head..head + 1, replication })
+    let holders = match end - writer {
+        1 => Holders::One,
+        ranks => Holders::Several { writer, ranks },
+    };
+    Ok(HeadSlice { heads: head..head + 1, holders })
 }
 
 /// A range that has the same length on both sides but may start elsewhere.
@@ -147,17 +147,17 @@ impl Selection {
     }
 }
 
-/// The slice of every block that one rank holds, in layers and heads of the whole group.
+/// The part of every block that one rank holds, in layers and heads of the whole group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct RankSlice {
+pub struct BlockPart {
     /// Layers of the group (pipeline parallelism).
     pub layers: Range<u32>,
     /// Heads of the model (tensor parallelism).
     pub heads: Range<u32>,
 }
 
-impl RankSlice {
-    /// What a copy from a rank with slice `self` to a rank with slice `dst` has to move; `None` if they share
+impl BlockPart {
+    /// What a copy from a rank with the part `self` to a rank with the part `dst` has to move; `None` if they share
     /// nothing.
     pub fn overlap(&self, dst: &Self) -> Option<Selection> {
         let layers = overlap(&self.layers, &dst.layers)?;

@@ -11,6 +11,7 @@ mod naive;
 mod plan_errors;
 mod plan_oracle;
 mod plan_runs;
+mod reshard;
 mod shapes;
 mod slices;
 mod strided;
