@@ -254,11 +254,11 @@ fn check_disjoint(bindings: &[RegionBinding], layout: &dyn BlockLayout) -> Resul
     let mut ranges = Vec::with_capacity(bindings.len());
     for (index, (spec, binding)) in (0_u32..).zip(layout.regions().iter().zip(bindings)) {
         let space = match binding.storage.backing() {
-            Backing::File(file) => Some(file.path().to_owned()),
+            Backing::File(file) => Some(file.identity()?),
             Backing::Host(_) | Backing::Device(_) => None,
         };
-        let start = binding.storage.address() + binding.offset;
-        ranges.push((space, start, start + spec.bytes, index));
+        let start = binding.storage.address().saturating_add(binding.offset);
+        ranges.push((space, start, start.saturating_add(spec.bytes), index));
     }
     ranges.sort_unstable();
     match ranges.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].2 > pair[1].1) {

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,6 +128,13 @@ impl DiskStorage {
     /// [`StorageError::Io`].
     pub fn sync_data(&self) -> Result<(), StorageError> {
         self.inner.file.sync_data().map_err(|error| io_error("fdatasync", self.path(), 0, &error))
+    }
+
+    /// Device and inode: the same for every path to the file.
+    pub(crate) fn identity(&self) -> Result<(u64, u64), StorageError> {
+        let metadata =
+            self.inner.file.metadata().map_err(|error| io_error("stat", self.path(), 0, &error))?;
+        Ok((metadata.dev(), metadata.ino()))
     }
 
     pub(crate) fn read_exact_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {

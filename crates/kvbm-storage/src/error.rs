@@ -43,7 +43,10 @@ pub enum StorageError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A range outside of the storage.
-    #[error("bytes {offset}..+{len} are outside of {storage}, which has {size} bytes")]
+    #[error(
+        "bytes {offset}..+{len} are outside of {storage}, which has {size} bytes; check the layout against the storage \
+         it is bound to"
+    )]
     OutOfRange {
         /// The storage, in words.
         storage: String,
@@ -101,7 +104,7 @@ pub enum StorageError {
         available: u64,
     },
     /// An operation on a file failed.
-    #[error("{operation} {path} at byte {offset}: {reason}")]
+    #[error("{operation} {path} at byte {offset}: {reason}; check the path, its permissions and the disk")]
     Io {
         /// What was done.
         operation: &'static str,
@@ -142,7 +145,9 @@ pub enum StorageError {
         storages: usize,
     },
     /// A region does not fit where it was to be bound.
-    #[error("region {region}: {what} is {found}, but the layout needs {needed}")]
+    #[error(
+        "region {region}: {what} is {found}, but the layout needs {needed}; bind it to a larger or better aligned place"
+    )]
     RegionFit {
         /// Index of the region.
         region: u32,

@@ -8,7 +8,8 @@ use kvbm_layout::{
     LayoutDescriptor, OpaquePlane, OuterPlacement, StridedLayout,
 };
 use kvbm_storage::{
-    BoundLayout, HugePages, RegionBinding, Storage, StorageError, StorageKind, SystemAllocator, SystemStorage,
+    BoundLayout, DiskStorage, HugePages, RegionBinding, Storage, StorageError, StorageKind, SystemAllocator,
+    SystemStorage,
 };
 use proptest::prelude::*;
 
@@ -151,6 +152,28 @@ fn layer_separate() -> Arc<dyn BlockLayout> {
 
 fn memory(len: u64) -> Arc<dyn Storage> {
     Arc::new(SystemStorage::new(len, 4096, HugePages::No).expect("memory"))
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "fallocate and statvfs do not exist there")]
+fn one_file_under_two_names_is_one_file() {
+    let layout = layer_separate();
+    let bytes = layout.regions()[0].bytes;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (name, alias) = (directory.path().join("slots"), directory.path().join("alias"));
+    let first = Arc::new(DiskStorage::create(&name, 3 * bytes).expect("created"));
+    std::fs::hard_link(&name, &alias).expect("linked");
+    let second = Arc::new(DiskStorage::open(&alias, 3 * bytes).expect("opened"));
+    let at = |offset: u64| {
+        let binding = |storage: &Arc<DiskStorage>, offset| RegionBinding {
+            storage: Arc::clone(storage) as Arc<dyn Storage>,
+            offset,
+        };
+        let bindings = vec![binding(&first, 0), binding(&first, bytes), binding(&second, offset)];
+        BoundLayout::bind(Arc::clone(&layout), bindings)
+    };
+    assert_eq!(at(bytes).err(), Some(StorageError::OverlappingRegions { first: 1, second: 2 }));
+    assert!(at(2 * bytes).is_ok());
 }
 
 #[test]
