@@ -7,6 +7,7 @@
 
 mod bench_peers;
 mod dependencies;
+mod kernels;
 mod miri;
 mod outside;
 mod smoke;
@@ -25,6 +26,8 @@ usage: cargo xtask COMMAND
   tidy                             the rules of ARCHITECTURE.md that the compiler does not check
   bench-peers pool [--json FILE] [--rounds N] [--blocks N]
                                    our bookkeeping and the strongest peer's, side by side
+  verify-kernels                   that the prebuilt CUDA kernels belong to their source
+  regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   test-gpu                         the tests that need a CUDA device; fails where there is none
 ";
 
@@ -76,8 +79,21 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => bench_peers::run(&options),
             Err(text) => usage(text),
         },
-        "tidy" | "test-gpu" if !rest.is_empty() => {
+        "regen-kernels" => {
+            let mode = match rest {
+                [] => kernels::Mode::Write,
+                [check] if check == "--check" => kernels::Mode::Check,
+                _ => return usage(format!("`regen-kernels` takes only --check: {}", rest.join(" "))),
+            };
+            kernels::regenerate(&workspace::Workspace::load()?, mode).map(|()| true)
+        }
+        "tidy" | "test-gpu" | "verify-kernels" if !rest.is_empty() => {
             usage(format!("`{command}` takes no argument: {}", rest[0]))
+        }
+        "verify-kernels" => {
+            kernels::verify(&workspace::Workspace::load()?)?;
+            println!("the prebuilt kernels belong to their source");
+            Ok(true)
         }
         "tidy" => tidy::run(&workspace::Workspace::load()?),
         "test-gpu" => anyhow::bail!(

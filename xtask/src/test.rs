@@ -2,7 +2,7 @@
 
 use crate::steps::{Outcome, Report};
 use crate::workspace::{Workspace, cargo, line_of, succeed};
-use crate::{dependencies, miri, outside, smoke, tidy};
+use crate::{dependencies, kernels, miri, outside, smoke, tidy};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
@@ -22,6 +22,12 @@ const STEPS: &[Step] = &[
         quick: true,
         about: "what each crate may pull in",
         run: |w| dependencies::check(w).into(),
+    },
+    Step {
+        name: "kernels",
+        quick: true,
+        about: "the prebuilt kernels belong to their source",
+        run: |w| kernels::verify(w).into(),
     },
     Step { name: "clippy", quick: true, about: "lints, warnings are errors", run: clippy },
     Step { name: "test", quick: true, about: "unit, property, model and conformance tests", run: tests },
@@ -108,7 +114,8 @@ fn clippy(workspace: &Workspace) -> Outcome {
 
 fn tests(workspace: &Workspace) -> Outcome {
     let args = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
-    counted(cargo(&workspace.root).args(args))
+    // Here the tests that compile the kernels as C++ must run.
+    counted(cargo(&workspace.root).args(args).env("KVBM_REQUIRE_CXX", "1"))
 }
 
 fn doctests(workspace: &Workspace) -> Outcome {
@@ -181,7 +188,7 @@ mod tests {
             STEPS.iter().filter(|step| options.wants(step)).map(|step| step.name).collect::<Vec<_>>()
         };
         assert_eq!(chosen("").len(), STEPS.len());
-        assert_eq!(chosen("--quick"), ["fmt", "tidy", "dependencies", "clippy", "test"]);
+        assert_eq!(chosen("--quick"), ["fmt", "tidy", "dependencies", "kernels", "clippy", "test"]);
         assert_eq!(chosen("--only miri --only fmt"), ["fmt", "miri"]);
         assert_eq!(chosen("--quick --only doc"), ["doc"], "what is named is run");
         assert!(parse("--only nothing").unwrap_err().contains("fmt, tidy"));

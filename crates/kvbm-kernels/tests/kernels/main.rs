@@ -68,7 +68,9 @@ fn pairs_of_unequal_sizes_as_cpp() {
     for round in 0..150 {
         let longest = [3, 40, 300, 100_000][round % 4];
         let limits = limits(&mut random);
-        cases::run_pairs(1 + random.below(40), longest, limits, &mut random, &mut program);
+        let count = 1 + random.below(40);
+        let result = cases::run_pairs(count, longest, limits, &mut random, &mut program);
+        assert_eq!(result, Ok(()), "{count} pairs of up to {longest} bytes");
     }
 }
 
@@ -80,7 +82,7 @@ fn no_access_outside_under_the_address_sanitizer() {
     let mut random = Random(12);
     for _ in 0..30 {
         let limits = limits(&mut random);
-        cases::run_pairs(20, 5000, limits, &mut random, &mut program);
+        assert_eq!(cases::run_pairs(20, 5000, limits, &mut random, &mut program), Ok(()));
     }
 }
 
