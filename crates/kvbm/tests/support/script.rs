@@ -4,7 +4,7 @@ use super::{model, namespace, soon, unlimited};
 use kvbm::config::{Blocks, Config};
 use kvbm::plan::{BlockOutcome, Command, Epoch, FlushOutcome, Message, TransferPlan, TransferReport, wire};
 use kvbm::worker::{LinkError, MessageSink, WorkerLink};
-use kvbm::{Failure, FailureKind, KvBlockManager, Owned, Rank, Tier};
+use kvbm::{Engine, Failure, FailureKind, KvBlockManager, Owned, Rank, Tier};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
@@ -69,6 +69,19 @@ impl Ranks {
                 config.offload.g1_g2.write_through = false;
                 configure(config);
             })
+            .build_with_workers(|rank, epoch, sink| self.connect(rank, epoch, sink))
+            .unwrap()
+    }
+
+    /// A manager over these ranks whose G1 is `g1` blocks of an engine.
+    pub fn engine_manager(&self, g1: u32, g2: u32) -> KvBlockManager<Engine> {
+        let count = self.lock().len() as u32;
+        KvBlockManager::<Owned>::builder()
+            .model(model())
+            .namespace(namespace())
+            .engine_blocks(g1)
+            .host(Blocks(g2))
+            .tensor_parallel(count)
             .build_with_workers(|rank, epoch, sink| self.connect(rank, epoch, sink))
             .unwrap()
     }
