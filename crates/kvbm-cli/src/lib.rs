@@ -17,6 +17,11 @@ pub mod summary;
 pub mod table;
 pub mod trace;
 
+/// The program of the README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;

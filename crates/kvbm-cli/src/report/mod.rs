@@ -71,6 +71,7 @@ fn cards(result: &ReplayResult) -> String {
         (count(summary.verified_blocks), "blocks verified", ""),
         (count(summary.corrupt_blocks), "blocks corrupt", zero(summary.corrupt_blocks)),
         (count(summary.failed_transfers), "transfers failed", zero(summary.failed_transfers)),
+        (count(summary.quarantined_blocks), "slots quarantined", zero(summary.quarantined_blocks)),
         (count(summary.offload_dropped), "offloads dropped", ""),
     ] {
         let _ = writeln!(out, "<div class=\"card {class}\"><b>{value}</b><span>{name}</span></div>");
