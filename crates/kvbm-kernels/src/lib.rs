@@ -37,6 +37,7 @@ mod conversion;
 mod convert;
 mod error;
 mod form;
+mod image;
 mod job;
 mod layout;
 mod operand;
@@ -51,6 +52,7 @@ pub use convert::{
 };
 pub use error::{Argument, KernelError};
 pub use form::{BlockForm, BlockShape, ChunkOrder};
+pub use image::{FATBIN, Image, ImageError, ImageKind, image_for, images};
 pub use job::{DeviceLimits, Kernel, Launch, THREADS};
 pub use operand::Operand;
 pub use pairs::PairCopies;

@@ -1,14 +1,18 @@
-//! The kernels, run without a device: their source as C++, in both orders of threads, against formulas of its own.
+//! The kernels, run without a device: their source as C++ and the PTX that is shipped, in both orders of threads, against
+//! formulas of its own.
 
 mod cases;
 mod memory;
 mod program;
+mod ptx;
 
 use std::collections::BTreeMap;
 
 use cases::{Case, Placement, Random, Side};
 use kvbm_kernels::{BlockForm, ChunkOrder, DeviceLimits, Kernel};
+use memory::Executor;
 use program::Program;
+use ptx::Machine;
 
 /// Small grids take several pieces of work each, large ones a piece each.
 fn limits(random: &mut Random) -> DeviceLimits {
@@ -16,13 +20,13 @@ fn limits(random: &mut Random) -> DeviceLimits {
     DeviceLimits { multiprocessors: random.pick(&[1, 4, 132]), max_grid }
 }
 
-fn random_cases(program: &mut Program, count: usize, seed: u64) {
+fn random_cases(executor: &mut impl Executor, count: usize, seed: u64) {
     let mut random = Random(seed);
     let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
     for _ in 0..count {
         let case = random.case();
         let limits = limits(&mut random);
-        *taken.entry(cases::run(&case, limits, &mut random, program)).or_default() += 1;
+        *taken.entry(cases::run(&case, limits, &mut random, executor)).or_default() += 1;
     }
     println!("{count} cases: {taken:?}");
     for kernel in Kernel::ALL.iter().filter(|kernel| !matches!(kernel, Kernel::Pairs)) {
@@ -78,7 +82,7 @@ fn pairs_of_unequal_sizes_as_cpp() {
 #[test]
 fn no_access_outside_under_the_address_sanitizer() {
     let Some(mut program) = Program::start("kernels-asan", &["-fsanitize=address"]) else { return };
-    random_cases(&mut program, 1500, 0xA5A);
+    random_cases(&mut program, 1000, 0xA5A);
     let mut random = Random(12);
     for _ in 0..30 {
         let limits = limits(&mut random);
@@ -111,5 +115,43 @@ fn broken_kernels_are_found() {
             cases::attempt(&case, limits, &mut random, &mut program).1.is_err()
         });
         assert!(found, "{name}: 400 cases did not see it");
+    }
+}
+
+#[test]
+fn conversions_by_the_shipped_ptx() {
+    let mut machine = Machine::shipped();
+    random_cases(&mut machine, 250, 0x97C);
+    println!("{} instructions", machine.steps);
+    assert!(machine.steps > 1_000_000);
+}
+
+#[test]
+fn pairs_by_the_shipped_ptx() {
+    let mut machine = Machine::shipped();
+    let mut random = Random(13);
+    for longest in [3, 40, 300, 40_000] {
+        let limits = limits(&mut random);
+        let result = cases::run_pairs(16, longest, limits, &mut random, &mut machine);
+        assert_eq!(result, Ok(()), "pairs of up to {longest} bytes");
+    }
+}
+
+#[test]
+fn broken_ptx_is_found() {
+    for (find, replace) in [
+        ("bar.sync", "// bar.sync"),
+        ("ld.shared.u32", "ld.shared.u16"),
+        ("st.shared.u16", "st.shared.u8"),
+        ("setp.ge.u32", "setp.gt.u32"),
+    ] {
+        let ptx = Machine::shipped().ptx().replace(find, replace);
+        let mut machine = Machine::of(ptx);
+        let mut random = Random(0xBAD);
+        let found = (0..400).any(|_| {
+            let case = random.case();
+            cases::attempt(&case, DeviceLimits::default(), &mut random, &mut machine).1.is_err()
+        });
+        assert!(found, "400 cases do not see `{replace}` for `{find}`");
     }
 }
