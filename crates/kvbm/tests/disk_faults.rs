@@ -79,7 +79,7 @@ impl Rig {
 
     fn onboard(&self, sequence: &TokenSequence) -> OnboardError {
         let error = self.manager.onboard(self.manager.match_prefix(sequence)).wait();
-        error.err().expect("a bad block is not served")
+        error.expect_err("a bad block is not served")
     }
 
     fn corrupt(&self) -> u64 {
@@ -92,7 +92,9 @@ fn invariant_5_none_of_a_thousand_bit_flips_on_disk_is_served() {
     let rig = rig(256, 512, 1100);
     let all: Vec<_> = (0..1000).map(|start| tokens(&rig.manager, start, 1)).collect();
     for part in all.chunks(200) {
-        part.iter().for_each(|sequence| assert_eq!(serve(&rig.manager, sequence), 0));
+        for sequence in part {
+            assert_eq!(serve(&rig.manager, sequence), 0);
+        }
         rig.only_on_disk();
     }
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;

@@ -35,7 +35,7 @@ fn shape(model: &ModelConfig) -> LayoutConfig {
 }
 
 /// The engine's tensors, which must outlive the manager, and what the manager is told of them.
-fn tensors(layout: Arc<dyn BlockLayout>) -> (Vec<DeviceMemory>, Arc<dyn Device>, BoundLayout) {
+fn tensors(layout: &Arc<dyn BlockLayout>) -> (Vec<DeviceMemory>, Arc<dyn Device>, BoundLayout) {
     let device: Arc<dyn Device> = Arc::new(EmulatedDevice::new(EmulatedConfig::default()).unwrap());
     let regions = layout.regions();
     let memory: Vec<_> = regions.iter().map(|region| device.allocate(region.bytes, 4096).unwrap()).collect();
@@ -45,7 +45,7 @@ fn tensors(layout: Arc<dyn BlockLayout>) -> (Vec<DeviceMemory>, Arc<dyn Device>,
             unsafe { DeviceStorage::from_external(memory.address(), memory.len(), Arc::clone(&device)) };
         RegionBinding::new(Arc::new(storage.unwrap()))
     };
-    let bound = BoundLayout::bind(Arc::clone(&layout), memory.iter().map(bind).collect()).unwrap();
+    let bound = BoundLayout::bind(Arc::clone(layout), memory.iter().map(bind).collect()).unwrap();
     (memory, device, bound)
 }
 
@@ -88,7 +88,7 @@ fn blocks_of_any_engine_layout_go_down_and_come_back_into_other_ids() {
     ];
     for layout in layouts {
         let name = format!("{:?}", layout.layout_type());
-        let (_memory, device, bound) = tensors(layout);
+        let (_memory, device, bound) = tensors(&layout);
         let manager = manager((device, bound), 64).unwrap();
         let tokens = sequence(&manager, 1, 5);
         let from = ids([7, 3, 30, 0, 11]);
@@ -250,12 +250,12 @@ fn a_worker_that_calls_the_engine_s_own_block_corrupt_does_no_harm() {
 fn invariant_7_engine_memory_of_another_shape_is_refused_when_the_manager_is_built() {
     let other = ModelConfig { num_layers: 3, ..model() };
     let layout = LayerSeparate::new(shape(&other), AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
-    let (_memory, device, bound) = tensors(Arc::new(layout));
+    let (_memory, device, bound) = tensors(&(Arc::new(layout) as Arc<dyn BlockLayout>));
     let error = manager((device, bound), 64).err().expect("three layers are not two").to_string();
     assert!(error.contains("layers"), "{error}");
 
     let layout = LayerSeparate::new(shape(&model()), AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
-    let (_memory, device, bound) = tensors(Arc::new(layout));
+    let (_memory, device, bound) = tensors(&(Arc::new(layout) as Arc<dyn BlockLayout>));
     let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
     let error = builder.engine_device(vec![(device, bound)]).tensor_parallel(2).build();
     let error = error.err().expect("one memory for two ranks").to_string();

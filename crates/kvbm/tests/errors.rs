@@ -73,7 +73,7 @@ fn invariant_7_namespaces_that_do_not_fit_are_refused() {
     assert!(matches!(sequence(per_process.clone()), SequenceError::NotPersistable(_)));
     let no_disk = books([8, 8, 0], |_| ());
     assert_eq!(no_disk.sequence_in(&per_process, &prompt, b"").unwrap().num_blocks(), 4);
-    assert!(matches!(manager.sequence(&prompt, &[1; 1 << 20]), Err(SequenceError::Salt(_))));
+    assert!(matches!(manager.sequence(&prompt, &vec![1; 1 << 20]), Err(SequenceError::Salt(_))));
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn g1_blocks(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> usize
 }
 
 fn onboard_error(result: Result<kvbm::Cached<kvbm::G1>, OnboardError>) -> OnboardError {
-    result.err().expect("the onboard fails")
+    result.expect_err("the onboard fails")
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn invariant_1_an_answer_about_other_blocks_fails_them_all() {
         ranks.done(0, &ranks.next_plan(0));
         let plan = ranks.next_plan(1);
         let outcomes = vec![BlockOutcome::Done { checksum: 1 }; blocks];
-        ranks.send(1, &Message::Transfer(ranks.report(1, &plan, outcomes)));
+        ranks.send(1, &Message::Transfer(Ranks::report(1, &plan, outcomes)));
         let error = onboard_error(onboarding.wait());
         assert_eq!((error.arrived.len(), error.failures.len()), (0, 4));
         assert!(error.to_string().contains(&format!("{blocks} blocks of 4")), "{error}");
@@ -124,10 +124,10 @@ fn invariant_1_answers_of_another_life_and_garbage_change_nothing() {
     ranks.done(0, &plans[0]);
     let whole = vec![BlockOutcome::Done { checksum: 1 }; 4];
     let stale =
-        TransferReport { epoch: Epoch(plans[1].epoch.0 - 1), ..ranks.report(1, &plans[1], whole.clone()) };
+        TransferReport { epoch: Epoch(plans[1].epoch.0 - 1), ..Ranks::report(1, &plans[1], whole.clone()) };
     ranks.send(1, &Message::Transfer(stale));
     let good =
-        kvbm::plan::wire::encode_message(&Message::Transfer(ranks.report(1, &plans[1], whole))).unwrap();
+        kvbm::plan::wire::encode_message(&Message::Transfer(Ranks::report(1, &plans[1], whole))).unwrap();
     for cut in 0..good.len() {
         ranks.send_bytes(1, good[..cut].to_vec());
     }

@@ -147,7 +147,7 @@ impl Ranks {
         sink(bytes);
     }
 
-    pub fn report(&self, rank: usize, plan: &TransferPlan, blocks: Vec<BlockOutcome>) -> TransferReport {
+    pub fn report(rank: usize, plan: &TransferPlan, blocks: Vec<BlockOutcome>) -> TransferReport {
         TransferReport {
             plan_id: plan.plan_id,
             epoch: plan.epoch,
@@ -162,18 +162,20 @@ impl Ranks {
 
     pub fn done(&self, rank: usize, plan: &TransferPlan) {
         let blocks = vec![BlockOutcome::Done { checksum: 1 }; plan.blocks.len()];
-        self.send(rank, &Message::Transfer(self.report(rank, plan, blocks)));
+        self.send(rank, &Message::Transfer(Self::report(rank, plan, blocks)));
     }
 
     /// Reports that block `bad` failed and the others arrived.
     pub fn fail(&self, rank: usize, plan: &TransferPlan, bad: usize, kind: FailureKind) {
-        let failed = |at| at == bad;
-        let outcome = |at| match failed(at) {
-            true => BlockOutcome::Failed(Failure::new(kind, "planted")),
-            false => BlockOutcome::Done { checksum: 1 },
+        let outcome = |at| {
+            if at == bad {
+                BlockOutcome::Failed(Failure::new(kind, "planted"))
+            } else {
+                BlockOutcome::Done { checksum: 1 }
+            }
         };
         let blocks = (0..plan.blocks.len()).map(outcome).collect();
-        self.send(rank, &Message::Transfer(self.report(rank, plan, blocks)));
+        self.send(rank, &Message::Transfer(Self::report(rank, plan, blocks)));
     }
 }
 
