@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvbm::config::{Bytes, Capacity, EvictionPolicy};
 
@@ -127,8 +128,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     pub block_bytes: Bytes,
 
-    /// Eviction policy: lru-leaf (the block used longest ago of those that no other block on its tier follows).
-    #[arg(long, value_name = "NAME", default_value = "lru-leaf", value_parser = policy)]
+    /// Eviction policy. lru-leaf: the block used longest ago of those that no other block on its tier follows.
+    #[arg(long, value_name = "NAME", default_value = "lru-leaf", value_parser = policies())]
     pub policy: EvictionPolicy,
 
     /// What to do with the offloads of a request.
@@ -221,10 +222,11 @@ pub struct DoctorArgs {
     pub json: Option<Output>,
 }
 
-fn policy(name: &str) -> Result<EvictionPolicy, String> {
-    EvictionPolicy::ALL.iter().find(|(_, known)| *known == name).map(|(policy, _)| *policy).ok_or_else(|| {
-        let known: Vec<_> = EvictionPolicy::ALL.iter().map(|(_, name)| *name).collect();
-        format!("no such policy; known: {}", known.join(", "))
+fn policies() -> impl TypedValueParser<Value = EvictionPolicy> {
+    let names = EvictionPolicy::ALL.iter().map(|(_, name)| *name);
+    PossibleValuesParser::new(names).try_map(|name| {
+        let known = EvictionPolicy::ALL.iter().find(|(_, known)| *known == name);
+        known.map(|(policy, _)| *policy).ok_or("no such policy")
     })
 }
 
@@ -283,7 +285,7 @@ mod tests {
             ("--capacity 1,0,3", "G3 needs G2"),
             ("--block-bytes 8G", "write it like 64KiB"),
             ("--block-bytes 0", "more than 0"),
-            ("--policy lru", "known: lru-leaf"),
+            ("--policy lru", "possible values: lru-leaf"),
             ("--offload never", "wait, drop"),
             ("--concurrency 0", "1..=1024"),
             ("--metrics here", "127.0.0.1:9400"),

@@ -183,7 +183,7 @@ fn failures_say_what_to_do() {
         ("--trace t.jsonl --dir t.jsonl", 1, "t.jsonl"),
         ("--trace t.jsonl --capacity 1000000GiB", 1, "device.capacity"),
         ("--synthetic 0", 2, "1..=10000000"),
-        ("--trace t.jsonl --policy nothing", 2, "known: lru-leaf"),
+        ("--trace t.jsonl --policy nothing", 2, "possible values: lru-leaf"),
         ("--trace t.jsonl --dir d --metadata-only", 2, "cannot be used with"),
     ] {
         let output = run(dir.path(), line);

@@ -34,64 +34,64 @@ pub enum Family {
 /// Options of `kvbm layout explain`.
 #[derive(Clone, Debug, Args)]
 pub struct ExplainArgs {
-    /// The layout.
+    /// Family of the layout.
     #[arg(long = "type", value_enum, default_value_t = Family::FullyContiguous)]
     pub family: Family,
 
-    /// Order of the axes: nhd, hnd, operational-nhd, operational-hnd, universal.
-    #[arg(long, default_value = "nhd")]
+    /// Order of the axes: nhd, hnd, operational, operational-nhd, operational-hnd, universal.
+    #[arg(long, value_name = "NAME", default_value = "nhd")]
     pub order: AxisOrder,
 
     /// A second layout: show what copies a block to it.
     #[arg(long, value_enum)]
     pub to: Option<Family>,
 
-    /// Order of the axes of the second layout.
-    #[arg(long, default_value = "nhd", requires = "to")]
+    /// Order of the axes of the second layout, as for --order.
+    #[arg(long, value_name = "NAME", default_value = "nhd", requires = "to")]
     pub to_order: AxisOrder,
 
-    /// Copy only these layers.
+    /// Copy only these layers, the end not included (0..2 is two layers).
     #[arg(long, value_name = "A..B", value_parser = range, requires = "to")]
     pub copy_layers: Option<Range<u32>>,
 
-    /// Copy only these heads.
+    /// Copy only these heads, likewise.
     #[arg(long, value_name = "A..B", value_parser = range, requires = "to")]
     pub copy_heads: Option<Range<u32>>,
 
-    /// Layers.
-    #[arg(long, default_value_t = 4)]
+    /// Layers of a block.
+    #[arg(long, value_name = "N", default_value_t = 4)]
     pub layers: u32,
 
     /// Tensors of a layer: 2 for keys and values, 1 for MLA.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2)]
     pub outer_dim: u32,
 
     /// Tokens of a block.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16)]
     pub page_size: u32,
 
-    /// KV heads.
-    #[arg(long, default_value_t = 8)]
+    /// KV heads of a layer.
+    #[arg(long, value_name = "N", default_value_t = 8)]
     pub heads: u32,
 
     /// Elements of a head.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128)]
     pub head_dim: u32,
 
-    /// Element type.
-    #[arg(long, default_value = "bf16")]
+    /// Element type: u8, i8, f8_e4m3, f8_e5m2, f16, bf16, u16, i16, f32, u32, i32, f64, u64, i64.
+    #[arg(long, value_name = "NAME", default_value = "bf16")]
     pub dtype: DType,
 
     /// Blocks of the layout.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4)]
     pub blocks: u32,
 
-    /// Alignment of a block in bytes.
-    #[arg(long, default_value_t = 1)]
+    /// Alignment of a block in bytes, a power of two.
+    #[arg(long, value_name = "BYTES", default_value_t = 1)]
     pub alignment: u64,
 
-    /// The block to draw.
-    #[arg(long, default_value_t = 1)]
+    /// The block to draw, from 0.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub block: u32,
 }
 
