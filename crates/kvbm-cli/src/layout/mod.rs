@@ -78,8 +78,8 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub head_dim: u32,
 
-    /// Element type: u8, i8, f8_e4m3, f8_e5m2, f16, bf16, u16, i16, f32, u32, i32, f64, u64, i64.
-    #[arg(long, value_name = "NAME", default_value = "bf16")]
+    /// Element type.
+    #[arg(long, value_name = "NAME", default_value = "bf16", help = dtypes())]
     pub dtype: DType,
 
     /// Blocks of the layout.
@@ -93,6 +93,10 @@ pub struct ExplainArgs {
     /// The block to draw, from 0.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub block: u32,
+}
+
+fn dtypes() -> String {
+    format!("Element type: {}", DType::ALL.map(DType::name).join(", "))
 }
 
 /// Carries out `command` and returns what to print.
