@@ -102,6 +102,17 @@ fn golden_plan_still_reads_and_writes_the_same() {
     assert_eq!(wire::decode_command(GOLDEN).unwrap(), command);
 }
 
+/// Every kind of command and message, one per line in hexadecimal.
+#[test]
+fn golden_commands_and_messages_still_read_and_write_the_same() {
+    let hex = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
+    let commands = commands().into_iter().map(|command| hex(wire::encode_command(&command).unwrap()));
+    let messages = messages().into_iter().map(|message| hex(wire::encode_message(&message).unwrap()));
+    let written: Vec<String> = commands.chain(messages).collect();
+    let golden: Vec<&str> = include_str!("golden/messages_v1.hex").lines().collect();
+    assert_eq!(written, golden, "the wire form changed: raise wire::VERSION");
+}
+
 #[test]
 fn a_full_plan_fits_the_bound() {
     let mut full = plan(1);
