@@ -107,6 +107,7 @@ fn a_bit_that_cannot_be_flipped_is_a_failure() {
     }
 }
 
+/// Mutation that makes it fail: `CopyBatch::hold` holds nothing.
 #[test]
 fn invariant_3_memory_is_held_until_the_hardware_is_done() {
     let bench = bench();

@@ -11,6 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, mpsc};
 use support::*;
 
+/// Mutation that makes it fail: `ops::read` takes every checksum for the right one; or
+/// `Table::take_dirty` leaves quarantined slots out.
 #[test]
 fn invariant_5_a_thousand_random_bit_flips_are_never_served() {
     const SLOTS: u64 = 250;
@@ -59,6 +61,7 @@ fn invariant_5_a_thousand_random_bit_flips_are_never_served() {
     assert!(matches!(write(&engine, &[(first as u32, first)])[0], Err(OpError::Quarantined { .. })));
 }
 
+/// Mutation that makes it fail: `ops::read` takes every checksum for the right one.
 #[test]
 fn invariant_5_swapped_slots_are_never_served() {
     let medium = SimMedium::new();
@@ -76,6 +79,8 @@ fn invariant_5_swapped_slots_are_never_served() {
     assert_eq!((engine.stats().corrupt_checksum, engine.info().quarantined_slots), (2, 2));
 }
 
+/// Mutation that makes it fail: `Table::begin_read` does not compare identities; or `ops::read` takes every checksum
+/// for the right one.
 #[test]
 fn invariant_5_a_stale_slot_is_never_served() {
     let medium = SimMedium::new();
@@ -100,6 +105,7 @@ fn invariant_5_a_stale_slot_is_never_served() {
     assert_eq!(engine.info().quarantined_slots, 1);
 }
 
+/// Mutation that makes it fail: `ops::read` takes the end of the file for an error of the device.
 #[test]
 fn invariant_5_a_truncated_file_is_never_served() {
     let medium = SimMedium::new();
@@ -115,6 +121,7 @@ fn invariant_5_a_truncated_file_is_never_served() {
     assert_eq!((engine.stats().corrupt_short_file, engine.info().quarantined_slots), (2, 2));
 }
 
+/// Mutation that makes it fail: `ops::read` takes every checksum for the right one.
 #[test]
 fn invariant_5_lost_and_misdirected_io_is_never_served() {
     let medium = SimMedium::new();
@@ -136,6 +143,7 @@ fn invariant_5_lost_and_misdirected_io_is_never_served() {
     assert_eq!(engine.stats().corrupt_checksum, 5);
 }
 
+/// Mutation that makes it fail: `ops::write` gives `Table::end_write` the content whatever came of the write.
 #[test]
 fn invariant_1_a_failed_write_registers_nothing() {
     let medium = SimMedium::new();
@@ -152,6 +160,7 @@ fn invariant_1_a_failed_write_registers_nothing() {
     assert!(open(config(2), &medium).1.blocks.is_empty());
 }
 
+/// Mutation that makes it fail: `Executor::submit` drops the guards of the batch.
 #[test]
 fn invariant_3_the_engine_owns_the_memory_until_the_hardware_is_done() {
     let medium = SimMedium::new();
@@ -178,6 +187,7 @@ fn invariant_3_the_engine_owns_the_memory_until_the_hardware_is_done() {
     assert!(is_served(&engine, 1, 5));
 }
 
+/// Mutation that makes it fail: `Executor::submit` drops the guards of the batch.
 #[test]
 fn invariant_3_dropping_the_engine_leaves_a_stuck_operation_its_memory() {
     let medium = SimMedium::new();
