@@ -5,7 +5,7 @@ use anyhow::Context;
 use std::path::PathBuf;
 
 /// The benchmarks: a folder of that name under `bench-peers/`.
-const BENCHMARKS: &[&str] = &["pool"];
+const BENCHMARKS: &[&str] = &["index", "pool"];
 
 /// One call: which benchmark, and what it is told.
 #[derive(Debug, PartialEq, Eq)]

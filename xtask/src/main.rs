@@ -26,6 +26,8 @@ usage: cargo xtask COMMAND
   tidy                             the rules of ARCHITECTURE.md that the compiler does not check
   bench-peers pool [--json FILE] [--rounds N] [--blocks N]
                                    our bookkeeping and the strongest peer's, side by side
+  bench-peers index [--json FILE] [--rounds N] [--blocks N] [--workers N]
+                                   our prefix index and the strongest peer's three, side by side
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   test-gpu                         the tests that need a CUDA device; fails where there is none

@@ -2,7 +2,7 @@
 //!
 //! Blocks of a chain lie in *runs*: stretches without a branch inside, at most 256 long. A run keeps the hashes of its
 //! blocks once, whoever holds them, and for each place (worker, tier, node, volume, shard) the intervals that it holds.
-//! A table leads from a hash to its run. So a block costs its hash, 6 to 12 bytes of table and a share of its run, and
+//! A table leads from a hash to its run. So a block costs its hash, 11 to 22 bytes of table and a share of its run, and
 //! every further worker that holds the same chains only an interval of six bytes a run.
 //!
 //! A run whose blocks are mostly held by nobody is taken apart, so memory follows what is held.
@@ -188,18 +188,18 @@ impl KvIndex {
         for (block, hash) in run.hashes().iter().enumerate() {
             self.table.remove(run.group, hash, At { run: index, block: block as u8 });
         }
-        let parts = run.live_parts();
-        let mut place = Some(index);
+        let mut parts = run.live_parts().into_iter();
+        let mut taken = vec![index];
+        // A hollow run holds something, else it would have been freed.
+        self.runs[index as usize] = parts.next().unwrap_or_default();
         for part in parts {
-            let run = match place.take() {
-                Some(index) => {
-                    self.runs[index as usize] = part;
-                    index
-                }
-                None => self.add_run(part),
-            };
+            taken.push(self.add_run(part));
+        }
+        for run in taken {
             for block in 0..self.runs[run as usize].hashes().len() {
-                self.table.insert(&self.runs, At { run, block: block as u8 });
+                if self.table.insert(&self.runs, At { run, block: block as u8 }) {
+                    return;
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Taking blocks in.
 
-use super::run::Run;
+use super::run::{MAX_RUN, Run};
 use super::spans::Span;
 use super::workers::{At, PlaceId};
 use super::{KvIndex, Place};
@@ -89,6 +89,7 @@ impl KvIndex {
             None => self.add_run(Run::new(group)),
         };
         if blocks.len() > 1 {
+            self.table.touch(group, &blocks[1..blocks.len().min(MAX_RUN)]);
             self.runs[run as usize].reserve(blocks.len());
         }
         let first = self.runs[run as usize].push(blocks[0]);

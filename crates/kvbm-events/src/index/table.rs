@@ -1,92 +1,145 @@
 //! From a block's hash to its run.
+//!
+//! Linear probing over words: one cache line for most questions, where a table that keeps its control bytes apart needs
+//! two. A word holds the run (32 bits), the block in it (8 bits) and 24 bits of the key, so that the run is hardly ever
+//! asked in vain. The hashes themselves stand in the runs only.
 
 use super::run::Run;
 use super::workers::At;
-use hashbrown::HashTable;
 use kvbm_plan::{GroupId, SequenceHash};
 use std::hash::{BuildHasher, RandomState};
 
-/// A place in a run, packed: five bytes without padding, since there is one for each block.
-#[derive(Clone, Copy, Debug)]
-struct Packed([u8; 5]);
+/// Nothing was ever here since the table was made.
+const EMPTY: u64 = u64::MAX;
+/// Something was here: those that had to go further still stand further on.
+const REMOVED: u64 = u64::MAX - 1;
+/// Lowest word that is none of a run: run numbers are below `u32::MAX`.
+const SPECIAL: u64 = (u32::MAX as u64) << 32;
 
-impl Packed {
-    fn new(at: At) -> Self {
-        let [a, b, c, d] = at.run.to_le_bytes();
-        Self([a, b, c, d, at.block])
-    }
+const TAG_BITS: u32 = 24;
 
-    fn at(self) -> At {
-        let [a, b, c, d, block] = self.0;
-        At { run: u32::from_le_bytes([a, b, c, d]), block }
-    }
-}
+const MIN_SLOTS: usize = 64;
 
-/// Every block of every run. The hashes themselves stand in the runs only.
+/// Every block of every run.
 #[derive(Debug)]
 pub(super) struct Table {
-    places: HashTable<Packed>,
-    /// Secret of this table, so that nobody can send hashes that all fall into one bucket.
+    /// A power of two of slots.
+    slots: Vec<u64>,
+    len: usize,
+    /// Slots that are not [`EMPTY`].
+    used: usize,
+    /// Secret of this table, so that nobody can send hashes that all fall into one place.
     seed: [u64; 2],
 }
 
 impl Default for Table {
     fn default() -> Self {
         let random = RandomState::new();
-        Self { places: HashTable::new(), seed: [random.hash_one(1), random.hash_one(2)] }
+        let seed = [random.hash_one(1), random.hash_one(2)];
+        Self { slots: vec![EMPTY; MIN_SLOTS], len: 0, used: 0, seed }
     }
 }
 
 impl Table {
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.len
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
-        self.places.allocation_size()
+        self.slots.capacity() * size_of::<u64>()
+    }
+
+    /// Slots in the order in which a key is looked for.
+    fn probe(&self, key: u64) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let mask = self.slots.len() - 1;
+        let home = (key >> TAG_BITS) as usize;
+        // Never full, so the search ends at an empty slot.
+        (0..self.slots.len()).map(move |step| {
+            let slot = (home + step) & mask;
+            (slot, self.slots[slot])
+        })
     }
 
     pub(super) fn find(&self, runs: &[Run], group: GroupId, hash: &SequenceHash) -> Option<At> {
-        let is = |packed: &Packed| is_block(runs, packed.at(), group, hash);
-        self.places.find(mix(self.seed, group, hash), is).map(|packed| packed.at())
+        let key = mix(self.seed, group, hash);
+        for (_, word) in self.probe(key) {
+            if word == EMPTY {
+                return None;
+            }
+            if (word ^ key) & TAG == 0 && word < SPECIAL {
+                let at = place(word);
+                let run = &runs[at.run as usize];
+                if run.hashes()[usize::from(at.block)] == *hash && run.group == group {
+                    return Some(at);
+                }
+            }
+        }
+        None
     }
 
-    /// Adds a block that is not there and stands in its run already.
-    pub(super) fn insert(&mut self, runs: &[Run], at: At) {
-        let seed = self.seed;
-        let key = |packed: &Packed| {
-            let At { run, block } = packed.at();
-            let run = &runs[run as usize];
-            mix(seed, run.group, &run.hashes()[usize::from(block)])
-        };
-        let packed = Packed::new(at);
-        self.places.insert_unique(key(&packed), packed, key);
+    /// Reads where `hashes` would stand, all before any answer is needed, so that the memory works on them at once.
+    pub(super) fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
+        let mask = self.slots.len() - 1;
+        let home = |hash| self.slots[(mix(self.seed, group, hash) >> TAG_BITS) as usize & mask];
+        std::hint::black_box(hashes.iter().fold(0, |all, hash| all ^ home(hash)));
+    }
+
+    /// Adds a block that is not there and stands in its run already; every other block that stands in a run must be
+    /// there or be added next. Whether the table was rebuilt and has them all now.
+    pub(super) fn insert(&mut self, runs: &[Run], at: At) -> bool {
+        let rebuild = self.used >= self.slots.len() / 4 * 3;
+        if rebuild {
+            self.rebuild(runs);
+        } else {
+            let run = &runs[at.run as usize];
+            self.put(mix(self.seed, run.group, &run.hashes()[usize::from(at.block)]), at);
+        }
+        rebuild
+    }
+
+    fn put(&mut self, key: u64, at: At) {
+        let found = self.probe(key).find(|(_, word)| *word >= SPECIAL);
+        // There is always an empty slot: a quarter of them at least.
+        let Some((slot, word)) = found else { return };
+        self.slots[slot] = u64::from(at.run) << 32 | u64::from(at.block) << TAG_BITS | key & TAG;
+        self.len += 1;
+        self.used += usize::from(word == EMPTY);
+    }
+
+    /// Makes a new table with room for as many blocks again. It goes along the runs, where the hashes lie side by side.
+    fn rebuild(&mut self, runs: &[Run]) {
+        let slots = (2 * self.len).next_power_of_two().max(MIN_SLOTS);
+        (self.slots, self.len, self.used) = (vec![EMPTY; slots], 0, 0);
+        for (index, run) in runs.iter().enumerate() {
+            for (block, hash) in run.hashes().iter().enumerate() {
+                self.put(mix(self.seed, run.group, hash), At { run: index as u32, block: block as u8 });
+            }
+        }
     }
 
     /// Removes the entry of `hash` that says `at`.
     pub(super) fn remove(&mut self, group: GroupId, hash: &SequenceHash, at: At) {
-        let packed = Packed::new(at);
-        if let Ok(entry) = self.places.find_entry(mix(self.seed, group, hash), |other| other.0 == packed.0) {
-            entry.remove();
+        let key = mix(self.seed, group, hash);
+        let until_empty = self.probe(key).take_while(|(_, word)| *word != EMPTY);
+        let found = until_empty.filter(|(_, word)| *word < SPECIAL).find(|(_, word)| place(*word) == at);
+        if let Some((slot, _)) = found {
+            self.slots[slot] = REMOVED;
+            self.len -= 1;
         }
     }
 
-    /// Gives memory back when most of it is unused.
+    /// Gives memory back when most of it is unused. Every block that stands in a run must be there.
     pub(super) fn shrink(&mut self, runs: &[Run]) {
-        if self.places.capacity() > 1024 && self.places.len() < self.places.capacity() / 4 {
-            let seed = self.seed;
-            self.places.shrink_to(2 * self.places.len(), |packed| {
-                let At { run, block } = packed.at();
-                let run = &runs[run as usize];
-                mix(seed, run.group, &run.hashes()[usize::from(block)])
-            });
+        if self.slots.len() > 1024 && self.len < self.slots.len() / 8 {
+            self.rebuild(runs);
         }
     }
 }
 
-fn is_block(runs: &[Run], at: At, group: GroupId, hash: &SequenceHash) -> bool {
-    let run = &runs[at.run as usize];
-    run.hashes()[usize::from(at.block)] == *hash && run.group == group
+const TAG: u64 = (1 << TAG_BITS) - 1;
+
+fn place(word: u64) -> At {
+    At { run: (word >> 32) as u32, block: (word >> TAG_BITS) as u8 }
 }
 
 /// A folded multiplication: both halves of the hash reach every bit.
