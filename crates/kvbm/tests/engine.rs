@@ -228,9 +228,6 @@ fn invariant_8_what_an_engine_asks_for_wrongly_is_named() {
     assert!(manager.clear(Tier::G1).unwrap_err().to_string().contains("the engine owns its blocks"));
     let slots = manager.status().tiers[1];
     assert_eq!((slots.active, slots.arriving), (0, 0), "no pin is left behind");
-
-    let no_host = Ranks::new(1).engine_manager(G1, 0);
-    assert!(matches!(no_host.offload(&ids([0]), &tokens, 0), Err(EngineError::NoHost)));
 }
 
 #[test]
@@ -253,6 +250,9 @@ fn invariant_7_engine_memory_of_another_shape_is_refused_when_the_manager_is_bui
     let (_memory, device, bound) = tensors(&(Arc::new(layout) as Arc<dyn BlockLayout>));
     let error = manager((device, bound), 64).err().expect("three layers are not two").to_string();
     assert!(error.contains("layers"), "{error}");
+
+    let no_host = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace()).engine_blocks(G1);
+    assert!(no_host.build_metadata_only().is_err(), "nowhere to copy to");
 
     let layout = LayerSeparate::new(shape(&model()), AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap();
     let (_memory, device, bound) = tensors(&(Arc::new(layout) as Arc<dyn BlockLayout>));
