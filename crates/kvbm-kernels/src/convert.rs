@@ -1,7 +1,7 @@
 //! Moving rows from one form to another.
 
 use crate::form::RowStrides;
-use crate::{Argument, BlockForm, BlockShape, ChunkOrder, KernelError};
+use crate::{Argument, BlockForm, BlockShape, ChunkOrder, Heads, KernelError};
 
 /// Converts blocks from one form to another.
 ///
@@ -15,16 +15,33 @@ pub fn convert(
     to: BlockForm,
     destinations: &mut [&mut [u8]],
 ) -> Result<(), KernelError> {
-    let blocks = check_chunks(shape, Argument::Sources, from, sources.iter().map(|chunk| chunk.len()))?;
-    let written =
-        check_chunks(shape, Argument::Destinations, to, destinations.iter().map(|chunk| chunk.len()))?;
-    if blocks != written {
-        return Err(KernelError::BlockCount { sources: blocks, destinations: written });
+    let all = Heads { first: 0, of: shape.num_heads };
+    convert_heads(shape, (from, all), sources, (to, all), destinations)
+}
+
+/// Converts a slice of the heads of blocks that have more of them, on either side: what one rank of a tensor-parallel group
+/// takes from, or adds to, blocks of a group of another size. `shape` is the slice's. Other heads are not touched.
+pub fn convert_heads(
+    shape: &BlockShape,
+    (from, from_heads): (BlockForm, Heads),
+    sources: &[&[u8]],
+    (to, to_heads): (BlockForm, Heads),
+    destinations: &mut [&mut [u8]],
+) -> Result<(), KernelError> {
+    let read = from_heads.whole(shape, Argument::Sources)?;
+    let written = to_heads.whole(shape, Argument::Destinations)?;
+    let blocks = check_chunks(&read, Argument::Sources, from, sources.iter().map(|chunk| chunk.len()))?;
+    let lengths = destinations.iter().map(|chunk| chunk.len());
+    let into = check_chunks(&written, Argument::Destinations, to, lengths)?;
+    if blocks != into {
+        return Err(KernelError::BlockCount { sources: blocks, destinations: into });
     }
     let sources = sources.chunks_exact(from.chunks_per_block(shape));
     let destinations = destinations.chunks_exact_mut(to.chunks_per_block(shape));
+    let (from, to) = (from.strides(&read), to.strides(&written));
+    let first = (from_heads.first * from.head, to_heads.first * to.head);
     for (source, destination) in sources.zip(destinations) {
-        convert_block(shape, from.strides(shape), source, to.strides(shape), destination);
+        convert_block(shape, from, source, to, destination, first);
     }
     Ok(())
 }
@@ -117,6 +134,7 @@ fn convert_block(
     sources: &[&[u8]],
     to: RowStrides,
     destinations: &mut [&mut [u8]],
+    (first_read, first_written): (usize, usize),
 ) {
     let inner = InnerCopy::new(shape, from, to);
     for layer in 0..shape.num_layers {
@@ -125,9 +143,10 @@ fn convert_block(
                 let chunk = if strides.separate { layer * shape.num_outer + outer } else { 0 };
                 (chunk, layer * strides.layer + outer * strides.outer)
             };
-            let (source, source_row) = place(from);
-            let (destination, destination_row) = place(to);
-            inner.copy(sources[source], source_row, destinations[destination], destination_row);
+            let (source, read) = place(from);
+            let (destination, write) = place(to);
+            let (read, write) = (read + first_read, write + first_written);
+            inner.copy(sources[source], read, destinations[destination], write);
         }
     }
 }

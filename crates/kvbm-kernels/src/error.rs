@@ -196,4 +196,12 @@ pub enum KernelError {
         /// What is missing.
         why: &'static str,
     },
+    /// The device's driver refused.
+    #[error("{doing}: the driver says: {reason}; `kvbm doctor` tells what it finds of the device")]
+    Driver {
+        /// What was to be done.
+        doing: &'static str,
+        /// What the driver said.
+        reason: String,
+    },
 }

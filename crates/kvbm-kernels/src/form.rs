@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::KernelError;
+use crate::{Argument, KernelError};
 
 /// Order of tokens and heads within one (layer, outer) chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -132,6 +132,26 @@ impl BlockShape {
     /// Bytes of a whole block.
     pub fn block_bytes(&self) -> usize {
         self.num_layers * self.num_outer * self.num_heads * self.num_tokens * self.row_bytes
+    }
+}
+
+/// The heads of a larger block that a conversion touches: as many as its shape has, from `first` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// The first one.
+    pub first: usize,
+    /// Heads of the block.
+    pub of: usize,
+}
+
+impl Heads {
+    /// The shape of the blocks that have the slice, whose own shape is `shape`.
+    pub(crate) fn whole(self, shape: &BlockShape, argument: Argument) -> Result<BlockShape, KernelError> {
+        let (Self { first, of }, count) = (self, shape.num_heads);
+        if first.checked_add(count).is_none_or(|end| end > of) {
+            return Err(KernelError::Heads { argument, first, count, of });
+        }
+        shape.with_heads(of)
     }
 }
 

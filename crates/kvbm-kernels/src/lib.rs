@@ -30,7 +30,7 @@
 //! assert_eq!(&universal, b"t0h0t1h0t0h1t1h1");
 //! # Ok::<(), kvbm_kernels::KernelError>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod backend;
 mod conversion;
@@ -43,16 +43,20 @@ mod layout;
 mod operand;
 mod pairs;
 mod params;
+mod run;
+mod tensor;
 
 pub use backend::{Backend, Capabilities, Crossover, Measurement};
 pub use conversion::{Conversion, Piece};
 pub use convert::{
-    block_to_operational, block_to_universal, convert, operational_to_block, operational_to_universal,
-    universal_to_block, universal_to_operational,
+    block_to_operational, block_to_universal, convert, convert_heads, operational_to_block,
+    operational_to_universal, universal_to_block, universal_to_operational,
 };
 pub use error::{Argument, KernelError};
-pub use form::{BlockForm, BlockShape, ChunkOrder};
+pub use form::{BlockForm, BlockShape, ChunkOrder, Heads};
 pub use image::{FATBIN, Image, ImageError, ImageKind, image_for, images};
 pub use job::{DeviceLimits, Kernel, Launch, THREADS};
 pub use operand::Operand;
 pub use pairs::PairCopies;
+pub use run::{Converter, Driver};
+pub use tensor::Tensor;

@@ -1,7 +1,7 @@
 //! One side of a conversion on a device: where its blocks lie.
 
 use crate::form::RowStrides;
-use crate::{Argument, BlockForm, BlockShape, ChunkOrder, KernelError};
+use crate::{Argument, BlockForm, BlockShape, ChunkOrder, Heads, KernelError};
 
 /// Where the chunks of a side lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) enum Memory {
 pub struct Operand {
     form: BlockForm,
     memory: Memory,
-    heads: Option<(usize, usize)>,
+    heads: Option<Heads>,
     device: Option<u32>,
 }
 
@@ -51,10 +51,10 @@ impl Operand {
         Self { form, memory, heads: None, device: None }
     }
 
-    /// The blocks of this side have `of` heads, of which the conversion touches as many as its shape has, from `first` on.
+    /// The blocks of this side have more heads than the conversion's shape: it touches a slice of them.
     #[must_use]
-    pub fn heads(mut self, first: usize, of: usize) -> Self {
-        self.heads = Some((first, of));
+    pub fn heads(mut self, heads: Heads) -> Self {
+        self.heads = Some(heads);
         self
     }
 
@@ -93,19 +93,15 @@ pub(crate) struct Side {
 impl Side {
     /// Checks `operand`, which is the `argument` of a conversion of blocks of this shape.
     pub(crate) fn new(shape: &BlockShape, argument: Argument, operand: Operand) -> Result<Self, KernelError> {
-        let count = shape.num_heads;
-        let (first, of) = operand.heads.unwrap_or((0, count));
-        if first.checked_add(count).is_none_or(|end| end > of) {
-            return Err(KernelError::Heads { argument, first, count, of });
-        }
-        let whole = shape.with_heads(of)?;
+        let heads = operand.heads.unwrap_or(Heads { first: 0, of: shape.num_heads });
+        let whole = heads.whole(shape, argument)?;
         let strides = operand.form.strides(&whole);
         let row = shape.row_bytes() as u64;
         let bytes = |rows: usize| rows as u64 * row;
         let mut side = Self {
             table: Vec::new(),
             entries: 1,
-            base: bytes(first * strides.head),
+            base: bytes(heads.first * strides.head),
             blocks: 0,
             block: 0,
             layer: bytes(strides.layer),

@@ -1,8 +1,9 @@
 //! Every pair of forms against element-by-element copying, round trips, known bytes, and refused arguments.
 
 use kvbm_kernels::{
-    Argument, BlockForm, BlockShape, ChunkOrder, KernelError, block_to_operational, block_to_universal,
-    convert, operational_to_block, operational_to_universal, universal_to_block, universal_to_operational,
+    Argument, BlockForm, BlockShape, ChunkOrder, Heads, KernelError, block_to_operational,
+    block_to_universal, convert, convert_heads, operational_to_block, operational_to_universal,
+    universal_to_block, universal_to_operational,
 };
 use proptest::prelude::*;
 
@@ -148,6 +149,56 @@ proptest! {
             let part = run(&half, form, &mine, BlockForm::Universal);
             prop_assert_eq!(&part[0][..], &universal[0][rank * bytes..][..bytes]);
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn slices_of_heads_are_taken_from_and_put_into_larger_blocks(
+        dimensions in any_dimensions(),
+        before in 0..3_usize,
+        behind in 0..3_usize,
+        from in prop::sample::select(&FORMS[..]),
+        to in prop::sample::select(&FORMS[..]),
+        seed in any::<u64>(),
+    ) {
+        // The slice of what is converted whole is what is converted of the slice.
+        let [nl, no, nh, nt, hd, width] = dimensions;
+        let part = shape(dimensions);
+        let whole = shape([nl, no, before + nh + behind, nt, hd, width]);
+        let slice = Heads { first: before, of: before + nh + behind };
+        let all = Heads { first: 0, of: nh };
+        let sources = filled(from, &whole, 2, seed);
+        let universal = run(&whole, from, &sources, BlockForm::Universal);
+        let head = part.block_bytes() / nh;
+        let expected: Vec<Vec<u8>> =
+            universal.iter().map(|block| block[before * head..][..nh * head].to_vec()).collect();
+
+        let mut taken = filled(to, &part, 2, 1);
+        convert_heads(&part, (from, slice), &shared(&sources), (to, all), &mut exclusive(&mut taken)).unwrap();
+        prop_assert_eq!(run(&part, to, &taken, BlockForm::Universal), expected);
+
+        // Put back over other bytes, only these heads change.
+        let mut put = filled(from, &whole, 2, seed ^ 0xFF);
+        let mut changed = run(&whole, from, &put, BlockForm::Universal);
+        for (block, source) in changed.iter_mut().zip(&universal) {
+            let heads = before * head..(before + nh) * head;
+            block[heads.clone()].copy_from_slice(&source[heads]);
+        }
+        convert_heads(&part, (to, all), &shared(&taken), (from, slice), &mut exclusive(&mut put)).unwrap();
+        prop_assert_eq!(run(&whole, from, &put, BlockForm::Universal), changed);
+    }
+}
+
+#[test]
+fn a_slice_outside_the_block_is_refused() {
+    let part = shape([1, 1, 2, 1, 1, 1]);
+    let all = Heads { first: 0, of: 2 };
+    let form = BlockForm::Universal;
+    for slice in [Heads { first: 2, of: 3 }, Heads { first: usize::MAX, of: 3 }, Heads { first: 0, of: 1 }] {
+        let error = convert_heads(&part, (form, slice), &[], (form, all), &mut []).unwrap_err();
+        let Heads { first, of } = slice;
+        assert_eq!(error, KernelError::Heads { argument: Argument::Sources, first, count: 2, of });
     }
 }
 

@@ -1,7 +1,8 @@
 //! Conversions to run, and what must come of them: element by element, by formulas of its own.
 
 use kvbm_kernels::{
-    Argument, BlockForm, BlockShape, ChunkOrder, Conversion, DeviceLimits, Launch, Operand, PairCopies, Piece,
+    Argument, BlockForm, BlockShape, ChunkOrder, Conversion, DeviceLimits, Heads, Launch, Operand,
+    PairCopies, Piece,
 };
 
 use crate::memory::{Executor, Memory};
@@ -152,7 +153,7 @@ fn place(case: &Case, side: &Side, memory: &mut Memory, byte: u8) -> Placed {
             (Operand::strided_stack(order, base, blocks, strides.map(|stride| stride as u64)), chunks)
         }
     };
-    Placed { operand: operand.heads(side.around.0, of), chunks }
+    Placed { operand: operand.heads(Heads { first: side.around.0, of }), chunks }
 }
 
 /// A conversion in memory, ready to run, and what memory must be afterwards.

@@ -3,6 +3,7 @@
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
 
 use kvbm_kernels::{Launch, THREADS};
 
@@ -21,6 +22,8 @@ const FLAGS: [&str; 9] = [
     "-fsanitize-undefined-trap-on-error",
 ];
 
+const NO_COMPILER: &str = "no C++ compiler:";
+
 /// A running program; it ends when this is dropped.
 pub(crate) struct Program {
     child: Child,
@@ -29,10 +32,17 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler and none is required
-    /// (`KVBM_REQUIRE_CXX=1`).
-    pub(crate) fn start(name: &str, sanitizers: &[&str]) -> Option<Self> {
-        Self::start_from(&Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"), name, sanitizers)
+    /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler, or none with this sanitizer,
+    /// and none is required (`KVBM_REQUIRE_CXX=1`).
+    pub(crate) fn start(sanitizers: &[&str]) -> Option<Self> {
+        static PLAIN: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
+        let built = if sanitizers.is_empty() {
+            PLAIN.get_or_init(|| compile(&source, "kernels", &[])).clone()
+        } else {
+            compile(&source, "kernels-sanitized", sanitizers)
+        };
+        Some(Self::spawn(&required(built, sanitizers)?, Stdio::inherit()))
     }
 
     /// The same from a source with one place of it changed: tests that cannot see the difference are worth nothing.
@@ -47,36 +57,23 @@ impl Program {
             std::fs::write(folder.join(file), text.replace(find, replace)).expect("a folder of our own");
         }
         assert!(found > 0, "`{find}` is not in the kernels any more");
-        Self::start_from(&folder, name, sanitizers)
+        let program = required(compile(&folder, name, sanitizers), sanitizers)?;
+        // What it says when it breaks is what is hoped for.
+        Some(Self::spawn(&program, Stdio::null()))
     }
 
-    fn start_from(source: &Path, name: &str, sanitizers: &[&str]) -> Option<Self> {
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        if Command::new(&compiler).arg("--version").output().is_err() {
-            let note = format!("no C++ compiler: `{compiler}` cannot be started; name one in CXX");
-            assert!(std::env::var_os("KVBM_REQUIRE_CXX").is_none(), "{note}");
-            eprintln!("skipped: {note}");
-            return None;
-        }
-        let program = match compile(&compiler, source, name, sanitizers) {
-            Ok(program) => program,
-            // A sanitizer needs a library that not every compiler comes with.
-            Err(errors) if !sanitizers.is_empty() && std::env::var_os("KVBM_REQUIRE_CXX").is_none() => {
-                eprintln!("skipped: `{compiler}` does not build with {sanitizers:?}: {errors}");
-                return None;
-            }
-            Err(errors) => panic!("{errors}"),
-        };
+    fn spawn(program: &Path, errors: Stdio) -> Self {
         // Fibers switch stacks under the sanitizer's feet; addresses are what it is here for.
-        let mut child = Command::new(&program)
+        let mut child = Command::new(program)
             .env("ASAN_OPTIONS", "detect_stack_use_after_return=0:detect_leaks=0:abort_on_error=1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(errors)
             .spawn()
             .expect("the program that was just built starts");
         let input = child.stdin.take().map(BufWriter::new);
         let output = BufReader::new(child.stdout.take().expect("piped"));
-        Some(Self { child, input, output })
+        Self { child, input, output }
     }
 
     fn exchange(&mut self, job: &[u8], memory: &mut Memory) -> std::io::Result<String> {
@@ -103,13 +100,28 @@ impl Program {
     }
 }
 
-fn compile(compiler: &str, source: &Path, name: &str, sanitizers: &[&str]) -> Result<PathBuf, String> {
+/// The program, or a note that it is missing where that is allowed.
+fn required(built: Result<PathBuf, String>, sanitizers: &[&str]) -> Option<PathBuf> {
+    match built {
+        Ok(program) => Some(program),
+        Err(why) => {
+            let optional = why.starts_with(NO_COMPILER) || !sanitizers.is_empty();
+            assert!(optional && std::env::var_os("KVBM_REQUIRE_CXX").is_none(), "{why}");
+            eprintln!("skipped: {why}");
+            None
+        }
+    }
+}
+
+fn compile(source: &Path, name: &str, sanitizers: &[&str]) -> Result<PathBuf, String> {
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let cpu = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join("kernels").join("cpu");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let mut command = Command::new(compiler);
+    let mut command = Command::new(&compiler);
     command.args(FLAGS).args(sanitizers).arg("-I").arg(source).arg("-I").arg(&cpu);
+    command.arg(cpu.join("program.cpp")).arg("-o").arg(&program);
     let output =
-        command.arg(cpu.join("program.cpp")).arg("-o").arg(&program).output().expect("it started before");
+        command.output().map_err(|error| format!("{NO_COMPILER} `{compiler}` ({error}); name one in CXX"))?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     if output.status.success() { Ok(program) } else { Err(errors) }
 }
