@@ -254,7 +254,7 @@ fn get(url: &str) -> String {
 #[test]
 fn metrics_answer_during_a_run_and_a_signal_ends_it_cleanly() {
     let dir = temp();
-    let line = "--synthetic 1000000 --block-bytes 512 --capacity 50,100,2000 --metrics 0";
+    let line = "--synthetic 100000 --block-bytes 512 --capacity 50,100,2000 --metrics 0";
     let mut running = Running::start(dir.path(), line);
     let url = running.line_with("metrics: http://127.0.0.1:").replace("metrics: ", "");
     let deadline = Instant::now() + DEADLINE;
@@ -273,7 +273,7 @@ fn metrics_answer_during_a_run_and_a_signal_ends_it_cleanly() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary G3");
     running.terminate();
     let told = running.line_with("kvbm: interrupted at request");
-    assert!(told.ends_with("of 1000000"), "{told}");
+    assert!(told.ends_with("of 100000"), "{told}");
     assert_eq!(running.child.wait().unwrap().code(), Some(1));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
 }
