@@ -26,6 +26,10 @@ pub enum PolicyKind {
     /// The least recently used block that no other block on the tier continues.
     #[default]
     LruLeaf,
+    /// S3-FIFO over such blocks ([`S3Fifo`](crate::S3Fifo)).
+    S3Fifo,
+    /// Learns which blocks are used again and evicts the least likely ([`Hazard`](crate::Hazard)).
+    Hazard,
 }
 
 /// What [`Registry::new`](crate::Registry::new) builds.
@@ -40,6 +44,8 @@ pub struct RegistryConfig {
     pub event_capacity: u32,
     /// Eviction policy of every tier.
     pub policy: PolicyKind,
+    /// Seed of the policies that draw samples: the same seed and the same calls give the same victims.
+    pub policy_seed: u64,
     /// Life of the leader, quoted with events.
     pub epoch: Epoch,
 }
@@ -58,6 +64,7 @@ impl RegistryConfig {
             groups: vec![GroupConfig::full(16)],
             event_capacity: 1 << 16,
             policy: PolicyKind::LruLeaf,
+            policy_seed: 0,
             epoch: Epoch(0),
         }
     }

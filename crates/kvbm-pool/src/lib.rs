@@ -3,7 +3,7 @@
 //! **Knows:** slot ids, sequence hashes, reference counts, recency, events. One [`Registry`] holds all blocks of the
 //! three slotted tiers; [`BlockPool`] is a typed view of one of them.
 //! **Must never know:** bytes, addresses, devices, files, networks, tokens, how a block is moved; it waits for
-//! nothing and runs no code of its callers under its lock.
+//! nothing and runs no code of its callers under its lock, except an [`EvictionPolicy`] that they bring.
 //!
 //! # Life of a block
 //! [`Blocks`]`<T, Reset>` - `init_sequence` - [`Blocks`]`<T, Partial>` - `commit` - [`Blocks`]`<T, Complete>` -
@@ -46,6 +46,7 @@ mod error;
 mod event;
 mod metadata;
 mod pinned;
+mod policy;
 mod pool;
 mod prefix;
 mod registry;
@@ -61,6 +62,7 @@ pub use error::{AllocError, RegisterError, Rejected, SequenceError};
 pub use event::{Drained, EventKind, EventRecord};
 pub use metadata::BlockMetadata;
 pub use pinned::{Cached, ImmutableBlock, Pinned, PublishHandle, RegistrationHandle};
+pub use policy::{BlockMemory, BlockUse, EvictionPolicy, Hazard, RequestPart, S3Fifo};
 pub use pool::{BlockPool, Duplicates};
 pub use prefix::{ArrivingBlock, Prefix, PrefixBlock, PrefixParts};
 pub use registry::{Quarantine, Registry, Removed, RestoreError, Restored, Selection};

@@ -10,6 +10,7 @@ use crate::error::AllocError;
 use crate::event::{Drained, EventRecord};
 use crate::metadata::BlockMetadata;
 use crate::pinned::Pinned;
+use crate::policy::{self, EvictionPolicy};
 use crate::pool::BlockPool;
 use crate::prefix::Prefix;
 use crate::status::{Counters, TierStatus};
@@ -113,10 +114,24 @@ impl Registry {
     /// An empty registry.
     pub fn new(config: &RegistryConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        let capacity = config.capacity.map(|blocks| blocks as usize);
+        Self::build(config, policy::build(config.policy, capacity, config.policy_seed))
+    }
+
+    /// An empty registry that evicts as `policy` says, whatever `config.policy` is.
+    pub fn with_policy(
+        config: &RegistryConfig,
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Result<Self, ConfigError> {
+        Self::build(config, Some(policy))
+    }
+
+    fn build(config: &RegistryConfig, policy: Option<Box<dyn EvictionPolicy>>) -> Result<Self, ConfigError> {
+        config.validate()?;
         // Only the places of keys in the table depend on the seed, nothing that anybody can see.
         let seed = std::hash::RandomState::new().hash_one(config.epoch.0);
         let shared = Shared {
-            core: Mutex::new(Core::new(config, seed)),
+            core: Mutex::new(Core::new(config, policy, seed)),
             epoch: config.epoch,
             event_capacity: config.event_capacity as usize,
             capacity: config.capacity,
@@ -201,6 +216,13 @@ impl Registry {
         self.shared.core.lock().touch(group, hashes);
     }
 
+    /// Nothing will continue this request: a soft hint for policies that learn what such hints are worth (`hazard`).
+    /// Concerns those of its blocks at its end that belong to no other branch, until they are used again. For an ended
+    /// session, call it for the session's last request.
+    pub fn branch_ends(&self, group: GroupId, hashes: &[SequenceHash]) {
+        self.shared.core.lock().branch_ends(group, hashes);
+    }
+
     /// Advances the iteration clock and returns it.
     pub fn step(&self) -> u64 {
         let mut core = self.shared.core.lock();
@@ -209,7 +231,7 @@ impl Registry {
     }
 
     /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors, that are neither on
-    /// `not_on` nor on their way there and were not used during the last `min_idle` iterations (0: any). Pinned for a
+    /// `not_on` nor on their way there and were not used during the last `min_idle` iterations (0: any; counted up to 65,535). Pinned for a
     /// transfer. Looks at a bounded number of blocks and goes on from there in the next call.
     pub fn coldest(&self, tier: Tier, n: usize, not_on: Tier, min_idle: u64) -> Pinned {
         let mut ids = Vec::new();

@@ -1,5 +1,6 @@
 //! Arrivals: slots that a transfer fills. Nothing is visible before it is complete.
 
+use super::prospects::FAR_FROM_TAIL;
 use super::slot::Usage;
 use super::{Core, NONE, Pin, Presence};
 use crate::arrivals::{Arrival, Completion, Refusal};
@@ -108,6 +109,7 @@ impl Core {
         block: BlockId,
     ) -> Arrival {
         let index = self.entries.find_or_insert(identity, None);
+        self.recall(index, FAR_FROM_TAIL);
         let ticket = self.new_ticket();
         let tier_core = &mut self.tiers[tier];
         tier_core.held -= 1;

@@ -2,6 +2,7 @@
 
 use super::table::{Key, Table};
 use super::{NONE, Presence};
+use crate::policy::BlockMemory;
 use crate::tier::TIERS;
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
 
@@ -20,14 +21,22 @@ pub(crate) struct Entry {
     /// What keeps the entry although it is on no tier: entries that name it as parent, and slots that still hold
     /// its bytes for their users after it was removed.
     pub links: u32,
-    /// Iteration of the last use on any tier.
-    pub last_step: u32,
     pub namespace: NamespaceId,
-    pub group: GroupId,
-    /// Two bits for each tier.
-    pub presence_bits: u8,
+    /// Iteration of the last use on any tier; wraps.
+    pub last_step: u16,
+    /// What the eviction policy keeps.
+    policy_time: u16,
+    policy_class: u8,
+    /// A group's number is below [`RegistryConfig::MAX_GROUPS`](crate::RegistryConfig::MAX_GROUPS).
+    group: u8,
+    /// Two bits for each tier, and `FRESH`.
+    presence_bits: u8,
     pub priority: u8,
 }
+
+/// The request that registered the block has neither touched it nor let go of it: its first touch is no further use.
+const FRESH: u8 = 0x80;
+const PRESENCE: u8 = 0b11_11_11;
 
 const _: () = assert!(size_of::<Entry>() == 64 && align_of::<Entry>() == 64);
 
@@ -39,12 +48,49 @@ impl Entry {
         slots: [NONE; TIERS],
         children: [0; TIERS],
         links: 0,
-        last_step: 0,
         namespace: NamespaceId(0),
-        group: GroupId(0),
+        last_step: 0,
+        policy_time: 0,
+        policy_class: 0,
+        group: 0,
         presence_bits: 0,
         priority: 0,
     };
+
+    /// A block that is nowhere yet.
+    pub(crate) const fn of(group: GroupId, hash: SequenceHash) -> Self {
+        Self { hash, group: group.0 as u8, ..Self::VACANT }
+    }
+
+    #[inline]
+    pub(crate) fn group(&self) -> GroupId {
+        GroupId(u16::from(self.group))
+    }
+
+    #[inline]
+    pub(crate) fn memory(&self) -> BlockMemory {
+        BlockMemory { time: self.policy_time, class: self.policy_class }
+    }
+
+    #[inline]
+    pub(crate) fn set_memory(&mut self, memory: BlockMemory) {
+        self.policy_time = memory.time;
+        self.policy_class = memory.class;
+    }
+
+    /// Marks the block as just registered.
+    #[inline]
+    pub(crate) fn set_fresh(&mut self) {
+        self.presence_bits |= FRESH;
+    }
+
+    /// Whether the block was marked; it is not any more.
+    #[inline]
+    pub(crate) fn take_fresh(&mut self) -> bool {
+        let fresh = self.presence_bits & FRESH != 0;
+        self.presence_bits &= !FRESH;
+        fresh
+    }
 
     #[inline]
     pub(crate) fn presence(&self, tier: usize) -> Presence {
@@ -63,7 +109,7 @@ impl Entry {
     /// Whether the block is neither Present nor Arriving anywhere.
     #[inline]
     pub(crate) fn is_nowhere(&self) -> bool {
-        self.presence_bits == 0
+        self.presence_bits & PRESENCE == 0
     }
 
     /// Nearest tier with the block.
@@ -104,7 +150,7 @@ impl Entries {
             && self[index].parent == NONE
         {
             let is_parent =
-                |&before: &u32| self[before].hash == parent && self[before].group == identity.group;
+                |&before: &u32| self[before].hash == parent && self[before].group() == identity.group;
             let parent = before.filter(is_parent).unwrap_or_else(|| {
                 let above = self.table.key(identity.group, parent);
                 match self.table.find(&above, &self.all) {
@@ -124,7 +170,7 @@ impl Entries {
     }
 
     fn insert(&mut self, key: &Key, namespace: NamespaceId, position: u32) -> u32 {
-        let entry = Entry { hash: key.hash, namespace, group: key.group, position, ..Entry::VACANT };
+        let entry = Entry { position, namespace, ..Entry::of(key.group, key.hash) };
         let index = if self.vacant == NONE {
             self.all.push(entry);
             self.all.len() as u32 - 1
@@ -146,7 +192,7 @@ impl Entries {
             if !entry.is_nowhere() || entry.links > 0 {
                 return;
             }
-            let key = self.table.key(entry.group, entry.hash);
+            let key = self.table.key(entry.group(), entry.hash);
             let parent = entry.parent;
             self.table.remove(&key, &self.all);
             self.all[index as usize] = Entry { parent: self.vacant, slots: VACANT_MARK, ..Entry::VACANT };
@@ -179,7 +225,8 @@ impl Entries {
     pub(crate) fn identity(&self, index: u32) -> BlockIdentity {
         let entry = &self[index];
         let parent = (entry.parent != NONE).then(|| self[entry.parent].hash);
-        let Entry { namespace, group, hash, position, .. } = *entry;
+        let Entry { namespace, hash, position, .. } = *entry;
+        let group = entry.group();
         BlockIdentity { namespace, group, hash, parent, position }
     }
 }

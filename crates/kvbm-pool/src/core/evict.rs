@@ -2,7 +2,6 @@
 
 use super::slot::{Slot, Usage};
 use super::{Core, NONE, Presence};
-use crate::config::PolicyKind;
 use kvbm_plan::BlockId;
 
 /// Most blocks evicted in one hold of the lock.
@@ -15,12 +14,12 @@ impl Core {
     /// Evicts up to `want` blocks of `tier`, at most [`MAX_VICTIMS`], into `out` as Held slots. Says whether another
     /// call could find more.
     pub(crate) fn evict(&mut self, tier: usize, want: usize, out: &mut Vec<BlockId>) -> bool {
+        if self.policy.is_some() {
+            return self.evict_chosen(tier, want, out);
+        }
         let mut budget = MAX_LOOKED_AT;
         for _ in 0..want.min(MAX_VICTIMS) {
-            let victim = match self.policy {
-                PolicyKind::LruLeaf => self.oldest_leaf(tier, &mut budget),
-            };
-            let Some(slot) = victim else { break };
+            let Some(slot) = self.oldest_leaf(tier, &mut budget) else { break };
             self.vacate(tier, slot);
             out.push(BlockId(slot));
         }
@@ -39,7 +38,7 @@ impl Core {
             }
             let has_duplicate = state.link != NONE;
             let entry = &self.entries[state.entry];
-            if has_duplicate || entry.children[tier] == 0 || !self.is_full(entry.group) {
+            if has_duplicate || entry.children[tier] == 0 || !self.is_full(entry.group()) {
                 return Some(slot);
             }
         }
@@ -47,10 +46,11 @@ impl Core {
 
     /// Takes an unpinned primary out of the registry; its slot becomes Held. A duplicate takes over if there is one:
     /// then the block stays.
-    fn vacate(&mut self, tier: usize, slot: u32) {
+    pub(crate) fn vacate(&mut self, tier: usize, slot: u32) {
         let tier_core = &mut self.tiers[tier];
         let state = &mut tier_core.slots[slot as usize];
         let (index, heir) = (state.entry, state.link);
+        debug_assert!(!state.is_listed(), "the policy does not know a slot that is evicted");
         *state = Slot::NEW;
         state.set_usage(Usage::Held);
         tier_core.inactive -= 1;
@@ -62,12 +62,15 @@ impl Core {
         tier_core.counters.evicted += 1;
         self.set_presence(index, tier, Presence::Absent);
         self.entries[index].slots[tier] = NONE;
+        self.remember(index);
         self.entries.release_unused(index);
     }
 
     /// A duplicate without users is worth nothing: its slot is free again.
     pub(crate) fn drop_duplicate(&mut self, tier: usize, slot: u32) {
         self.unlink_duplicate(tier, slot);
+        let index = self.tiers[tier].slots[slot as usize].entry;
+        self.update_evictable(index, tier);
         let tier_core = &mut self.tiers[tier];
         tier_core.active -= 1;
         tier_core.put_free(slot);

@@ -109,20 +109,35 @@ impl Core {
 
     /// A use of these blocks: tail to head, on every tier that holds them.
     pub(crate) fn touch(&mut self, group: GroupId, hashes: &[SequenceHash]) {
-        for &hash in hashes.iter().rev() {
-            if let Some(index) = self.entries.find(group, hash) {
-                self.touch_entry(index);
-            }
-        }
+        let mut found = std::mem::take(&mut self.touched);
+        found.clear();
+        found.extend(hashes.iter().map(|&hash| self.used_entry(self.entries.find(group, hash))));
+        self.touch_entries(&found);
+        self.touched = found;
     }
 
     /// The same for pinned blocks of a tier.
     pub(crate) fn touch_pinned(&mut self, tier: usize, blocks: &[BlockId]) {
-        for block in blocks.iter().rev() {
+        let mut found = std::mem::take(&mut self.touched);
+        found.clear();
+        found.extend(blocks.iter().map(|block| {
             let index = self.tiers[tier].slots[block.index()].entry;
-            if index != NONE {
-                self.touch_entry(index);
-            }
+            self.used_entry((index != NONE).then_some(index))
+        }));
+        self.touch_entries(&found);
+        self.touched = found;
+    }
+
+    /// An entry that is more than a name in a chain.
+    fn used_entry(&self, index: Option<u32>) -> u32 {
+        index.filter(|&index| !self.entries[index].is_nowhere()).unwrap_or(NONE)
+    }
+
+    /// Blocks of one request, in order; `NONE` where there is none.
+    fn touch_entries(&mut self, found: &[u32]) {
+        self.note_use(found);
+        for &index in found.iter().rev().filter(|&&index| index != NONE) {
+            self.touch_entry(index);
         }
     }
 
@@ -137,20 +152,24 @@ impl Core {
                 tier_core.order.push_young(entry.slots[tier], &mut tier_core.slots);
             }
         }
+        self.refresh_prospects(index);
     }
 
     /// One more user of a Registered slot.
     #[inline]
     pub(crate) fn pin(&mut self, tier: usize, slot: u32, pin: Pin) {
-        let tier = &mut self.tiers[tier];
-        let state = &mut tier.slots[slot as usize];
+        let tier_core = &mut self.tiers[tier];
+        let state = &mut tier_core.slots[slot as usize];
         if state.refs() == 0 && state.usage() == Usage::Registered {
-            tier.inactive -= 1;
-            tier.active += 1;
+            tier_core.inactive -= 1;
+            tier_core.active += 1;
         }
         state.add_ref();
         if pin == Pin::Transfer {
-            tier.transfer_pins += 1;
+            tier_core.transfer_pins += 1;
+        }
+        if state.is_listed() {
+            self.unlist(tier, slot);
         }
     }
 
@@ -204,6 +223,10 @@ impl Core {
             // It came up for eviction while it was copied: it is still among the oldest.
             Pin::Transfer if left == 0 && !placed => tier_core.order.push_old(slot, &mut tier_core.slots),
             Pin::Transfer => {}
+        }
+        if left == 0 {
+            self.entries[index].take_fresh();
+            self.update_evictable(index, tier);
         }
     }
 

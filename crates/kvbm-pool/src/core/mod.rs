@@ -10,6 +10,7 @@ pub(crate) mod evict;
 pub(crate) mod lookup;
 pub(crate) mod offload;
 pub(crate) mod order;
+pub(crate) mod prospects;
 pub(crate) mod register;
 pub(crate) mod remove;
 pub(crate) mod restore;
@@ -17,8 +18,9 @@ pub(crate) mod slot;
 pub(crate) mod table;
 pub(crate) mod tiers;
 
-use crate::config::{GroupConfig, PolicyKind, RegistryConfig};
+use crate::config::{GroupConfig, RegistryConfig};
 use crate::event::{EventKind, EventRing};
+use crate::policy::EvictionPolicy;
 use crate::tier::TIERS;
 use entry::Entries;
 use kvbm_plan::{BlockId, GroupId, GroupKind, Tier};
@@ -51,7 +53,14 @@ pub(crate) enum Pin {
 /// One shard.
 pub(crate) struct Core {
     pub groups: Box<[GroupConfig]>,
-    pub policy: PolicyKind,
+    /// Chooses victims; none for least recently used, which is built in.
+    pub policy: Option<Box<dyn EvictionPolicy>>,
+    /// Where the policy looks at blocks next.
+    observed: u32,
+    /// Entries of a request, while it is touched.
+    touched: Vec<u32>,
+    /// Slots that the policy chose.
+    pub(crate) chosen: Vec<u32>,
     pub entries: Entries,
     pub tiers: [TierCore; TIERS],
     /// For each tier, the next one further from the compute that exists.
@@ -62,12 +71,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(config: &RegistryConfig, seed: u64) -> Self {
+    pub(crate) fn new(config: &RegistryConfig, policy: Option<Box<dyn EvictionPolicy>>, seed: u64) -> Self {
         let capacity = config.capacity.map(|blocks| blocks as usize);
         let below = |tier: usize| (tier + 1..TIERS).find(|&lower| capacity[lower] > 0);
         Self {
             groups: config.groups.clone().into_boxed_slice(),
-            policy: config.policy,
+            policy,
+            observed: 0,
+            touched: Vec::new(),
+            chosen: Vec::with_capacity(evict::MAX_VICTIMS),
             entries: Entries::new(capacity.iter().sum(), seed),
             tiers: capacity.map(TierCore::new),
             below: std::array::from_fn(below),
@@ -102,6 +114,7 @@ impl Core {
                 self.child_left(parent, tier);
             } else {
                 self.entries[parent].children[tier] += 1;
+                self.update_evictable(parent, tier);
             }
         }
         if self.events.is_on() {
@@ -138,11 +151,12 @@ impl Core {
         entry.children[tier] -= 1;
         if entry.children[tier] == 0 && entry.presence(tier) == Presence::Present {
             let slot = entry.slots[tier];
-            let tier = &mut self.tiers[tier];
-            let state = &tier.slots[slot as usize];
+            let tier_core = &mut self.tiers[tier];
+            let state = &tier_core.slots[slot as usize];
             if state.refs() == 0 && state.place == NONE {
-                tier.order.push_old(slot, &mut tier.slots);
+                tier_core.order.push_old(slot, &mut tier_core.slots);
             }
+            self.update_evictable(parent, tier);
         }
     }
 
@@ -153,9 +167,9 @@ impl Core {
         ticket
     }
 
-    /// The clock as entries keep it. It may wrap; differences stay right as long as they are below 2^32.
+    /// The clock as entries keep it. It may wrap; differences stay right as long as they are below 2^16.
     #[inline]
-    pub(crate) fn short_step(&self) -> u32 {
-        self.step as u32
+    pub(crate) fn short_step(&self) -> u16 {
+        self.step as u16
     }
 }

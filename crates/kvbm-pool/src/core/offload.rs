@@ -100,7 +100,7 @@ impl Core {
         }
         let entry = &self.entries[state.entry];
         let idle = u64::from(self.short_step().wrapping_sub(entry.last_step));
-        entry.presence(not_on) == Presence::Absent && idle >= min_idle
+        entry.presence(not_on) == Presence::Absent && idle >= min_idle.min(u64::from(u16::MAX))
     }
 
     /// Slots of the block and of its ancestors that are missing on `not_on` and not in `chosen`, lowest first. False
@@ -113,7 +113,7 @@ impl Core {
         chosen: &[BlockId],
         missing: &mut Vec<u32>,
     ) -> bool {
-        let chain = self.is_full(self.entries[index].group);
+        let chain = self.is_full(self.entries[index].group());
         while index != NONE {
             let entry = &self.entries[index];
             if entry.presence(not_on) != Presence::Absent {

@@ -59,7 +59,9 @@ impl Core {
         metadata: BlockMetadata,
     ) {
         let mut before = None;
-        for (block, identity) in blocks.iter_mut().zip(identities) {
+        self.note_arrival(identities);
+        for (at, (block, identity)) in blocks.iter_mut().zip(identities).enumerate() {
+            let from_tail = (identities.len() - 1 - at) as u32;
             let index = self.entries.find_or_insert(identity, before);
             before = Some(index);
             match self.entries[index].presence(tier) {
@@ -77,19 +79,21 @@ impl Core {
                     tier_core.counters.duplicates += 1;
                     tier_core.slots[block.index()].link = tier_core.slots[primary as usize].link;
                     tier_core.slots[primary as usize].link = block.0;
+                    self.update_evictable(index, tier);
                 }
                 Presence::Arriving => {
                     self.cancel_arrival(index, tier);
-                    self.place(tier, block.0, index, metadata);
+                    self.place(tier, block.0, index, metadata, from_tail);
                 }
-                Presence::Absent => self.place(tier, block.0, index, metadata),
+                Presence::Absent => self.place(tier, block.0, index, metadata, from_tail),
             }
         }
     }
 
     /// A Held slot becomes the primary of its entry on `tier`.
-    fn place(&mut self, tier: usize, slot: u32, index: u32, metadata: BlockMetadata) {
+    fn place(&mut self, tier: usize, slot: u32, index: u32, metadata: BlockMetadata, from_tail: u32) {
         self.fill(tier, slot, index);
+        self.recall(index, from_tail);
         let step = self.short_step();
         let entry = &mut self.entries[index];
         if entry.is_nowhere() {

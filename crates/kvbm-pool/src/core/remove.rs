@@ -37,7 +37,7 @@ impl Core {
         let chosen = |&(index, entry): &(u32, &super::entry::Entry)| {
             let matches = match selection {
                 Selection::All => true,
-                Selection::Group(group) => entry.group == group,
+                Selection::Group(group) => entry.group() == group,
                 Selection::Namespace(namespace) => entry.namespace == namespace,
                 Selection::Subtree { .. } => below[index as usize] == Some(true),
             };
@@ -100,7 +100,7 @@ impl Core {
     fn is_unused(&self, index: u32, tier: usize) -> bool {
         let entry = &self.entries[index];
         if entry.presence(tier) != Presence::Present
-            || (entry.children[tier] > 0 && self.is_full(entry.group))
+            || (entry.children[tier] > 0 && self.is_full(entry.group()))
         {
             return false;
         }
@@ -149,6 +149,7 @@ impl Core {
     /// Takes a Registered slot from its entry. With users it becomes `usage` and says so; without it is free, or out
     /// of use where the bytes are bad. The caller has already made the entry forget the slot.
     fn detach(&mut self, tier: usize, slot: u32, usage: Usage) -> bool {
+        self.empty(tier, slot);
         let tier_core = &mut self.tiers[tier];
         let state = &mut tier_core.slots[slot as usize];
         if state.refs() > 0 {

@@ -1,5 +1,6 @@
 //! What a persistent tier held before the restart becomes Present again.
 
+use super::prospects::FAR_FROM_TAIL;
 use super::slot::Usage;
 use super::{Core, NONE, Presence};
 use crate::metadata::BlockMetadata;
@@ -72,6 +73,10 @@ impl Core {
             tier_core.order.push_young(recovered.block.0, &mut tier_core.slots);
             outcome.restored += 1;
         }
+        for recovered in blocks.iter().filter(|recovered| used[recovered.block.index()]) {
+            let index = self.tiers[tier].slots[recovered.block.index()].entry;
+            self.update_evictable(index, tier);
+        }
     }
 
     fn has_parent(&self, identity: &BlockIdentity) -> bool {
@@ -91,6 +96,7 @@ impl Core {
     ) {
         let index = self.entries.find_or_insert(identity, None);
         let step = self.short_step();
+        self.recall(index, FAR_FROM_TAIL);
         let tier_core = &mut self.tiers[tier];
         tier_core.inactive += 1;
         tier_core.counters.stored += 1;

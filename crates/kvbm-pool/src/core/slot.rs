@@ -37,6 +37,7 @@ const USAGES: [Usage; 8] = [
 
 const REF_BITS: u32 = 28;
 const MAX_REFS: u32 = (1 << REF_BITS) - 1;
+const LISTED: u32 = 1 << 31;
 
 /// A block id's bookkeeping on its tier.
 #[derive(Clone, Copy)]
@@ -44,7 +45,7 @@ const MAX_REFS: u32 = (1 << REF_BITS) - 1;
 pub(crate) struct Slot {
     /// Entry of the block in it, or `NONE`.
     pub entry: u32,
-    /// Usage (4 bits) and references (28 bits; of an Arriving slot the rest of the ticket).
+    /// Listed (1 bit), usage (3 bits) and references (28 bits; of an Arriving slot the rest of the ticket).
     word: u32,
     /// Index in the eviction order of the slot's only valid place, or `NONE`.
     pub place: u32,
@@ -62,10 +63,21 @@ impl Slot {
         USAGES[(self.word >> REF_BITS & 7) as usize]
     }
 
-    /// Changes the usage; references stay.
+    /// Changes the usage; the rest stays.
     #[inline]
     pub(crate) fn set_usage(&mut self, usage: Usage) {
-        self.word = self.word & MAX_REFS | (usage as u32) << REF_BITS;
+        self.word = self.word & (MAX_REFS | LISTED) | (usage as u32) << REF_BITS;
+    }
+
+    /// Whether the eviction policy counts the slot as evictable.
+    #[inline]
+    pub(crate) fn is_listed(&self) -> bool {
+        self.word & LISTED != 0
+    }
+
+    #[inline]
+    pub(crate) fn set_listed(&mut self, listed: bool) {
+        self.word = self.word & !LISTED | if listed { LISTED } else { 0 };
     }
 
     #[inline]

@@ -119,7 +119,7 @@ impl Table {
                 let lane = Line::first(lanes);
                 let index = line.entries[lane];
                 let entry = &entries[index as usize];
-                if entry.hash == key.hash && entry.group == key.group {
+                if entry.hash == key.hash && entry.group() == key.group {
                     return Some((at, lane, index));
                 }
                 lanes &= lanes - 1;
@@ -189,7 +189,7 @@ impl Table {
             for (lane, &tag) in line.tags.iter().enumerate() {
                 if tag != EMPTY {
                     let entry = &entries[line.entries[lane] as usize];
-                    self.place(self.key(entry.group, entry.hash).mixed, line.entries[lane]);
+                    self.place(self.key(entry.group(), entry.hash).mixed, line.entries[lane]);
                 }
             }
         }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     fn entry(group: u16, number: u128) -> Entry {
-        Entry { hash: hash(number), group: GroupId(group), ..Entry::VACANT }
+        Entry::of(GroupId(group), hash(number))
     }
 
     /// Random inserts and removals of few and badly distributed keys against a map, with growth.

@@ -1,12 +1,14 @@
 //! Does the same things to the pool and to the model, and compares all that can be seen.
 
 use crate::oracle::{Node, Oracle, Pin, Slot, TierModel};
+use crate::spy::{Seen, Spy};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
     AnyArrivals, Arrival, BlockChain, Blocks, Completion, Duplicates, EventKind, EventRecord, G1, G2, G3,
     GroupConfig, Pinned, Prefix, Registry, RegistryConfig, Reset, Selection, TierMask, TierTag,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 
 const CAPACITY: [u32; 3] = [9, 14, 22];
 const NODES_PER_GROUP: usize = 26;
@@ -79,7 +81,8 @@ fn universe(rng: &mut Rng, groups: usize) -> (Vec<BlockIdentity>, Vec<Option<Nod
 }
 
 impl Driver {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// With a watched policy, or with the built-in one whose every victim the model foretells.
+    pub(crate) fn new(seed: u64, watched: bool) -> Self {
         let mut rng = Rng(seed);
         let groups = vec![
             GroupConfig::full(16),
@@ -94,10 +97,18 @@ impl Driver {
             refs: vec![0; capacity as usize],
             ..TierModel::default()
         });
+        let spied = watched.then(|| Arc::new(Mutex::new(Seen::default())));
+        let registry = match &spied {
+            Some(seen) => {
+                let spy = Spy { seen: Arc::clone(seen), random: rng.next() };
+                Registry::with_policy(&config, Box::new(spy))
+            }
+            None => Registry::new(&config),
+        };
         Self {
             rng,
-            registry: Registry::new(&config).expect("the configuration is valid"),
-            oracle: Oracle { kinds, universe, parents, tiers },
+            registry: registry.expect("the configuration is valid"),
+            oracle: Oracle { kinds, universe, parents, tiers, spied },
             held: Vec::new(),
             pinned: Vec::new(),
             prefixes: Vec::new(),
@@ -160,8 +171,9 @@ impl Driver {
         }
         let n = self.rng.below(5);
         let tier = T::TIER.index();
+        let allocated = self.registry.pool::<T>().get_mutable_blocks(n);
         let expected = self.oracle.allocate(tier, n);
-        match self.registry.pool::<T>().get_mutable_blocks(n) {
+        match allocated {
             Ok(blocks) => {
                 let allowed = expected.expect("the model has no room");
                 assert_eq!(blocks.len(), n);
@@ -376,9 +388,10 @@ impl Driver {
         let from = if self.rng.below(3) == 0 { self.rng.below(path.len()) } else { 0 };
         let nodes: Vec<Node> = path[from..].iter().copied().take(1 + self.rng.below(6)).collect();
         let identities: Vec<BlockIdentity> = nodes.iter().map(|&node| self.oracle.universe[node]).collect();
+        let begun = self.registry.begin_arrivals(tier, &identities);
         let (pins, needed) = self.oracle.prepare(index, &nodes);
         let room = self.oracle.allocate(index, needed);
-        match self.registry.begin_arrivals(tier, &identities) {
+        match begun {
             Ok(arrivals) => {
                 let room = room.expect("the model has no room");
                 self.check_arrivals(index, &nodes, &arrivals, &room);
@@ -555,6 +568,18 @@ impl Driver {
         }
         for tier in Tier::SLOTTED {
             self.compare_occupancy(tier);
+        }
+        if let Some(spied) = &self.oracle.spied {
+            let seen = spied.lock().expect("the policy did not panic");
+            assert!(seen.chosen.is_empty(), "a victim that nobody needed");
+            for tier in 0..3 {
+                assert_eq!(
+                    seen.evictable[tier],
+                    self.oracle.evictable(tier),
+                    "after operation {}",
+                    self.last
+                );
+            }
         }
         self.compare_events();
     }

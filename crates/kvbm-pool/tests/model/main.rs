@@ -5,15 +5,16 @@
 
 mod driver;
 mod oracle;
+mod spy;
 
 use driver::Driver;
 
 const SEEDS: u64 = 60;
 const STEPS: usize = 1500;
 
-fn run(seed: u64) {
+fn run(seed: u64, watched: bool) {
     let outcome = std::panic::catch_unwind(|| {
-        let mut driver = Driver::new(seed);
+        let mut driver = Driver::new(seed, watched);
         for _ in 0..STEPS {
             driver.step();
             driver.compare();
@@ -30,12 +31,23 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-#[test]
-fn agrees_with_the_naive_model_over_random_operations() {
+fn run_all(watched: bool) {
     if let Some(seed) = number("KVBM_POOL_SEED") {
-        return run(seed);
+        return run(seed, watched);
     }
     for seed in 0..number("KVBM_POOL_SEEDS").unwrap_or(SEEDS) {
-        run(seed);
+        run(seed, watched);
     }
+}
+
+/// Every victim of the built-in policy is foretold.
+#[test]
+fn agrees_with_the_naive_model_over_random_operations() {
+    run_all(false);
+}
+
+/// What a policy is told at every moment is what the model knows to be evictable, and nothing else goes.
+#[test]
+fn a_policy_knows_exactly_what_may_be_evicted() {
+    run_all(true);
 }

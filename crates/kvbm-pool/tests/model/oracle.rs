@@ -1,8 +1,10 @@
 //! The pool as simply as it can be said: maps, lists, scans. Slow and obvious.
 
+use crate::spy::Seen;
 use kvbm_plan::{BlockIdentity, GroupKind, Tier};
 use kvbm_pool::{Duplicates, TierMask};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Arc, Mutex};
 
 /// Index of a block in the universe.
 pub(crate) type Node = usize;
@@ -38,6 +40,8 @@ pub(crate) struct Oracle {
     pub(crate) universe: Vec<BlockIdentity>,
     pub(crate) parents: Vec<Option<Node>>,
     pub(crate) tiers: [TierModel; 3],
+    /// Where the policy is watched instead of foretold.
+    pub(crate) spied: Option<Arc<Mutex<Seen>>>,
 }
 
 /// Whether a pin is a use.
@@ -139,7 +143,28 @@ impl Oracle {
         Some(free.union(&victims).copied().collect())
     }
 
+    /// Whether a policy may evict from the slot.
+    fn is_evictable(&self, tier: usize, slot: u32) -> bool {
+        let Slot::Registered(node) = self.tiers[tier].slots[slot as usize] else { return false };
+        let copies = &self.tiers[tier].present[&node];
+        let waits = copies.len() == 1 && self.is_full(node) && self.children(tier, node) > 0;
+        copies[0] == slot && self.tiers[tier].refs[slot as usize] == 0 && !waits
+    }
+
+    /// All slots of which that is true.
+    pub(crate) fn evictable(&self, tier: usize) -> BTreeSet<u32> {
+        (0..self.tiers[tier].slots.len() as u32).filter(|&slot| self.is_evictable(tier, slot)).collect()
+    }
+
     fn next_victim(&mut self, tier: usize) -> Option<u32> {
+        if let Some(seen) = &self.spied {
+            let chosen = seen.lock().expect("the policy did not panic").chosen.pop_front();
+            return chosen.map(|(on, slot)| {
+                assert!(on == tier && self.is_evictable(tier, slot), "slot {slot} must not be evicted");
+                self.tiers[tier].order.retain(|&other| other != slot);
+                slot
+            });
+        }
         while !self.tiers[tier].order.is_empty() {
             let slot = self.tiers[tier].order.remove(0);
             let Slot::Registered(node) = self.tiers[tier].slots[slot as usize] else {

@@ -1,0 +1,280 @@
+//! The adaptive policy: evicts what its own past says is least likely to be used again soon.
+//!
+//! A block's class is how often it was used, how far it was from the end of its request, how many turns the request's
+//! conversation had, and whether the caller said that its branch ends. For each class the rate of reuse by time since
+//! the last use is learnt ([`model`]) from every block: those on a tier, and for a while those that are gone
+//! ([`history`]). Victims are the least worth of a sample of the evictable slots ([`leaves`]).
+//!
+//! Nothing is fitted to a workload: time is counted in block uses and measured against the capacity, and what a class
+//! or a hint is worth is what was seen of it. A hint that is often wrong costs nothing for long.
+
+pub(super) mod history;
+mod leaves;
+mod model;
+
+use super::{BlockMemory, BlockUse, EvictionPolicy, Random, RequestPart};
+use crate::tier::TIERS;
+use history::History;
+use leaves::{Leaf, Leaves};
+use model::Model;
+use std::cmp::Ordering;
+
+/// Leaves looked at for a victim, and how many lie side by side.
+const SAMPLE: usize = 64;
+const WINDOW: usize = 8;
+/// Entries of the history for each slot of the largest tier; where that is more than [`LONG_HISTORY`], fewer, down to one.
+const HISTORY: usize = 4;
+const LONG_HISTORY: usize = 1 << 20;
+/// Units of time in which as many blocks are used as the largest tier holds.
+const UNITS: usize = 1024;
+/// Blocks older than this count as of this age. A block is looked at long before its time wraps.
+const OLDEST: u16 = 40_000;
+/// Blocks used between two looks into the history, at eight entries each.
+const USES_PER_LOOK: u64 = 4;
+
+// A class: uses, turn, distance from the tail (two bits each), ended.
+const USES: u8 = 0b11;
+const TURN_SHIFT: u32 = 2;
+const TAIL_SHIFT: u32 = 4;
+const ENDED_SHIFT: u32 = 6;
+
+/// The policy "hazard".
+pub struct Hazard {
+    model: Model,
+    history: History,
+    tiers: [Leaves; TIERS],
+    random: Random,
+    /// Blocks used so far, and how many make a unit of time.
+    uses: u64,
+    unit_shift: u32,
+    /// Turn of the request that is under way.
+    turn: u8,
+    /// Uses between two steps of fitting, and between two of fading.
+    fit_every: u64,
+    fade_every: u64,
+    next_fit: u64,
+    next_fade: u64,
+    next_look: u64,
+}
+
+impl Hazard {
+    /// Bytes of history for each block remembered.
+    pub const HISTORY_BYTES: usize = history::BYTES;
+
+    /// For tiers of `capacity` slots.
+    pub fn new(capacity: [usize; TIERS], seed: u64) -> Self {
+        let largest = capacity.into_iter().max().unwrap_or(0);
+        let fade_every = (largest as u64 / 4).max(2048);
+        Self {
+            model: Model::new(),
+            history: History::new((HISTORY * largest).min(LONG_HISTORY).max(largest)),
+            tiers: capacity.map(Leaves::new),
+            random: Random::new(seed),
+            uses: 0,
+            unit_shift: (largest / UNITS).max(1).ilog2(),
+            turn: 0,
+            fit_every: (fade_every / model::CLASSES as u64).max(16),
+            fade_every,
+            next_fit: 0,
+            next_fade: fade_every,
+            next_look: 0,
+        }
+    }
+}
+
+impl Hazard {
+    #[inline]
+    fn now(&self) -> u16 {
+        (self.uses >> self.unit_shift) as u16
+    }
+
+    #[inline]
+    fn age(&self, time: u16) -> u16 {
+        self.now().wrapping_sub(time)
+    }
+
+    /// A block was found resting, which it is in `every` uses of others once.
+    fn saw_rest(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
+        let age = self.age(memory.time);
+        let time = every as f32 / (1_u64 << self.unit_shift) as f32;
+        self.model.saw_rest(class_of(memory), age.min(OLDEST), time);
+        if age > OLDEST { BlockMemory { time: self.now().wrapping_sub(OLDEST), ..memory } } else { memory }
+    }
+
+    /// Learns from blocks that are gone, and keeps the model up to date.
+    fn learn(&mut self) {
+        while self.next_look < self.uses {
+            self.next_look += USES_PER_LOOK;
+            let every = (self.history.sets() as u64) * USES_PER_LOOK;
+            let time = every as f32 / (1_u64 << self.unit_shift) as f32;
+            let (now, model) = (self.now(), &mut self.model);
+            self.history.observe(|memory| {
+                let age = now.wrapping_sub(memory.time);
+                model.saw_rest(class_of(memory), age.min(OLDEST), time);
+                (age <= OLDEST).then_some(memory)
+            });
+        }
+        if self.next_fade < self.uses {
+            self.next_fade = self.uses + self.fade_every;
+            self.model.fade();
+        }
+        while self.next_fit < self.uses {
+            self.next_fit += self.fit_every;
+            self.model.fit_next();
+        }
+    }
+
+    /// What is kept of a block that is used for the `count`-th time (0 to 3 stand for 0, 1, 2-3 and more).
+    fn memory(&self, count: u8, from_tail: u32) -> BlockMemory {
+        let tail = match from_tail {
+            0 => 0,
+            1 | 2 => 1,
+            _ => 2,
+        };
+        BlockMemory { time: self.now(), class: count | self.turn << TURN_SHIFT | tail << TAIL_SHIFT }
+    }
+
+    /// A use of a block of which `memory` was kept: counted, and the new count of its uses.
+    fn count_use(&mut self, memory: BlockMemory) -> u8 {
+        let age = self.age(memory.time).min(OLDEST);
+        self.model.saw_use(class_of(memory), age);
+        step(memory.class & USES, 2, &mut self.random)
+    }
+}
+
+/// Index of the block's class in the model.
+fn class_of(memory: BlockMemory) -> usize {
+    usize::from(memory.class) % model::CLASSES
+}
+
+/// The next of the levels 0, 1, 2, 3; from 2 to 3 it takes `times` steps in the mean.
+fn step(level: u8, times: usize, random: &mut Random) -> u8 {
+    match level {
+        0 | 1 => level + 1,
+        2 if random.below(times) > 0 => 2,
+        _ => 3,
+    }
+}
+
+fn turn_of(memory: BlockMemory) -> u8 {
+    memory.class >> TURN_SHIFT & 0b11
+}
+
+impl EvictionPolicy for Hazard {
+    fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
+        self.uses += blocks as u64;
+        self.turn = match (before, part) {
+            (None, _) => 0,
+            (Some(memory), RequestPart::Used) => step(turn_of(memory), 3, &mut self.random),
+            // The block before was used in this same request.
+            (Some(memory), RequestPart::Registered) => turn_of(memory),
+        };
+        self.learn();
+    }
+
+    fn registered(&mut self, block: &BlockUse) -> BlockMemory {
+        let count = match self.history.take(block.tag) {
+            Some(memory) => {
+                let turn = step(turn_of(memory), 3, &mut self.random);
+                self.turn = self.turn.max(turn);
+                self.count_use(memory)
+            }
+            None => 0,
+        };
+        self.memory(count, block.from_tail)
+    }
+
+    fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory {
+        let count = self.count_use(memory);
+        self.memory(count, block.from_tail)
+    }
+
+    fn ended(&mut self, memory: BlockMemory) -> BlockMemory {
+        BlockMemory { class: memory.class | 1 << ENDED_SHIFT, ..memory }
+    }
+
+    fn observe(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
+        self.saw_rest(memory, every)
+    }
+
+    fn forgotten(&mut self, tag: u64, memory: BlockMemory) {
+        let now = self.now();
+        self.history.put(tag, memory, |time| now.wrapping_sub(time));
+    }
+
+    fn evictable(&mut self, tier: usize, slot: u32, memory: BlockMemory, priority: u8) {
+        self.tiers[tier].put(slot, memory, priority);
+    }
+
+    fn kept(&mut self, tier: usize, slot: u32) {
+        self.tiers[tier].remove(slot);
+    }
+
+    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>) {
+        let mut chosen = Chosen::new(want.min(AT_ONCE));
+        let leaves = &self.tiers[tier];
+        let now = self.now();
+        let mut look = |window: &[Leaf]| {
+            for &leaf in window {
+                let age = now.wrapping_sub(leaf.time());
+                let worth = self.model.worth(leaf.class(), age.min(OLDEST));
+                chosen.offer(worth * (1.0 + f32::from(leaf.priority())), age, leaf.slot());
+            }
+        };
+        if leaves.len() <= SAMPLE {
+            look(leaves.window(0, SAMPLE));
+        } else {
+            for _ in 0..SAMPLE / WINDOW {
+                look(leaves.window(self.random.below(leaves.len() / WINDOW + 1) * WINDOW, WINDOW));
+            }
+        }
+        for slot in chosen.slots() {
+            self.tiers[tier].remove(slot);
+            out.push(slot);
+        }
+    }
+
+    fn has_victim(&self, tier: usize) -> bool {
+        self.tiers[tier].len() > 0
+    }
+}
+
+/// Most victims of one sample.
+const AT_ONCE: usize = 1;
+
+/// The least worth of what was offered; of equal worth the older.
+struct Chosen {
+    best: [(f32, u16, u32); AT_ONCE],
+    count: usize,
+    want: usize,
+}
+
+impl Chosen {
+    fn new(want: usize) -> Self {
+        Self { best: [(f32::MAX, 0, 0); AT_ONCE], count: 0, want }
+    }
+
+    #[inline]
+    fn offer(&mut self, worth: f32, age: u16, slot: u32) {
+        let better = |than: &(f32, u16, u32)| {
+            worth.total_cmp(&than.0).then_with(|| than.1.cmp(&age)) == Ordering::Less
+        };
+        if self.count == self.want && !better(&self.best[self.count - 1]) {
+            return;
+        }
+        if self.best[..self.count].iter().any(|taken| taken.2 == slot) {
+            return;
+        }
+        self.count = (self.count + 1).min(self.want);
+        let mut at = self.count - 1;
+        while at > 0 && better(&self.best[at - 1]) {
+            self.best[at] = self.best[at - 1];
+            at -= 1;
+        }
+        self.best[at] = (worth, age, slot);
+    }
+
+    fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.best[..self.count].iter().map(|chosen| chosen.2)
+    }
+}

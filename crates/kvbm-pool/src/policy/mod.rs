@@ -1,0 +1,139 @@
+//! Which block goes when room is needed: the seam, and the policies that ship.
+//!
+//! The registry keeps every policy to the rules: it names as evictable only blocks that nobody uses and, in Full
+//! groups, that nothing on the tier continues. A policy only chooses among these. What it wants to remember of a block
+//! lies in the block's own entry ([`BlockMemory`], three bytes), so a use of a block costs no further cache miss.
+
+mod hazard;
+mod s3_fifo;
+
+pub use hazard::Hazard;
+pub use s3_fifo::S3Fifo;
+
+use crate::config::PolicyKind;
+use crate::tier::TIERS;
+
+/// What a policy keeps with each block while the block is on any tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockMemory {
+    /// A time, in the policy's own unit; it may wrap.
+    pub time: u16,
+    /// Anything.
+    pub class: u8,
+}
+
+/// One block of a request, as it is used.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockUse {
+    /// Half of the block's hash, mixed: tells blocks apart well enough for a history.
+    pub tag: u64,
+    /// Blocks of the request behind this one; 0 for its last.
+    pub from_tail: u32,
+}
+
+/// Which blocks of a request are spoken of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestPart {
+    /// Those that are on some tier.
+    Used,
+    /// Those that come.
+    Registered,
+}
+
+/// Chooses victims on all tiers of one registry.
+///
+/// Every method runs under the registry's lock: it must be short, must not wait and must not call the registry. A
+/// request is `begin`, then `registered` or `used` for each of its blocks.
+pub trait EvictionPolicy: Send {
+    /// Blocks of a request come: those that are there (`used`) or those that are new (`registered`). `before` is what is
+    /// kept of the last block there of the former, or of the block before the first of the latter.
+    fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize);
+
+    /// A block comes that was on no tier: what to keep of it.
+    fn registered(&mut self, block: &BlockUse) -> BlockMemory;
+
+    /// A block that is on some tier is used again: what to keep of it from now on.
+    fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory;
+
+    /// The caller says that nothing will continue the block's branch, and that the block belongs to no other.
+    fn ended(&mut self, memory: BlockMemory) -> BlockMemory {
+        memory
+    }
+
+    /// Looks at a block that is on some tier, whichever: called for all of them in turn, for each once in `every` uses of
+    /// blocks.
+    fn observe(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
+        let _ = every;
+        memory
+    }
+
+    /// The last copy of a block was evicted.
+    fn forgotten(&mut self, tag: u64, memory: BlockMemory);
+
+    /// `slot` of `tier` may be evicted from now on; or it may already, and what is kept of its block has changed.
+    /// `priority` is that of its [`BlockMetadata`](crate::BlockMetadata).
+    fn evictable(&mut self, tier: usize, slot: u32, memory: BlockMemory, priority: u8);
+
+    /// `slot` of `tier` must not be evicted any more, or is empty.
+    fn kept(&mut self, tier: usize, slot: u32);
+
+    /// The block in `slot` of `tier` was removed on request: the next one there is another.
+    fn emptied(&mut self, tier: usize, slot: u32) {
+        self.kept(tier, slot);
+    }
+
+    /// A block in `slot` of `tier` was used (it may not be evictable).
+    fn touched(&mut self, tier: usize, slot: u32) {
+        let _ = (tier, slot);
+    }
+
+    /// Chooses at least one and at most `want` evictable slots of `tier`, appends them to `out`, and counts them as not
+    /// evictable. None only where none is evictable.
+    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>);
+
+    /// Whether a slot of `tier` is evictable.
+    fn has_victim(&self, tier: usize) -> bool;
+}
+
+/// The policy of that name; none for the one that the registry has built in.
+pub(crate) fn build(
+    kind: PolicyKind,
+    capacity: [usize; TIERS],
+    seed: u64,
+) -> Option<Box<dyn EvictionPolicy>> {
+    match kind {
+        PolicyKind::LruLeaf => None,
+        PolicyKind::S3Fifo => Some(Box::new(S3Fifo::new(capacity))),
+        PolicyKind::Hazard => Some(Box::new(Hazard::new(capacity, seed))),
+    }
+}
+
+/// Numbers that look random; cheap.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    #[inline]
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// Below `end`, which must not be 0.
+    #[inline]
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+}
+
+/// Every bit of the number reaches every bit of the result (splitmix64's finalizer).
+#[inline]
+pub(crate) fn mix(number: u64) -> u64 {
+    let z = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}

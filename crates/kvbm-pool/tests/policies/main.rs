@@ -1,0 +1,125 @@
+//! Eviction policies: what they keep, on traces and on made-up workloads.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod replay;
+mod workloads;
+
+use kvbm_pool::PolicyKind;
+use replay::{hit_ratio, registry};
+use workloads::{AGENTS, Agents, Random, agentic, endings, trace};
+
+const NO_HINTS: replay::EndHint<'static> = &|_| false;
+
+fn median_of_seeds(requests: &[Vec<u64>], policy: PolicyKind, capacity: u32) -> f64 {
+    let mut ratios: Vec<f64> =
+        (1..=5).map(|seed| hit_ratio(requests, &registry(policy, capacity, seed), NO_HINTS)).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios[2]
+}
+
+const CONVERSATION: &str = "conversation_trace.jsonl";
+const SYNTHETIC: &str = "synthetic_trace.jsonl";
+
+fn requests_of(name: &str) -> Option<Vec<Vec<u64>>> {
+    let requests = trace(name);
+    if requests.is_none() {
+        eprintln!("skipped: {name} is not there; KVBM_TRACES names its folder");
+    }
+    requests
+}
+
+fn lru(requests: &[Vec<u64>], capacity: u32) -> f64 {
+    hit_ratio(requests, &registry(PolicyKind::LruLeaf, capacity, 0), NO_HINTS)
+}
+
+/// No constant of the policy is fitted to these traces; what it must reach is what a simulation with unlimited history
+/// reached, less a few per cent.
+#[test]
+fn hazard_keeps_what_the_traces_use_again() {
+    for (name, wanted) in [
+        (CONVERSATION, &[(1000, 0.068), (5000, 0.160), (10_000, 0.227), (20_000, 0.296)][..]),
+        (SYNTHETIC, &[(5000, 0.284), (10_000, 0.445)][..]),
+    ] {
+        let Some(requests) = requests_of(name) else { continue };
+        for &(capacity, least) in wanted {
+            let ratio = median_of_seeds(&requests, PolicyKind::Hazard, capacity);
+            eprintln!("{name}, {capacity} blocks: {ratio:.4} (lru-leaf {:.4})", lru(&requests, capacity));
+            assert!(ratio >= least, "{name}, {capacity} blocks: {ratio} is below {least}");
+        }
+    }
+}
+
+/// Hints that are right nine times of ten are worth much; those that are wrong half of the time cost next to nothing.
+#[test]
+fn hints_are_worth_what_they_prove_to_be() {
+    let Some(requests) = requests_of(CONVERSATION) else { return };
+    let with_hints = |capacity, accuracy| {
+        let ends = endings(&requests, accuracy, Random(7));
+        hit_ratio(&requests, &registry(PolicyKind::Hazard, capacity, 1), &|request| ends[request])
+    };
+    for (capacity, least) in [(5000, 0.205), (10_000, 0.280)] {
+        let ratio = with_hints(capacity, 0.9);
+        eprintln!("{CONVERSATION}, {capacity} blocks, hints right in 90 %: {ratio:.4}");
+        assert!(ratio >= least, "{capacity} blocks: {ratio} is below {least}");
+    }
+    let (useless, none) = (with_hints(5000, 0.5), median_of_seeds(&requests, PolicyKind::Hazard, 5000));
+    assert!(useless > none - 0.01, "hints that mean nothing: {useless}, none: {none}");
+}
+
+/// Where recency is right, the policy must find that out: never more than 0.3 points below lru-leaf.
+#[test]
+fn hazard_is_not_below_recency_where_contexts_grow_and_are_used_again() {
+    let kinds = [
+        AGENTS,
+        Agents { in_turn: true, ..AGENTS },
+        Agents { fork_one_in: 4, retry_one_in: 1000, ..AGENTS },
+        Agents { open: 60, steps: 100, step: (1, 2), ..AGENTS },
+        Agents { prompts: 40, steps: 8, ..AGENTS },
+        Agents { prompts: 1, prompt_blocks: 4, steps: 200, step: (1, 1), open: 12, ..AGENTS },
+    ];
+    for (number, kind) in kinds.into_iter().enumerate() {
+        let requests = agentic(kind, 1500, 9 + number as u64);
+        for capacity in [600, 1200, 2500] {
+            let recency = lru(&requests, capacity);
+            let mut ratios: Vec<f64> = (1..=3)
+                .map(|seed| hit_ratio(&requests, &registry(PolicyKind::Hazard, capacity, seed), NO_HINTS))
+                .collect();
+            ratios.sort_by(f64::total_cmp);
+            eprintln!("{number}, {capacity} blocks: {:.4}, lru-leaf {recency:.4}", ratios[1]);
+            assert!(
+                ratios[1] > recency - 0.003,
+                "{kind:?}, {capacity} blocks: {ratios:?}, lru-leaf {recency}"
+            );
+        }
+    }
+}
+
+/// S3-FIFO keeps what is used again through a scan that flushes recency.
+#[test]
+fn s3_fifo_survives_a_scan() {
+    let mut requests = Vec::new();
+    let hot: Vec<Vec<u64>> = (0..20).map(|n| vec![n]).collect();
+    for round in 0..60_u64 {
+        requests.extend(hot.iter().cloned());
+        requests.extend(hot.iter().cloned());
+        requests.extend((0..120).map(|n| vec![1000 + round * 120 + n]));
+    }
+    let ratio = |policy| hit_ratio(&requests, &registry(policy, 100, 0), NO_HINTS);
+    let (s3, lru, hazard) =
+        (ratio(PolicyKind::S3Fifo), ratio(PolicyKind::LruLeaf), ratio(PolicyKind::Hazard));
+    assert!(s3 > 0.23 && s3 > lru + 0.09, "s3-fifo {s3}, lru-leaf {lru}");
+    assert!(hazard > lru + 0.05, "hazard {hazard}, lru-leaf {lru}");
+}
+
+#[test]
+fn a_seed_decides_the_victims() {
+    let requests = agentic(AGENTS, 400, 3);
+    let contents = |seed| {
+        let registry = registry(PolicyKind::Hazard, 500, seed);
+        let ratio = hit_ratio(&requests, &registry, NO_HINTS);
+        (ratio.to_bits(), registry.snapshot(kvbm_plan::Tier::G1).0)
+    };
+    assert_eq!(contents(1), contents(1));
+    assert_ne!(contents(1), contents(2));
+}
