@@ -13,6 +13,7 @@ mod side;
 mod tokens;
 
 use clock::median;
+use kvbm_pool::{Hazard, PolicyKind};
 use ours::Ours;
 use peer::Peer;
 use rows::Full;
@@ -96,6 +97,10 @@ fn full<S: Side>(capacity: usize) -> Full<S> {
     Full::fill(S::new(capacity), capacity, rows::BATCH).0
 }
 
+fn full_of(policy: PolicyKind, capacity: usize) -> Full<Ours> {
+    Full::fill(Ours::with_policy(capacity, policy), capacity, rows::BATCH).0
+}
+
 fn pools(table: &mut Table, options: &Options) {
     let (rounds, large) = (options.rounds, options.blocks);
     let [a, b] = alternate(rounds, || fill::<Ours>(large), || fill::<Peer>(large));
@@ -108,6 +113,7 @@ fn pools(table: &mut Table, options: &Options) {
     let (mut ours, mut peer) = (full::<Ours>(large), full::<Peer>(large));
     let [a, b] = alternate(rounds, || ours.churn(large / 2), || peer.churn(large / 2));
     table.rate("churn_1m", a, b);
+    default_policy(table, rounds, large, &mut peer);
     for at_once in [1, 32, 1024] {
         let [a, b] = alternate(rounds, || ours.evict(at_once, 100_000), || peer.evict(at_once, 100_000));
         table.rate(&format!("evict_{at_once}_1m"), a, b);
@@ -121,6 +127,19 @@ fn pools(table: &mut Table, options: &Options) {
     ours.churn(large / 10);
     let (a, b) = (ours.allocations(100_000), peer.allocations(100_000));
     table.row("allocs_per_block", "calls/block", a, Some(b), (a > 0.0).then(|| b / a));
+}
+
+/// The policy that ships as the default.
+const DEFAULT: PolicyKind = PolicyKind::Hazard;
+
+fn default_policy(table: &mut Table, rounds: usize, large: usize, peer: &mut Full<Peer>) {
+    let mut ours = full_of(DEFAULT, large);
+    let [a, b] = alternate(rounds, || ours.churn(large / 2), || peer.churn(large / 2));
+    table.rate("churn_1m_default", a, b);
+    let [a, b] = alternate(rounds, || ours.evict(1024, 100_000), || peer.evict(1024, 100_000));
+    table.rate("evict_1024_1m_default", a, b);
+    table.row("lock_hold_p999_us_default", "us", ours.hold(50_000), None, None);
+    table.row("history_bytes", "bytes", Hazard::HISTORY_BYTES as f64, None, None);
 }
 
 fn two_threads(table: &mut Table, rounds: usize, ours: &mut Full<Ours>, peer: &mut Full<Peer>) {
@@ -158,6 +177,8 @@ fn heap_rows(table: &mut Table, options: &Options) {
     let ours = rows::heap_bytes(options.blocks, || Ours::new(options.blocks));
     let peer = rows::heap_bytes(options.blocks, || Peer::new(options.blocks));
     table.row("heap_bytes_per_block", "bytes", ours, Some(peer), Some(peer / ours));
+    let ours = rows::heap_bytes(options.blocks, || Ours::with_policy(options.blocks, DEFAULT));
+    table.row("heap_bytes_per_block_default", "bytes", ours, Some(peer), Some(peer / ours));
 }
 
 fn hashing(table: &mut Table, options: &Options) {

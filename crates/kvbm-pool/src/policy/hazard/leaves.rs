@@ -67,6 +67,10 @@ impl Leaves {
         }
     }
 
+    pub(crate) fn contains(&self, slot: u32) -> bool {
+        self.places[slot as usize] != NONE
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.leaves.len()
     }

@@ -13,9 +13,10 @@ mod leaves;
 mod model;
 
 use super::{BlockMemory, BlockUse, EvictionPolicy, Random, RequestPart};
+use crate::core::NONE;
 use crate::tier::TIERS;
 use history::History;
-use leaves::{Leaf, Leaves};
+use leaves::Leaves;
 use model::Model;
 use std::cmp::Ordering;
 
@@ -38,6 +39,30 @@ const TURN_SHIFT: u32 = 2;
 const TAIL_SHIFT: u32 = 4;
 const ENDED_SHIFT: u32 = 6;
 
+/// A victim found without a sample. When a leaf goes, its parent becomes one; if that is worth no more than the next best
+/// of the sample from which its child was taken, it follows. So chains go in runs, which the memory likes.
+#[derive(Clone, Copy)]
+struct Next {
+    bar: f32,
+    slot: u32,
+}
+
+impl Next {
+    const NOTHING: Self = Self { bar: f32::NEG_INFINITY, slot: NONE };
+
+    #[inline]
+    fn consider(&mut self, slot: u32, worth: f32) {
+        if worth <= self.bar {
+            self.slot = slot;
+        }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        let slot = std::mem::replace(&mut self.slot, NONE);
+        (slot != NONE).then_some(slot)
+    }
+}
+
 /// The policy "hazard".
 pub struct Hazard {
     model: Model,
@@ -47,6 +72,7 @@ pub struct Hazard {
     /// Blocks used so far, and how many make a unit of time.
     uses: u64,
     unit_shift: u32,
+    next: [Next; TIERS],
     /// Turn of the request that is under way.
     turn: u8,
     /// Uses between two steps of fitting, and between two of fading.
@@ -64,7 +90,7 @@ impl Hazard {
     /// For tiers of `capacity` slots.
     pub fn new(capacity: [usize; TIERS], seed: u64) -> Self {
         let largest = capacity.into_iter().max().unwrap_or(0);
-        let fade_every = (largest as u64 / 4).max(2048);
+        let fade_every = (largest as u64).max(4096);
         Self {
             model: Model::new(),
             history: History::new((HISTORY * largest).min(LONG_HISTORY).max(largest)),
@@ -72,6 +98,7 @@ impl Hazard {
             random: Random::new(seed),
             uses: 0,
             unit_shift: (largest / UNITS).max(1).ilog2(),
+            next: [Next::NOTHING; TIERS],
             turn: 0,
             fit_every: (fade_every / model::CLASSES as u64).max(16),
             fade_every,
@@ -91,6 +118,36 @@ impl Hazard {
     #[inline]
     fn age(&self, time: u16) -> u16 {
         self.now().wrapping_sub(time)
+    }
+
+    #[inline]
+    fn worth_of(&self, time: u16, class: usize, priority: u8) -> f32 {
+        self.model.worth(class, self.age(time).min(OLDEST)) * (1.0 + f32::from(priority))
+    }
+
+    /// The leaf of least worth in a sample. The next least is the bar for what is not sampled.
+    fn sample(&mut self, tier: usize) -> Option<u32> {
+        let mut least = Least([Offer::NONE; 2]);
+        let count = self.tiers[tier].len();
+        if count <= SAMPLE {
+            self.offer(tier, 0, SAMPLE, &mut least);
+        } else {
+            for _ in 0..SAMPLE / WINDOW {
+                let from = self.random.below(count / WINDOW + 1) * WINDOW;
+                self.offer(tier, from, WINDOW, &mut least);
+            }
+        }
+        let [first, second] = least.0;
+        self.next[tier] = Next { bar: second.worth, slot: NONE };
+        (first.slot != NONE).then_some(first.slot)
+    }
+
+    #[inline]
+    fn offer(&self, tier: usize, from: usize, count: usize, least: &mut Least) {
+        for &leaf in self.tiers[tier].window(from, count) {
+            let worth = self.worth_of(leaf.time(), leaf.class(), leaf.priority());
+            least.offer(Offer { worth, age: self.age(leaf.time()), slot: leaf.slot() });
+        }
     }
 
     /// A block was found resting, which it is in `every` uses of others once.
@@ -204,31 +261,17 @@ impl EvictionPolicy for Hazard {
 
     fn evictable(&mut self, tier: usize, slot: u32, memory: BlockMemory, priority: u8) {
         self.tiers[tier].put(slot, memory, priority);
+        self.next[tier].consider(slot, self.worth_of(memory.time, class_of(memory), priority));
     }
 
     fn kept(&mut self, tier: usize, slot: u32) {
         self.tiers[tier].remove(slot);
     }
 
-    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>) {
-        let mut chosen = Chosen::new(want.min(AT_ONCE));
-        let leaves = &self.tiers[tier];
-        let now = self.now();
-        let mut look = |window: &[Leaf]| {
-            for &leaf in window {
-                let age = now.wrapping_sub(leaf.time());
-                let worth = self.model.worth(leaf.class(), age.min(OLDEST));
-                chosen.offer(worth * (1.0 + f32::from(leaf.priority())), age, leaf.slot());
-            }
-        };
-        if leaves.len() <= SAMPLE {
-            look(leaves.window(0, SAMPLE));
-        } else {
-            for _ in 0..SAMPLE / WINDOW {
-                look(leaves.window(self.random.below(leaves.len() / WINDOW + 1) * WINDOW, WINDOW));
-            }
-        }
-        for slot in chosen.slots() {
+    fn victims(&mut self, tier: usize, _want: usize, out: &mut Vec<u32>) {
+        let follow = self.next[tier].take().filter(|&slot| self.tiers[tier].contains(slot));
+        let victim = follow.or_else(|| self.sample(tier));
+        if let Some(slot) = victim {
             self.tiers[tier].remove(slot);
             out.push(slot);
         }
@@ -239,42 +282,34 @@ impl EvictionPolicy for Hazard {
     }
 }
 
-/// Most victims of one sample.
-const AT_ONCE: usize = 1;
+/// The two leaves of least worth among those offered; of equal worth the older.
+struct Least([Offer; 2]);
 
-/// The least worth of what was offered; of equal worth the older.
-struct Chosen {
-    best: [(f32, u16, u32); AT_ONCE],
-    count: usize,
-    want: usize,
+#[derive(Clone, Copy)]
+struct Offer {
+    worth: f32,
+    age: u16,
+    slot: u32,
 }
 
-impl Chosen {
-    fn new(want: usize) -> Self {
-        Self { best: [(f32::MAX, 0, 0); AT_ONCE], count: 0, want }
-    }
+impl Offer {
+    const NONE: Self = Self { worth: f32::INFINITY, age: 0, slot: NONE };
 
+    fn is_before(&self, other: &Self) -> bool {
+        self.worth.total_cmp(&other.worth).then_with(|| other.age.cmp(&self.age)) == Ordering::Less
+    }
+}
+
+impl Least {
     #[inline]
-    fn offer(&mut self, worth: f32, age: u16, slot: u32) {
-        let better = |than: &(f32, u16, u32)| {
-            worth.total_cmp(&than.0).then_with(|| than.1.cmp(&age)) == Ordering::Less
-        };
-        if self.count == self.want && !better(&self.best[self.count - 1]) {
-            return;
+    fn offer(&mut self, offer: Offer) {
+        let [first, second] = &mut self.0;
+        if offer.is_before(second) && offer.slot != first.slot {
+            if offer.is_before(first) {
+                *second = std::mem::replace(first, offer);
+            } else {
+                *second = offer;
+            }
         }
-        if self.best[..self.count].iter().any(|taken| taken.2 == slot) {
-            return;
-        }
-        self.count = (self.count + 1).min(self.want);
-        let mut at = self.count - 1;
-        while at > 0 && better(&self.best[at - 1]) {
-            self.best[at] = self.best[at - 1];
-            at -= 1;
-        }
-        self.best[at] = (worth, age, slot);
-    }
-
-    fn slots(&self) -> impl Iterator<Item = u32> + '_ {
-        self.best[..self.count].iter().map(|chosen| chosen.2)
     }
 }
