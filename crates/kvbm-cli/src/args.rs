@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvbm::config::{Bytes, Capacity, EvictionPolicy};
 
+use crate::events::EventsCommand;
 use crate::layout::LayoutCommand;
 
 /// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
@@ -30,6 +31,12 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Say what this machine offers to kvbm, what is missing, and which command would fix it.
     Doctor(DoctorArgs),
+    /// Read what travels on the event plane.
+    Events {
+        /// What to do.
+        #[command(subcommand)]
+        command: EventsCommand,
+    },
     /// Show how blocks lie in memory.
     Layout {
         /// What to show.
@@ -128,9 +135,15 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     pub block_bytes: Bytes,
 
-    /// Eviction policy. lru-leaf: the block used longest ago of those that no other block on its tier follows.
-    #[arg(long, value_name = "NAME", default_value = "lru-leaf", value_parser = policies())]
+    /// Eviction policy, among the blocks that no other block on their tier follows. hazard: the one least likely to be used again soon,
+    /// by what was seen so far; lru-leaf: the one used longest ago; s3-fifo: by a small and a main queue.
+    #[arg(long, value_name = "NAME", default_value = "hazard", value_parser = policies())]
     pub policy: EvictionPolicy,
+
+    /// After each request, tell the eviction policy whether its branch ends (its last two blocks occur in no later request), and tell
+    /// the truth with probability P, 0 to 1 [default: no hints].
+    #[arg(long, value_name = "P", value_parser = probability)]
+    pub hint_accuracy: Option<f64>,
 
     /// What to do with the offloads of a request.
     #[arg(long, value_enum, default_value_t = OffloadMode::Wait)]
@@ -222,6 +235,11 @@ pub struct DoctorArgs {
     pub json: Option<Output>,
 }
 
+fn probability(text: &str) -> Result<f64, String> {
+    let in_range = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+    in_range.ok_or_else(|| format!("{text}: give a number from 0 to 1"))
+}
+
 fn policies() -> impl TypedValueParser<Value = EvictionPolicy> {
     let names = EvictionPolicy::ALL.iter().map(|(_, name)| *name);
     PossibleValuesParser::new(names).try_map(|name| {
@@ -286,6 +304,8 @@ mod tests {
             ("--block-bytes 8G", "write it like 64KiB"),
             ("--block-bytes 0", "more than 0"),
             ("--policy lru", "possible values: lru-leaf"),
+            ("--hint-accuracy 2", "from 0 to 1"),
+            ("--hint-accuracy nan", "from 0 to 1"),
             ("--offload never", "wait, drop"),
             ("--concurrency 0", "1..=1024"),
             ("--metrics here", "127.0.0.1:9400"),

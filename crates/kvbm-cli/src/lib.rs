@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod doctor;
+pub mod events;
 pub mod human;
 pub mod interrupt;
 pub mod layout;
@@ -45,6 +46,7 @@ pub fn run() -> ExitCode {
             run_replay(args)
         }
         Some(Command::Doctor(args)) => run_doctor(args),
+        Some(Command::Events { command }) => events::run(command).and_then(|text| show(&text, false)),
         Some(Command::Layout { command }) => layout::run(command).and_then(|text| show(&text, false)),
     };
     match done {

@@ -33,6 +33,7 @@ mod publisher;
 mod subscriber;
 mod tracker;
 mod transport;
+pub mod vllm;
 pub mod wire;
 
 pub use batch::{EventBatch, SourceId, StreamId};

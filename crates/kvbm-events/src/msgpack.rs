@@ -135,6 +135,15 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// A number with or without a fraction.
+    pub(crate) fn float(&mut self, what: &'static str) -> Result<f64, Malformed> {
+        self.expect(what, |head| match head {
+            Head::Float(number) => Some(number),
+            Head::Uint(number) => Some(number as f64),
+            _ => None,
+        })
+    }
+
     /// An unsigned integer that fits `T`.
     #[inline]
     pub(crate) fn uint<T: TryFrom<u64>>(&mut self, what: &'static str) -> Result<T, Malformed> {
@@ -207,6 +216,32 @@ pub(crate) fn write_uint(out: &mut Vec<u8>, number: u64) {
     }
 }
 
+/// Writes `number` in its shortest form.
+pub(crate) fn write_int(out: &mut Vec<u8>, number: i64) {
+    if let Ok(number) = u64::try_from(number) {
+        write_uint(out, number);
+    } else if number >= -32 {
+        out.push(number as u8);
+    } else if let Ok(byte) = i8::try_from(number) {
+        out.extend_from_slice(&[0xD0, byte as u8]);
+    } else if let Ok(short) = i16::try_from(number) {
+        out.push(0xD1);
+        out.extend_from_slice(&short.to_be_bytes());
+    } else if let Ok(word) = i32::try_from(number) {
+        out.push(0xD2);
+        out.extend_from_slice(&word.to_be_bytes());
+    } else {
+        out.push(0xD3);
+        out.extend_from_slice(&number.to_be_bytes());
+    }
+}
+
+/// Writes `number` as 64 bits.
+pub(crate) fn write_float(out: &mut Vec<u8>, number: f64) {
+    out.push(0xCB);
+    out.extend_from_slice(&number.to_be_bytes());
+}
+
 /// Writes a length behind one of the markers for 1, 2 and 4 bytes; a marker of 0 has no such form.
 fn write_len(out: &mut Vec<u8>, len: usize, markers: [u8; 3]) {
     match len {
@@ -227,6 +262,14 @@ pub(crate) fn write_array(out: &mut Vec<u8>, len: usize) {
     match len {
         0..=15 => out.push(0x90 | len as u8),
         _ => write_len(out, len, [0, 0xDC, 0xDD]),
+    }
+}
+
+/// Writes the head of a map of `pairs` pairs.
+pub(crate) fn write_map(out: &mut Vec<u8>, pairs: usize) {
+    match pairs {
+        0..=15 => out.push(0x80 | pairs as u8),
+        _ => write_len(out, pairs, [0, 0xDE, 0xDF]),
     }
 }
 
@@ -346,6 +389,13 @@ mod tests {
             let number = number >> shift;
             let bytes = written(|out| write_uint(out, number));
             prop_assert_eq!(Reader::new(&bytes).uint::<u64>("a number"), Ok(number));
+        }
+
+        #[test]
+        fn signed_numbers_are_read_as_written(number in any::<i64>(), shift in 0u32..64) {
+            let number = number >> shift;
+            let bytes = written(|out| write_int(out, number));
+            prop_assert_eq!(Reader::new(&bytes).head(), Ok(signed(number)));
         }
 
         #[test]

@@ -1,0 +1,31 @@
+//! vLLM's KV events, as its routers read them: payloads written and read byte for byte, other engines' dialects read.
+//!
+//! ```text
+//! payload = [timestamp: f64, [event, ...], data_parallel_rank | nil]
+//! event   = {"type": "BlockStored", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+//!            "lora_name", ...} | {"type": "BlockRemoved", "block_hashes", "medium", ...} | {"type": "AllBlocksCleared"}
+//! ```
+//!
+//! Fields stand in the order of [`BlockStored`] and [`BlockRemoved`]; those that may be left out are left out when they
+//! are nil (vLLM 0.32). Read as well: payloads that are maps, events that are arrays (`["BlockRemoved", [hash], medium]`;
+//! SGLang and older vLLM) with trailing fields left out, and fields that are not known here, which are kept.
+//!
+//! Around a payload are two frames, a topic and a sequence number of eight bytes, big-endian, from 0. There is no epoch:
+//! a number that steps back means that the publisher has started anew. [`Follower`] keeps an index right through all that.
+
+mod event;
+mod follower;
+mod json;
+mod read;
+mod write;
+
+pub use event::{Batch, BlockRemoved, BlockStored, EngineHash, Event, Raw};
+pub use follower::{Follower, FollowerStats, Heard, Worker};
+pub use read::{Error, decode};
+pub use write::encode;
+
+/// Largest payload that is read: a batch of 4,096 stored blocks of 64 tokens takes about 1 MiB.
+pub const MAX_BYTES: usize = 16 << 20;
+
+/// Number in the last frame of a replay: nothing follows.
+pub const END_OF_REPLAY: u64 = u64::MAX;
