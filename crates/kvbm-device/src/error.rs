@@ -171,6 +171,20 @@ pub enum DeviceError {
         /// What the system says about it.
         message: String,
     },
+    /// The device's driver refused a call.
+    #[error("device {device}: {call} says {name} ({code}); {way_out}")]
+    Driver {
+        /// The device.
+        device: DeviceId,
+        /// The driver's function.
+        call: &'static str,
+        /// What it returned.
+        code: i32,
+        /// The driver's name of that.
+        name: String,
+        /// What to do about it.
+        way_out: &'static str,
+    },
     /// The device does not offer this.
     #[error("device {device} does not support {operation}")]
     Unsupported {

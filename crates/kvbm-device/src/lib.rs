@@ -37,6 +37,7 @@
 mod batch;
 mod clock;
 pub mod conformance;
+mod cuda;
 mod device;
 mod emulated;
 mod error;
@@ -48,6 +49,7 @@ mod stream;
 
 pub use batch::{CopyBatch, CopyPiece, CopyRejected, Direction};
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use cuda::{CudaDevice, CudaDriver, CudaStream, CudaUnavailable};
 pub use device::{Device, DeviceId, DeviceInfo, DeviceKind};
 pub use emulated::{
     EmulatedConfig, EmulatedDevice, EmulatedStream, Fault, FaultHandle, FaultRule, FaultTicket, KernelMemory,

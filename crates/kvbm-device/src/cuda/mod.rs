@@ -1,0 +1,210 @@
+//! NVIDIA GPUs through their driver, which is loaded at run time: nothing of CUDA is needed to build this.
+//!
+//! - *Streams* are the driver's. Each has a thread that issues operations in order, so that an operation can also wait for an
+//!   event of the host, and one that waits for what was issued, lets go of its memory and completes its event.
+//! - *Errors* of the driver carry the call, the number and the name; one that the device does not recover from says so.
+//! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an engine has recorded.
+
+mod driver;
+mod event;
+mod memory;
+mod stream;
+
+use std::any::Any;
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{
+    Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, HostRegion, PinnedHost,
+    Stream,
+};
+
+pub use driver::{CudaDriver, CudaUnavailable};
+use driver::{Functions, Handle};
+pub use stream::CudaStream;
+
+/// Most operations queued on a stream.
+const QUEUE_LIMIT: usize = 1024;
+
+/// Bytes that the driver aligns every allocation to.
+const GRANULARITY: u64 = 256;
+
+/// An NVIDIA GPU. Clones are the same device.
+#[derive(Clone)]
+pub struct CudaDevice {
+    shared: Arc<Shared>,
+}
+
+/// What streams, events and allocations keep alive of a device.
+struct Shared {
+    driver: Arc<CudaDriver>,
+    id: DeviceId,
+    handle: c_int,
+    /// The device's primary context: the one that the engine's frameworks use too.
+    context: Handle,
+    name: String,
+    total_bytes: u64,
+}
+
+impl CudaDevice {
+    /// Opens a device of the driver.
+    ///
+    /// # Errors
+    /// [`CudaUnavailable::NoSuchDevice`], or [`CudaUnavailable::Device`] with what the driver says.
+    pub fn open(driver: &Arc<CudaDriver>, id: DeviceId) -> Result<Self, CudaUnavailable> {
+        let ordinal = c_int::try_from(id.0).ok().filter(|_| id.0 < driver.devices());
+        let ordinal = ordinal.ok_or(CudaUnavailable::NoSuchDevice { asked: id, count: driver.devices() })?;
+        let mut shared = Shared {
+            driver: Arc::clone(driver),
+            id,
+            handle: 0,
+            context: 0,
+            name: String::new(),
+            total_bytes: 0,
+        };
+        shared.fill_in(ordinal).map_err(CudaUnavailable::Device)?;
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// An event that completes when an engine's event, as it was recorded last, is complete.
+    ///
+    /// # Errors
+    /// [`DeviceError::Os`] if the system refuses a thread, [`DeviceError::Driver`].
+    ///
+    /// # Safety
+    /// `event` is a `CUevent` of this process that is not destroyed before the returned event is complete.
+    pub unsafe fn engine_event(&self, event: usize) -> Result<Event, DeviceError> {
+        let stream = CudaStream::start(&self.shared, "engine event")?;
+        // SAFETY: the caller keeps the event.
+        unsafe { stream.wait_engine(event) }?;
+        stream.record()
+    }
+}
+
+impl Shared {
+    fn fill_in(&mut self, ordinal: c_int) -> Result<(), DeviceError> {
+        let driver = Arc::clone(&self.driver);
+        let functions = driver.functions();
+        // SAFETY: writes a number through a pointer to one.
+        let code = unsafe { (functions.device_get)(&raw mut self.handle, ordinal) };
+        self.check("cuDeviceGet", code)?;
+        let mut name = [0_u8; 256];
+        // SAFETY: writes at most as many bytes as it is told there are, a NUL among them.
+        let code = unsafe { (functions.device_name)(name.as_mut_ptr().cast(), 256, self.handle) };
+        self.check("cuDeviceGetName", code)?;
+        self.name =
+            String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned();
+        let mut total = 0_usize;
+        // SAFETY: writes a number through a pointer to one.
+        let code = unsafe { (functions.device_total)(&raw mut total, self.handle) };
+        self.check("cuDeviceTotalMem", code)?;
+        self.total_bytes = total as u64;
+        let mut context = 0;
+        // SAFETY: writes a handle through a pointer to one.
+        let code = unsafe { (functions.context_retain)(&raw mut context, self.handle) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
+        self.context = context;
+        Ok(())
+    }
+
+    fn functions(&self) -> &Functions {
+        self.driver.functions()
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), DeviceError> {
+        if code == 0 { Ok(()) } else { Err(self.error(call, code)) }
+    }
+
+    fn error(&self, call: &'static str, code: c_int) -> DeviceError {
+        let way_out = if driver::is_fatal(code) {
+            "the device's context is dead: nothing works on it before the process starts anew"
+        } else {
+            "see the driver's documentation of this error"
+        };
+        DeviceError::Driver { device: self.id, call, code, name: self.driver.name_of(code), way_out }
+    }
+
+    /// Makes the device's context that of this thread, until the returned guard is dropped.
+    fn enter(&self) -> Result<Entered<'_>, DeviceError> {
+        // SAFETY: the context is retained while this lives.
+        let code = unsafe { (self.functions().context_push)(self.context) };
+        self.check("cuCtxPushCurrent", code)?;
+        Ok(Entered { shared: self })
+    }
+
+    fn free_bytes(&self) -> Result<u64, DeviceError> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0_usize, 0_usize);
+        // SAFETY: writes numbers through pointers to them.
+        let code = unsafe { (self.functions().memory_info)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo", code).map(|()| free as u64)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.context != 0 {
+            // SAFETY: retained once when the device was opened, and nothing of it is in use any more.
+            let _nothing_to_do_about_it = unsafe { (self.functions().context_release)(self.handle) };
+        }
+    }
+}
+
+/// While this lives, the device's context is that of this thread.
+struct Entered<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut context = 0;
+        // SAFETY: what was pushed on this thread is popped on it; a guard does not leave its thread.
+        let _nothing_to_do_about_it = unsafe { (self.shared.functions().context_pop)(&raw mut context) };
+    }
+}
+
+impl Device for CudaDevice {
+    fn id(&self) -> DeviceId {
+        self.shared.id
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            id: self.shared.id,
+            name: self.shared.name.clone(),
+            kind: DeviceKind::Cuda,
+            total_bytes: self.shared.total_bytes,
+            // A device that does not even answer has nothing to give.
+            free_bytes: self.shared.free_bytes().unwrap_or(0),
+            granularity_bytes: GRANULARITY,
+        }
+    }
+
+    fn allocate(&self, len: u64, alignment: u64) -> Result<DeviceMemory, DeviceError> {
+        memory::allocate(&self.shared, len, alignment)
+    }
+
+    unsafe fn register_external(&self, address: u64, len: u64) -> Result<DeviceMemory, DeviceError> {
+        // SAFETY: the caller keeps the range allocated.
+        unsafe { memory::register_external(&self.shared, address, len) }
+    }
+
+    fn create_stream(&self, name: &str) -> Result<Arc<dyn Stream>, DeviceError> {
+        Ok(Arc::new(CudaStream::start(&self.shared, name)?))
+    }
+
+    fn register_host(&self, region: HostRegion) -> Result<PinnedHost, DeviceError> {
+        memory::register_host(&self.shared, region)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({}, {})", self.shared.id, self.shared.name)
+    }
+}

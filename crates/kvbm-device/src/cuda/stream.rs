@@ -1,0 +1,393 @@
+//! CUDA streams, each with a thread that issues operations and one that waits for them.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use parking_lot::Mutex;
+
+use super::driver::Handle;
+use super::event::CudaEvent;
+use super::{QUEUE_LIMIT, Shared};
+use crate::{
+    Completer, CopyBatch, CopyPiece, CopyRejected, DeviceError, DeviceId, DeviceMemory, Direction, Event,
+    EventStatus, Stream,
+};
+
+/// `CU_STREAM_NON_BLOCKING`: never waits for the legacy default stream.
+const NON_BLOCKING: u32 = 1;
+
+/// A stream of a [`CudaDevice`](super::CudaDevice).
+pub struct CudaStream {
+    state: Arc<State>,
+    queue: Sender<Op>,
+}
+
+/// What the threads and the handles of a stream share.
+struct State {
+    shared: Arc<Shared>,
+    name: Arc<str>,
+    stream: Handle,
+    poison: Mutex<Option<Arc<DeviceError>>>,
+}
+
+enum Op {
+    Work(Work, Ticket),
+    Record(Ticket),
+    Wait(Event),
+    WaitEngine(Handle),
+}
+
+enum Work {
+    Copy(CopyBatch),
+    Fill { memory: DeviceMemory, offset: u64, len: u64, byte: u8 },
+}
+
+/// An event on its way through the stream. Whatever becomes of it, nobody waits for ever.
+struct Ticket {
+    event: Arc<CudaEvent>,
+    completer: Option<Completer>,
+}
+
+impl Ticket {
+    fn new(shared: &Arc<Shared>) -> (Event, Self) {
+        let (event, completer) = CudaEvent::new(shared);
+        (Event::new(Arc::clone(&event) as _), Self { event, completer: Some(completer) })
+    }
+
+    fn complete(mut self, result: Result<(), DeviceError>) {
+        if let Some(completer) = self.completer.take() {
+            completer.complete(result);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.event.abandon();
+    }
+}
+
+/// What the device is working on.
+struct Issued {
+    work: Option<Work>,
+    ticket: Ticket,
+    event: Handle,
+}
+
+/// Why an operation was not queued, and the operation.
+type Refused = Box<(DeviceError, Op)>;
+
+impl CudaStream {
+    pub(super) fn start(shared: &Arc<Shared>, name: &str) -> Result<Self, DeviceError> {
+        let entered = shared.enter()?;
+        let mut stream = 0;
+        // SAFETY: writes a handle through a pointer to one.
+        let code = unsafe { (shared.functions().stream_create)(&raw mut stream, NON_BLOCKING) };
+        drop(entered);
+        shared.check("cuStreamCreate", code)?;
+        let (shared, poison) = (Arc::clone(shared), Mutex::new(None));
+        let state = Arc::new(State { shared, name: Arc::from(name), stream, poison });
+        let (queue, operations) = bounded(QUEUE_LIMIT);
+        let (issued, pending) = bounded(QUEUE_LIMIT);
+        let (issuer, waiter) = (Arc::clone(&state), Arc::clone(&state));
+        state.spawn("issue", move || issuer.issue_all(&operations, &issued))?;
+        state.spawn("wait", move || waiter.wait_all(&pending))?;
+        Ok(Self { state, queue })
+    }
+
+    /// The CUDA stream behind a [`Stream`], if it is one.
+    pub fn of(stream: &dyn Stream) -> Option<&Self> {
+        stream.as_any().downcast_ref()
+    }
+
+    /// Makes everything submitted later start only after what an engine's event, recorded before, stands for.
+    ///
+    /// # Errors
+    /// Full queue, poisoned stream.
+    ///
+    /// # Safety
+    /// `event` is a `CUevent` of this process that is not destroyed before an event recorded behind it on this stream is
+    /// complete.
+    pub unsafe fn wait_engine(&self, event: usize) -> Result<(), DeviceError> {
+        self.state.status()?;
+        self.send(Op::WaitEngine(event)).map_err(|refused| refused.0)
+    }
+
+    /// A refused operation comes back as it was.
+    fn submit(&self, work: Work) -> Result<Event, Refused> {
+        let (event, ticket) = Ticket::new(&self.state.shared);
+        let op = Op::Work(work, ticket);
+        match self.state.status() {
+            Ok(()) => self.send(op).map(|()| event),
+            Err(error) => Err(Box::new((error, op))),
+        }
+    }
+
+    fn send(&self, op: Op) -> Result<(), Refused> {
+        let stream = Arc::clone(&self.state.name);
+        self.queue.try_send(op).map_err(|refused| {
+            Box::new(match refused {
+                TrySendError::Full(op) => (DeviceError::QueueFull { stream, limit: QUEUE_LIMIT }, op),
+                TrySendError::Disconnected(op) => (DeviceError::Closed { stream }, op),
+            })
+        })
+    }
+
+    fn check_device(&self, found: Option<DeviceId>) -> Result<(), DeviceError> {
+        let expected = self.state.shared.id;
+        match found.filter(|found| *found != expected) {
+            Some(found) => Err(DeviceError::WrongDevice { expected, found }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Stream for CudaStream {
+    fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    fn device(&self) -> DeviceId {
+        self.state.shared.id
+    }
+
+    fn copy(&self, batch: CopyBatch) -> Result<Event, Box<CopyRejected>> {
+        if let Err(error) = self.check_device(batch.device()) {
+            return Err(Box::new(CopyRejected { batch, error }));
+        }
+        self.submit(Work::Copy(batch)).map_err(|refused| {
+            let (error, op) = *refused;
+            let Op::Work(Work::Copy(batch), _) = op else {
+                unreachable!("a refused operation comes back as it was")
+            };
+            Box::new(CopyRejected { batch, error })
+        })
+    }
+
+    fn fill(&self, memory: &DeviceMemory, offset: u64, len: u64, byte: u8) -> Result<Event, DeviceError> {
+        self.check_device(Some(memory.device()))?;
+        memory.address_of(offset, len)?;
+        self.submit(Work::Fill { memory: memory.clone(), offset, len, byte }).map_err(|refused| refused.0)
+    }
+
+    fn record(&self) -> Result<Event, DeviceError> {
+        let (event, ticket) = Ticket::new(&self.state.shared);
+        self.send(Op::Record(ticket)).map_err(|refused| refused.0)?;
+        Ok(event)
+    }
+
+    fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        self.state.status()?;
+        self.send(Op::Wait(event.clone())).map_err(|refused| refused.0)
+    }
+
+    fn status(&self) -> Result<(), DeviceError> {
+        self.state.status()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "CudaStream({} of device {}, {} queued)",
+            self.state.name,
+            self.state.shared.id,
+            self.queue.len()
+        )
+    }
+}
+
+impl State {
+    fn spawn(&self, role: &str, run: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
+        // The system takes no NUL in the name of a thread, and the standard library would panic.
+        let name = format!("kvbm-cuda{}-{role}-{}", self.shared.id, self.name.replace('\0', "_"));
+        let spawned = std::thread::Builder::new().name(name).spawn(run);
+        spawned
+            .map(|_detached| ())
+            .map_err(|error| DeviceError::from_io("creating a thread of a stream", &error))
+    }
+
+    fn status(&self) -> Result<(), DeviceError> {
+        match &*self.poison.lock() {
+            None => Ok(()),
+            Some(cause) => {
+                Err(DeviceError::Poisoned { stream: Arc::clone(&self.name), cause: Arc::clone(cause) })
+            }
+        }
+    }
+
+    fn stop(&self, cause: &DeviceError) {
+        self.poison.lock().get_or_insert_with(|| Arc::new(cause.clone()));
+    }
+
+    /// Issues operations until every handle of the stream is gone and the queue is empty.
+    fn issue_all(&self, queue: &Receiver<Op>, issued: &Sender<Issued>) {
+        for op in queue {
+            let (work, ticket) = match op {
+                Op::Work(work, ticket) => (Some(work), ticket),
+                Op::Record(ticket) => (None, ticket),
+                Op::Wait(event) => {
+                    if let Err(error) = self.wait_for(&event) {
+                        self.stop(&error);
+                    }
+                    continue;
+                }
+                Op::WaitEngine(event) => {
+                    if let Err(error) = self.wait_on_device(event) {
+                        self.stop(&error);
+                    }
+                    continue;
+                }
+            };
+            match self.status().and_then(|()| self.issue(work.as_ref(), &ticket)) {
+                Ok(event) => {
+                    // The other thread lives as long as this one.
+                    let _never_refused = issued.send(Issued { work, ticket, event });
+                }
+                Err(error) => {
+                    self.stop(&error);
+                    self.drain();
+                    drop(work);
+                    ticket.complete(Err(error));
+                }
+            }
+        }
+    }
+
+    fn issue(&self, work: Option<&Work>, ticket: &Ticket) -> Result<Handle, DeviceError> {
+        let _entered = self.shared.enter()?;
+        match work {
+            Some(Work::Copy(batch)) => {
+                for piece in batch.pieces() {
+                    self.copy_piece(batch.direction(), piece)?;
+                }
+            }
+            Some(Work::Fill { memory, offset, len, byte }) => {
+                let address = memory.address_of(*offset, *len)?;
+                if *len > 0 {
+                    // SAFETY: the range lies inside memory of this device, which the operation holds until it is complete.
+                    let code = unsafe {
+                        (self.shared.functions().set_bytes)(address, *byte, *len as usize, self.stream)
+                    };
+                    self.shared.check("cuMemsetD8Async", code)?;
+                }
+            }
+            None => {}
+        }
+        ticket.event.record(self.stream)
+    }
+
+    fn copy_piece(&self, direction: Direction, piece: &CopyPiece) -> Result<(), DeviceError> {
+        let CopyPiece { src, dst, len } = *piece;
+        let (functions, len) = (self.shared.functions(), len as usize);
+        let from_host = || std::ptr::with_exposed_provenance::<c_void>(src as usize);
+        let to_host = || std::ptr::with_exposed_provenance_mut::<c_void>(dst as usize);
+        let (call, code) = match direction {
+            Direction::HostToDevice => {
+                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
+                let code = unsafe { (functions.copy_host_to_device)(dst, from_host(), len, self.stream) };
+                ("cuMemcpyHtoDAsync", code)
+            }
+            Direction::DeviceToHost => {
+                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
+                let code = unsafe { (functions.copy_device_to_host)(to_host(), src, len, self.stream) };
+                ("cuMemcpyDtoHAsync", code)
+            }
+            Direction::DeviceToDevice => {
+                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
+                let code = unsafe { (functions.copy_device_to_device)(dst, src, len, self.stream) };
+                ("cuMemcpyDtoDAsync", code)
+            }
+        };
+        self.shared.check(call, code)
+    }
+
+    /// After a failed call: what was issued before it may still run, on memory that is about to be let go.
+    fn drain(&self) {
+        if let Ok(_entered) = self.shared.enter() {
+            // SAFETY: the stream is alive. An error means that nothing of it runs any more.
+            let _nothing_to_do_about_it =
+                unsafe { (self.shared.functions().stream_synchronize)(self.stream) };
+        }
+    }
+
+    /// On the device for events of CUDA streams, in this thread for all others.
+    fn wait_for(&self, event: &Event) -> Result<(), DeviceError> {
+        if let EventStatus::Failed(error) = event.query() {
+            return Err(error);
+        }
+        if let Some(on_device) = event.backend().as_any().downcast_ref::<CudaEvent>()
+            && let Some(recorded) = on_device.recorded()
+        {
+            return self.wait_on_device(recorded);
+        }
+        loop {
+            // Whoever could complete the event fails it when dropped, so this ends.
+            match event.backend().wait(Instant::now() + Duration::from_secs(60)) {
+                EventStatus::Complete => return Ok(()),
+                EventStatus::Failed(error) => return Err(error),
+                EventStatus::Pending => {}
+            }
+        }
+    }
+
+    fn wait_on_device(&self, event: Handle) -> Result<(), DeviceError> {
+        let _entered = self.shared.enter()?;
+        // SAFETY: both handles are alive.
+        let code = unsafe { (self.shared.functions().stream_wait_event)(self.stream, event, 0) };
+        self.shared.check("cuStreamWaitEvent", code)
+    }
+
+    /// Waits for what was issued, one after the other.
+    fn wait_all(&self, pending: &Receiver<Issued>) {
+        for Issued { work, ticket, event } in pending {
+            let result = self.wait_issued(event).map_err(|error| {
+                let operation = work.as_ref().map_or_else(|| "an event".to_owned(), Work::describe);
+                let stream = Arc::clone(&self.name);
+                DeviceError::OperationFailed { stream, operation, reason: error.to_string() }
+            });
+            if let Err(error) = &result {
+                self.stop(error);
+            }
+            // Its memory is let go before anybody learns that it is complete.
+            drop(work);
+            ticket.complete(result);
+        }
+    }
+
+    fn wait_issued(&self, event: Handle) -> Result<(), DeviceError> {
+        let _entered = self.shared.enter()?;
+        // SAFETY: the event is alive: its ticket holds it.
+        let code = unsafe { (self.shared.functions().event_synchronize)(event) };
+        self.shared.check("cuEventSynchronize", code)
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.shared.enter() {
+            // SAFETY: created once, destroyed once, after both threads.
+            let _nothing_to_do_about_it = unsafe { (self.shared.functions().stream_destroy)(self.stream) };
+        }
+    }
+}
+
+impl Work {
+    fn describe(&self) -> String {
+        match self {
+            Self::Copy(batch) => {
+                format!("{} copy of {} bytes in {} pieces", batch.direction(), batch.bytes(), batch.len())
+            }
+            Self::Fill { memory, offset, len, .. } => format!("fill of {len} bytes at {offset} of {memory}"),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The CUDA device on a driver without hardware: the same code that runs on a GPU, with failures at every call.
+#![cfg(not(miri))] // It builds and loads a library.
+
+mod library;
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvbm_device::{
+    CopyBatch, CudaDevice, CudaUnavailable, Device, DeviceError, DeviceId, DeviceKind, Direction, Event,
+    EventStatus, HostBuffer, Stream, conformance,
+};
+use library::{Engine, Library};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+#[test]
+fn cuda_device_conforms() {
+    let Some(library) = Library::new() else { return };
+    assert_eq!(library.device().info().kind, DeviceKind::Cuda);
+    conformance::run(&|| Arc::new(library.device()));
+    library.assert_nothing_is_left();
+}
+
+#[test]
+fn cuda_device_conforms_under_random_delays() {
+    let Some(library) = Library::new() else { return };
+    library.delay(Duration::from_micros(300));
+    conformance::run(&|| Arc::new(library.device()));
+    library.assert_nothing_is_left();
+}
+
+#[test]
+fn machines_without_a_usable_device_say_what_is_missing() {
+    let Some(library) = Library::new() else { return };
+    library.machine(0, 12_040);
+    assert_eq!(library.driver().unwrap_err(), CudaUnavailable::NoDevice);
+    library.machine(1, 11_080);
+    assert_eq!(library.driver().unwrap_err(), CudaUnavailable::OldDriver { version: 11_080 });
+    library.machine(2, 12_000);
+    let driver = library.driver().expect("an old driver is good enough");
+    assert_eq!((driver.devices(), driver.version()), (2, 12_000));
+    let error = CudaDevice::open(&driver, DeviceId(2)).unwrap_err();
+    assert_eq!(error, CudaUnavailable::NoSuchDevice { asked: DeviceId(2), count: 2 });
+
+    for (call, code, expected) in [
+        (c"cuInit", 100, "finds no device"),
+        (c"cuInit", 999, "cuInit says CUDA_ERROR_UNKNOWN (999)"),
+        (c"cuDriverGetVersion", 1, "CUDA_ERROR_INVALID_VALUE (1)"),
+        (c"cuDeviceGetCount", 100, "CUDA_ERROR_NO_DEVICE (100)"),
+    ] {
+        library.fail(call, code, 0);
+        let error = library.driver().unwrap_err().to_string();
+        assert!(error.contains(expected), "{call:?}: {error}");
+    }
+    for call in [c"cuDeviceGet", c"cuDeviceGetName", c"cuDeviceTotalMem_v2", c"cuDevicePrimaryCtxRetain"] {
+        library.fail(call, 46, 0);
+        let error = CudaDevice::open(&driver, DeviceId(1)).unwrap_err().to_string();
+        let name = call.to_string_lossy().trim_end_matches("_v2").to_owned();
+        assert!(error.contains(&format!("device 1: {name} says an unknown error (46)")), "{error}");
+    }
+    library.assert_nothing_is_left();
+}
+
+#[test]
+fn memory_that_the_driver_refuses_is_an_error_of_its_kind() {
+    let Some(library) = Library::new() else { return };
+    let device = library.device();
+    for (call, code) in [(c"cuMemAlloc_v2", 2), (c"cuMemAlloc_v2", 700), (c"cuCtxPushCurrent_v2", 201)] {
+        library.fail(call, code, 0);
+        match device.allocate(4096, 256).unwrap_err() {
+            DeviceError::OutOfMemory { asked, .. } => assert_eq!((code, asked), (2, 4096)),
+            error => {
+                let text = error.to_string();
+                assert!(text.contains(&format!("({code})")) && text.contains("context is dead"), "{text}");
+            }
+        }
+    }
+    let host = HostBuffer::zeroed(4096);
+    library.fail(c"cuMemHostRegister_v2", 2, 0);
+    let error = device.register_host(host.region().clone()).unwrap_err();
+    assert!(matches!(error, DeviceError::PinLimit { asked: 4096.., .. }), "{error}");
+    library.fail(c"cuMemHostRegister_v2", 1, 0);
+    let error = device.register_host(host.region().clone()).unwrap_err().to_string();
+    assert!(error.contains("cuMemHostRegister says CUDA_ERROR_INVALID_VALUE"), "{error}");
+    library.fail(c"cuStreamCreate", 2, 0);
+    let error = device.create_stream("refused").unwrap_err().to_string();
+    assert!(error.contains("cuStreamCreate says CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    drop(device);
+    library.assert_nothing_is_left();
+}
+
+/// A copy of 8 pieces to the device and back.
+fn round_trip(device: &CudaDevice, stream: &dyn Stream) -> Result<Vec<Event>, DeviceError> {
+    let memory = device.allocate(8 * 512, 256)?;
+    let (source, target) = (HostBuffer::from_bytes(&[7; 8 * 512]), HostBuffer::zeroed(8 * 512));
+    let (mut into, mut out) =
+        (CopyBatch::new(Direction::HostToDevice), CopyBatch::new(Direction::DeviceToHost));
+    for piece in 0..8 {
+        into.push_host_to_device(&source, piece * 512, &memory, piece * 512, 512)?;
+        out.push_device_to_host(&memory, piece * 512, &target, piece * 512, 512)?;
+    }
+    let first = stream.fill(&memory, 0, 8 * 512, 1)?;
+    let second = stream.copy(into).map_err(DeviceError::from)?;
+    let third = stream.copy(out).map_err(DeviceError::from)?;
+    Ok(vec![first, second, third])
+}
+
+/// Every call on the way of an operation, failing at its first, a middle and a late time: the stream stops, says which call it was,
+/// every event fails or completes, and nothing is left behind.
+#[test]
+fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
+    let Some(library) = Library::new() else { return };
+    let calls: [&CStr; 7] = [
+        c"cuMemsetD8Async",
+        c"cuMemcpyHtoDAsync_v2",
+        c"cuMemcpyDtoHAsync_v2",
+        c"cuEventCreate",
+        c"cuEventRecord",
+        c"cuEventSynchronize",
+        c"cuCtxPushCurrent_v2",
+    ];
+    for call in calls {
+        for after in [0, 1, 5] {
+            let device = library.device();
+            let stream = device.create_stream("failing").expect("a stream");
+            library.delay(Duration::from_micros(50));
+            library.fail(call, 999, after);
+            let events = round_trip(&device, &*stream).unwrap_or_default();
+            let results: Vec<_> = events.iter().map(|event| event.wait(soon())).collect();
+            let failed = results.iter().find_map(|result| result.as_ref().err());
+            if let Some(error) = failed {
+                let text = error.to_string();
+                assert!(text.contains("CUDA_ERROR_UNKNOWN (999)"), "{call:?} after {after}: {text}");
+                assert!(stream.status().is_err(), "{call:?}: a failed operation stops the stream");
+                let event = stream.record().expect("events are recorded on a stopped stream");
+                assert!(event.wait(soon()).is_err(), "{call:?}: and fail");
+            }
+            let whole_round_fails = ["Memset", "EventCreate", "EventRecord", "Synchronize"];
+            let name = call.to_string_lossy();
+            if after == 0 && whole_round_fails.iter().any(|part| name.contains(part)) {
+                assert!(failed.is_some(), "{call:?}: the failure was not seen: {results:?}");
+            }
+            // What was not met is not left for the next round.
+            library.fail(c"", 0, 0);
+            drop((stream, events, device));
+            library.assert_nothing_is_left();
+        }
+    }
+}
+
+#[test]
+fn an_operation_that_goes_astray_kills_the_context_and_says_so() {
+    let Some(library) = Library::new() else { return };
+    let device = library.device();
+    let stream = device.create_stream("astray").expect("a stream");
+    library.go_astray(3);
+    let events = round_trip(&device, &*stream).expect("it is queued");
+    let errors: Vec<_> = events.iter().filter_map(|event| event.wait(soon()).err()).collect();
+    let text = errors.first().expect("the copy fails").to_string();
+    assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && text.contains("starts anew"), "{text}");
+    let error = device.create_stream("another").unwrap_err().to_string();
+    assert!(error.contains("context is dead"), "{error}");
+}
+
+#[test]
+fn streams_wait_for_the_host() {
+    let Some(library) = Library::new() else { return };
+    library.delay(Duration::from_micros(200));
+    let device = library.device();
+    let stream = device.create_stream("gated").expect("a stream");
+    let memory = device.allocate(4096, 256).expect("memory");
+    let (gate, completer) = Event::completable();
+    stream.wait(&gate).expect("queued");
+    let done = stream.fill(&memory, 0, 4096, 9).expect("queued");
+    assert_eq!(done.query(), EventStatus::Pending, "it waits for the host");
+    completer.complete(Ok(()));
+    done.wait(soon()).expect("the gate is open");
+
+    let (gate, completer) = Event::completable();
+    stream.wait(&gate).expect("queued");
+    let never = stream.fill(&memory, 0, 4096, 1).expect("queued");
+    drop(completer);
+    let error = never.wait(soon()).unwrap_err();
+    assert!(matches!(error, DeviceError::Poisoned { .. }), "a gate that fails stops the stream: {error}");
+    assert!(stream.record().expect("queued").wait(soon()).is_err());
+    drop((stream, memory, done, never, device));
+    library.assert_nothing_is_left();
+}
+
+#[test]
+fn engines_and_streams_are_ordered_by_events() {
+    const LEN: usize = 256 << 10;
+    let Some(library) = Library::new() else { return };
+    library.delay(Duration::from_micros(500));
+    let device = library.device();
+    let stream = device.create_stream("offload").expect("a stream");
+    let mut engine = Engine::new(&library, LEN);
+    // SAFETY: the engine keeps its memory until the end of this test, after all work on it.
+    let memory =
+        unsafe { device.register_external(engine.memory, LEN as u64) }.expect("memory of the engine");
+    for round in 0..20_u8 {
+        engine.compute(255, LEN);
+        engine.compute(round, LEN);
+        let written = if round % 2 == 0 {
+            let stream = kvbm_device::CudaStream::of(&*stream).expect("it is one");
+            // SAFETY: the engine keeps its event until the end of this test.
+            unsafe { stream.wait_engine(engine.event) }.expect("queued");
+            None
+        } else {
+            // SAFETY: the engine keeps its event until the end of this test.
+            let written = unsafe { device.engine_event(engine.event) }.expect("queued");
+            stream.wait(&written).expect("queued");
+            Some(written)
+        };
+        let host = HostBuffer::zeroed(LEN);
+        let mut batch = CopyBatch::new(Direction::DeviceToHost);
+        batch.push_device_to_host(&memory, 0, &host, 0, LEN as u64).expect("fits");
+        stream.copy(batch).expect("queued").wait(soon()).expect("the copy completes");
+        assert!(host.to_vec().iter().all(|byte| *byte == round), "round {round}: read before it was written");
+        if let Some(written) = written {
+            written.wait(soon()).expect("what the engine did is done");
+        }
+    }
+    drop((stream, memory));
+    engine.end();
+    drop(device);
+    library.assert_nothing_is_left();
+}
