@@ -165,9 +165,17 @@ impl<G> KvBlockManager<G> {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
         let prefix = self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes());
-        // On every tier that holds them: a block that is hot in G1 does not grow cold below.
-        self.leader.registry.touch(ONLY_GROUP, prefix.hashes());
+        // On every tier that holds them: a block that is hot in G1 does not grow cold below. The whole chain, since the eviction
+        // policy asks how far a block is from the end of its request.
+        self.leader.registry.touch(ONLY_GROUP, chain.hashes());
         prefix
+    }
+
+    /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint. Its blocks at the end that belong
+    /// to no other branch may go sooner; how much sooner, `hazard` learns from what such hints proved to be worth. Other
+    /// policies do not listen.
+    pub fn branch_ends<'a>(&self, chain: impl Into<BlockChain<'a>>) {
+        self.leader.registry.branch_ends(ONLY_GROUP, chain.into().hashes());
     }
 
     /// On which tiers each block of `chain` is. Pins nothing and counts as no use.

@@ -1,7 +1,7 @@
 //! What every manager has: bookkeeping, leader, threads.
 
 use super::BuildError;
-use crate::config::{Capacity, Config};
+use crate::config::{Capacity, Config, EvictionPolicy};
 use crate::events::{BlockFacts, EventPump};
 use crate::leader::edge::Edge;
 use crate::leader::offload::Offloads;
@@ -153,11 +153,16 @@ impl Core {
 }
 
 fn registry(config: &Config, blocks: [u32; 3]) -> Result<Registry, kvbm_pool::ConfigError> {
-    let crate::config::EvictionPolicy::LruLeaf = config.policy.eviction;
+    let policy = match config.policy.eviction {
+        EvictionPolicy::LruLeaf => PolicyKind::LruLeaf,
+        EvictionPolicy::S3Fifo => PolicyKind::S3Fifo,
+        EvictionPolicy::Hazard => PolicyKind::Hazard,
+    };
     Registry::new(&RegistryConfig {
         groups: vec![GroupConfig::full(config.model.page_size)],
         event_capacity: config.events.ring_capacity,
-        policy: PolicyKind::LruLeaf,
+        policy,
+        policy_seed: config.policy.seed,
         epoch: epoch(),
         ..RegistryConfig::new(blocks)
     })

@@ -223,8 +223,11 @@ section! {
 section! {
     /// What is evicted first.
     PolicyConfig, "policy", |config| config.policy, {
-        /// The policy: `lru-leaf` evicts the least recently used block without a child.
-        eviction: EvictionPolicy = EvictionPolicy::LruLeaf, [""];
+        /// The policy, which chooses among the blocks without a child: `hazard` learns which are used again, `lru-leaf` goes by recency,
+        /// `s3-fifo` by a small and a main queue.
+        eviction: EvictionPolicy = EvictionPolicy::Hazard, [""];
+        /// Seed of the samples that `hazard` draws.
+        seed: u64 = 0, [""];
     }
 }
 
@@ -307,5 +310,9 @@ choice! {
     EvictionPolicy {
         /// The least recently used block that has no child.
         LruLeaf = "lru-leaf",
+        /// S3-FIFO over the blocks that have no child.
+        S3Fifo = "s3-fifo",
+        /// The block that is least likely to be used again soon, by what was seen so far.
+        Hazard = "hazard",
     }
 }

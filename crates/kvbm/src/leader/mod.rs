@@ -1,9 +1,10 @@
 //! The leader: decides, handles ids, never touches bytes.
 //!
-//! Callers' threads start operations; workers' threads bring the answers. Answers go through one inbox that whoever
-//! comes first empties, so a worker that answers from inside `send` cannot recurse.
+//! Callers' threads start operations (`sending`); workers' threads bring the answers (`answers`), and the last answer of an
+//! operation settles it (`settle`).
 
 mod ancestors;
+mod answers;
 pub(crate) mod edge;
 pub(crate) mod flush;
 pub(crate) mod inflight;
@@ -11,26 +12,24 @@ pub(crate) mod offload;
 pub(crate) mod operation;
 pub(crate) mod plans;
 pub(crate) mod recovery;
+mod sending;
+mod settle;
 pub(crate) mod wear;
 
-use crate::error::{BlockFailure, condemns_source};
-use crate::metrics::{DropReason, Metrics};
+use crate::metrics::Metrics;
 use crate::onboard::Joins;
 use crate::worker::WorkerLink;
+use answers::Inbox;
 use flush::Flushes;
-use inflight::{Answer, Finished, Inflight};
-use kvbm_plan::{
-    ChecksumMode, Command, Endpoint, Epoch, Failure, FailureKind, Gate, Message, Path, PlanId, Priority,
-    Rank, SequenceHash, Tier, TransferPlan, wire,
-};
-use kvbm_pool::{AnyArrivals, Completion, Prefix, Quarantine, Registry};
+use inflight::Inflight;
+use kvbm_plan::{Command, Epoch, Failure, Path, PlanId, Tier};
+use kvbm_pool::{Prefix, Registry};
 use offload::Offloads;
-use operation::{Destination, Move, Operation, Outcome, Parts, PlanPart, Purpose, Unsettled};
+use operation::{Operation, PlanPart};
 use parking_lot::{Mutex, ReentrantMutex};
-use recovery::{Part, Recoveries};
-use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use recovery::Recoveries;
+pub(crate) use sending::Prepared;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -71,33 +70,6 @@ pub(crate) struct Leader {
     turned_away: AtomicBool,
     /// Nothing starts any more.
     closed: AtomicBool,
-}
-
-/// An operation whose plans are cut and not sent.
-pub(crate) struct Prepared {
-    operation: Arc<Operation>,
-    moves: Vec<Move>,
-    ranges: Vec<Range<usize>>,
-}
-
-impl Prepared {
-    pub(crate) fn operation(&self) -> &Arc<Operation> {
-        &self.operation
-    }
-}
-
-#[derive(Default)]
-struct Inbox {
-    items: VecDeque<Item>,
-    busy: bool,
-}
-
-/// What the leader has to react to, one after the other.
-enum Item {
-    /// A message in wire form.
-    Message(Vec<u8>),
-    /// A plan did not reach a rank.
-    Unreached { plan_id: PlanId, rank: Rank, path: Path, failure: Failure },
 }
 
 impl Leader {
@@ -174,266 +146,11 @@ impl Leader {
         self.inflight.on_path(path)
     }
 
-    /// Sends a command to every worker. The ranks that it did not reach, with the reason.
-    pub(crate) fn broadcast(&self, command: &Command) -> Vec<(Rank, Failure)> {
-        let links = self.links.get().map_or(&[][..], Vec::as_slice);
-        let failed = |detail: String| Failure::new(FailureKind::Io, detail);
-        match wire::encode_command(command) {
-            Ok(bytes) => {
-                let refused =
-                    links.iter().map(|link| link.send(&bytes)).zip(0..).filter_map(|(sent, rank)| {
-                        sent.err().map(|error| (Rank(rank), failed(error.to_string())))
-                    });
-                refused.collect()
-            }
-            Err(error) => {
-                let all = 0..self.settings.ranks as u16;
-                all.map(|rank| (Rank(rank), failed(error.to_string()))).collect()
-            }
-        }
-    }
-
-    /// Makes an operation that is not under way yet: nothing can answer for it before [`send`](Self::send).
-    pub(crate) fn prepare(&self, purpose: Purpose, to: Tier, parts: Parts) -> Prepared {
-        let moves = parts.moves.clone();
-        let ranges = plans::ranges(&moves, self.settings.max_plan_blocks);
-        let limit = self.limit(&moves);
-        let operation = Operation::new(purpose, to, limit, parts, ranges.len());
-        Prepared { operation, moves, ranges }
-    }
-
-    /// How long these moves may take.
-    pub(crate) fn limit(&self, moves: &[Move]) -> Duration {
-        let reads_disk = moves.iter().any(|step| step.from == Tier::G3);
-        let limit = self.settings.transfer_deadline;
-        if reads_disk { limit.min(self.settings.read_deadline) } else { limit }
-    }
-
-    /// Sends the plans of an operation.
-    pub(crate) fn send(self: &Arc<Self>, prepared: Prepared) {
-        let Prepared { operation, moves, ranges } = prepared;
-        let _inside = operation.span.enter();
-        for range in ranges {
-            self.send_plan(&operation, &moves, range);
-        }
-    }
-
-    /// Sends the plan for `moves[range]` to every rank.
-    fn send_plan(self: &Arc<Self>, operation: &Arc<Operation>, moves: &[Move], range: Range<usize>) {
-        let from = moves[range.start].from;
-        let path = Path::new(from, operation.to);
-        let part = PlanPart { operation: Arc::clone(operation), first: range.start };
-        let plan_id = self.inflight.enter(part, path, range.len());
-        self.metrics.path(path).enter();
-        let plan = TransferPlan {
-            plan_id,
-            epoch: self.settings.epoch,
-            group: moves[range.start].identity.group,
-            src: Endpoint::Local(from),
-            dst: Endpoint::Local(operation.to),
-            blocks: plans::transfers(&moves[range]),
-            layers: None,
-            gate: self.gate(path),
-            after: Vec::new(),
-            priority: match operation.purpose {
-                Purpose::Onboard => Priority::Urgent,
-                Purpose::Private => Priority::Normal,
-                Purpose::Offload => Priority::Background,
-            },
-            budget_ms: u32::try_from(operation.limit.as_millis()).unwrap_or(u32::MAX),
-            checksums: ChecksumMode::Required,
-        };
-        for (rank, failure) in self.broadcast(&Command::Transfer(plan)) {
-            self.react(Item::Unreached { plan_id, rank, path, failure });
-        }
-    }
-
-    /// A block of G1 is read after the engine wrote it and overwritten after the engine read it: both are behind the
-    /// last event that the engine handed over.
-    fn gate(&self, path: Path) -> Gate {
-        let fence = self.fence.load(Ordering::Acquire);
-        let touches_device = path.src == Tier::G1 || path.dst == Tier::G1;
-        if touches_device && fence > 0 { Gate::DeviceEvent(fence) } else { Gate::None }
-    }
-
-    /// A message of a worker, in wire form. Malformed ones are counted and dropped: their plan runs into its deadline.
-    pub(crate) fn deliver(self: &Arc<Self>, message: Vec<u8>) {
-        self.react(Item::Message(message));
-    }
-
-    fn react(self: &Arc<Self>, item: Item) {
-        {
-            let mut inbox = self.inbox.lock();
-            inbox.items.push_back(item);
-            if inbox.busy {
-                return;
-            }
-            inbox.busy = true;
-        }
-        while let Some(item) = self.next_item() {
-            // Whatever goes wrong with one item, the others are waited for.
-            if catch_unwind(AssertUnwindSafe(|| self.handle(item))).is_err() {
-                tracing::error!("the leader failed on a message; its plan runs into its deadline");
-            }
-        }
-    }
-
-    fn next_item(&self) -> Option<Item> {
-        let mut inbox = self.inbox.lock();
-        let next = inbox.items.pop_front();
-        inbox.busy = next.is_some();
-        next
-    }
-
-    fn handle(self: &Arc<Self>, item: Item) {
-        match item {
-            Item::Message(message) => self.handle_message(&message),
-            Item::Unreached { plan_id, rank, path, failure } => {
-                let answer = self.inflight.answer_failed(plan_id, rank, path, &failure);
-                self.take(answer);
-            }
-        }
-    }
-
-    fn handle_message(self: &Arc<Self>, message: &[u8]) {
-        match wire::decode_message(message) {
-            Ok(Message::Transfer(report)) => {
-                let answer = self.inflight.answer(report);
-                self.take(answer);
-            }
-            Ok(Message::Flushed { rank, epoch, token, outcome }) => {
-                if epoch == self.settings.epoch {
-                    self.flushes.answer(rank, token, outcome);
-                }
-            }
-            Ok(Message::Recovered { rank, tier, blocks, unusable, last }) => {
-                self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
-            }
-            Err(error) => {
-                self.metrics.malformed_messages.add(1);
-                tracing::warn!(%error, "malformed message of a worker dropped");
-            }
-        }
-    }
-
-    fn take(self: &Arc<Self>, answer: Answer<PlanPart>) {
-        match answer {
-            Answer::Finished(finished) => self.plan_finished(finished),
-            Answer::Ignored => self.metrics.ignored_reports.add(1),
-            Answer::Waiting => {}
-        }
-    }
-
-    fn plan_finished(self: &Arc<Self>, finished: Finished<PlanPart>) {
-        self.count_plan(&finished);
-        let PlanPart { operation, first } = finished.operation;
-        if let Some(unsettled) = operation.merge(first, finished.failures) {
-            self.settle(&operation, unsettled);
-        }
-    }
-
-    fn count_plan(&self, finished: &Finished<PlanPart>) {
-        let path = self.metrics.path(finished.path);
-        let failed = finished.failures.iter().flatten();
-        failed.for_each(|failure| path.failures(failure.kind).add(1));
-        let arrived = finished.failures.iter().filter(|slot| slot.is_none()).count();
-        let Finished { queued, elapsed, bytes, .. } = finished;
-        tracing::trace!(path = %finished.path, arrived, bytes, ?queued, ?elapsed, "plan finished");
-        path.leave();
-        if arrived > 0 {
-            path.arrived(arrived as u64, finished.bytes, finished.elapsed);
-        }
-    }
-
     /// A hit counts once, where the block was found nearest, after it was verified.
     pub(crate) fn count_hits(&self, prefix: &Prefix, arrived: usize) {
         for block in prefix.blocks().iter().take(arrived) {
             self.metrics.tier(block.tier).hits.add(1);
         }
-    }
-
-    /// All plans of an operation are over: arrivals become visible, sources are let go, waiters are told, in this order.
-    fn settle(self: &Arc<Self>, operation: &Arc<Operation>, unsettled: Unsettled) {
-        let _inside = operation.span.enter();
-        let Unsettled { parts, mut failures } = unsettled;
-        if let Some(check) = &parts.source_check {
-            for (index, slot) in failures.iter_mut().enumerate() {
-                if slot.is_none() {
-                    *slot = check(index);
-                }
-            }
-        }
-        self.condemn_sources(&parts.moves, &failures);
-        let arrived = match parts.destination {
-            Destination::Reserved { arrivals, places } => {
-                let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
-                let chained = operation.purpose == Purpose::Onboard;
-                let arrivals = complete(arrivals, &places, &parts.moves, &mut failures, chained);
-                if order.is_some() {
-                    self.release_lost(&parts.moves, &failures);
-                }
-                // What is still reserved failed: its slot goes back to Reset.
-                Some(arrivals.into_pinned())
-            }
-            Destination::Unregistered => None,
-        };
-        self.joins.remove(operation, &parts.moves);
-        let failures = self.tell(operation, &parts.moves, failures);
-        if let Some(arrived) = &arrived {
-            self.registered(operation.to, || arrived.clone());
-        }
-        // Before anybody is told: who waited may want back what was kept for the transfer.
-        drop(parts.keep);
-        operation.settle(Outcome { arrived, failures });
-        self.pump();
-    }
-
-    /// The failures with their blocks. Nobody waits for an offload, so the log tells of its failures.
-    fn tell(
-        &self,
-        operation: &Operation,
-        moves: &[Move],
-        failures: Vec<Option<Failure>>,
-    ) -> Vec<BlockFailure> {
-        let failed = moves.iter().zip(failures);
-        let failed = failed.filter_map(|(step, slot)| Some(step.failed(operation.to, slot?)));
-        let failures: Vec<BlockFailure> = failed.collect();
-        for failure in &failures {
-            let expected = matches!(failure.failure.kind, FailureKind::Cancelled | FailureKind::ShuttingDown);
-            if operation.purpose == Purpose::Offload && !expected {
-                self.metrics.path(failure.path).dropped(DropReason::Failed).add(1);
-                tracing::warn!(target: "kvbm", %failure, "block not offloaded");
-            } else {
-                tracing::debug!(target: "kvbm", %failure, "block did not arrive");
-            }
-        }
-        failures
-    }
-
-    /// A source whose bytes were bad never serves again, nor after a restart.
-    fn condemn_sources(&self, moves: &[Move], failures: &[Option<Failure>]) {
-        for (step, slot) in moves.iter().zip(failures) {
-            let condemned = slot.as_ref().is_some_and(|failure| condemns_source(failure.kind));
-            if !condemned || step.src.0 >= self.registry.capacity(step.from) {
-                continue;
-            }
-            self.metrics.tier(step.from).corrupt.add(1);
-            let quarantine = self.registry.quarantine(step.from, step.src);
-            tracing::warn!(
-                target: "kvbm", tier = %step.from, block = %step.src, hash = %step.identity.hash, ?quarantine,
-                "bad bytes: slot quarantined"
-            );
-            if step.from == Tier::G3 && quarantine != Quarantine::NotRegistered {
-                self.release(&[step.src]);
-            }
-        }
-    }
-
-    /// Slots of G3 whose block did not become visible may hold a complete record, which a restart would find.
-    fn release_lost(&self, moves: &[Move], failures: &[Option<Failure>]) {
-        let lost = moves.iter().zip(failures).filter(|(_, slot)| slot.is_some());
-        let lost: Vec<_> = lost.map(|(step, _)| step.dst).collect();
-        self.release(&lost);
     }
 
     /// Gives up on an operation: unstarted plans are cancelled, started ones detach.
@@ -473,34 +190,4 @@ impl Leader {
             self.abandon(&operation, &operation::expired("transfer", operation.limit));
         }
     }
-}
-
-/// Makes arrivals visible, first block first. In a chain, what comes after a failure is failed too: a prefix has no
-/// holes. Elsewhere only blocks behind a failed parent are.
-fn complete(
-    mut arrivals: AnyArrivals,
-    places: &[usize],
-    moves: &[Move],
-    failures: &mut [Option<Failure>],
-    chained: bool,
-) -> AnyArrivals {
-    let mut broken: Vec<SequenceHash> = Vec::new();
-    for (step, slot) in moves.iter().zip(failures.iter_mut()) {
-        let after_hole = chained && !broken.is_empty();
-        let parent_failed = step.identity.parent.is_some_and(|parent| broken.contains(&parent));
-        if slot.is_none() && (after_hole || parent_failed) {
-            *slot = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
-        }
-        if slot.is_some() {
-            broken.push(step.identity.hash);
-        }
-    }
-    let whole =
-        places.iter().zip(failures.iter()).filter(|(_, slot)| slot.is_none()).map(|(&place, _)| place);
-    let completions = arrivals.complete_each(whole);
-    let removed = failures.iter_mut().filter(|slot| slot.is_none()).zip(completions);
-    for (slot, _) in removed.filter(|(_, completion)| *completion == Completion::Removed) {
-        *slot = Some(Failure::new(FailureKind::Missing, "the block was removed while it was on its way"));
-    }
-    arrivals
 }

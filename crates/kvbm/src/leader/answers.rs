@@ -1,0 +1,118 @@
+//! From the workers to the leader.
+//!
+//! Answers go through one inbox that whoever comes first empties, so a worker that answers from inside `send` cannot
+//! recurse.
+
+use super::Leader;
+use super::inflight::{Answer, Finished};
+use super::operation::PlanPart;
+use super::recovery::Part;
+use kvbm_plan::{Failure, Message, Path, PlanId, Rank, wire};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+#[derive(Default)]
+pub(super) struct Inbox {
+    items: VecDeque<Item>,
+    busy: bool,
+}
+
+/// What the leader has to react to, one after the other.
+pub(super) enum Item {
+    /// A message in wire form.
+    Message(Vec<u8>),
+    /// A plan did not reach a rank.
+    Unreached { plan_id: PlanId, rank: Rank, path: Path, failure: Failure },
+}
+
+impl Leader {
+    /// A message of a worker, in wire form. Malformed ones are counted and dropped: their plan runs into its deadline.
+    pub(crate) fn deliver(self: &Arc<Self>, message: Vec<u8>) {
+        self.react(Item::Message(message));
+    }
+
+    pub(super) fn react(self: &Arc<Self>, item: Item) {
+        {
+            let mut inbox = self.inbox.lock();
+            inbox.items.push_back(item);
+            if inbox.busy {
+                return;
+            }
+            inbox.busy = true;
+        }
+        while let Some(item) = self.next_item() {
+            // Whatever goes wrong with one item, the others are waited for.
+            if catch_unwind(AssertUnwindSafe(|| self.handle(item))).is_err() {
+                tracing::error!("the leader failed on a message; its plan runs into its deadline");
+            }
+        }
+    }
+
+    fn next_item(&self) -> Option<Item> {
+        let mut inbox = self.inbox.lock();
+        let next = inbox.items.pop_front();
+        inbox.busy = next.is_some();
+        next
+    }
+
+    fn handle(self: &Arc<Self>, item: Item) {
+        match item {
+            Item::Message(message) => self.handle_message(&message),
+            Item::Unreached { plan_id, rank, path, failure } => {
+                let answer = self.inflight.answer_failed(plan_id, rank, path, &failure);
+                self.take(answer);
+            }
+        }
+    }
+
+    fn handle_message(self: &Arc<Self>, message: &[u8]) {
+        match wire::decode_message(message) {
+            Ok(Message::Transfer(report)) => {
+                let answer = self.inflight.answer(report);
+                self.take(answer);
+            }
+            Ok(Message::Flushed { rank, epoch, token, outcome }) => {
+                if epoch == self.settings.epoch {
+                    self.flushes.answer(rank, token, outcome);
+                }
+            }
+            Ok(Message::Recovered { rank, tier, blocks, unusable, last }) => {
+                self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
+            }
+            Err(error) => {
+                self.metrics.malformed_messages.add(1);
+                tracing::warn!(%error, "malformed message of a worker dropped");
+            }
+        }
+    }
+
+    fn take(self: &Arc<Self>, answer: Answer<PlanPart>) {
+        match answer {
+            Answer::Finished(finished) => self.plan_finished(finished),
+            Answer::Ignored => self.metrics.ignored_reports.add(1),
+            Answer::Waiting => {}
+        }
+    }
+
+    fn plan_finished(self: &Arc<Self>, finished: Finished<PlanPart>) {
+        self.count_plan(&finished);
+        let PlanPart { operation, first } = finished.operation;
+        if let Some(unsettled) = operation.merge(first, finished.failures) {
+            self.settle(&operation, unsettled);
+        }
+    }
+
+    fn count_plan(&self, finished: &Finished<PlanPart>) {
+        let path = self.metrics.path(finished.path);
+        let failed = finished.failures.iter().flatten();
+        failed.for_each(|failure| path.failures(failure.kind).add(1));
+        let arrived = finished.failures.iter().filter(|slot| slot.is_none()).count();
+        let Finished { queued, elapsed, bytes, .. } = finished;
+        tracing::trace!(path = %finished.path, arrived, bytes, ?queued, ?elapsed, "plan finished");
+        path.leave();
+        if arrived > 0 {
+            path.arrived(arrived as u64, finished.bytes, finished.elapsed);
+        }
+    }
+}

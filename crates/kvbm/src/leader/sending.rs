@@ -1,0 +1,110 @@
+//! From the leader to the workers: commands, and the plans of an operation.
+
+use super::answers::Item;
+use super::operation::{Move, Operation, Parts, PlanPart, Purpose};
+use super::{Leader, plans};
+use kvbm_plan::{
+    ChecksumMode, Command, Endpoint, Failure, FailureKind, Gate, Path, Priority, Rank, Tier, TransferPlan,
+    wire,
+};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// An operation whose plans are cut and not sent.
+pub(crate) struct Prepared {
+    operation: Arc<Operation>,
+    moves: Vec<Move>,
+    ranges: Vec<Range<usize>>,
+}
+
+impl Prepared {
+    pub(crate) fn operation(&self) -> &Arc<Operation> {
+        &self.operation
+    }
+}
+
+impl Leader {
+    /// Sends a command to every worker. The ranks that it did not reach, with the reason.
+    pub(crate) fn broadcast(&self, command: &Command) -> Vec<(Rank, Failure)> {
+        let links = self.links.get().map_or(&[][..], Vec::as_slice);
+        let failed = |detail: String| Failure::new(FailureKind::Io, detail);
+        match wire::encode_command(command) {
+            Ok(bytes) => {
+                let refused =
+                    links.iter().map(|link| link.send(&bytes)).zip(0..).filter_map(|(sent, rank)| {
+                        sent.err().map(|error| (Rank(rank), failed(error.to_string())))
+                    });
+                refused.collect()
+            }
+            Err(error) => {
+                let all = 0..self.settings.ranks as u16;
+                all.map(|rank| (Rank(rank), failed(error.to_string()))).collect()
+            }
+        }
+    }
+
+    /// Makes an operation that is not under way yet: nothing can answer for it before [`send`](Self::send).
+    pub(crate) fn prepare(&self, purpose: Purpose, to: Tier, parts: Parts) -> Prepared {
+        let moves = parts.moves.clone();
+        let ranges = plans::ranges(&moves, self.settings.max_plan_blocks);
+        let limit = self.limit(&moves);
+        let operation = Operation::new(purpose, to, limit, parts, ranges.len());
+        Prepared { operation, moves, ranges }
+    }
+
+    /// How long these moves may take.
+    pub(crate) fn limit(&self, moves: &[Move]) -> Duration {
+        let reads_disk = moves.iter().any(|step| step.from == Tier::G3);
+        let limit = self.settings.transfer_deadline;
+        if reads_disk { limit.min(self.settings.read_deadline) } else { limit }
+    }
+
+    /// Sends the plans of an operation.
+    pub(crate) fn send(self: &Arc<Self>, prepared: Prepared) {
+        let Prepared { operation, moves, ranges } = prepared;
+        let _inside = operation.span.enter();
+        for range in ranges {
+            self.send_plan(&operation, &moves, range);
+        }
+    }
+
+    /// Sends the plan for `moves[range]` to every rank.
+    fn send_plan(self: &Arc<Self>, operation: &Arc<Operation>, moves: &[Move], range: Range<usize>) {
+        let from = moves[range.start].from;
+        let path = Path::new(from, operation.to);
+        let part = PlanPart { operation: Arc::clone(operation), first: range.start };
+        let plan_id = self.inflight.enter(part, path, range.len());
+        self.metrics.path(path).enter();
+        let plan = TransferPlan {
+            plan_id,
+            epoch: self.settings.epoch,
+            group: moves[range.start].identity.group,
+            src: Endpoint::Local(from),
+            dst: Endpoint::Local(operation.to),
+            blocks: plans::transfers(&moves[range]),
+            layers: None,
+            gate: self.gate(path),
+            after: Vec::new(),
+            priority: match operation.purpose {
+                Purpose::Onboard => Priority::Urgent,
+                Purpose::Private => Priority::Normal,
+                Purpose::Offload => Priority::Background,
+            },
+            budget_ms: u32::try_from(operation.limit.as_millis()).unwrap_or(u32::MAX),
+            checksums: ChecksumMode::Required,
+        };
+        for (rank, failure) in self.broadcast(&Command::Transfer(plan)) {
+            self.react(Item::Unreached { plan_id, rank, path, failure });
+        }
+    }
+
+    /// A block of G1 is read after the engine wrote it and overwritten after the engine read it: both are behind the
+    /// last event that the engine handed over.
+    fn gate(&self, path: Path) -> Gate {
+        let fence = self.fence.load(Ordering::Acquire);
+        let touches_device = path.src == Tier::G1 || path.dst == Tier::G1;
+        if touches_device && fence > 0 { Gate::DeviceEvent(fence) } else { Gate::None }
+    }
+}

@@ -1,0 +1,125 @@
+//! The end of an operation: what arrived becomes visible, what failed is told, what was held is let go.
+
+use super::Leader;
+use super::operation::{Destination, Move, Operation, Outcome, Purpose, Unsettled};
+use crate::error::{BlockFailure, condemns_source};
+use crate::metrics::DropReason;
+use kvbm_plan::{Failure, FailureKind, SequenceHash, Tier};
+use kvbm_pool::{AnyArrivals, Completion, Quarantine};
+use std::sync::Arc;
+
+impl Leader {
+    /// All plans of an operation are over: arrivals become visible, sources are let go, waiters are told, in this order.
+    pub(super) fn settle(self: &Arc<Self>, operation: &Arc<Operation>, unsettled: Unsettled) {
+        let _inside = operation.span.enter();
+        let Unsettled { parts, mut failures } = unsettled;
+        if let Some(check) = &parts.source_check {
+            for (index, slot) in failures.iter_mut().enumerate() {
+                if slot.is_none() {
+                    *slot = check(index);
+                }
+            }
+        }
+        self.condemn_sources(&parts.moves, &failures);
+        let arrived = match parts.destination {
+            Destination::Reserved { arrivals, places } => {
+                let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
+                let chained = operation.purpose == Purpose::Onboard;
+                let arrivals = complete(arrivals, &places, &parts.moves, &mut failures, chained);
+                if order.is_some() {
+                    self.release_lost(&parts.moves, &failures);
+                }
+                // What is still reserved failed: its slot goes back to Reset.
+                Some(arrivals.into_pinned())
+            }
+            Destination::Unregistered => None,
+        };
+        self.joins.remove(operation, &parts.moves);
+        let failures = self.tell(operation, &parts.moves, failures);
+        if let Some(arrived) = &arrived {
+            self.registered(operation.to, || arrived.clone());
+        }
+        // Before anybody is told: who waited may want back what was kept for the transfer.
+        drop(parts.keep);
+        operation.settle(Outcome { arrived, failures });
+        self.pump();
+    }
+
+    /// The failures with their blocks. Nobody waits for an offload, so the log tells of its failures.
+    fn tell(
+        &self,
+        operation: &Operation,
+        moves: &[Move],
+        failures: Vec<Option<Failure>>,
+    ) -> Vec<BlockFailure> {
+        let failed = moves.iter().zip(failures);
+        let failed = failed.filter_map(|(step, slot)| Some(step.failed(operation.to, slot?)));
+        let failures: Vec<BlockFailure> = failed.collect();
+        for failure in &failures {
+            let expected = matches!(failure.failure.kind, FailureKind::Cancelled | FailureKind::ShuttingDown);
+            if operation.purpose == Purpose::Offload && !expected {
+                self.metrics.path(failure.path).dropped(DropReason::Failed).add(1);
+                tracing::warn!(target: "kvbm", %failure, "block not offloaded");
+            } else {
+                tracing::debug!(target: "kvbm", %failure, "block did not arrive");
+            }
+        }
+        failures
+    }
+
+    /// A source whose bytes were bad never serves again, nor after a restart.
+    fn condemn_sources(&self, moves: &[Move], failures: &[Option<Failure>]) {
+        for (step, slot) in moves.iter().zip(failures) {
+            let condemned = slot.as_ref().is_some_and(|failure| condemns_source(failure.kind));
+            if !condemned || step.src.0 >= self.registry.capacity(step.from) {
+                continue;
+            }
+            self.metrics.tier(step.from).corrupt.add(1);
+            let quarantine = self.registry.quarantine(step.from, step.src);
+            tracing::warn!(
+                target: "kvbm", tier = %step.from, block = %step.src, hash = %step.identity.hash, ?quarantine,
+                "bad bytes: slot quarantined"
+            );
+            if step.from == Tier::G3 && quarantine != Quarantine::NotRegistered {
+                self.release(&[step.src]);
+            }
+        }
+    }
+
+    /// Slots of G3 whose block did not become visible may hold a complete record, which a restart would find.
+    fn release_lost(&self, moves: &[Move], failures: &[Option<Failure>]) {
+        let lost = moves.iter().zip(failures).filter(|(_, slot)| slot.is_some());
+        let lost: Vec<_> = lost.map(|(step, _)| step.dst).collect();
+        self.release(&lost);
+    }
+}
+
+/// Makes arrivals visible, first block first. In a chain, what comes after a failure is failed too: a prefix has no
+/// holes. Elsewhere only blocks behind a failed parent are.
+fn complete(
+    mut arrivals: AnyArrivals,
+    places: &[usize],
+    moves: &[Move],
+    failures: &mut [Option<Failure>],
+    chained: bool,
+) -> AnyArrivals {
+    let mut broken: Vec<SequenceHash> = Vec::new();
+    for (step, slot) in moves.iter().zip(failures.iter_mut()) {
+        let after_hole = chained && !broken.is_empty();
+        let parent_failed = step.identity.parent.is_some_and(|parent| broken.contains(&parent));
+        if slot.is_none() && (after_hole || parent_failed) {
+            *slot = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
+        }
+        if slot.is_some() {
+            broken.push(step.identity.hash);
+        }
+    }
+    let whole =
+        places.iter().zip(failures.iter()).filter(|(_, slot)| slot.is_none()).map(|(&place, _)| place);
+    let completions = arrivals.complete_each(whole);
+    let removed = failures.iter_mut().filter(|slot| slot.is_none()).zip(completions);
+    for (slot, _) in removed.filter(|(_, completion)| *completion == Completion::Removed) {
+        *slot = Some(Failure::new(FailureKind::Missing, "the block was removed while it was on its way"));
+    }
+    arrivals
+}
