@@ -103,6 +103,7 @@ functions! {
     device_get: c"cuDeviceGet" (*mut c_int, c_int);
     device_name: c"cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_total: c"cuDeviceTotalMem_v2" (*mut usize, c_int);
+    device_attribute: c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain: c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     context_release: c"cuDevicePrimaryCtxRelease_v2" (c_int);
     context_push: c"cuCtxPushCurrent_v2" (Handle);
@@ -125,6 +126,12 @@ functions! {
     copy_device_to_host: c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
     copy_device_to_device: c"cuMemcpyDtoDAsync_v2" (u64, u64, usize, Handle);
     set_bytes: c"cuMemsetD8Async" (u64, u8, usize, Handle);
+    module_load: c"cuModuleLoadData" (*mut Handle, *const c_void);
+    module_unload: c"cuModuleUnload" (Handle);
+    module_function: c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    launch: c"cuLaunchKernel" (
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+    );
 }
 
 fn find(lookup: &dyn Fn(&CStr) -> Option<*mut c_void>, name: &CStr) -> Result<*mut c_void, CudaUnavailable> {

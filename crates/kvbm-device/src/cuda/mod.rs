@@ -8,6 +8,7 @@
 mod driver;
 mod event;
 mod memory;
+mod module;
 mod stream;
 
 use std::any::Any;
@@ -22,10 +23,18 @@ use crate::{
 
 pub use driver::{CudaDriver, CudaUnavailable};
 use driver::{Functions, Handle};
+pub use module::{CudaFunction, CudaLaunch, CudaModule};
 pub use stream::CudaStream;
 
 /// Most operations queued on a stream.
 const QUEUE_LIMIT: usize = 1024;
+
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
+const MULTIPROCESSORS: c_int = 16;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`
+const CAPABILITY_MAJOR: c_int = 75;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`
+const CAPABILITY_MINOR: c_int = 76;
 
 /// Bytes that the driver aligns every allocation to.
 const GRANULARITY: u64 = 256;
@@ -67,6 +76,34 @@ impl CudaDevice {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Multiprocessors of the device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn multiprocessors(&self) -> Result<u32, DeviceError> {
+        self.shared.attribute(MULTIPROCESSORS)
+    }
+
+    /// Compute capability: 9 and 0 for H100 and H200.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn compute_capability(&self) -> Result<(u32, u32), DeviceError> {
+        Ok((self.shared.attribute(CAPABILITY_MAJOR)?, self.shared.attribute(CAPABILITY_MINOR)?))
+    }
+
+    /// Loads an image of kernels: a fatbin, a cubin or PTX.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`]: no code for this device, out of memory.
+    ///
+    /// # Safety
+    /// The driver is not told how long the image is: it must be whole.
+    pub unsafe fn load_module(&self, image: &[u8]) -> Result<Arc<CudaModule>, DeviceError> {
+        // SAFETY: the caller has a whole image.
+        unsafe { CudaModule::load(&self.shared, image) }.map(Arc::new)
+    }
+
     /// An event that completes when an engine's event, as it was recorded last, is complete.
     ///
     /// # Errors
@@ -106,6 +143,14 @@ impl Shared {
         self.check("cuDevicePrimaryCtxRetain", code)?;
         self.context = context;
         Ok(())
+    }
+
+    fn attribute(&self, attribute: c_int) -> Result<u32, DeviceError> {
+        let mut value = 0;
+        // SAFETY: writes a number through a pointer to one.
+        let code = unsafe { (self.functions().device_attribute)(&raw mut value, attribute, self.handle) };
+        self.check("cuDeviceGetAttribute", code)?;
+        Ok(u32::try_from(value).unwrap_or(0))
     }
 
     fn functions(&self) -> &Functions {

@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 
 use super::driver::Handle;
 use super::event::CudaEvent;
+use super::module::{CudaFunction, CudaLaunch};
 use super::{QUEUE_LIMIT, Shared};
 use crate::{
     Completer, CopyBatch, CopyPiece, CopyRejected, DeviceError, DeviceId, DeviceMemory, Direction, Event,
-    EventStatus, Stream,
+    EventStatus, Owner, Stream,
 };
 
 /// `CU_STREAM_NON_BLOCKING`: never waits for the legacy default stream.
@@ -44,6 +45,7 @@ enum Op {
 enum Work {
     Copy(CopyBatch),
     Fill { memory: DeviceMemory, offset: u64, len: u64, byte: u8 },
+    Launch { function: CudaFunction, launch: CudaLaunch, _owners: Vec<Owner> },
 }
 
 /// An event on its way through the stream. Whatever becomes of it, nobody waits for ever.
@@ -115,6 +117,31 @@ impl CudaStream {
     pub unsafe fn wait_engine(&self, event: usize) -> Result<(), DeviceError> {
         self.state.status()?;
         self.send(Op::WaitEngine(event)).map_err(|refused| refused.0)
+    }
+
+    /// Queues a launch. `owners` live until it is complete.
+    ///
+    /// # Errors
+    /// Full queue, poisoned stream, a kernel of another device.
+    ///
+    /// # Safety
+    /// The argument is the kernel's. Until the launch is complete, the memory that it leads to stays allocated, and nobody
+    /// else writes what the kernel reads or touches what it writes.
+    pub unsafe fn launch(
+        &self,
+        function: &CudaFunction,
+        launch: CudaLaunch,
+        owners: Vec<Owner>,
+    ) -> Result<Event, DeviceError> {
+        if !function.is_of(&self.state.shared) {
+            let device = self.state.shared.name.clone();
+            return Err(DeviceError::Unsupported {
+                device,
+                operation: "launching a kernel of another device",
+            });
+        }
+        let work = Work::Launch { function: function.clone(), launch, _owners: owners };
+        self.submit(work).map_err(|refused| refused.0)
     }
 
     /// A refused operation comes back as it was.
@@ -281,6 +308,10 @@ impl State {
                     self.shared.check("cuMemsetD8Async", code)?;
                 }
             }
+            Some(Work::Launch { function, launch, .. }) => {
+                // SAFETY: whoever queued the launch answers for its argument and the memory; the operation holds the owners.
+                unsafe { function.issue(launch, self.stream) }?;
+            }
             None => {}
         }
         ticket.event.record(self.stream)
@@ -388,6 +419,7 @@ impl Work {
                 format!("{} copy of {} bytes in {} pieces", batch.direction(), batch.bytes(), batch.len())
             }
             Self::Fill { memory, offset, len, .. } => format!("fill of {len} bytes at {offset} of {memory}"),
+            Self::Launch { launch, .. } => format!("launch of {} blocks of threads", launch.grid),
         }
     }
 }

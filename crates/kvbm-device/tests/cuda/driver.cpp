@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -74,6 +75,7 @@ struct Driver {
   std::map<uint64_t, size_t> registrations;
   std::set<Stream*> streams;
   std::set<Event*> events;
+  std::set<uintptr_t> modules;
   std::string failing;  // the call that fails
   int failure = 0;      // with what
   int after = 0;        // once it has succeeded so often
@@ -145,6 +147,19 @@ int enqueue_work(Stream* stream, std::function<void()> work) {
   });
 }
 
+// A kernel of this driver alone: sets bytes.
+struct Fill {
+  uint64_t to;
+  uint32_t bytes;
+  uint32_t byte;
+};
+
+struct Function {
+  std::string name;
+};
+
+std::map<std::string, Function> functions;
+
 // Whether the range lies inside one allocation.
 bool on_device(uint64_t address, size_t bytes) {
   std::lock_guard<std::mutex> lock(driver.mutex);
@@ -157,6 +172,11 @@ bool on_device(uint64_t address, size_t bytes) {
 }  // namespace
 
 extern "C" {
+
+// Kernels that are linked in: whether there is one of this name, and what its launch comes to (empty if all is well).
+__attribute__((weak)) int kvbm_kernels_has(const char* name);
+__attribute__((weak)) int kvbm_kernels_run(const char* name, unsigned grid, unsigned threads, unsigned shared_bytes,
+                                           const void* argument, size_t bytes);
 
 int cuInit(unsigned flags) {
   ANSWER("cuInit", false);
@@ -375,6 +395,56 @@ int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, Stream* strea
   return enqueue_work(stream, [=] { memset((void*)to, byte, bytes); });
 }
 
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  ANSWER("cuDeviceGetAttribute", false);
+  *value = attribute == 16 ? 4 : attribute == 75 ? 9 : 0;
+  return attribute == 16 || attribute == 75 || attribute == 76 ? OK : INVALID_VALUE;
+}
+int cuModuleLoadData(uintptr_t* module, const void* image) {
+  ANSWER("cuModuleLoadData", true);
+  uint32_t magic;
+  if ((uintptr_t)image % 8) return INVALID_VALUE;
+  memcpy(&magic, image, sizeof magic);
+  if (magic != 0xBA55ED50) return 200;  // CUDA_ERROR_INVALID_IMAGE
+  static uintptr_t number = 0xA0;
+  std::lock_guard<std::mutex> lock(driver.mutex);
+  *module = ++number;
+  driver.modules.insert(*module);
+  return OK;
+}
+int cuModuleUnload(uintptr_t module) {
+  ANSWER("cuModuleUnload", true);
+  std::lock_guard<std::mutex> lock(driver.mutex);
+  return driver.modules.erase(module) ? OK : INVALID_HANDLE;
+}
+int cuModuleGetFunction(Function** function, uintptr_t module, const char* name) {
+  ANSWER("cuModuleGetFunction", true);
+  std::lock_guard<std::mutex> lock(driver.mutex);
+  if (!driver.modules.count(module)) return INVALID_HANDLE;
+  if (strcmp(name, "kvbm_test_fill") && !(kvbm_kernels_has && kvbm_kernels_has(name))) return NOT_FOUND;
+  *function = &functions.emplace(name, Function{name}).first->second;
+  return OK;
+}
+int cuLaunchKernel(Function* function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                   unsigned shared_bytes, Stream* stream, void** params, void** extra) {
+  ANSWER("cuLaunchKernel", true);
+  // The argument as one buffer; it is copied before this returns.
+  if (!grid || !threads || threads > 1024 || params || !extra) return INVALID_VALUE;
+  if (extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4]) return INVALID_VALUE;
+  const size_t bytes = *(size_t*)extra[3];
+  const std::string argument((const char*)extra[1], bytes);
+  return enqueue_work(stream, [=] {
+    if (function->name == "kvbm_test_fill") {
+      Fill fill;
+      memcpy(&fill, argument.data(), sizeof fill);
+      if (!on_device(fill.to, fill.bytes)) driver.dead = ILLEGAL_ADDRESS;
+      else memset((void*)fill.to, (int)fill.byte, fill.bytes);
+    } else if (kvbm_kernels_run(function->name.c_str(), grid, threads, shared_bytes, argument.data(), bytes)) {
+      driver.dead = ILLEGAL_ADDRESS;
+    }
+  });
+}
+
 // What a machine has.
 void kvbm_test_machine(int devices, int version) {
   driver.devices = devices;
@@ -391,11 +461,11 @@ void kvbm_test_fail(const char* call, int code, int after) {
 void kvbm_test_go_astray(int after) { driver.fail_operation = after; }
 // Longest delay before each operation.
 void kvbm_test_delay(int us) { driver.delay_us = us; }
-// Allocations, registrations, streams, events and contexts that are still there.
+// Allocations, registrations, streams, events, modules and contexts that are still there.
 int kvbm_test_left() {
   std::lock_guard<std::mutex> lock(driver.mutex);
   return (int)(driver.allocations.size() + driver.registrations.size() + driver.streams.size() +
-               driver.events.size()) + driver.contexts;
+               driver.events.size() + driver.modules.size()) + driver.contexts;
 }
 
 }  // extern "C"

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvbm_device::{
-    CopyBatch, CudaDevice, CudaUnavailable, Device, DeviceError, DeviceId, DeviceKind, Direction, Event,
-    EventStatus, HostBuffer, Stream, conformance,
+    CopyBatch, CudaDevice, CudaLaunch, CudaStream, CudaUnavailable, Device, DeviceError, DeviceId,
+    DeviceKind, Direction, Event, EventStatus, HostBuffer, Stream, conformance,
 };
 use library::{Engine, Library};
 
@@ -91,6 +91,65 @@ fn memory_that_the_driver_refuses_is_an_error_of_its_kind() {
     assert!(error.contains("cuStreamCreate says CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
     drop(device);
     library.assert_nothing_is_left();
+}
+
+/// What begins like a fatbin: the test driver asks for no more.
+const IMAGE: [u8; 12] = [0x50, 0xED, 0x55, 0xBA, 1, 0, 16, 0, 0, 0, 0, 0];
+
+fn fill(address: u64, bytes: u32, byte: u32) -> CudaLaunch {
+    let argument = [&address.to_le_bytes()[..], &bytes.to_le_bytes(), &byte.to_le_bytes()].concat();
+    CudaLaunch { grid: 3, threads: 256, shared_bytes: 0, argument }
+}
+
+#[test]
+fn kernels_are_loaded_and_launched_in_the_order_of_their_stream() {
+    let Some(library) = Library::new() else { return };
+    library.delay(Duration::from_micros(200));
+    let device = library.device();
+    assert_eq!((device.multiprocessors(), device.compute_capability()), (Ok(4), Ok((9, 0))));
+    // SAFETY: the test driver reads four bytes.
+    let module = unsafe { device.load_module(&IMAGE) }.expect("an image");
+    let error = module.function(c"nobody").unwrap_err().to_string();
+    assert!(error.contains("cuModuleGetFunction says CUDA_ERROR_NOT_FOUND (500)"), "{error}");
+    let function = module.function(c"kvbm_test_fill").expect("a kernel");
+    drop(module);
+    // SAFETY: as above.
+    let error = unsafe { device.load_module(b"no image") }.unwrap_err().to_string();
+    assert!(error.contains("cuModuleLoadData"), "{error}");
+
+    let opened = device.create_stream("launches").expect("a stream");
+    let stream = CudaStream::of(&*opened).expect("it is one");
+    let memory = device.allocate(4096, 256).expect("memory");
+    let owner: kvbm_device::Owner = Arc::new(());
+    for round in 0..20_u8 {
+        stream.fill(&memory, 0, 4096, 0).expect("queued");
+        let launch = fill(memory.address() + 1000, 1000, u32::from(round));
+        // SAFETY: the memory is held by the copy behind the launch.
+        unsafe { stream.launch(&function, launch, vec![Arc::clone(&owner)]) }.expect("queued");
+        let host = HostBuffer::zeroed(4096);
+        let mut batch = CopyBatch::new(Direction::DeviceToHost);
+        batch.push_device_to_host(&memory, 0, &host, 0, 4096).expect("fits");
+        stream.copy(batch).expect("queued").wait(soon()).expect("the copy completes");
+        let bytes = host.to_vec();
+        assert!(bytes[1000..2000].iter().all(|byte| *byte == round), "round {round}");
+        assert!(
+            bytes[..1000].iter().chain(&bytes[2000..]).all(|byte| *byte == 0),
+            "round {round}: beside it"
+        );
+    }
+    assert_eq!(Arc::strong_count(&owner), 1, "owners are let go with the launch");
+
+    let elsewhere = library.device();
+    let other = elsewhere.create_stream("elsewhere").expect("a stream");
+    let other = CudaStream::of(&*other).expect("it is one");
+    // SAFETY: it is refused.
+    let error = unsafe { other.launch(&function, fill(0, 0, 0), Vec::new()) }.unwrap_err();
+    assert!(matches!(error, DeviceError::Unsupported { .. }), "{error}");
+    library.fail(c"cuLaunchKernel", 701, 0);
+    // SAFETY: it is refused.
+    let refused = unsafe { stream.launch(&function, fill(memory.address(), 1, 1), Vec::new()) };
+    let error = refused.expect("queued").wait(soon()).unwrap_err().to_string();
+    assert!(error.contains("cuLaunchKernel says an unknown error (701)"), "{error}");
 }
 
 /// A copy of 8 pieces to the device and back.
