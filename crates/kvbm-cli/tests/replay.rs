@@ -72,7 +72,7 @@ fn a_trace_is_counted_block_by_block() {
             assert_eq!(number(&json, nothing), 0, "{mode}: {nothing}");
         }
         assert_eq!(json["capacity"], serde_json::json!([40, 40, 40]));
-        assert_eq!(json["policy"], "lru-leaf");
+        assert_eq!(json["policy"], "hazard");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the trace is left");
 }

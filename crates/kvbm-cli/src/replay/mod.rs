@@ -79,7 +79,8 @@ fn replay(
     requests: &Requests,
 ) -> Result<(Vec<Served>, Duration)> {
     let permits = Permits::new(blocks_for_requests(args, manager));
-    let server = Server::new(manager, requests, &permits, args.offload);
+    let ends = args.hint_accuracy.map(|accuracy| requests.endings(accuracy, args.seed));
+    let server = Server::new(manager, requests, &permits, args.offload, ends);
     let progress = Progress::new("requests", requests.len() as u64);
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let served = Mutex::new(vec![Served::default(); requests.len()]);

@@ -3,7 +3,9 @@
 use kvbm::tokens::BlockHasher;
 use kvbm::{BlockChain, SequenceHash};
 
+use crate::rng::Rng;
 use crate::trace::Trace;
+use std::collections::HashSet;
 
 /// Every request's hashes, one after the other: each block id of the trace stands for a full block and all before it.
 pub(super) struct Requests {
@@ -43,8 +45,46 @@ impl Requests {
         &self.hashes[start..end]
     }
 
+    /// For each request whether its last two blocks occur in no later request; each answer is flipped with probability
+    /// `1 - accuracy`, as `seed` decides.
+    pub(super) fn endings(&self, accuracy: f64, seed: u64) -> Vec<bool> {
+        const PARTS: u64 = 1 << 32;
+        // Not the numbers that made the workload.
+        let mut rng = Rng::new(seed ^ 0x656e_6469_6e67_7321);
+        let mut later: HashSet<SequenceHash> = HashSet::new();
+        let mut ends = vec![false; self.len()];
+        for (index, end) in ends.iter_mut().enumerate().rev() {
+            let hashes = self.hashes(index);
+            let truth = !hashes.iter().rev().take(2).any(|hash| later.contains(hash));
+            *end = truth ^ (rng.below(PARTS) as f64 >= accuracy * PARTS as f64);
+            later.extend(hashes);
+        }
+        ends
+    }
+
     /// The same as a chain.
     pub(super) fn chain<'a>(&self, hashes: &'a [SequenceHash]) -> BlockChain<'a> {
         BlockChain::of_hashes(hashes).in_namespace(self.hasher.tag())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm::tokens::Namespace;
+
+    #[test]
+    fn a_request_ends_its_branch_where_its_last_two_blocks_do_not_come_again() {
+        let mut trace = Trace::default();
+        for (at, blocks) in [&[1, 2, 3][..], &[1, 2, 3, 4], &[1, 9], &[1, 2, 5], &[2]].into_iter().enumerate()
+        {
+            trace.push(at as u64, 0, blocks);
+        }
+        let hasher = Namespace::new("test").page_size(16).hasher().unwrap();
+        let requests = Requests::new(&trace, hasher);
+        let truth = [false, true, false, false, true];
+        assert_eq!(requests.endings(1.0, 3), truth);
+        assert_eq!(requests.endings(0.0, 3), truth.map(|end| !end));
+        assert_eq!(requests.endings(0.5, 3), requests.endings(0.5, 3));
     }
 }

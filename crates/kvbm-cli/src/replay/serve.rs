@@ -38,6 +38,8 @@ pub(super) struct Server<'a> {
     requests: &'a Requests,
     permits: &'a Permits,
     offload: OffloadMode,
+    /// Which requests are said to end their branch, where hints are given at all.
+    ends: Option<Vec<bool>>,
     /// Troubles told so far.
     told: AtomicU64,
 }
@@ -48,8 +50,9 @@ impl<'a> Server<'a> {
         requests: &'a Requests,
         permits: &'a Permits,
         offload: OffloadMode,
+        ends: Option<Vec<bool>>,
     ) -> Self {
-        Self { manager, requests, permits, offload, told: AtomicU64::new(0) }
+        Self { manager, requests, permits, offload, ends, told: AtomicU64::new(0) }
     }
 
     /// Serves request `index`; without an engine only the books are kept.
@@ -61,6 +64,9 @@ impl<'a> Server<'a> {
         let left_out = (all.len() - hashes.len()) as u64;
         let mut served = Served { blocks: all.len() as u64, left_out, ..Served::default() };
         self.run(hashes, engine, &mut served)?;
+        if self.ends.as_ref().is_some_and(|ends| ends[index]) {
+            self.manager.branch_ends(self.requests.chain(hashes));
+        }
         if self.offload == OffloadMode::Wait {
             let done = self.manager.wait_offloads(Instant::now() + PATIENCE);
             anyhow::ensure!(done, "offloads did not end within {} s: is the disk stuck?", PATIENCE.as_secs());

@@ -31,6 +31,7 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
     config.device.capacity = g1;
     config.host.capacity = g2;
     config.policy.eviction = args.policy;
+    config.policy.seed = args.seed;
     if !g3.is_none() {
         config.disk.capacity = g3;
         // Without bytes nothing is ever opened; the configuration still wants a name.
