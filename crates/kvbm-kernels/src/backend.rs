@@ -98,7 +98,8 @@ impl Backend {
                 Err(KernelError::Backend { backend: self, why })
             }
             Self::Batch if !capabilities.batches => {
-                let why = "the driver has no cuMemcpyBatchAsync (it came with CUDA 12.8)";
+                let why =
+                    "its driver takes no batches of copies (cuMemcpyBatchAsync, which came with CUDA 12.8)";
                 Err(KernelError::Backend { backend: self, why })
             }
             Self::Kernel | Self::Batch | Self::Async => Ok(self),

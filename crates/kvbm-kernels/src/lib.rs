@@ -35,6 +35,8 @@
 mod backend;
 mod conversion;
 mod convert;
+#[allow(unsafe_code)]
+mod cuda;
 mod error;
 mod form;
 mod image;
@@ -52,6 +54,7 @@ pub use convert::{
     block_to_operational, block_to_universal, convert, convert_heads, operational_to_block,
     operational_to_universal, universal_to_block, universal_to_operational,
 };
+pub use cuda::{CudaKernels, StagedWords};
 pub use error::{Argument, KernelError};
 pub use form::{BlockForm, BlockShape, ChunkOrder, Heads};
 pub use image::{FATBIN, Image, ImageError, ImageKind, image_for, images};

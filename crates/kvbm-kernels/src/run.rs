@@ -15,9 +15,11 @@ pub trait Driver {
     /// A loaded image.
     type Module;
     /// A kernel of it.
-    type Function: Copy;
+    type Function: Clone;
     /// A queue of work.
     type Stream: ?Sized;
+    /// Words in device memory, kept there by this.
+    type Staged;
     /// What the driver says when it refuses.
     type Error: std::error::Error;
 
@@ -34,7 +36,7 @@ pub trait Driver {
     ///
     /// # Errors
     /// As the driver says: no image for this device, out of memory.
-    fn load(&self, fatbin: &[u8]) -> Result<Self::Module, Self::Error>;
+    fn load(&self, fatbin: &'static [u8]) -> Result<Self::Module, Self::Error>;
 
     /// The kernel of this name.
     ///
@@ -42,14 +44,16 @@ pub trait Driver {
     /// As the driver says: no such kernel.
     fn function(&self, module: &Self::Module, name: &'static str) -> Result<Self::Function, Self::Error>;
 
-    /// Puts words into device memory, in the machine's order, before whatever is queued next. They stay there until the
-    /// launch that is queued next is complete.
+    /// Puts words into device memory, in the machine's order, before whatever is queued next.
     ///
     /// # Errors
     /// As the driver says: out of memory.
-    fn stage(&self, stream: &Self::Stream, words: &[u64]) -> Result<u64, Self::Error>;
+    fn stage(&self, stream: &Self::Stream, words: &[u64]) -> Result<Self::Staged, Self::Error>;
 
-    /// Queues a launch of one-dimensional blocks of `threads` threads.
+    /// Device address of the first word.
+    fn address(staged: &Self::Staged) -> u64;
+
+    /// Queues a launch of one-dimensional blocks of `threads` threads. What is staged for it is kept until it is complete.
     ///
     /// # Errors
     /// As the driver says.
@@ -61,9 +65,10 @@ pub trait Driver {
     unsafe fn launch(
         &self,
         stream: &Self::Stream,
-        function: Self::Function,
-        launch: &Launch,
+        function: &Self::Function,
+        launch: Launch,
         threads: u32,
+        staged: Vec<Self::Staged>,
     ) -> Result<(), Self::Error>;
 
     /// Queues copies in one call, without order among themselves. Called only if [`Driver::has_batches`].
@@ -76,7 +81,7 @@ pub trait Driver {
     #[allow(unsafe_code)]
     unsafe fn copy_batch(&self, stream: &Self::Stream, pieces: &[Piece]) -> Result<(), Self::Error>;
 
-    /// Queues one copy.
+    /// Queues copies one by one.
     ///
     /// # Errors
     /// As the driver says.
@@ -84,7 +89,7 @@ pub trait Driver {
     /// # Safety
     /// As for [`Driver::launch`].
     #[allow(unsafe_code)]
-    unsafe fn copy(&self, stream: &Self::Stream, piece: Piece) -> Result<(), Self::Error>;
+    unsafe fn copy_each(&self, stream: &Self::Stream, pieces: &[Piece]) -> Result<(), Self::Error>;
 }
 
 /// Carries conversions out on one device.
@@ -162,13 +167,17 @@ impl<D: Driver> Converter<D> {
         let piece_bytes = conversion.piece_bytes();
         let backend = backend.choose(self.capabilities(), self.crossover.as_ref(), piece_bytes)?;
         if backend == Backend::Kernel {
-            let stage = |argument| self.stage(stream, conversion.table(argument));
+            let limits = self.driver.limits();
             // Refused before anything is staged if it is too much for one launch.
-            conversion.launch(self.driver.limits(), 0, 0)?;
-            let (from, to) = (stage(Argument::Sources)?, stage(Argument::Destinations)?);
-            if let Some(launch) = conversion.launch(self.driver.limits(), from, to)? {
+            if conversion.launch(limits, 0, 0)?.is_none() {
+                return Ok(backend);
+            }
+            let mut staged = Vec::new();
+            let from = self.stage(stream, conversion.table(Argument::Sources), &mut staged)?;
+            let to = self.stage(stream, conversion.table(Argument::Destinations), &mut staged)?;
+            if let Some(launch) = conversion.launch(limits, from, to)? {
                 // SAFETY: the argument was made for this kernel of checked operands; the caller answers for their memory.
-                unsafe { self.launch(stream, &launch) }?;
+                unsafe { self.launch(stream, launch, staged) }?;
             }
         } else {
             let mut pieces = conversion.pieces();
@@ -203,10 +212,11 @@ impl<D: Driver> Converter<D> {
         let average = copies.bytes() / (pieces.len() as u64).max(1);
         let backend = backend.choose(self.capabilities(), self.crossover.as_ref(), average)?;
         if backend == Backend::Kernel {
-            let table = self.stage(stream, copies.table())?;
+            let mut staged = Vec::new();
+            let table = self.stage(stream, copies.table(), &mut staged)?;
             if let Some(launch) = copies.launch(self.driver.limits(), table) {
                 // SAFETY: the argument was made for this kernel of checked pairs; the caller answers for their memory.
-                unsafe { self.launch(stream, &launch) }?;
+                unsafe { self.launch(stream, launch, staged) }?;
             }
         } else {
             let whole: Vec<Piece> = pieces.iter().filter(|piece| piece.bytes > 0).copied().collect();
@@ -218,26 +228,41 @@ impl<D: Driver> Converter<D> {
         Ok(backend)
     }
 
-    fn stage(&self, stream: &D::Stream, words: &[u64]) -> Result<u64, KernelError> {
+    /// Address of the staged words, 0 if there are none.
+    fn stage(
+        &self,
+        stream: &D::Stream,
+        words: &[u64],
+        staged: &mut Vec<D::Staged>,
+    ) -> Result<u64, KernelError> {
         if words.is_empty() {
             return Ok(0);
         }
-        self.driver.stage(stream, words).map_err(|error| said("staging addresses", &error))
+        let words = self.driver.stage(stream, words).map_err(|error| said("staging addresses", &error))?;
+        let address = D::address(&words);
+        staged.push(words);
+        Ok(address)
     }
 
     /// # Safety
     /// As for [`Driver::launch`].
     #[allow(unsafe_code)]
-    unsafe fn launch(&self, stream: &D::Stream, launch: &Launch) -> Result<(), KernelError> {
+    unsafe fn launch(
+        &self,
+        stream: &D::Stream,
+        launch: Launch,
+        staged: Vec<D::Staged>,
+    ) -> Result<(), KernelError> {
         let loaded = self.kernels.as_ref().map_err(Clone::clone)?;
-        let function = loaded.functions[&launch.kernel];
+        let name = launch.kernel.name();
+        let function = &loaded.functions[&launch.kernel];
         // SAFETY: the caller answers for the argument and the memory.
-        unsafe { self.driver.launch(stream, function, launch, THREADS) }
-            .map_err(|error| said(launch.kernel.name(), &error))
+        unsafe { self.driver.launch(stream, function, launch, THREADS, staged) }
+            .map_err(|error| said(name, &error))
     }
 
     /// # Safety
-    /// As for [`Driver::copy`].
+    /// As for [`Driver::copy_each`].
     #[allow(unsafe_code)]
     unsafe fn copy_all(
         &self,
@@ -250,15 +275,12 @@ impl<D: Driver> Converter<D> {
             return unsafe { self.driver.copy_batch(stream, pieces) }
                 .map_err(|error| said("a batch of copies", &error));
         }
-        for piece in pieces {
-            // SAFETY: the caller answers for the memory.
-            unsafe { self.driver.copy(stream, *piece) }.map_err(|error| said("a copy", &error))?;
-        }
-        Ok(())
+        // SAFETY: the caller answers for the memory.
+        unsafe { self.driver.copy_each(stream, pieces) }.map_err(|error| said("copies", &error))
     }
 }
 
-fn load<D: Driver>(driver: &D, fatbin: &[u8]) -> Result<Loaded<D>, KernelError> {
+fn load<D: Driver>(driver: &D, fatbin: &'static [u8]) -> Result<Loaded<D>, KernelError> {
     let module = driver.load(fatbin).map_err(|error| said("loading the kernels", &error))?;
     let mut functions = HashMap::new();
     for kernel in Kernel::ALL {

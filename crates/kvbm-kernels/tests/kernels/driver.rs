@@ -61,6 +61,7 @@ impl Driver for &Emulated {
     type Module = Vec<u8>;
     type Function = &'static str;
     type Stream = ();
+    type Staged = u64;
     type Error = Refused;
 
     fn device(&self) -> u32 {
@@ -75,7 +76,7 @@ impl Driver for &Emulated {
         self.batches
     }
 
-    fn load(&self, fatbin: &[u8]) -> Result<Vec<u8>, Refused> {
+    fn load(&self, fatbin: &'static [u8]) -> Result<Vec<u8>, Refused> {
         self.call("load", &fatbin.len().to_string())?;
         Ok(fatbin.to_vec())
     }
@@ -91,16 +92,24 @@ impl Driver for &Emulated {
         Ok(self.memory.borrow_mut().table(words))
     }
 
+    fn address(staged: &u64) -> u64 {
+        *staged
+    }
+
     unsafe fn launch(
         &self,
         (): &(),
-        function: &'static str,
-        launch: &Launch,
+        function: &&'static str,
+        launch: Launch,
         threads: u32,
+        staged: Vec<u64>,
     ) -> Result<(), Refused> {
         self.call("launch", function)?;
-        assert_eq!((function, threads), (launch.kernel.name(), THREADS));
-        self.machine.borrow_mut().run(launch, &mut self.memory.borrow_mut(), false).map_err(Refused)
+        assert_eq!((*function, threads), (launch.kernel.name(), THREADS));
+        let memory = self.memory.borrow();
+        assert!(staged.iter().all(|address| memory.find(*address).is_some()), "what was staged is there");
+        drop(memory);
+        self.machine.borrow_mut().run(&launch, &mut self.memory.borrow_mut(), false).map_err(Refused)
     }
 
     unsafe fn copy_batch(&self, (): &(), pieces: &[Piece]) -> Result<(), Refused> {
@@ -109,9 +118,9 @@ impl Driver for &Emulated {
         pieces.iter().try_for_each(|piece| self.move_piece(*piece))
     }
 
-    unsafe fn copy(&self, (): &(), piece: Piece) -> Result<(), Refused> {
-        self.call("copy", "")?;
-        self.move_piece(piece)
+    unsafe fn copy_each(&self, (): &(), pieces: &[Piece]) -> Result<(), Refused> {
+        self.call("copy", &pieces.len().to_string())?;
+        pieces.iter().try_for_each(|piece| self.move_piece(*piece))
     }
 }
 
@@ -254,7 +263,7 @@ fn every_call_that_the_driver_refuses_is_an_error_that_says_which() {
         ("stage", Backend::Kernel, "staging addresses: the driver says: stage is refused"),
         ("launch", Backend::Kernel, "kvbm_rows_16: the driver says: launch is refused"),
         ("batch", Backend::Batch, "a batch of copies: the driver says: batch is refused"),
-        ("copy", Backend::Async, "a copy: the driver says: copy is refused"),
+        ("copy", Backend::Async, "copies: the driver says: copy is refused"),
     ] {
         let driver = Emulated::new(true);
         driver.refuses.set(call);

@@ -2,6 +2,7 @@
 //! formulas of its own.
 
 mod cases;
+mod cuda;
 mod driver;
 mod memory;
 mod program;

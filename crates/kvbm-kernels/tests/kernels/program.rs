@@ -100,8 +100,8 @@ impl Program {
     }
 }
 
-/// The program, or a note that it is missing where that is allowed.
-fn required(built: Result<PathBuf, String>, sanitizers: &[&str]) -> Option<PathBuf> {
+/// What was built, or a note that it is missing where that is allowed.
+pub(crate) fn required(built: Result<PathBuf, String>, sanitizers: &[&str]) -> Option<PathBuf> {
     match built {
         Ok(program) => Some(program),
         Err(why) => {
@@ -113,17 +113,26 @@ fn required(built: Result<PathBuf, String>, sanitizers: &[&str]) -> Option<PathB
     }
 }
 
+/// The C++ compiler to use.
+pub(crate) fn compiler() -> String {
+    std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned())
+}
+
+/// Runs a compiler; an error is what it says.
+pub(crate) fn run_compiler(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| {
+        format!("{NO_COMPILER} `{}` ({error}); name one in CXX", command.get_program().display())
+    })?;
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(errors) }
+}
+
 fn compile(source: &Path, name: &str, sanitizers: &[&str]) -> Result<PathBuf, String> {
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let cpu = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join("kernels").join("cpu");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let mut command = Command::new(&compiler);
+    let mut command = Command::new(compiler());
     command.args(FLAGS).args(sanitizers).arg("-I").arg(source).arg("-I").arg(&cpu);
-    command.arg(cpu.join("program.cpp")).arg("-o").arg(&program);
-    let output =
-        command.output().map_err(|error| format!("{NO_COMPILER} `{compiler}` ({error}); name one in CXX"))?;
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.success() { Ok(program) } else { Err(errors) }
+    run_compiler(command.arg(cpu.join("program.cpp")).arg("-o").arg(&program)).map(|()| program)
 }
 
 impl Drop for Program {
