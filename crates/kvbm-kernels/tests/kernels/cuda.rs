@@ -142,17 +142,35 @@ fn conversions_through_the_cuda_device() {
     let Some(machine) = Machine::new("cuda-conversions") else { return };
     machine.delay(100);
     let device = CudaDevice::open(&machine.driver, DeviceId(0)).expect("a device");
+    assert_eq!(convert_on(&device, 12), 36);
+}
+
+/// On a real GPU. Where there is none this says so, and fails only if one is required (`KVBM_REQUIRE_GPU=1`, as
+/// `cargo xtask test-gpu` sets it).
+#[test]
+fn gpu_conversions() {
+    let found = CudaDriver::open().and_then(|driver| CudaDevice::open(&driver, DeviceId(0)));
+    match found {
+        Ok(device) => assert_eq!(convert_on(&device, 300), 900),
+        Err(why) => {
+            assert!(std::env::var_os("KVBM_REQUIRE_GPU").is_none(), "no CUDA device was found: {why}");
+            eprintln!("skipped: no CUDA device was found: {why}");
+        }
+    }
+}
+
+/// Converts random shapes on three streams at once, each against the CPU's result; how many.
+fn convert_on(device: &CudaDevice, rounds: usize) -> usize {
     let converter = Converter::new(CudaKernels::new(device.clone()).expect("attributes"));
     assert_eq!(converter.kernels(), Ok(()));
     let converter = &converter;
     std::thread::scope(|scope| {
         for thread in 0..3_u64 {
-            let device = &device;
             scope.spawn(move || {
                 let opened = device.create_stream("conversions").expect("a stream");
                 let stream = CudaStream::of(&*opened).expect("it is one");
                 let mut random = Random(thread + 77);
-                for round in 0..12 {
+                for round in 0..rounds {
                     let hd = random.pick(&[3, 8, 36, 64, 128]);
                     let shape = BlockShape::new(2, 2, 1 + random.below(5), 1 + random.below(17), hd, 2);
                     let shape = shape.expect("a small shape");
@@ -177,6 +195,7 @@ fn conversions_through_the_cuda_device() {
             });
         }
     });
+    3 * rounds
 }
 
 #[test]
