@@ -119,6 +119,9 @@ impl Entry {
     }
 }
 
+/// Blocks looked up at the same time.
+pub(crate) const LOOKUPS: usize = 32;
+
 /// All entries and the table that finds them.
 pub(crate) struct Entries {
     all: Vec<Entry>,
@@ -136,6 +139,35 @@ impl Entries {
     #[inline]
     pub(crate) fn find(&self, group: GroupId, hash: SequenceHash) -> Option<u32> {
         self.table.find(&self.table.key(group, hash), &self.all)
+    }
+
+    /// The entries of up to [`LOOKUPS`] blocks of a group, `NONE` for those that have none. In passes, each of which reads
+    /// memory that does not depend on the pass's other reads: the machine waits for the slowest, not for the sum.
+    #[inline]
+    pub(crate) fn find_many(&self, group: GroupId, hashes: &[SequenceHash], out: &mut [u32; LOOKUPS]) {
+        let mut keys = [Key::NONE; LOOKUPS];
+        for (hash, key) in hashes.iter().zip(&mut keys) {
+            *key = self.table.key(group, *hash);
+        }
+        let keys = &keys[..hashes.len().min(LOOKUPS)];
+        self.table.fetch(keys);
+        let mut guesses = [None; LOOKUPS];
+        for (key, guess) in keys.iter().zip(&mut guesses) {
+            *guess = self.table.guess(key);
+        }
+        let mut sure = [false; LOOKUPS];
+        for ((hash, guess), sure) in hashes.iter().zip(&guesses).zip(&mut sure) {
+            *sure = guess.is_some_and(|index| {
+                let entry = &self.all[index as usize];
+                entry.hash == *hash && entry.group() == group
+            });
+        }
+        for (at, found) in out.iter_mut().take(keys.len()).enumerate() {
+            *found = match guesses[at] {
+                Some(index) if sure[at] => index,
+                _ => self.table.find(&keys[at], &self.all).unwrap_or(NONE),
+            };
+        }
     }
 
     /// The entry of `identity`, new if there is none. Its parent's entry comes into being with it if need be (groups

@@ -1,5 +1,6 @@
 //! Looking up, pinning and touching.
 
+use super::entry::LOOKUPS;
 use super::slot::Usage;
 use super::{Core, NONE, Pin, Presence};
 use crate::prefix::{ArrivingBlock, PrefixBlock};
@@ -24,10 +25,7 @@ impl Core {
         tiers: TierMask,
     ) -> Option<(u32, usize)> {
         let index = self.entries.find(group, hash)?;
-        let entry = &self.entries[index];
-        let on =
-            |tier: &usize| tiers.contains(Tier::SLOTTED[*tier]) && entry.presence(*tier) == Presence::Present;
-        (0..TIERS).find(on).map(|tier| (index, tier))
+        self.nearest_of(index, tiers).map(|tier| (index, tier))
     }
 
     /// The longest useful prefix on `tiers`, each block pinned on its nearest tier. `out` has room for `hashes`.
@@ -41,15 +39,46 @@ impl Core {
         let range = self.useful_range(group, hashes, tiers);
         let start = range.start;
         let mut namespace = NamespaceId::default();
-        for &hash in &hashes[range] {
-            let Some((index, tier)) = self.find_present(group, hash, tiers) else { break };
-            let entry = &self.entries[index];
-            let slot = entry.slots[tier];
-            namespace = entry.namespace;
-            self.pin(tier, slot, Pin::Use);
-            out.push(PrefixBlock { block: BlockId(slot), tier: Tier::SLOTTED[tier] });
+        let useful = &hashes[range];
+        // Most often nothing is there.
+        let first = useful.first().and_then(|&hash| self.find_present(group, hash, tiers));
+        let useful = if first.is_some() { useful } else { &[] };
+        let mut found = [NONE; LOOKUPS];
+        'all: for part in useful.chunks(LOOKUPS) {
+            self.entries.find_many(group, part, &mut found);
+            self.fetch_slots(&found[..part.len()], tiers);
+            for &index in &found[..part.len()] {
+                let Some(tier) = self.nearest_of(index, tiers) else { break 'all };
+                let entry = &self.entries[index];
+                let slot = entry.slots[tier];
+                namespace = entry.namespace;
+                self.pin(tier, slot, Pin::Use);
+                out.push(PrefixBlock { block: BlockId(slot), tier: Tier::SLOTTED[tier] });
+            }
         }
         Found { namespace, start, blocks: out }
+    }
+
+    /// Reads the slots of entries for no other reason than to have them near.
+    #[inline]
+    fn fetch_slots(&self, found: &[u32], tiers: TierMask) {
+        let read = |all: u32, &index: &u32| match self.nearest_of(index, tiers) {
+            Some(tier) => all | self.tiers[tier].slots[self.entries[index].slots[tier] as usize].entry,
+            None => all,
+        };
+        std::hint::black_box(found.iter().fold(0, read));
+    }
+
+    /// The nearest of `tiers` on which an entry's block is.
+    #[inline]
+    fn nearest_of(&self, index: u32, tiers: TierMask) -> Option<usize> {
+        if index == NONE {
+            return None;
+        }
+        let entry = &self.entries[index];
+        let on =
+            |tier: &usize| tiers.contains(Tier::SLOTTED[*tier]) && entry.presence(*tier) == Presence::Present;
+        (0..TIERS).find(on)
     }
 
     /// Which blocks the longest useful prefix consists of. A Full prefix is taken from the front as far as it goes,
@@ -111,7 +140,11 @@ impl Core {
     pub(crate) fn touch(&mut self, group: GroupId, hashes: &[SequenceHash]) {
         let mut found = std::mem::take(&mut self.touched);
         found.clear();
-        found.extend(hashes.iter().map(|&hash| self.used_entry(self.entries.find(group, hash))));
+        let mut entries = [NONE; LOOKUPS];
+        for part in hashes.chunks(LOOKUPS) {
+            self.entries.find_many(group, part, &mut entries);
+            found.extend(entries[..part.len()].iter().map(|&index| self.used_entry(index)));
+        }
         self.touch_entries(&found);
         self.touched = found;
     }
@@ -120,17 +153,15 @@ impl Core {
     pub(crate) fn touch_pinned(&mut self, tier: usize, blocks: &[BlockId]) {
         let mut found = std::mem::take(&mut self.touched);
         found.clear();
-        found.extend(blocks.iter().map(|block| {
-            let index = self.tiers[tier].slots[block.index()].entry;
-            self.used_entry((index != NONE).then_some(index))
-        }));
+        let entry = |block: &BlockId| self.used_entry(self.tiers[tier].slots[block.index()].entry);
+        found.extend(blocks.iter().map(entry));
         self.touch_entries(&found);
         self.touched = found;
     }
 
     /// An entry that is more than a name in a chain.
-    fn used_entry(&self, index: Option<u32>) -> u32 {
-        index.filter(|&index| !self.entries[index].is_nowhere()).unwrap_or(NONE)
+    fn used_entry(&self, index: u32) -> u32 {
+        if index == NONE || self.entries[index].is_nowhere() { NONE } else { index }
     }
 
     /// Blocks of one request, in order; `NONE` where there is none.

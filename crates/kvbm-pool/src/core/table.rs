@@ -66,6 +66,11 @@ pub(crate) struct Key {
     mixed: u64,
 }
 
+impl Key {
+    pub(crate) const NONE: Self =
+        Self { group: GroupId(0), hash: SequenceHash::from_bytes([0; 16]), mixed: 0 };
+}
+
 pub(crate) struct Table {
     lines: Vec<Line>,
     len: usize,
@@ -137,6 +142,22 @@ impl Table {
     #[inline]
     pub(crate) fn find(&self, key: &Key, entries: &[Entry]) -> Option<u32> {
         self.locate(key, entries).map(|(_, _, index)| index)
+    }
+
+    /// Reads the home lines of `keys` for no other reason than to have them near: as nothing depends on what is read, the
+    /// processor waits for many lines at the same time.
+    #[inline]
+    pub(crate) fn fetch(&self, keys: &[Key]) {
+        let read = |all, key: &Key| all | self.lines[self.home(key.mixed)].overflow;
+        std::hint::black_box(keys.iter().fold(0, read));
+    }
+
+    /// The first entry in the home line of `key` that its tag fits: its entry most often, if it has one.
+    #[inline]
+    pub(crate) fn guess(&self, key: &Key) -> Option<u32> {
+        let line = &self.lines[self.home(key.mixed)];
+        let lanes = line.lanes(Self::tag(key.mixed));
+        (lanes != 0).then(|| line.entries[Line::first(lanes)])
     }
 
     /// Adds a key that is not there; `entries` already holds it at `index`.
