@@ -2,7 +2,7 @@
 
 mod support;
 
-use kvbm::config::Blocks;
+use kvbm::config::{Blocks, EvictionPolicy};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier};
 use support::{model, namespace, serve, soon, tokens, two_tiers};
 
@@ -34,6 +34,7 @@ fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
             .host(Blocks(16))
             .disk(dir.path(), Blocks(64))
             .configure(|config| {
+                config.policy.eviction = EvictionPolicy::LruLeaf;
                 config.disk.drive_writes_per_day = 0.0;
                 config.offload.g1_g2.queue_share = 1.0;
                 config.offload.g2_g3.queue_share = 1.0;

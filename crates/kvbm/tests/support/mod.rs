@@ -23,14 +23,17 @@ pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// A manager with G1 and G2 of these sizes.
+/// A manager with G1 and G2 of these sizes. It evicts by recency, so that a test can say which block goes.
 pub fn two_tiers(g1: u32, g2: u32) -> KvBlockManager<Owned> {
     KvBlockManager::<Owned>::builder()
         .model(model())
         .namespace(namespace())
         .device(Blocks(g1))
         .host(Blocks(g2))
-        .configure(|config| config.offload.g1_g2.queue_share = 1.0)
+        .configure(|config| {
+            config.offload.g1_g2.queue_share = 1.0;
+            config.policy.eviction = kvbm::config::EvictionPolicy::LruLeaf;
+        })
         .build()
         .unwrap()
 }
