@@ -10,6 +10,7 @@ mod dependencies;
 mod gpu;
 mod kernels;
 mod miri;
+mod nats;
 mod outside;
 mod smoke;
 mod steps;

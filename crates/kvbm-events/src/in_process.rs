@@ -1,10 +1,10 @@
 //! The transport inside one process: a bounded queue per subscriber.
 
+use crate::queue::{Queue, QueueReceiver};
 use crate::{EventReceiver, EventTransport, Payload, TransportError};
-use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const NAME: &str = "in-process";
 
@@ -67,7 +67,7 @@ impl EventTransport for InProcessTransport {
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
         let queue = Arc::new(Queue::default());
         self.subscribers.lock().push(Arc::downgrade(&queue));
-        Ok(Box::new(Receiver { queue }))
+        Ok(Box::new(QueueReceiver::new(queue, NAME)))
     }
 }
 
@@ -75,74 +75,9 @@ impl Drop for InProcessTransport {
     fn drop(&mut self) {
         for queue in self.subscribers.get_mut().drain(..) {
             if let Some(queue) = queue.upgrade() {
-                queue.state.lock().closed = true;
-                queue.arrived.notify_all();
+                queue.close();
             }
         }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    state: Mutex<QueueState>,
-    arrived: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct QueueState {
-    payloads: VecDeque<Payload>,
-    bytes: usize,
-    dropped: u64,
-    closed: bool,
-}
-
-impl Queue {
-    fn push(&self, payload: &Payload, limit: &InProcessConfig) {
-        let mut state = self.state.lock();
-        while !state.payloads.is_empty()
-            && (state.payloads.len() >= limit.queue_batches
-                || state.bytes + payload.len() > limit.queue_bytes)
-        {
-            state.pop();
-            state.dropped += 1;
-        }
-        state.bytes += payload.len();
-        state.payloads.push_back(Arc::clone(payload));
-        self.arrived.notify_one();
-    }
-}
-
-impl QueueState {
-    fn pop(&mut self) -> Option<Payload> {
-        let payload = self.payloads.pop_front()?;
-        self.bytes -= payload.len();
-        Some(payload)
-    }
-}
-
-struct Receiver {
-    queue: Arc<Queue>,
-}
-
-impl EventReceiver for Receiver {
-    fn recv(&mut self, timeout: Duration) -> Result<Option<Payload>, TransportError> {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.queue.state.lock();
-        loop {
-            if let Some(payload) = state.pop() {
-                return Ok(Some(payload));
-            }
-            if state.closed {
-                return Err(TransportError::Closed { transport: NAME });
-            }
-            if self.queue.arrived.wait_until(&mut state, deadline).timed_out() {
-                return Ok(state.pop());
-            }
-        }
-    }
-
-    fn dropped(&self) -> u64 {
-        self.queue.state.lock().dropped
     }
 }
 

@@ -29,7 +29,10 @@ mod in_process;
 mod index;
 mod manager;
 mod msgpack;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod publisher;
+mod queue;
 mod subscriber;
 mod tracker;
 mod transport;

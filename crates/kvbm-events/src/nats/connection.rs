@@ -1,0 +1,204 @@
+//! The thread of a connection: carries out one command after the other.
+
+use super::stream::{self, Kept};
+use super::{Login, NatsConfig, unavailable};
+use crate::queue::Queue;
+use crate::{InProcessConfig, Payload, TransportError};
+use async_nats::connection::State;
+use async_nats::{Client, ConnectOptions};
+use bytes::Bytes;
+use crossbeam_channel::Sender;
+use futures_util::StreamExt;
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// What a caller wants. Nobody listens to an answer that comes after the deadline.
+pub(super) enum Command {
+    Publish { payload: Payload, deadline: Instant, answer: Sender<Result<(), TransportError>> },
+    Subscribe { deadline: Instant, answer: Sender<Result<Arc<Queue>, TransportError>> },
+}
+
+/// Messages that the client buffers on their way out: so many batches, no more, are lost with a connection.
+const OUTGOING: usize = 16;
+/// Messages that the client buffers for one subscription. They are moved to the subscriber's own queue at once.
+const INCOMING: usize = 1024;
+
+/// Connects, says how that went, and serves until nobody can ask any more.
+pub(super) fn run(
+    config: NatsConfig,
+    mut inbox: mpsc::Receiver<Command>,
+    ready: &Sender<Result<(), TransportError>>,
+) {
+    let name = config.name();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            // The caller has its own deadline.
+            let _ = ready.try_send(Err(unavailable(name, format!("no runtime: {error}"))));
+            return;
+        }
+    };
+    runtime.block_on(async {
+        match Connection::open(config).await {
+            Ok(connection) => {
+                let _ = ready.try_send(Ok(()));
+                while let Some(command) = inbox.recv().await {
+                    connection.carry_out(command).await;
+                }
+                // What the server has not taken within a second is lost and shows up as a gap.
+                let _ = tokio::time::timeout(Duration::from_secs(1), connection.client.flush()).await;
+            }
+            Err(error) => {
+                let _ = ready.try_send(Err(error));
+            }
+        }
+    });
+}
+
+struct Connection {
+    name: &'static str,
+    client: Client,
+    subject: String,
+    queue: InProcessConfig,
+    kept: Option<Kept>,
+}
+
+impl Connection {
+    async fn open(config: NatsConfig) -> Result<Self, TransportError> {
+        let name = config.name();
+        let deadline = Instant::now() + config.connect_timeout;
+        let what = format!("connecting to {}", config.url);
+        let client = within(name, deadline, &what, options(&config).await?.connect(&config.url)).await?;
+        let kept = match &config.stream {
+            Some(stream) => Some(Kept::open(name, deadline, &client, stream, &config.subject).await?),
+            None => None,
+        };
+        Ok(Self { name, client, subject: config.subject, queue: config.queue, kept })
+    }
+
+    async fn carry_out(&self, command: Command) {
+        match command {
+            Command::Publish { payload, deadline, answer } => {
+                let _ = answer.try_send(self.publish(payload, deadline).await);
+            }
+            Command::Subscribe { deadline, answer } => {
+                let _ = answer.try_send(self.subscribe(deadline).await);
+            }
+        }
+    }
+
+    async fn publish(&self, payload: Payload, deadline: Instant) -> Result<(), TransportError> {
+        if self.client.connection_state() != State::Connected {
+            return Err(unavailable(self.name, "the connection is lost; connecting again"));
+        }
+        let most = self.client.max_payload();
+        if payload.len() > most {
+            let reason = format!("{} bytes exceed the server's max_payload of {most}", payload.len());
+            return Err(TransportError::Refused { transport: self.name, reason });
+        }
+        let bytes = Bytes::from_owner(payload);
+        if let Some(kept) = &self.kept {
+            return kept.publish(self.name, deadline, &self.subject, bytes).await;
+        }
+        let publish = self.client.publish(self.subject.clone(), bytes);
+        within(self.name, deadline, "handing over a batch", publish).await
+    }
+
+    async fn subscribe(&self, deadline: Instant) -> Result<Arc<Queue>, TransportError> {
+        let queue = Arc::new(Queue::default());
+        let sink = Sink { queue: Arc::downgrade(&queue), limit: self.queue };
+        if let Some(kept) = &self.kept {
+            let position = kept.position(self.name, deadline).await?;
+            tokio::spawn(stream::follow(kept.clone(), position, self.subject.clone(), sink));
+            return Ok(queue);
+        }
+        let subscribe = self.client.subscribe(self.subject.clone());
+        let mut subscription = within(self.name, deadline, "subscribing", subscribe).await?;
+        self.round_trip(deadline).await?;
+        tokio::spawn(async move {
+            while let Some(message) = subscription.next().await {
+                if !sink.push(&message.payload) {
+                    break;
+                }
+            }
+        });
+        Ok(queue)
+    }
+
+    /// Waits until the server has done all that was asked of it on this connection.
+    async fn round_trip(&self, deadline: Instant) -> Result<(), TransportError> {
+        let inbox = self.client.new_inbox();
+        let mut echo =
+            within(self.name, deadline, "subscribing", self.client.subscribe(inbox.clone())).await?;
+        within(self.name, deadline, "subscribing", self.client.publish(inbox, Bytes::new())).await?;
+        within(self.name, deadline, "subscribing", async {
+            echo.next().await.map(|_| ()).ok_or("the connection was lost")
+        })
+        .await
+    }
+}
+
+async fn options(config: &NatsConfig) -> Result<ConnectOptions, TransportError> {
+    let mut options = ConnectOptions::new()
+        .name("kvbm-events")
+        .connection_timeout(config.connect_timeout)
+        .client_capacity(OUTGOING)
+        .subscription_capacity(INCOMING)
+        .require_tls(config.require_tls)
+        .ping_interval(Duration::from_secs(10))
+        .reconnect_delay_callback(|attempt| Duration::from_millis(1000.min(20 << attempt.min(6))));
+    if let Some(certificates) = &config.root_certificates {
+        options = options.add_root_certificates(certificates.clone());
+    }
+    match &config.login {
+        Login::None => Ok(options),
+        Login::Token(token) => Ok(options.token(token.clone())),
+        Login::User(user, password) => Ok(options.user_and_password(user.clone(), password.clone())),
+        Login::CredentialsFile(file) => options.credentials_file(file).await.map_err(|error| {
+            unavailable(config.name(), format!("cannot read credentials {}: {error}", file.display()))
+        }),
+    }
+}
+
+/// The result of `work`, or that it took too long.
+pub(super) async fn within<T, E: std::fmt::Display>(
+    name: &'static str,
+    deadline: Instant,
+    what: &str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, TransportError> {
+    match tokio::time::timeout_at(deadline.into(), work).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(unavailable(name, format!("{what}: {error}"))),
+        Err(_) => Err(unavailable(name, format!("{what} took too long"))),
+    }
+}
+
+/// Where the payloads of a subscription go, as long as somebody may read them. Says when no more will come.
+pub(super) struct Sink {
+    queue: Weak<Queue>,
+    limit: InProcessConfig,
+}
+
+impl Sink {
+    /// Whether somebody may still read.
+    pub(super) fn push(&self, payload: &[u8]) -> bool {
+        let Some(queue) = self.queue.upgrade() else { return false };
+        queue.push(&Payload::from(payload), &self.limit);
+        true
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.queue.strong_count() > 0
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.upgrade() {
+            queue.close();
+        }
+    }
+}

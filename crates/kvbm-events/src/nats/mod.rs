@@ -1,0 +1,176 @@
+//! NATS (<https://nats.io>): core, which forgets what nobody was there to hear, and `JetStream`, which keeps it.
+//!
+//! A transport has one connection and one thread, on which its runtime lives; callers never meet it. The connection
+//! comes back by itself after a loss. While it is away nothing is buffered for the server: events wait with their source.
+//! With core, what was under way at that moment is lost and shows up as a gap; with `JetStream` every payload is
+//! acknowledged by the server, and a subscriber goes on where it was.
+
+mod connection;
+mod stream;
+
+use crate::queue::{Queue, QueueReceiver};
+use crate::{EventReceiver, EventTransport, InProcessConfig, Payload, TransportError};
+use connection::Command;
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// How to reach the server, and what to say there.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NatsConfig {
+    /// `nats://HOST:PORT`, or `tls://HOST:PORT`.
+    pub url: String,
+    /// Subject of the events: words with points between them, no wildcards.
+    pub subject: String,
+    /// Who we are.
+    pub login: Login,
+    /// Refuse a connection without TLS, whatever the URL says.
+    pub require_tls: bool,
+    /// Certificates of the authority that signed the server's, in PEM, beside the system's.
+    pub root_certificates: Option<PathBuf>,
+    /// How long connecting and subscribing may take.
+    pub connect_timeout: Duration,
+    /// What each subscriber's queue holds.
+    pub queue: InProcessConfig,
+    /// Keep the events in a stream; `None` is core NATS.
+    pub stream: Option<StreamConfig>,
+}
+
+/// How to log in.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub enum Login {
+    /// The server asks for nothing.
+    #[default]
+    None,
+    /// A token.
+    Token(String),
+    /// User and password.
+    User(String, String),
+    /// A `.creds` file.
+    CredentialsFile(PathBuf),
+}
+
+/// A stream of `JetStream`. It is created if it is not there; one that is there is used as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamConfig {
+    /// Name of the stream: letters, digits, `-` and `_`.
+    pub name: String,
+    /// Keep it in files rather than in the server's memory.
+    pub on_disk: bool,
+    /// Most bytes in the stream; the oldest go first.
+    pub max_bytes: u64,
+    /// How long events are kept.
+    pub max_age: Duration,
+    /// Start subscribers with the oldest event kept rather than with the next one.
+    pub from_start: bool,
+}
+
+impl NatsConfig {
+    /// Core NATS without login, and queues of the default size.
+    pub fn new(url: impl Into<String>, subject: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            subject: subject.into(),
+            login: Login::None,
+            require_tls: false,
+            root_certificates: None,
+            connect_timeout: Duration::from_secs(5),
+            queue: InProcessConfig::default(),
+            stream: None,
+        }
+    }
+
+    /// The same over a stream in files of at most 1 GiB, whose events are kept for an hour.
+    #[must_use]
+    pub fn with_stream(self, name: impl Into<String>) -> Self {
+        let stream = StreamConfig {
+            name: name.into(),
+            on_disk: true,
+            max_bytes: 1 << 30,
+            max_age: Duration::from_secs(3600),
+            from_start: false,
+        };
+        Self { stream: Some(stream), ..self }
+    }
+
+    fn name(&self) -> &'static str {
+        if self.stream.is_some() { "nats-jetstream" } else { "nats" }
+    }
+}
+
+/// Carries events over a NATS server. Dropping it sends what was taken, within a second and in the background, and
+/// closes its subscribers.
+pub struct NatsTransport {
+    name: &'static str,
+    commands: mpsc::Sender<Command>,
+    patience: Duration,
+}
+
+/// Calls that may wait for the connection's thread at a time.
+const COMMANDS: usize = 64;
+
+impl NatsTransport {
+    /// Connects, and creates the stream if there is to be one.
+    pub fn connect(config: NatsConfig) -> Result<Self, TransportError> {
+        let (name, patience) = (config.name(), config.connect_timeout);
+        let (commands, inbox) = mpsc::channel(COMMANDS);
+        let (ready, connected) = bounded(1);
+        std::thread::Builder::new()
+            .name("kvbm-nats".into())
+            .spawn(move || connection::run(config, inbox, &ready))
+            .map_err(|error| unavailable(name, format!("no thread for the connection: {error}")))?;
+        // The thread keeps its own deadline; this one is for a thread that does not get to run.
+        match connected.recv_timeout(2 * patience) {
+            Ok(connected) => connected.map(|()| Self { name, commands, patience }),
+            Err(_) => Err(unavailable(name, format!("not connected within {patience:?}"))),
+        }
+    }
+
+    fn ask<T>(
+        &self,
+        timeout: Duration,
+        command: impl FnOnce(Instant, crossbeam_channel::Sender<Result<T, TransportError>>) -> Command,
+    ) -> Result<T, TransportError> {
+        let (answer, answered) = bounded(1);
+        let deadline = Instant::now() + timeout;
+        match self.commands.try_send(command(deadline, answer)) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                return Err(unavailable(self.name, format!("{COMMANDS} calls wait already")));
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => {
+                return Err(TransportError::Closed { transport: self.name });
+            }
+        }
+        match answered.recv_deadline(deadline + Duration::from_millis(50)) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(unavailable(self.name, format!("no answer within {timeout:?}")))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(TransportError::Closed { transport: self.name }),
+        }
+    }
+}
+
+impl EventTransport for NatsTransport {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
+        let payload = Arc::clone(payload);
+        self.ask(timeout, |deadline, answer| Command::Publish { payload, deadline, answer })
+    }
+
+    fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
+        let queue: Arc<Queue> =
+            self.ask(self.patience, |deadline, answer| Command::Subscribe { deadline, answer })?;
+        Ok(Box::new(QueueReceiver::new(queue, self.name)))
+    }
+}
+
+fn unavailable(transport: &'static str, reason: impl Into<String>) -> TransportError {
+    TransportError::Unavailable { transport, reason: reason.into() }
+}

@@ -1,0 +1,243 @@
+//! NATS against a real server: `KVBM_NATS_SERVER` names its program; without it these tests say so and pass.
+//! `cargo xtask test --only nats` fetches one.
+
+#![cfg(feature = "nats")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
+
+mod support;
+
+use kvbm_events::nats::{Login, NatsConfig, NatsTransport};
+use kvbm_events::{
+    Delivery, EventManager, EventTransport, Payload, PublisherConfig, SourceId, Subscriber, TransportError,
+    conformance,
+};
+use kvbm_plan::Epoch;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use support::{PATIENCE, Ring};
+
+/// A server of our own, with its files in a folder of its own.
+struct Server {
+    program: PathBuf,
+    port: u16,
+    folder: PathBuf,
+    arguments: Vec<&'static str>,
+    child: Option<Child>,
+}
+
+impl Server {
+    /// `None` where there is no server to run.
+    fn start(arguments: &[&'static str]) -> Option<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let Some(program) = std::env::var_os("KVBM_NATS_SERVER") else {
+            println!("skipped: KVBM_NATS_SERVER names no nats-server");
+            return None;
+        };
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("kvbm-nats-{}-{number}", std::process::id()));
+        let (program, arguments) = (program.into(), arguments.to_vec());
+        let mut server = Self { program, port, folder, arguments, child: None };
+        server.restart();
+        Some(server)
+    }
+
+    fn restart(&mut self) {
+        self.kill();
+        let mut command = Command::new(&self.program);
+        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "-js", "-sd"]).arg(&self.folder);
+        command.args(&self.arguments).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = Some(command.spawn().unwrap());
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            assert!(Instant::now() < deadline, "the server does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// As a power cut does it to the process: without a goodbye.
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    fn config(&self, subject: &str) -> NatsConfig {
+        NatsConfig::new(format!("nats://127.0.0.1:{}", self.port), subject)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn nats_core_conforms() {
+    let Some(server) = Server::start(&[]) else { return };
+    let number = AtomicU32::new(0);
+    conformance::check(|| {
+        let subject = format!("kvbm.events.{}", number.fetch_add(1, Ordering::Relaxed));
+        NatsTransport::connect(server.config(&subject)).unwrap()
+    });
+}
+
+#[test]
+fn jetstream_conforms() {
+    let Some(server) = Server::start(&[]) else { return };
+    let number = AtomicU32::new(0);
+    conformance::check(|| {
+        let number = number.fetch_add(1, Ordering::Relaxed);
+        let config = server.config(&format!("kvbm.events.{number}")).with_stream(format!("kvbm-{number}"));
+        NatsTransport::connect(config).unwrap()
+    });
+}
+
+/// Publishes `count` events in small batches while `disturb` is called now and then; the numbers that a follower was
+/// given and those that it was told are missing.
+fn publish_while(transport: NatsTransport, count: u64, mut disturb: impl FnMut(u64)) -> (Vec<u64>, Vec<u64>) {
+    let transport = Arc::new(transport);
+    let mut follower = Subscriber::new(transport.subscribe().unwrap());
+    // The ring holds what waits while the server is away.
+    let ring = Ring::new(count as usize);
+    let config = PublisherConfig {
+        batch_events: 50,
+        max_age: Duration::ZERO,
+        heartbeat: Duration::from_millis(50),
+        publish_timeout: Duration::from_millis(500),
+        ..PublisherConfig::default()
+    };
+    let mut manager = EventManager::new(config, SourceId(1), Epoch(1), transport).unwrap();
+    manager.add_shard(0, ring.clone()).unwrap();
+    let (mut came, mut missing) = (Vec::new(), Vec::new());
+    let mut take = |delivery: Delivery| match delivery {
+        Delivery::Events { events, .. } => came.extend(events.iter().map(|event| event.sequence)),
+        Delivery::Gap { missing: gap, .. } => missing.extend(gap),
+        Delivery::Restarted { .. } => panic!("no source was restarted"),
+    };
+    for step in 0..count / 100 {
+        ring.push(100);
+        disturb(step);
+        // An unavailable server is what this is about.
+        let _ = manager.pump(Instant::now());
+        while let Some(delivery) = follower.next(Duration::ZERO).unwrap() {
+            take(delivery);
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let mut told = 0;
+    while told < count {
+        assert!(Instant::now() < deadline, "the follower knows of {told} of {count} events");
+        let _ = manager.pump(Instant::now());
+        if let Some(delivery) = follower.next(Duration::from_millis(20)).unwrap() {
+            take(delivery);
+        }
+        told = follower.stats().tracker.events + follower.stats().tracker.missing;
+    }
+    (came, missing)
+}
+
+/// Mutation that makes it fail: `follow` that starts at the stream's end again.
+#[test]
+fn jetstream_loses_nothing_when_the_server_is_killed() {
+    let Some(mut server) = Server::start(&[]) else { return };
+    let transport =
+        NatsTransport::connect(server.config("kvbm.events.kill").with_stream("kvbm-kill")).unwrap();
+    let (came, missing) = publish_while(transport, 20_000, |step| {
+        if step % 60 == 30 {
+            server.restart();
+        }
+    });
+    assert_eq!(missing, [0; 0]);
+    assert!(came.iter().copied().eq(0..20_000), "each once and in order");
+}
+
+#[test]
+fn invariant_4_what_core_loses_with_the_server_is_told() {
+    let Some(mut server) = Server::start(&[]) else { return };
+    let transport = NatsTransport::connect(server.config("kvbm.events.loss")).unwrap();
+    let (came, missing) = publish_while(transport, 20_000, |step| {
+        if step % 60 == 30 {
+            server.restart();
+        }
+    });
+    let mut all: Vec<u64> = came.iter().chain(&missing).copied().collect();
+    assert!(came.is_sorted(), "in order");
+    all.sort_unstable();
+    assert!(all.iter().copied().eq(0..20_000), "each number came or is missing, once");
+    assert!(came.len() > 10_000, "{} came", came.len());
+}
+
+#[test]
+fn a_late_joiner_hears_what_the_stream_kept() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut config = server.config("kvbm.events.late").with_stream("kvbm-late");
+    if let Some(stream) = &mut config.stream {
+        stream.from_start = true;
+    }
+    let publisher = NatsTransport::connect(config.clone()).unwrap();
+    let sent: Vec<Payload> = (0..200u8).map(|n| Payload::from(vec![n; 100])).collect();
+    for payload in &sent {
+        publisher.publish(payload, PATIENCE).unwrap();
+    }
+    drop(publisher);
+    let late = NatsTransport::connect(config).unwrap();
+    let mut receiver = late.subscribe().unwrap();
+    for payload in &sent {
+        assert_eq!(receiver.recv(PATIENCE).unwrap().as_ref(), Some(payload));
+    }
+}
+
+#[test]
+fn an_unreachable_server_is_an_error_that_names_it() {
+    let mut config = NatsConfig::new("nats://127.0.0.1:1", "kvbm.events");
+    config.connect_timeout = Duration::from_secs(5);
+    let Err(error) = NatsTransport::connect(config) else { panic!("nobody listens on port 1") };
+    assert!(error.to_string().contains("connecting to nats://127.0.0.1:1"), "{error}");
+}
+
+#[test]
+fn logins_are_checked_and_an_absent_server_makes_publishing_unavailable() {
+    let Some(mut server) = Server::start(&["--user", "kv", "--pass", "secret"]) else { return };
+    let config = server.config("kvbm.events.login");
+    let refused = NatsTransport::connect(config.clone());
+    assert!(matches!(refused, Err(TransportError::Unavailable { .. })), "nobody said who he is");
+    let login = Login::User("kv".into(), "secret".into());
+    let transport = NatsTransport::connect(NatsConfig { login, ..config }).unwrap();
+    let payload = Payload::from(vec![7; 10]);
+    transport.publish(&payload, PATIENCE).unwrap();
+    let long = Payload::from(vec![7; 2 << 20]);
+    assert!(matches!(transport.publish(&long, PATIENCE), Err(TransportError::Refused { .. })));
+    server.kill();
+    let deadline = Instant::now() + PATIENCE;
+    while transport.publish(&payload, Duration::from_millis(100)).is_ok() {
+        assert!(Instant::now() < deadline, "the server is gone and every publish succeeds");
+    }
+    server.restart();
+    while transport.publish(&payload, Duration::from_millis(100)).is_err() {
+        assert!(Instant::now() < deadline + PATIENCE, "the server is back and no publish succeeds");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn dropping_the_transport_closes_its_subscribers() {
+    let Some(server) = Server::start(&[]) else { return };
+    for config in
+        [server.config("kvbm.events.close"), server.config("kvbm.events.close2").with_stream("close")]
+    {
+        let transport = NatsTransport::connect(config).unwrap();
+        let mut receiver = transport.subscribe().unwrap();
+        transport.publish(&Payload::from(vec![1]), PATIENCE).unwrap();
+        assert!(receiver.recv(PATIENCE).unwrap().is_some());
+        drop(transport);
+        assert!(matches!(receiver.recv(PATIENCE), Err(TransportError::Closed { .. })));
+    }
+}

