@@ -126,8 +126,6 @@ impl Builder<NeedsNamespace> {
     pub fn namespace(self, namespace: Namespace) -> Builder<NeedsDevice> {
         let mut config = self.config;
         config.namespace = NamespaceConfig { model: namespace.model_id().to_owned(), ..config.namespace };
-        let model = &config.model;
-        let namespace = namespace.page_size(model.page_size).dtype(model.dtype.name());
         Builder { config, namespace: Some(namespace), state: NeedsDevice(()) }
     }
 }

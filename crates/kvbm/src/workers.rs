@@ -119,10 +119,10 @@ impl Workers {
         blocks: [u32; 3],
         tag: NamespaceTag,
         epoch: Epoch,
-        sink: &MessageSink,
+        sink: &dyn Fn(Rank) -> MessageSink,
     ) -> Result<Self, WorkerError> {
-        let ranks = 0..config.parallelism.tensor_parallel as u16;
-        let start = |rank| LocalWorker::start(config, memory, blocks, tag, epoch, Rank(rank), sink);
+        let ranks = (0..config.parallelism.tensor_parallel as u16).map(Rank);
+        let start = |rank| LocalWorker::start(config, memory, blocks, tag, epoch, rank, sink(rank));
         Ok(Self { local: ranks.map(start).collect::<Result<_, _>>()? })
     }
 }
@@ -168,7 +168,7 @@ impl LocalWorker {
         tag: NamespaceTag,
         epoch: Epoch,
         rank: Rank,
-        sink: &MessageSink,
+        sink: MessageSink,
     ) -> Result<Self, WorkerError> {
         let [g1_blocks, g2_blocks, g3_blocks] = blocks;
         let (device, g1) = match memory {
@@ -199,11 +199,11 @@ impl LocalWorker {
             worker_config.g2.clone_from(&g2);
         }
         if let (Some(host), Some(dir), true) = (&g2, &config.disk.dir, g3_blocks > 0) {
-            let tier = open_disk(&config.disk, dir, host, g3_blocks, tag, rank)?;
+            let tier = open_disk(config, dir, host, g3_blocks, tag, rank)?;
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
         }
-        let manager = TransferManager::start(worker_config, Arc::clone(sink))?;
+        let manager = TransferManager::start(worker_config, sink)?;
         Ok(Self { rank, device, g1, g2, g3, manager: Some(Arc::new(manager)) })
     }
 }
@@ -310,7 +310,7 @@ fn host_memory(
 }
 
 fn open_disk(
-    config: &config::DiskConfig,
+    config: &Config,
     dir: &std::path::Path,
     host: &BoundLayout,
     blocks: u32,
@@ -322,28 +322,38 @@ fn open_disk(
     let dir = dir.join(format!("rank-{rank}"));
     let mut disk =
         kvbm_disk::DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
-    disk.geometry = geometry(&layout, rank);
-    disk.io = match config.io {
+    disk.geometry = geometry(config, &layout, rank)?;
+    let settings = &config.disk;
+    disk.io = match settings.io {
         config::IoMode::Auto => kvbm_disk::IoMode::Auto,
         config::IoMode::Direct => kvbm_disk::IoMode::Direct,
         config::IoMode::Buffered => kvbm_disk::IoMode::Buffered,
     };
-    disk.threads = config.threads as usize;
-    disk.queue_depth = config.queue_depth as usize;
-    disk.commit = GroupCommit { interval: config.commit_interval, ..GroupCommit::default() };
+    disk.threads = settings.threads as usize;
+    disk.queue_depth = settings.queue_depth as usize;
+    disk.commit = GroupCommit { interval: settings.commit_interval, ..GroupCommit::default() };
     let (engine, recovered) = DiskEngine::open(disk).map_err(|source| WorkerError::Disk { dir, source })?;
     Ok(DiskTier { engine: Arc::new(engine), recovered })
 }
 
-/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change.
-fn geometry(layout: &FullyContiguous, rank: Rank) -> Vec<u8> {
+/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change. Which heads
+/// of the model a rank holds belongs to it: with other ranks, a slice of the same size may be of other heads.
+fn geometry(config: &Config, layout: &FullyContiguous, rank: Rank) -> Result<Vec<u8>, WorkerError> {
+    let total = config.model.num_kv_heads;
+    let heads = slice_for_rank(total, config.parallelism.tensor_parallel, u32::from(rank.0))?.heads;
     let shape = layout.config();
     let order = layout.axis_order();
-    format!(
-        "rank {rank}: {} layers x {} outer x {} tokens x {} heads, inner {}, {}, {order}",
-        shape.num_layers, shape.outer_dim, shape.page_size, shape.num_heads, shape.inner_dim, shape.dtype
-    )
-    .into_bytes()
+    let text = format!(
+        "rank {rank}: {} layers x {} outer x {} tokens x heads {}..{} of {total}, inner {}, {}, {order}",
+        shape.num_layers,
+        shape.outer_dim,
+        shape.page_size,
+        heads.start,
+        heads.end,
+        shape.inner_dim,
+        shape.dtype
+    );
+    Ok(text.into_bytes())
 }
 
 fn paths(config: &config::TransferConfig, disk_threads: u32) -> PathConfigs {

@@ -211,3 +211,23 @@ fn invariant_5_a_bad_slot_stays_bad_after_a_restart() {
     assert!(manager.look_up(&bad).is_empty());
     assert_eq!((serve(&manager, &bad), serve(&manager, &good)), (0, 2));
 }
+
+#[test]
+fn invariant_5_the_disk_of_other_ranks_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let manager = |ranks| {
+        KvBlockManager::<Owned>::builder()
+            .model(ModelConfig { num_layers: 1, num_kv_heads: 2, head_dim: 64, ..ModelConfig::default() })
+            .namespace(namespace())
+            .device(Blocks(4))
+            .host(Blocks(4))
+            .disk(dir.path(), Blocks(4))
+            .tensor_parallel(ranks)
+            .configure(|config| config.disk.io = IoMode::Buffered)
+            .build()
+    };
+    drop(manager(4).unwrap());
+    let error = manager(2).err().expect("rank 1 of 4 has head 0, rank 1 of 2 has head 1").to_string();
+    assert!(error.contains("rank-1"), "{error}");
+    assert!(manager(4).is_ok());
+}

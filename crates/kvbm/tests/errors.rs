@@ -23,7 +23,7 @@ fn build_error(builder: Builder<WithOwned>) -> BuildError {
 fn invariant_7_what_cannot_be_built_is_named_with_the_way_out() {
     let base = || builder(namespace()).device(Blocks(8));
     let per_process = namespace().chain_root(ChainRoot::PerProcess(b"seed".to_vec()));
-    let table: [(Builder<WithOwned>, &[&str]); 7] = [
+    let table: [(Builder<WithOwned>, &[&str]); 8] = [
         (base().disk("dir", Blocks(8)), &["disk.capacity", "host.capacity"]),
         (base().disk("dir", Capacity::NONE), &["disk.dir", "needs disk.capacity"]),
         (base().tensor_parallel(3), &["parallelism.tensor_parallel", "3", "model.num_kv_heads (2)"]),
@@ -33,6 +33,10 @@ fn invariant_7_what_cannot_be_built_is_named_with_the_way_out() {
             &["offload.g1_g2.queue_share", "above 0"],
         ),
         (base().configure(|config| config.model.num_layers = 0), &["model.num_layers"]),
+        (
+            base().configure(|config| config.namespace.adapter = Some("lora-1".into())),
+            &["namespace = test-model", "given to the builder"],
+        ),
         (builder(per_process).device(Blocks(8)).host(Blocks(8)).disk("dir", Blocks(8)), &["process"]),
     ];
     for (builder, parts) in table {
@@ -74,6 +78,17 @@ fn invariant_7_namespaces_that_do_not_fit_are_refused() {
     let no_disk = books([8, 8, 0], |_| ());
     assert_eq!(no_disk.sequence_in(&per_process, &prompt, b"").unwrap().num_blocks(), 4);
     assert!(matches!(manager.sequence(&prompt, &vec![1; 1 << 20]), Err(SequenceError::Salt(_))));
+}
+
+#[test]
+fn a_page_size_that_is_set_late_is_the_namespace_s_too() {
+    let manager = books([8, 8, 0], |config| config.model.page_size = 32);
+    let sequence = manager.sequence(&(0..64).collect::<Vec<_>>(), b"").unwrap();
+    assert_eq!(sequence.num_blocks(), 2);
+    assert_eq!(
+        manager.sequence_in(manager.namespace(), &[], b"").map(|sequence| sequence.num_blocks()),
+        Ok(0)
+    );
 }
 
 #[test]

@@ -101,6 +101,21 @@ fn invariant_1_an_answer_given_twice_does_not_stand_for_another_rank() {
 }
 
 #[test]
+fn invariant_1_a_rank_cannot_answer_for_another() {
+    let (ranks, manager, sequence) = lower_prefix(|_| ());
+    let onboarding = manager.onboard(manager.match_prefix(&sequence));
+    let plans = [ranks.next_plan(0), ranks.next_plan(1)];
+    ranks.done(0, &plans[0]);
+    let blocks = vec![BlockOutcome::Done { checksum: 1 }; 4];
+    ranks.send(0, &Message::Transfer(Ranks::report(1, &plans[1], blocks)));
+    assert!(!onboarding.is_done());
+    assert_eq!(g1_blocks(&manager, &sequence), 0);
+    assert_eq!(manager.metrics().malformed_messages.get(), 1);
+    ranks.done(1, &plans[1]);
+    assert_eq!(onboarding.wait().unwrap().len(), 4);
+}
+
+#[test]
 fn invariant_1_an_answer_about_other_blocks_fails_them_all() {
     for blocks in [0, 3, 5] {
         let (ranks, manager, sequence) = lower_prefix(|_| ());

@@ -1,7 +1,7 @@
 //! What every manager has: bookkeeping, leader, threads.
 
 use super::BuildError;
-use crate::config::{Capacity, Config, EvictionPolicy};
+use crate::config::{Capacity, Config, ConfigError, EvictionPolicy, NamespaceConfig};
 use crate::events::{BlockFacts, EventPump};
 use crate::leader::edge::Edge;
 use crate::leader::offload::Offloads;
@@ -45,7 +45,10 @@ impl Core {
             config.device.capacity = Capacity::NONE;
         }
         config.validate()?;
-        let namespace = namespace.unwrap_or_else(|| config.namespace());
+        let namespace = match namespace {
+            Some(given) => complete(given, &config)?,
+            None => config.namespace(),
+        };
         let hasher = namespace.hasher()?;
         if !config.disk.capacity.is_none() {
             namespace.check_persistable()?;
@@ -66,12 +69,12 @@ impl Core {
         Ok(Self { config, namespace, hasher, blocks, leader })
     }
 
-    /// Where workers put their messages. It does not keep the leader alive.
-    fn sink(&self) -> MessageSink {
+    /// Where the worker of `rank` puts its messages. It does not keep the leader alive.
+    fn sink(&self, rank: Rank) -> MessageSink {
         let leader: Weak<Leader> = Arc::downgrade(&self.leader);
         Arc::new(move |message| {
             if let Some(leader) = leader.upgrade() {
-                leader.deliver(message);
+                leader.deliver(rank, message);
             }
         })
     }
@@ -79,16 +82,17 @@ impl Core {
     #[cfg(feature = "worker")]
     pub(super) fn local_workers(&self, memory: &DeviceMemoryOf<'_>) -> Result<Workers, BuildError> {
         let (tag, epoch) = (self.namespace.tag(), self.leader.settings.epoch);
-        let workers = Workers::start(&self.config, memory, self.blocks, tag, epoch, &self.sink())?;
+        let sink = |rank| self.sink(rank);
+        let workers = Workers::start(&self.config, memory, self.blocks, tag, epoch, &sink)?;
         self.leader.connect(workers.links());
         Ok(workers)
     }
 
     /// Workers that are somewhere else.
     pub(super) fn connect(&self, mut connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>) {
-        let (epoch, sink) = (self.leader.settings.epoch, self.sink());
-        let ranks = 0..self.leader.settings.ranks as u16;
-        self.leader.connect(ranks.map(|rank| connect(Rank(rank), epoch, Arc::clone(&sink))).collect());
+        let epoch = self.leader.settings.epoch;
+        let ranks = (0..self.leader.settings.ranks as u16).map(Rank);
+        self.leader.connect(ranks.map(|rank| connect(rank, epoch, self.sink(rank))).collect());
     }
 
     /// Workers that move no bytes.
@@ -150,6 +154,17 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// A namespace that the builder was given, of the model as it is at last. What the configuration says beside it would have no
+/// effect, so it is refused.
+fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError> {
+    let model = given.model_id().to_owned();
+    if config.namespace != (NamespaceConfig { model: model.clone(), ..NamespaceConfig::default() }) {
+        let rule = "was given to the builder: say all of it there, or leave it out and set [namespace] alone";
+        return Err(ConfigError::Rule { key: "namespace", value: model, rule: rule.to_owned() });
+    }
+    Ok(given.page_size(config.model.page_size).dtype(config.model.dtype.name()))
 }
 
 fn registry(config: &Config, blocks: [u32; 3]) -> Result<Registry, kvbm_pool::ConfigError> {

@@ -20,16 +20,17 @@ pub(super) struct Inbox {
 
 /// What the leader has to react to, one after the other.
 pub(super) enum Item {
-    /// A message in wire form.
-    Message(Vec<u8>),
+    /// A message in wire form, and the rank on whose line it came.
+    Message(Rank, Vec<u8>),
     /// A plan did not reach a rank.
     Unreached { plan_id: PlanId, rank: Rank, path: Path, failure: Failure },
 }
 
 impl Leader {
-    /// A message of a worker, in wire form. Malformed ones are counted and dropped: their plan runs into its deadline.
-    pub(crate) fn deliver(self: &Arc<Self>, message: Vec<u8>) {
-        self.react(Item::Message(message));
+    /// A message of the worker of `rank`, in wire form. Malformed ones, and those that speak for another rank, are counted and
+    /// dropped: their plan runs into its deadline.
+    pub(crate) fn deliver(self: &Arc<Self>, rank: Rank, message: Vec<u8>) {
+        self.react(Item::Message(rank, message));
     }
 
     pub(super) fn react(self: &Arc<Self>, item: Item) {
@@ -58,7 +59,7 @@ impl Leader {
 
     fn handle(self: &Arc<Self>, item: Item) {
         match item {
-            Item::Message(message) => self.handle_message(&message),
+            Item::Message(from, message) => self.handle_message(from, &message),
             Item::Unreached { plan_id, rank, path, failure } => {
                 let answer = self.inflight.answer_failed(plan_id, rank, path, &failure);
                 self.take(answer);
@@ -66,8 +67,12 @@ impl Leader {
         }
     }
 
-    fn handle_message(self: &Arc<Self>, message: &[u8]) {
+    fn handle_message(self: &Arc<Self>, from: Rank, message: &[u8]) {
         match wire::decode_message(message) {
+            Ok(message) if speaker(&message) != from => {
+                self.metrics.malformed_messages.add(1);
+                tracing::warn!(%from, claims = %speaker(&message), "message of a worker that speaks for another rank dropped");
+            }
             Ok(Message::Transfer(report)) => {
                 let answer = self.inflight.answer(report);
                 self.take(answer);
@@ -114,5 +119,13 @@ impl Leader {
         if arrived > 0 {
             path.arrived(arrived as u64, finished.bytes, finished.elapsed);
         }
+    }
+}
+
+/// The rank that a message says it is of.
+fn speaker(message: &Message) -> Rank {
+    match message {
+        Message::Transfer(report) => report.rank,
+        Message::Flushed { rank, .. } | Message::Recovered { rank, .. } => *rank,
     }
 }
