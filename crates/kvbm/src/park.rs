@@ -9,7 +9,7 @@ use crate::leader::Leader;
 use crate::leader::operation::{Destination, Move, Operation, Parts, Purpose, expired};
 use crate::manager::{KvBlockManager, ONLY_GROUP, Owned};
 use crate::signal::deadline;
-use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, Failure, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{AllocError, Blocks, G1, G2, Origin, Partial, Reset, SequenceError};
 use std::any::Any;
 use std::sync::Arc;
@@ -143,11 +143,15 @@ impl Leader {
         if moves.is_empty() {
             return Ok(());
         }
+        let all = moves.clone();
         let parts = Parts { moves, destination: Destination::Unregistered, keep, source_check: None };
         let prepared = self.prepare(Purpose::Private, to, parts);
         let operation = Arc::clone(prepared.operation());
         self.send(prepared);
-        self.await_operation(&operation, "private blocks");
+        if let Err(reason) = self.await_operation(&operation, "private blocks") {
+            let failed = all.iter().map(|step| step.failed(to, reason.clone()));
+            return Err(ParkError::Failed(failed.collect()));
+        }
         operation.with_outcome(|outcome| match outcome.failures.as_slice() {
             [] => Ok(()),
             failures => Err(ParkError::Failed(failures.to_vec())),
@@ -157,13 +161,20 @@ impl Leader {
 
 impl Leader {
     /// Waits until the operation has an outcome: its own, or that it is late.
-    pub(crate) fn await_operation(&self, operation: &Arc<Operation>, what: &str) {
+    ///
+    /// # Errors
+    /// It has none, although it should: what became of it is not known, so it counts as failed.
+    pub(crate) fn await_operation(&self, operation: &Arc<Operation>, what: &str) -> Result<(), Failure> {
         /// Between the last answer and the outcome lies bookkeeping, no transfer.
         const SETTLEMENT: Duration = Duration::from_secs(10);
         if !operation.settled.wait_until(operation.deadline) {
-            self.abandon(operation, &expired(what, operation.limit));
-            operation.settled.wait_until(deadline(SETTLEMENT));
+            let late = expired(what, operation.limit);
+            self.abandon(operation, &late);
+            if !operation.settled.wait_until(deadline(SETTLEMENT)) {
+                return Err(late);
+            }
         }
+        Ok(())
     }
 }
 

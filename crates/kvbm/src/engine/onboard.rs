@@ -5,7 +5,7 @@ use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
 use crate::leader::operation::{Destination, Interest, Move, Operation, Parts, Purpose, Released};
 use crate::manager::KvBlockManager;
-use kvbm_plan::{BlockId, Failure, FailureKind, Tier};
+use kvbm_plan::{BlockId, Failure, FailureKind, Path, Tier};
 use kvbm_pool::Prefix;
 use std::any::Any;
 use std::fmt;
@@ -101,14 +101,28 @@ impl EngineOnboarding {
     /// # Errors
     /// [`EngineOnboardError`] says how many blocks from the front did arrive.
     pub fn wait(mut self) -> Result<usize, EngineOnboardError> {
-        if let Some(operation) = self.operation() {
-            self.leader.await_operation(operation, "onboard");
+        if let Some(operation) = self.operation()
+            && let Err(reason) = self.leader.await_operation(operation, "onboard")
+        {
+            self.interest = None;
+            return Err(self.nothing_arrived(&reason));
         }
         self.resolve()
     }
 
     fn operation(&self) -> Option<&Arc<Operation>> {
         self.interest.as_ref().map(|interest| &interest.operation)
+    }
+
+    /// The outcome is not known, so nothing of it can be used.
+    fn nothing_arrived(&self, reason: &Failure) -> EngineOnboardError {
+        let blocks = self.prefix.blocks().iter().zip(self.prefix.identities());
+        let failed = blocks.map(|(block, identity)| BlockFailure {
+            identity,
+            path: Path::new(block.tier, Tier::G1),
+            failure: reason.clone(),
+        });
+        EngineOnboardError { arrived: 0, wanted: self.len(), failures: failed.collect() }
     }
 
     fn resolve(&mut self) -> Result<usize, EngineOnboardError> {

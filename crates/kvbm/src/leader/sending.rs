@@ -92,7 +92,8 @@ impl Leader {
                 Purpose::Private => Priority::Normal,
                 Purpose::Offload => Priority::Background,
             },
-            budget_ms: u32::try_from(operation.limit.as_millis()).unwrap_or(u32::MAX),
+            // 0 would mean no limit.
+            budget_ms: u32::try_from(operation.limit.as_millis()).unwrap_or(u32::MAX).max(1),
             checksums: ChecksumMode::Required,
         };
         for (rank, failure) in self.broadcast(&Command::Transfer(plan)) {
