@@ -8,6 +8,7 @@ use kvbm_events::{
 use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier};
 use kvbm_pool::{EventRecord, Registry};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ impl EventPump {
             max_age: config.batch_age,
             ..PublisherConfig::default()
         };
-        let source = SourceId(u64::from(std::process::id()));
+        let source = SourceId(fresh_source());
         let mut manager = EventManager::new(publishing, source, registry.epoch(), transport.clone())?;
         let mut ring = Ring { registry, facts, roots: Roots::default(), records: Vec::new() };
         manager.add_shard(0, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
@@ -72,6 +73,11 @@ impl EventPump {
     pub fn stats(&self) -> kvbm_events::PublisherStats {
         self.publisher.stats()
     }
+}
+
+/// A number that no other manager has, on this machine or another: hash keys that the system drew at random, different with every call.
+fn fresh_source() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 /// The pool's ring as a source of events.

@@ -44,6 +44,35 @@ fn replay(manager: &KvBlockManager<Owned>, subscriber: &mut Subscriber, into: &m
 }
 
 #[test]
+fn two_managers_are_two_sources() {
+    let sources = [1, 2].map(|_| {
+        let manager = books([8, 8, 0], |_| ());
+        let mut subscriber = manager.events().subscribe().unwrap();
+        drop(fill(&manager, &tokens(&manager, 1, 2), 0));
+        assert!(manager.events().pump());
+        match subscriber.next(Duration::from_secs(60)).unwrap() {
+            Some(Delivery::Events { stream, .. }) => stream.source,
+            other => panic!("an event: {other:?}"),
+        }
+    });
+    assert_ne!(sources[0], sources[1]);
+}
+
+#[test]
+fn a_scrape_sees_the_tiers_as_they_are() {
+    let manager = books([8, 8, 0], |_| ());
+    let metrics = manager.metrics().clone();
+    let cached = fill(&manager, &tokens(&manager, 1, 3), 0);
+    assert!(manager.wait_offloads(soon()));
+    for part in ["{tier=\"g1\",state=\"free\"} 5", "{tier=\"g2\",state=\"free\"} 5"] {
+        let text = metrics.encode();
+        assert!(text.contains(&format!("kvbm_tier_slots{part}")), "{part}: {text}");
+    }
+    drop((cached, manager));
+    assert!(metrics.encode().contains("kvbm_lookup_blocks_total"), "counters outlive their manager");
+}
+
+#[test]
 fn invariant_4_events_replayed_give_the_registry_s_state() {
     let manager = books([24, 40, 64], |config| config.offload.g2_g3.write_through = true);
     let mut subscriber = manager.events().subscribe().unwrap();

@@ -81,7 +81,7 @@ impl Leader {
     ) -> Arc<Self> {
         let (epoch, ranks) = (settings.epoch, settings.ranks);
         let capacity = registry.capacity(Tier::G3);
-        Arc::new(Self {
+        let leader = Arc::new(Self {
             registry,
             settings,
             metrics,
@@ -97,7 +97,14 @@ impl Leader {
             fences: AtomicU64::new(0),
             turned_away: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-        })
+        });
+        let weak = Arc::downgrade(&leader);
+        leader.metrics.refresh_by(move || {
+            if let Some(leader) = weak.upgrade() {
+                leader.refresh_metrics();
+            }
+        });
+        leader
     }
 
     /// Connects the workers, rank by rank. Once.

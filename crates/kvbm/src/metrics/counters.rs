@@ -150,7 +150,7 @@ pub struct PathMetrics {
     pub blocks: Counter,
     /// Bytes that arrived.
     pub bytes: Counter,
-    /// Transfers that wait in the queue.
+    /// Blocks whose offload along the path waits for its turn.
     pub queue_depth: Gauge,
     failures: [Counter; FailureKind::ALL.len()],
     dropped: [Counter; DropReason::ALL.len()],

@@ -103,7 +103,9 @@ impl Exposition {
             }
         }
         let gauges: [(&str, &str, Read); 2] = [
-            ("transfer_queue_depth", "Transfers that wait", |path| path.queue_depth.get()),
+            ("transfer_queue_depth", "Blocks whose offload waits for its turn", |path| {
+                path.queue_depth.get()
+            }),
             ("transfer_in_flight", "Transfers that run", PathMetrics::in_flight),
         ];
         for (name, help, read) in gauges {

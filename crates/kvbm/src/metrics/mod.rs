@@ -27,7 +27,7 @@ mod tests;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use prometheus_client::registry::Registry;
 
@@ -43,7 +43,11 @@ pub use server::{MetricsServer, ServeError};
 pub struct Metrics {
     counters: Arc<Counters>,
     registry: Arc<Registry>,
+    refresh: Arc<OnceLock<Refresh>>,
 }
+
+/// Brings gauges up to date before they are read.
+type Refresh = Box<dyn Fn() + Send + Sync>;
 
 impl Metrics {
     /// All counters at 0.
@@ -51,11 +55,20 @@ impl Metrics {
         let counters = Arc::new(Counters::default());
         let mut registry = Registry::with_prefix("kvbm");
         registry.register_collector(Box::new(expose::Exposition(Arc::clone(&counters))));
-        Self { counters, registry: Arc::new(registry) }
+        Self { counters, registry: Arc::new(registry), refresh: Arc::default() }
     }
 
-    /// All metrics in the OpenMetrics text format.
+    /// Has `refresh` run before every [`encode`](Self::encode). Once.
+    pub(crate) fn refresh_by(&self, refresh: impl Fn() + Send + Sync + 'static) {
+        let set = self.refresh.set(Box::new(refresh));
+        debug_assert!(set.is_ok(), "one manager refreshes its metrics");
+    }
+
+    /// All metrics in the OpenMetrics text format, those of a manager as they are now.
     pub fn encode(&self) -> String {
+        if let Some(refresh) = self.refresh.get() {
+            refresh();
+        }
         let mut text = String::new();
         match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
             Ok(()) => text,
