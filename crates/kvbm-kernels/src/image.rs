@@ -1,7 +1,8 @@
 //! The prebuilt kernels, and what of them a device would load.
 
-/// The fatbin of all kernels, for `cuModuleLoadData`. `cargo xtask regen-kernels` builds it from `cuda/`.
-pub const FATBIN: &[u8] = include_bytes!("../cuda/prebuilt/kvbm_kernels.fatbin");
+/// The fatbin of all kernels, for `cuModuleLoadData`: the prebuilt one, which `cargo xtask regen-kernels` makes of `cuda/`, or
+/// one built by a local nvcc if the environment variable `CUDA_ARCHS` named architectures at build time.
+pub const FATBIN: &[u8] = include_bytes!(env!("KVBM_KERNELS_FATBIN"));
 
 /// What an image is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,14 +97,28 @@ mod tests {
     use super::*;
     use crate::Kernel;
 
+    const PREBUILT: &[u8] = include_bytes!("../cuda/prebuilt/kvbm_kernels.fatbin");
+
     #[test]
-    fn every_architecture_has_every_kernel() {
+    fn every_image_that_is_embedded_has_every_kernel() {
         let images = images(FATBIN).unwrap();
+        assert!(images.iter().any(|image| image.kind == ImageKind::Ptx));
+        assert!(images.iter().any(|image| image.kind == ImageKind::Cubin));
+        every_kernel_in(&images);
+    }
+
+    #[test]
+    fn the_prebuilt_image_has_every_architecture() {
+        let images = images(PREBUILT).unwrap();
         let cubins = images.iter().filter(|image| image.kind == ImageKind::Cubin);
         assert_eq!(cubins.map(|image| image.arch).collect::<Vec<_>>(), [80, 86, 89, 90, 100, 120]);
         let ptx: Vec<_> = images.iter().filter(|image| image.kind == ImageKind::Ptx).collect();
         assert_eq!(ptx.iter().map(|image| image.arch).collect::<Vec<_>>(), [80]);
-        for image in &images {
+        every_kernel_in(&images);
+    }
+
+    fn every_kernel_in(images: &[Image<'_>]) {
+        for image in images {
             for kernel in Kernel::ALL {
                 let name = kernel.name().as_bytes();
                 let found = image.code.windows(name.len()).any(|bytes| bytes == name);
@@ -114,7 +129,7 @@ mod tests {
 
     #[test]
     fn devices_load_machine_code_where_there_is_some() {
-        let images = images(FATBIN).unwrap();
+        let images = images(PREBUILT).unwrap();
         for (major, minor, expected) in [
             (7, 5, None),
             (8, 0, Some((ImageKind::Cubin, 80))),
@@ -135,17 +150,17 @@ mod tests {
 
     #[test]
     fn damaged_fatbins_are_errors() {
-        let small = &FATBIN[..4096];
+        let small = &PREBUILT[..4096];
         assert_eq!(images(&[]).unwrap_err().what, "it ends too early");
         assert_eq!(images(b"not a fatbin at all").unwrap_err().what, "it does not begin like one");
         assert_eq!(images(small).unwrap_err().what, "its length is wrong");
         // Any byte of the headers may be anything: an answer or an error, never a panic.
         for at in 0..160 {
             for value in [0, 1, 0x7F, 0xFF] {
-                let mut damaged = FATBIN.to_vec();
+                let mut damaged = PREBUILT.to_vec();
                 damaged[at] = value;
                 if let Ok(images) = images(&damaged) {
-                    assert!(images.iter().map(|image| image.code.len()).sum::<usize>() <= FATBIN.len());
+                    assert!(images.iter().map(|image| image.code.len()).sum::<usize>() <= PREBUILT.len());
                 }
             }
         }

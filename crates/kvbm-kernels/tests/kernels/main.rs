@@ -11,8 +11,10 @@ mod ptx;
 use std::collections::BTreeMap;
 
 use cases::{Case, Placement, Random, Side};
-use kvbm_kernels::{BlockForm, ChunkOrder, DeviceLimits, Kernel};
-use memory::Executor;
+use kvbm_kernels::{
+    BlockForm, BlockShape, ChunkOrder, Conversion, DeviceLimits, Kernel, Operand, block_to_universal,
+};
+use memory::{Executor, Memory};
 use program::Program;
 use ptx::Machine;
 
@@ -136,6 +138,49 @@ fn pairs_by_the_shipped_ptx() {
         let limits = limits(&mut random);
         let result = cases::run_pairs(16, longest, limits, &mut random, &mut machine);
         assert_eq!(result, Ok(()), "pairs of up to {longest} bytes");
+    }
+}
+
+/// Blocks, layers and outer parts further apart than 32 bits can say, on memory that has nothing in between.
+#[test]
+fn distances_beyond_32_bits_by_the_shipped_ptx() {
+    const GIB: u64 = 1 << 30;
+    const FAR: u64 = 0x00F7_6B76_0000_0000;
+    for (hd, kernel) in [(128, "kvbm_rows_16"), (9, "kvbm_tiles_2"), (4, "kvbm_tiles_8")] {
+        let shape = BlockShape::new(2, 2, 3, 16, hd, 2).expect("a small shape");
+        let stack = BlockForm::Stack(ChunkOrder::Nhd);
+        let (chunk, block) = (stack.chunk_bytes(&shape), shape.block_bytes());
+        let places = (0..8_u64).map(|at| (at / 4, at / 2 % 2, at % 2));
+        let chunk_at = |(b, l, o): (u64, u64, u64)| FAR + b * 5 * GIB + l * 11 * GIB + o * 23 * GIB;
+        let mut chunks: Vec<_> = places.map(|place| (chunk_at(place), place)).collect();
+        chunks.sort_unstable();
+        let mut memory = Memory::default();
+        let mut random = Random(21);
+        let mut stacks = vec![Vec::new(); 8];
+        for (address, (b, l, o)) in chunks {
+            memory.allocate_at(address, chunk, 0);
+            let bytes = memory.at(address, chunk).expect("allocated");
+            bytes.fill_with(|| (random.next() >> 56) as u8);
+            stacks[(b * 4 + l * 2 + o) as usize] = bytes.to_vec();
+        }
+        let universals = [FAR + 100 * GIB, FAR + 107 * GIB];
+        for address in universals {
+            memory.allocate_at(address, block, 0);
+        }
+        let from = Operand::strided_stack(ChunkOrder::Nhd, FAR, 2, [5 * GIB, 11 * GIB, 23 * GIB]);
+        let to = Operand::strided(BlockForm::Universal, universals[0], 2, 7 * GIB);
+        let conversion = Conversion::new(shape, from, to).expect("sound arguments");
+        let launch = conversion.launch(DeviceLimits::default(), 0, 0).expect("small").expect("two blocks");
+        assert_eq!(launch.kernel.name(), kernel);
+        assert_eq!(Machine::shipped().run(&launch, &mut memory, false), Ok(()));
+
+        let sources: Vec<&[u8]> = stacks.iter().map(Vec::as_slice).collect();
+        let mut expected = vec![vec![0; block]; 2];
+        let mut slices: Vec<&mut [u8]> = expected.iter_mut().map(Vec::as_mut_slice).collect();
+        block_to_universal(&shape, ChunkOrder::Nhd, &sources, &mut slices).expect("sound arguments");
+        for (address, expected) in universals.into_iter().zip(&expected) {
+            assert!(memory.at(address, block).expect("allocated") == expected, "{kernel} at {address:#x}");
+        }
     }
 }
 

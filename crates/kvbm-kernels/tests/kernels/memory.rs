@@ -34,6 +34,12 @@ impl Memory {
         address
     }
 
+    /// `len` bytes at an address behind everything that is allocated.
+    pub(crate) fn allocate_at(&mut self, address: u64, len: usize, byte: u8) {
+        assert!(self.segments.last().is_none_or(|last| last.address + (last.bytes.len() as u64) < address));
+        self.segments.push(Segment { address, bytes: vec![byte; len], is_table: false });
+    }
+
     /// Addresses, as a launch wants them.
     pub(crate) fn table(&mut self, entries: &[u64]) -> u64 {
         let address = self.allocate(entries.len() * 8, 0, 0);
