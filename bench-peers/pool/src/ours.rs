@@ -11,7 +11,7 @@ use std::sync::Mutex;
 const GROUP: GroupId = GroupId(0);
 /// Lower tiers exist, so that nothing is specialised for one tier, and are small, so that bytes per block are G1's.
 const LOWER: u32 = 1024;
-const EVENTS: usize = 1 << 12;
+const EVENTS: usize = 1 << 9;
 
 pub struct Ours {
     pub registry: Registry,

@@ -22,6 +22,7 @@ impl Drop for HeldSlots {
         if !self.ids.is_empty() {
             self.shared.core.lock().tiers[self.tier].give_back(&self.ids);
         }
+        self.shared.spares.keep_ids(std::mem::take(&mut self.ids));
     }
 }
 
@@ -178,7 +179,9 @@ impl<T: TierTag> Blocks<T, Partial> {
             parent: link.parent,
             position: link.position,
         };
-        Ok(links.iter().map(identity).collect())
+        let mut identities = self.slots.shared.spares.take_identities(links.len());
+        identities.extend(links.iter().map(identity));
+        Ok(identities)
     }
 
     /// Gives the sequence up: back to Reset.

@@ -1,6 +1,6 @@
 //! Events: what became visible, what is gone. Fixed-size records in a preallocated ring.
 
-use kvbm_plan::{BlockId, BlockIdentity, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,9 +43,54 @@ pub struct Drained {
     pub waiting: usize,
 }
 
+/// A record as the ring keeps it: without its number, which is its place.
+#[derive(Clone, Copy)]
+struct Stored {
+    hash: SequenceHash,
+    parent: SequenceHash,
+    namespace: NamespaceId,
+    position: u32,
+    block: BlockId,
+    group: GroupId,
+    kind: EventKind,
+    tier: u8,
+}
+
+/// In `Stored::tier`: the block has a parent.
+const HAS_PARENT: u8 = 0x80;
+
+const _: () = assert!(size_of::<Stored>() == 48);
+
+impl Stored {
+    const UNWRITTEN: Self = Self {
+        hash: SequenceHash::from_bytes([0; 16]),
+        parent: SequenceHash::from_bytes([0; 16]),
+        namespace: NamespaceId(0),
+        position: 0,
+        block: BlockId(0),
+        group: GroupId(0),
+        kind: EventKind::Remove,
+        tier: 0,
+    };
+
+    fn new(kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) -> Self {
+        let BlockIdentity { namespace, group, hash, parent, position } = identity;
+        let has_parent = if parent.is_some() { HAS_PARENT } else { 0 };
+        let parent = parent.unwrap_or(Self::UNWRITTEN.parent);
+        Self { hash, parent, namespace, position, block, group, kind, tier: tier.index() as u8 | has_parent }
+    }
+
+    fn record(&self, seq: u64) -> EventRecord {
+        let Self { hash, parent, namespace, position, block, group, kind, tier } = *self;
+        let parent = (tier & HAS_PARENT != 0).then_some(parent);
+        let identity = BlockIdentity { namespace, group, hash, parent, position };
+        EventRecord { seq, kind, tier: Tier::SLOTTED[usize::from(tier & !HAS_PARENT)], block, identity }
+    }
+}
+
 /// The ring. When it is full the oldest record is overwritten and counted: what remains always ends with the truth.
 pub(crate) struct EventRing {
-    records: Box<[EventRecord]>,
+    records: Box<[Stored]>,
     /// `seq` of the next record to write.
     next: u64,
     /// `seq` of the oldest record kept.
@@ -55,25 +100,11 @@ pub(crate) struct EventRing {
     lost_total: u64,
 }
 
-const UNWRITTEN: EventRecord = EventRecord {
-    seq: 0,
-    kind: EventKind::Remove,
-    tier: Tier::G1,
-    block: BlockId(0),
-    identity: BlockIdentity {
-        namespace: kvbm_plan::NamespaceId(0),
-        group: kvbm_plan::GroupId(0),
-        hash: kvbm_plan::SequenceHash::from_bytes([0; 16]),
-        parent: None,
-        position: 0,
-    },
-};
-
 impl EventRing {
     pub(crate) fn new(capacity: u32) -> Self {
         // A power of two, so that a record's place is a mask away.
         let length = if capacity == 0 { 0 } else { capacity.next_power_of_two() as usize };
-        let records = vec![UNWRITTEN; length].into_boxed_slice();
+        let records = vec![Stored::UNWRITTEN; length].into_boxed_slice();
         Self { records, next: 0, first: 0, lost: 0, lost_total: 0 }
     }
 
@@ -94,7 +125,7 @@ impl EventRing {
             self.lost_total += 1;
         }
         let seq = self.next;
-        self.records[(seq & (capacity - 1)) as usize] = EventRecord { seq, kind, tier, block, identity };
+        self.records[(seq & (capacity - 1)) as usize] = Stored::new(kind, tier, block, identity);
         self.next += 1;
     }
 
@@ -105,7 +136,7 @@ impl EventRing {
         let take = max.min(room).min((self.next - self.first) as usize);
         let lost = std::mem::take(&mut self.lost);
         for seq in self.first..self.first + take as u64 {
-            out.push(self.records[(seq & mask) as usize]);
+            out.push(self.records[(seq & mask) as usize].record(seq));
         }
         self.first += take as u64;
         Drained { records: take, lost, next_seq: self.first, waiting: (self.next - self.first) as usize }
@@ -129,7 +160,35 @@ mod tests {
     use super::*;
 
     fn push(ring: &mut EventRing, block: u32) {
-        ring.push(EventKind::Store, Tier::G1, BlockId(block), UNWRITTEN.identity);
+        ring.push(EventKind::Store, Tier::G1, BlockId(block), identity(None));
+    }
+
+    fn identity(parent: Option<u8>) -> BlockIdentity {
+        let hash = |byte| SequenceHash::from_bytes([byte; 16]);
+        BlockIdentity {
+            namespace: NamespaceId(3),
+            group: GroupId(200),
+            hash: hash(7),
+            parent: parent.map(hash),
+            position: 1 << 30,
+        }
+    }
+
+    #[test]
+    fn a_record_comes_out_as_it_went_in() {
+        let mut ring = EventRing::new(8);
+        let (block, mut out) = (BlockId(9), Vec::with_capacity(8));
+        for tier in Tier::SLOTTED {
+            ring.push(EventKind::Store, tier, block, identity(Some(0)));
+            ring.push(EventKind::Remove, tier, block, identity(None));
+            out.clear();
+            ring.drain(&mut out, 8);
+            let seq = 2 * tier.index() as u64;
+            let store = EventRecord { seq, kind: EventKind::Store, tier, block, identity: identity(Some(0)) };
+            let remove =
+                EventRecord { seq: seq + 1, kind: EventKind::Remove, tier, block, identity: identity(None) };
+            assert_eq!(out, [store, remove]);
+        }
     }
 
     #[test]

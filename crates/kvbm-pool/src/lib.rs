@@ -50,6 +50,7 @@ mod policy;
 mod pool;
 mod prefix;
 mod registry;
+mod spares;
 mod state;
 mod status;
 mod sync;

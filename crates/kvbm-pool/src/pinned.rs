@@ -145,6 +145,7 @@ impl Drop for Pinned {
         if !self.ids.is_empty() {
             self.shared.core.lock().unpin_all(self.tier.index(), &self.ids, self.pin);
         }
+        self.shared.spares.keep_ids(std::mem::take(&mut self.ids));
     }
 }
 

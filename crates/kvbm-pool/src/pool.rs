@@ -88,6 +88,7 @@ impl<T: TierTag> BlockPool<T> {
         drop(core);
         // The slots are Registered now: the batch must not give them back.
         let ids = std::mem::take(&mut slots.ids);
+        self.shared.spares.keep_identities(identities);
         Ok(Cached::new(Pinned { shared: Arc::clone(&self.shared), tier: T::TIER, ids, pin: Pin::Use }))
     }
 

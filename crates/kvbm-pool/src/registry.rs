@@ -13,6 +13,7 @@ use crate::pinned::Pinned;
 use crate::policy::{self, EvictionPolicy};
 use crate::pool::BlockPool;
 use crate::prefix::Prefix;
+use crate::spares::Spares;
 use crate::status::{Counters, TierStatus};
 use crate::sync::{Arc, Mutex, MutexGuard, yield_to_waiters};
 use crate::tier::{TierMask, TierTag};
@@ -23,6 +24,7 @@ use std::hash::BuildHasher;
 /// What handles and registry share.
 pub(crate) struct Shared {
     pub core: Mutex<Core>,
+    pub spares: Spares,
     epoch: Epoch,
     event_capacity: usize,
     capacity: [u32; crate::tier::TIERS],
@@ -131,6 +133,7 @@ impl Registry {
         // Only the places of keys in the table depend on the seed, nothing that anybody can see.
         let seed = std::hash::RandomState::new().hash_one(config.epoch.0);
         let shared = Shared {
+            spares: Spares::default(),
             core: Mutex::new(Core::new(config, policy, seed)),
             epoch: config.epoch,
             event_capacity: config.event_capacity as usize,
@@ -384,9 +387,10 @@ impl fmt::Debug for Registry {
 }
 
 impl Shared {
-    /// Adds `n` Held slots of `tier` to `out`, or nothing.
+    /// Puts `n` Held slots of `tier` into `out`, which is empty, or nothing.
     pub(crate) fn allocate(&self, tier: Tier, n: usize, out: &mut Vec<BlockId>) -> Result<(), AllocError> {
-        out.reserve_exact(n.min(self.capacity.get(tier.index()).map_or(0, |&blocks| blocks as usize)));
+        let most = self.capacity.get(tier.index()).map_or(0, |&blocks| blocks as usize);
+        *out = self.spares.take_ids(n.min(most));
         let mut core = self.core.lock();
         Self::allocate_locked(&mut core, tier, n, out)
     }

@@ -10,7 +10,7 @@ use kvbm_plan::{GroupId, SequenceHash};
 
 const LANES: usize = 12;
 /// Keys per line at which the table grows; more than this and too many lines overflow.
-const FULL: usize = 9;
+const FULL: usize = 10;
 const EMPTY: u8 = 0;
 
 /// Heap of a full table, rounded up.

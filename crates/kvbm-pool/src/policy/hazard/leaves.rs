@@ -33,36 +33,52 @@ impl Leaf {
     }
 }
 
+/// Leaves of a part of the array: it grows by parts, since most blocks are no leaves most of the time.
+const PART: usize = 4096;
+
 /// The array, and where each slot is in it.
 pub(crate) struct Leaves {
-    leaves: Vec<Leaf>,
+    parts: Vec<Box<[Leaf]>>,
+    len: usize,
     places: Box<[u32]>,
 }
 
 impl Leaves {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { leaves: Vec::with_capacity(capacity), places: vec![NONE; capacity].into_boxed_slice() }
+        let parts = Vec::with_capacity(capacity.div_ceil(PART));
+        Self { parts, len: 0, places: vec![NONE; capacity].into_boxed_slice() }
     }
 
     /// Adds `slot`, or changes what is known of it.
     pub(crate) fn put(&mut self, slot: u32, memory: BlockMemory, priority: u8) {
         let leaf = Leaf::new(slot, memory, priority);
-        let place = &mut self.places[slot as usize];
-        if *place == NONE {
-            *place = self.leaves.len() as u32;
-            self.leaves.push(leaf);
-        } else {
-            self.leaves[*place as usize] = leaf;
+        let place = self.places[slot as usize];
+        if place != NONE {
+            *self.at(place) = leaf;
+            return;
         }
+        if self.len == self.parts.len() * PART {
+            self.parts.push(vec![Leaf(0); PART].into_boxed_slice());
+        }
+        self.places[slot as usize] = self.len as u32;
+        self.len += 1;
+        *self.at(self.len as u32 - 1) = leaf;
+    }
+
+    #[inline]
+    fn at(&mut self, place: u32) -> &mut Leaf {
+        &mut self.parts[place as usize / PART][place as usize % PART]
     }
 
     /// Takes `slot` out, if it is in.
     pub(crate) fn remove(&mut self, slot: u32) {
         let place = std::mem::replace(&mut self.places[slot as usize], NONE);
         if place != NONE {
-            self.leaves.swap_remove(place as usize);
-            if let Some(moved) = self.leaves.get(place as usize) {
-                self.places[moved.slot() as usize] = place;
+            self.len -= 1;
+            let last = *self.at(self.len as u32);
+            if place as usize != self.len {
+                *self.at(place) = last;
+                self.places[last.slot() as usize] = place;
             }
         }
     }
@@ -72,19 +88,43 @@ impl Leaves {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.leaves.len()
+        self.len
     }
 
-    /// `count` leaves from place `from` on, fewer at the end of the array.
+    /// `count` leaves from place `from` on, fewer at the end of the array. A window does not cross into another part.
     #[inline]
     pub(crate) fn window(&self, from: usize, count: usize) -> &[Leaf] {
-        &self.leaves[from..(from + count).min(self.leaves.len())]
+        let end = (from + count).min(self.len).min((from / PART + 1) * PART);
+        let Some(part) = self.parts.get(from / PART).filter(|_| from < end) else { return &[] };
+        &part[from % PART..from % PART + (end - from)]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn grows_by_parts_and_windows_stay_in_one() {
+        let slots = 2 * PART as u32 + 100;
+        let mut leaves = Leaves::new(slots as usize);
+        for slot in 0..slots {
+            leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0);
+        }
+        for slot in (0..slots).filter(|slot| slot % 3 > 0) {
+            leaves.remove(slot);
+        }
+        assert_eq!(leaves.len(), slots.div_ceil(3) as usize);
+        let mut seen: Vec<u32> = Vec::new();
+        for from in (0..leaves.len()).step_by(8) {
+            let window = leaves.window(from, 8);
+            assert_eq!(window.len(), 8.min(leaves.len() - from).min(PART - from % PART));
+            seen.extend(window.iter().map(|leaf| leaf.slot()));
+            assert!(window.iter().all(|leaf| leaf.time() == leaf.slot() as u16));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..slots).step_by(3).collect::<Vec<_>>());
+    }
 
     #[test]
     fn slots_come_change_and_go() {
