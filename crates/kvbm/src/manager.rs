@@ -244,10 +244,11 @@ impl<G> KvBlockManager<G> {
         self.leader.forget(NamespaceId::from(namespace.tag()))
     }
 
-    /// Makes everything that is on G3 durable.
+    /// Makes everything that is on G3 durable, and what was on its way there when this was called. Offloads that begin
+    /// meanwhile are not waited for.
     ///
     /// # Errors
-    /// The rank that failed or did not answer in time.
+    /// The rank that failed or did not answer in time; offloads that did not end in time.
     pub fn flush(&self, timeout: Duration) -> Result<FlushReport, FlushError> {
         self.leader.flush(deadline(timeout))
     }
@@ -330,7 +331,7 @@ impl KvBlockManager<Owned> {
         blocks: Blocks<G1, Complete>,
     ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
         let cached = self.leader.registry.pool::<G1>().register(blocks, Duplicates::Reuse)?;
-        self.leader.registered(Tier::G1, || cached.clone().erase());
+        self.leader.registered(Tier::G1, None, || cached.clone().erase());
         Ok(cached)
     }
 

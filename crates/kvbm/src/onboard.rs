@@ -183,6 +183,7 @@ impl Leader {
             destination: Destination::Reserved { arrivals, places },
             keep: vec![Box::new(Arc::clone(&onboarding.prefix))],
             source_check: None,
+            round: None,
         };
         let prepared = self.prepare(Purpose::Onboard, Tier::G1, parts);
         let operation = prepared.operation();

@@ -144,7 +144,8 @@ impl Leader {
             return Ok(());
         }
         let all = moves.clone();
-        let parts = Parts { moves, destination: Destination::Unregistered, keep, source_check: None };
+        let parts =
+            Parts { moves, destination: Destination::Unregistered, keep, source_check: None, round: None };
         let prepared = self.prepare(Purpose::Private, to, parts);
         let operation = Arc::clone(prepared.operation());
         self.send(prepared);

@@ -74,7 +74,7 @@ impl Leader {
         if self.registry.capacity(Tier::G3) == 0 {
             return Err(FlushError::NoDisk);
         }
-        if !self.offloads.wait_idle(deadline) {
+        if !self.offloads.wait_under_way(deadline) {
             return Err(FlushError::Busy);
         }
         let started = self.flushes.start(self.settings.ranks);
@@ -131,7 +131,7 @@ impl Leader {
                     let _refused = batch.append(block);
                 }
             }
-            self.enqueue(edge, batch);
+            self.enqueue(edge, self.offloads.round(), batch);
             self.pump();
             if !self.offloads.wait_idle(deadline) {
                 return;

@@ -5,6 +5,7 @@ mod support;
 
 use kvbm::metrics::DropReason;
 use kvbm::{EngineError, FailureKind, FlushError, OffloadError, ParkError, Path, Tier};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use support::script::{Mode, Ranks};
@@ -123,6 +124,35 @@ fn invariant_6_a_flush_that_a_rank_ignores_ends_at_its_deadline() {
     let started = Instant::now();
     assert_eq!(manager.flush(Duration::from_millis(20)), Err(FlushError::Busy));
     assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_flush_does_not_wait_for_offloads_that_begin_meanwhile() {
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([64, 64, 64], |config| config.offload.g1_g2.write_through = true);
+    ranks.set(0, Mode::Hold);
+    let register = |start| drop(fill(&manager, &tokens(&manager, start, 1), 0));
+    register(0);
+    let flushed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // There is always one under way.
+            for start in 1.. {
+                if flushed.load(Ordering::Acquire) {
+                    break;
+                }
+                register(start);
+                ranks.done(0, &ranks.next_plan(0));
+            }
+        });
+        let report = manager.flush(Duration::from_secs(60));
+        flushed.store(true, Ordering::Release);
+        report.unwrap();
+    });
+    assert_eq!(ranks.held(0), 1);
+    assert!(!manager.wait_offloads(Instant::now()));
+    ranks.done(0, &ranks.next_plan(0));
+    assert!(manager.wait_offloads(soon()));
 }
 
 #[test]

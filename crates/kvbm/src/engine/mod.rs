@@ -169,9 +169,10 @@ impl KvBlockManager<Engine> {
         let reused = "was reused while it was read";
         let source_check = Some(self.still_the_same(read, reused));
         let destination = Destination::Reserved { arrivals, places };
-        let running = Running::new(&self.leader, moves.len());
+        let round = self.leader.offloads.round();
+        let running = Running::new(&self.leader, round, moves.len());
         let keep: Vec<Box<dyn Any + Send>> = vec![Box::new(busy), Box::new(running)];
-        let parts = Parts { moves, destination, keep, source_check };
+        let parts = Parts { moves, destination, keep, source_check, round: Some(round) };
         let prepared = self.leader.prepare(Purpose::Offload, Tier::G2, parts);
         self.leader.send(prepared);
         Ok(started)

@@ -72,7 +72,8 @@ impl KvBlockManager<Engine> {
         let source_check = Some(self.still_the_same(holds.clone(), given_away));
         let busy = Busy { blocks: Arc::clone(&self.g1.blocks), holds };
         let keep: Vec<Box<dyn Any + Send>> = vec![Box::new(prefix), Box::new(busy)];
-        let parts = Parts { moves, destination: Destination::Unregistered, keep, source_check };
+        let destination = Destination::Unregistered;
+        let parts = Parts { moves, destination, keep, source_check, round: None };
         let prepared = self.leader.prepare(Purpose::Private, Tier::G1, parts);
         onboarding.interest = Some(prepared.operation().interest());
         self.leader.send(prepared);

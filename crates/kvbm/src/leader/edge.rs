@@ -1,6 +1,7 @@
 //! One step down: what waits for it and what is on its way, within a share of the upper tier.
 
 use crate::config::EdgeConfig;
+use crate::leader::offload::Round;
 use crate::leader::wear::WearBudget;
 use kvbm_plan::Path;
 use kvbm_pool::Pinned;
@@ -24,9 +25,26 @@ pub(crate) struct Edge {
     state: Mutex<EdgeState>,
 }
 
+/// Blocks that go down together.
+pub(crate) struct Batch {
+    pub(crate) blocks: Pinned,
+    /// When they were asked for.
+    pub(crate) round: Round,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn split_off(&mut self, at: usize) -> Self {
+        Self { blocks: self.blocks.split_off(at), round: self.round }
+    }
+}
+
 #[derive(Default)]
 struct EdgeState {
-    queue: VecDeque<Pinned>,
+    queue: VecDeque<Batch>,
     queued_blocks: usize,
     running_blocks: usize,
     running: usize,
@@ -54,7 +72,7 @@ impl Edge {
 
     /// Queues `batch`; what no longer fits comes back to be dropped without the lock: the oldest that are queued, their last
     /// blocks first, for the first are the parents of the others. Of a batch that alone is too large the first blocks stay.
-    pub(crate) fn push(&self, mut batch: Pinned) -> Vec<Pinned> {
+    pub(crate) fn push(&self, mut batch: Batch) -> Vec<Batch> {
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
         loop {
@@ -76,7 +94,7 @@ impl Edge {
         if batch.len() > room {
             dropped.push(batch.split_off(room));
         }
-        while !batch.is_empty() {
+        while batch.len() > 0 {
             let rest = batch.split_off(MAX_BATCH);
             state.queued_blocks += batch.len();
             state.queue.push_back(std::mem::replace(&mut batch, rest));
@@ -98,7 +116,7 @@ impl Edge {
     }
 
     /// The next batch to start, if one may.
-    pub(crate) fn pop(&self) -> Option<Pinned> {
+    pub(crate) fn pop(&self) -> Option<Batch> {
         let mut state = self.state.lock();
         if state.running >= MAX_RUNNING {
             return None;
@@ -124,7 +142,7 @@ impl Edge {
     }
 
     /// Empties the queue.
-    pub(crate) fn take_queued(&self) -> Vec<Pinned> {
+    pub(crate) fn take_queued(&self) -> Vec<Batch> {
         let mut state = self.state.lock();
         state.queued_blocks = 0;
         state.queue.drain(..).collect()

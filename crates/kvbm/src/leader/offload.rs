@@ -4,25 +4,38 @@
 //! tier; beyond it the oldest queued blocks are let go, and counted.
 
 use crate::leader::Leader;
-use crate::leader::edge::Edge;
+use crate::leader::edge::{Batch, Edge};
 use crate::leader::operation::{Destination, Move, Parts, Purpose};
 use crate::metrics::DropReason;
 use kvbm_plan::{BlockIdentity, Path, Tier};
 use kvbm_pool::{AnyArrivals, Arrival, Pinned};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// All steps, and how many blocks are on one.
 pub(crate) struct Offloads {
     edges: Vec<Edge>,
-    outstanding: Mutex<usize>,
-    idle: Condvar,
+    accounts: Mutex<Accounts>,
+    closed: Condvar,
+}
+
+/// Offloads that were asked for between two calls that wait for what is under way; what follows from an offload (the copy on the
+/// next tier, ancestors that go first) is of its round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Round(u64);
+
+#[derive(Default)]
+struct Accounts {
+    now: Round,
+    /// Blocks queued or running, by round; none of them 0. As many rounds as there are callers that wait.
+    open: BTreeMap<Round, usize>,
 }
 
 impl Offloads {
     pub(crate) fn new(edges: Vec<Edge>) -> Self {
-        Self { edges, outstanding: Mutex::new(0), idle: Condvar::new() }
+        Self { edges, accounts: Mutex::default(), closed: Condvar::new() }
     }
 
     pub(crate) fn edge(&self, src: Tier) -> Option<&Edge> {
@@ -35,24 +48,46 @@ impl Offloads {
 
     /// Blocks until nothing is queued or running, or `deadline` passes. Whether it was reached.
     pub(crate) fn wait_idle(&self, deadline: Instant) -> bool {
-        let mut outstanding = self.outstanding.lock();
-        while *outstanding > 0 {
-            if self.idle.wait_until(&mut outstanding, deadline).timed_out() {
-                return *outstanding == 0;
+        self.wait_closed(self.accounts.lock(), Round(u64::MAX), deadline)
+    }
+
+    /// Blocks until what is queued or running now, and what follows from it, is over, or `deadline` passes. What is asked for
+    /// meanwhile is not waited for. Whether that was reached.
+    pub(crate) fn wait_under_way(&self, deadline: Instant) -> bool {
+        let mut accounts = self.accounts.lock();
+        let last = accounts.now;
+        accounts.now = Round(last.0 + 1);
+        self.wait_closed(accounts, last, deadline)
+    }
+
+    fn wait_closed(&self, mut accounts: MutexGuard<'_, Accounts>, last: Round, deadline: Instant) -> bool {
+        let is_open = |accounts: &Accounts| accounts.open.keys().next().is_some_and(|first| *first <= last);
+        while is_open(&accounts) {
+            if self.closed.wait_until(&mut accounts, deadline).timed_out() {
+                return !is_open(&accounts);
             }
         }
         true
     }
 
-    pub(crate) fn add(&self, blocks: usize) {
-        *self.outstanding.lock() += blocks;
+    /// The round of what is asked for now.
+    pub(crate) fn round(&self) -> Round {
+        self.accounts.lock().now
     }
 
-    pub(crate) fn remove(&self, blocks: usize) {
-        let mut outstanding = self.outstanding.lock();
-        *outstanding = outstanding.saturating_sub(blocks);
-        if *outstanding == 0 {
-            self.idle.notify_all();
+    pub(crate) fn add(&self, round: Round, blocks: usize) {
+        if blocks > 0 {
+            *self.accounts.lock().open.entry(round).or_default() += blocks;
+        }
+    }
+
+    pub(crate) fn remove(&self, round: Round, blocks: usize) {
+        let mut accounts = self.accounts.lock();
+        let Some(open) = accounts.open.get_mut(&round) else { return };
+        *open = open.saturating_sub(blocks);
+        if *open == 0 {
+            accounts.open.remove(&round);
+            self.closed.notify_all();
         }
     }
 }
@@ -63,19 +98,20 @@ pub(crate) struct Running {
     leader: Weak<Leader>,
     /// Where it was popped from a queue, that one.
     queue: Option<Tier>,
+    round: Round,
     blocks: usize,
 }
 
 impl Running {
     /// Of a batch that was taken off the queue of `src`.
-    fn queued(leader: &Arc<Leader>, src: Tier, blocks: usize) -> Self {
-        Self { leader: Arc::downgrade(leader), queue: Some(src), blocks }
+    fn queued(leader: &Arc<Leader>, src: Tier, round: Round, blocks: usize) -> Self {
+        Self { leader: Arc::downgrade(leader), queue: Some(src), round, blocks }
     }
 
     /// Of blocks that were never queued.
-    pub(crate) fn new(leader: &Arc<Leader>, blocks: usize) -> Self {
-        leader.offloads.add(blocks);
-        Self { leader: Arc::downgrade(leader), queue: None, blocks }
+    pub(crate) fn new(leader: &Arc<Leader>, round: Round, blocks: usize) -> Self {
+        leader.offloads.add(round, blocks);
+        Self { leader: Arc::downgrade(leader), queue: None, round, blocks }
     }
 }
 
@@ -85,31 +121,38 @@ impl Drop for Running {
         if let Some(edge) = self.queue.and_then(|src| leader.offloads.edge(src)) {
             edge.finished(self.blocks);
         }
-        leader.offloads.remove(self.blocks);
+        leader.offloads.remove(self.round, self.blocks);
     }
 }
 
 impl Leader {
-    /// Blocks became visible on their tier: write-through and the watermark have their say.
-    pub(crate) fn registered(self: &Arc<Self>, tier: Tier, blocks: impl FnOnce() -> Pinned) {
+    /// Blocks became visible on their tier: write-through and the watermark have their say. `round`: that of the offload that
+    /// brought them, if one did.
+    pub(crate) fn registered(
+        self: &Arc<Self>,
+        tier: Tier,
+        round: Option<Round>,
+        blocks: impl FnOnce() -> Pinned,
+    ) {
         let Some(edge) = self.offloads.edge(tier) else { return };
         if self.is_turned_away() {
             return;
         }
+        let round = round.unwrap_or_else(|| self.offloads.round());
         if edge.triggers.write_through {
-            self.write_through(edge, blocks());
+            self.write_through(edge, round, blocks());
         }
-        self.check_watermark(edge);
-        self.check_victims(edge);
+        self.check_watermark(edge, round);
+        self.check_victims(edge, round);
         self.pump();
     }
 
-    fn write_through(&self, edge: &Edge, blocks: Pinned) {
+    fn write_through(&self, edge: &Edge, round: Round, blocks: Pinned) {
         let mut blocks = self.without_copied(edge, blocks);
         let over = blocks.split_off(edge.affordable(blocks.len()));
         self.metrics.path(edge.path).dropped(DropReason::WearBudget).add(over.len() as u64);
         drop(over.into_transfer());
-        self.enqueue(edge, blocks);
+        self.enqueue(edge, round, blocks);
     }
 
     /// `blocks` less the first ones that have a copy below: the next tier holds the beginnings of chains.
@@ -129,9 +172,10 @@ impl Leader {
         if self.is_turned_away() {
             return;
         }
+        let round = self.offloads.round();
         for edge in self.offloads.edges() {
-            self.check_watermark(edge);
-            self.check_idle(edge);
+            self.check_watermark(edge, round);
+            self.check_idle(edge, round);
         }
         self.pump();
     }
@@ -140,7 +184,7 @@ impl Leader {
     pub(crate) fn offload_now(self: &Arc<Self>, blocks: Pinned) -> bool {
         let Some(edge) = self.offloads.edge(blocks.tier()) else { return false };
         let blocks = self.without_copied(edge, blocks);
-        self.enqueue(edge, blocks);
+        self.enqueue(edge, self.offloads.round(), blocks);
         self.pump();
         true
     }
@@ -165,7 +209,7 @@ impl Leader {
         }
     }
 
-    fn check_watermark(&self, edge: &Edge) {
+    fn check_watermark(&self, edge: &Edge, round: Round) {
         let status = self.registry.occupancy(edge.path.src);
         let excess = edge.excess(status.not_copied_lower as usize, status.capacity as usize);
         if excess == 0 {
@@ -173,31 +217,31 @@ impl Leader {
         }
         let backlog = edge.backlog();
         let wanted = excess.saturating_sub(backlog.queued_blocks + backlog.running_blocks);
-        self.offload_coldest(edge, wanted, 0);
+        self.offload_coldest(edge, round, wanted, 0);
     }
 
     /// Copies what eviction will take next. The watermark alone does not see to that: blocks that came up from the lower tier
     /// count as copied, wherever they are in the order.
-    fn check_victims(&self, edge: &Edge) {
+    fn check_victims(&self, edge: &Edge, round: Round) {
         let share = edge.triggers.ahead_share;
         let wanted = edge.affordable(edge.room());
         if share > 0.0 && wanted > 0 {
             let Path { src, dst } = edge.path;
-            self.enqueue(edge, self.registry.uncopied_victims(src, share, wanted, dst));
+            self.enqueue(edge, round, self.registry.uncopied_victims(src, share, wanted, dst));
         }
     }
 
-    fn check_idle(&self, edge: &Edge) {
+    fn check_idle(&self, edge: &Edge, round: Round) {
         if edge.triggers.idle_iterations > 0 {
             // A part at a time, so that an idle hour does not fill the queue for a busy minute.
-            self.offload_coldest(edge, (edge.limit / 4).max(1), edge.triggers.idle_iterations);
+            self.offload_coldest(edge, round, (edge.limit / 4).max(1), edge.triggers.idle_iterations);
         }
     }
 
-    fn offload_coldest(&self, edge: &Edge, wanted: usize, min_idle: u64) {
+    fn offload_coldest(&self, edge: &Edge, round: Round, wanted: usize, min_idle: u64) {
         let affordable = edge.affordable(wanted.min(edge.room()));
         if affordable > 0 {
-            self.enqueue(edge, self.coldest(edge, affordable, min_idle));
+            self.enqueue(edge, round, self.coldest(edge, affordable, min_idle));
         }
     }
 
@@ -205,25 +249,28 @@ impl Leader {
         self.registry.coldest(edge.path.src, wanted, edge.path.dst, min_idle)
     }
 
-    pub(crate) fn enqueue(&self, edge: &Edge, blocks: Pinned) {
+    pub(crate) fn enqueue(&self, edge: &Edge, round: Round, blocks: Pinned) {
         let blocks = blocks.into_transfer();
         if self.is_closed() || blocks.is_empty() {
             return;
         }
         // Holds the account open: the batch may be started and over before this returns.
-        self.offloads.add(blocks.len());
-        for dropped in edge.push(blocks) {
+        self.offloads.add(round, blocks.len());
+        for dropped in edge.push(Batch { blocks, round }) {
             self.drop_batch(edge, &dropped, DropReason::QueueFull);
         }
     }
 
-    fn drop_batch(&self, edge: &Edge, batch: &Pinned, reason: DropReason) {
-        self.metrics.path(edge.path).dropped(reason).add(batch.len() as u64);
-        self.offloads.remove(batch.len());
+    fn drop_batch(&self, edge: &Edge, batch: &Batch, reason: DropReason) {
+        self.metrics.path(edge.path).dropped(reason).add(batch.blocks.len() as u64);
+        self.offloads.remove(batch.round, batch.blocks.len());
     }
 
     /// Starts a batch; ancestors that were left behind go before it.
-    fn start_offload(self: &Arc<Self>, edge: &Edge, batch: Pinned) {
+    fn start_offload(self: &Arc<Self>, edge: &Edge, batch: Batch) {
+        let round = batch.round;
+        // Keeps the round open: the batch may be over before its ancestors start.
+        let _open = Running::new(self, round, 1);
         let orphans = self.carry(edge, batch);
         if orphans.is_empty() {
             return;
@@ -231,16 +278,17 @@ impl Leader {
         let family = self.with_ancestors(edge, &orphans);
         if !family.is_empty() {
             edge.start(family.len());
-            self.offloads.add(family.len());
-            let left = self.carry(edge, family);
+            self.offloads.add(round, family.len());
+            let left = self.carry(edge, Batch { blocks: family, round });
             self.metrics.path(edge.path).dropped(DropReason::MissingParent).add(left.len() as u64);
         }
     }
 
     /// Reserves the destination and sends the plans; what finds no room is counted and let go. Blocks that cannot go before
     /// their parents come back.
-    fn carry(self: &Arc<Self>, edge: &Edge, mut batch: Pinned) -> Vec<BlockIdentity> {
-        let running = Running::queued(self, edge.path.src, batch.len());
+    fn carry(self: &Arc<Self>, edge: &Edge, batch: Batch) -> Vec<BlockIdentity> {
+        let Batch { blocks: mut batch, round } = batch;
+        let running = Running::queued(self, edge.path.src, round, batch.len());
         let _order = (edge.path.dst == Tier::G3).then(|| self.disk_order.lock());
         let Some((identities, mut arrivals)) = self.reserve(edge, &mut batch) else { return Vec::new() };
         let there = self.still_on(edge.path.src, &identities);
@@ -269,6 +317,7 @@ impl Leader {
             destination: Destination::Reserved { arrivals, places },
             keep: vec![Box::new(batch), Box::new(running)],
             source_check: None,
+            round: Some(round),
         };
         let prepared = self.prepare(Purpose::Offload, edge.path.dst, parts);
         self.send(prepared);
@@ -288,5 +337,38 @@ impl Leader {
                 return None;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn what_is_asked_for_later_is_not_waited_for() {
+        let offloads = Offloads::new(Vec::new());
+        assert!(offloads.wait_under_way(Instant::now()), "nothing is");
+        let before = offloads.round();
+        offloads.add(before, 3);
+        assert!(!offloads.wait_under_way(Instant::now()));
+        let after = offloads.round();
+        assert!(after > before);
+        let reached = std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| offloads.wait_under_way(Instant::now() + Duration::from_secs(60)));
+            while offloads.round() == after {
+                std::thread::yield_now();
+            }
+            offloads.add(offloads.round(), 2);
+            // What follows from a block of the round is of the round.
+            offloads.add(before, 1);
+            offloads.remove(before, 3);
+            offloads.remove(before, 1);
+            waiter.join().unwrap()
+        });
+        assert!(reached);
+        assert!(!offloads.wait_idle(Instant::now()), "the later ones go on");
+        offloads.remove(offloads.round(), 2);
+        assert!(offloads.wait_idle(Instant::now()));
     }
 }

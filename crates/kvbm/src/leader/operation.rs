@@ -4,6 +4,7 @@
 //! them are over: only then are its sources let go and its destinations made visible or given back.
 
 use crate::error::BlockFailure;
+use crate::leader::offload::Round;
 use crate::signal::{Signal, deadline};
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Tier};
 use kvbm_pool::{AnyArrivals, Pinned};
@@ -50,6 +51,8 @@ pub(crate) struct Parts {
     /// Pins, private batches, engine holds: dropped when no worker touches the blocks any more.
     pub(crate) keep: Vec<Box<dyn Any + Send>>,
     pub(crate) source_check: Option<SourceCheck>,
+    /// Of an offload: when it was asked for.
+    pub(crate) round: Option<Round>,
 }
 
 /// What became of an operation.
@@ -289,7 +292,8 @@ mod tests {
             BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 };
         let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
         let destination = Destination::Unregistered;
-        let parts = Parts { moves: vec![step], destination, keep: Vec::new(), source_check: None };
+        let parts =
+            Parts { moves: vec![step], destination, keep: Vec::new(), source_check: None, round: None };
         Operation::new(Purpose::Onboard, Tier::G1, limit, parts, 1)
     }
 

@@ -37,7 +37,7 @@ impl Leader {
         self.joins.remove(operation, &parts.moves);
         let failures = self.tell(operation, &parts.moves, failures);
         if let Some(arrived) = &arrived {
-            self.registered(operation.to, || arrived.clone());
+            self.registered(operation.to, parts.round, || arrived.clone());
         }
         // Before anybody is told: who waited may want back what was kept for the transfer.
         drop(parts.keep);
