@@ -35,7 +35,9 @@ pub(super) fn allocate(shared: &Arc<Shared>, len: u64, alignment: u64) -> Result
         return invalid("alignment", alignment, "it must be a power of two");
     }
     let slack = if alignment > GRANULARITY { alignment } else { 0 };
-    let Some(asked) = len.checked_add(slack).and_then(|asked| usize::try_from(asked).ok()) else {
+    // Of more than there is, drivers say different things.
+    let asked = len.checked_add(slack).filter(|asked| *asked <= shared.total_bytes);
+    let Some(asked) = asked.and_then(|asked| usize::try_from(asked).ok()) else {
         return Err(out_of_memory(shared, len));
     };
     let entered = shared.enter()?;

@@ -19,7 +19,8 @@ struct Dimensions {
   u32 x;
 };
 
-inline Dimensions threadIdx, blockIdx, gridDim;
-inline u8* kvbm_shared;
+// Not inline: the loader would make those of several libraries in one process the same.
+static Dimensions threadIdx, blockIdx, gridDim;
+static u8* kvbm_shared;
 
 void __syncthreads();
