@@ -35,6 +35,8 @@
 //! - A block is found on a tier only after it was registered or its arrival completed there.
 //! - Slots are handed out only while no registered block is in them.
 //! - Every change of what a tier holds is one [`EventRecord`], written under the same lock as the change.
+//!
+//! `DESIGN.md` beside this crate's manifest says how it is built and why.
 
 #![forbid(unsafe_code)]
 

@@ -170,6 +170,17 @@ impl Entries {
         }
     }
 
+    /// Reads the table's lines of up to [`LOOKUPS`] blocks, so that they are near when each is asked for.
+    pub(crate) fn fetch(&self, blocks: impl Iterator<Item = (GroupId, SequenceHash)>) {
+        let mut keys = [Key::NONE; LOOKUPS];
+        let mut count = 0;
+        for ((group, hash), key) in blocks.zip(&mut keys) {
+            *key = self.table.key(group, hash);
+            count += 1;
+        }
+        self.table.fetch(&keys[..count]);
+    }
+
     /// The entry of `identity`, new if there is none. Its parent's entry comes into being with it if need be (groups
     /// whose blocks outlive their parents). `before` is the entry that was asked for last: in a chain that is the parent.
     pub(crate) fn find_or_insert(&mut self, identity: &BlockIdentity, before: Option<u32>) -> u32 {

@@ -1,6 +1,8 @@
 //! Making room: which block goes, and how it goes.
 
+use super::entry::LOOKUPS;
 use super::slot::{Slot, Usage};
+use super::tiers::TierCore;
 use super::{Core, NONE, Presence};
 use kvbm_plan::BlockId;
 
@@ -18,12 +20,24 @@ impl Core {
             return self.evict_chosen(tier, want, out);
         }
         let mut budget = MAX_LOOKED_AT;
-        for _ in 0..want.min(MAX_VICTIMS) {
+        for turn in 0..want.min(MAX_VICTIMS) {
+            if turn % LOOKUPS == 0 {
+                self.fetch_oldest(tier, want - turn);
+            }
             let Some(slot) = self.oldest_leaf(tier, &mut budget) else { break };
             self.vacate(tier, slot);
             out.push(BlockId(slot));
         }
         !self.tiers[tier].order.is_empty()
+    }
+
+    /// Reads what evicting the next `count` blocks will read, all at the same time.
+    fn fetch_oldest(&self, tier: usize, count: usize) {
+        let TierCore { order, slots, .. } = &self.tiers[tier];
+        let first = order.first();
+        let next = (first..first + count.min(LOOKUPS) as u64).filter_map(|place| order.at(place, slots));
+        let entries = next.map(|slot| slots[slot as usize].entry).filter(|&index| index != NONE);
+        self.entries.fetch(entries.map(|index| (self.entries[index].group(), self.entries[index].hash)));
     }
 
     /// The oldest unpinned block that nothing on the tier continues. A pinned block comes back into the

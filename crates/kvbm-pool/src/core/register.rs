@@ -1,5 +1,6 @@
 //! Registration: Complete blocks become visible.
 
+use super::entry::LOOKUPS;
 use super::slot::Usage;
 use super::{Core, NONE, Pin, Presence};
 use crate::error::RegisterError;
@@ -62,6 +63,9 @@ impl Core {
         self.note_arrival(identities);
         for (at, (block, identity)) in blocks.iter_mut().zip(identities).enumerate() {
             let from_tail = (identities.len() - 1 - at) as u32;
+            if at % LOOKUPS == 0 {
+                self.entries.fetch(identities[at..].iter().map(|next| (next.group, next.hash)));
+            }
             let index = self.entries.find_or_insert(identity, before);
             before = Some(index);
             match self.entries[index].presence(tier) {
