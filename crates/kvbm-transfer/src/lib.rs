@@ -16,7 +16,7 @@
 //! - A report comes after the hardware let go of source and destination, and says for each block whether it arrived.
 //! - A plan that has not started can be cancelled and can expire; a started one runs to its end.
 //! - Queues are bounded: a full one answers [`QueueFull`](kvbm_plan::FailureKind::QueueFull) at once.
-//! - No thread of this crate blocks on the hardware: completions come back as messages.
+//! - No executor blocks on the hardware: completions come back as messages. Only the thread that flushes waits for the disk.
 
 mod config;
 mod error;

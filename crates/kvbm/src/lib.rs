@@ -29,7 +29,7 @@
 //! assert_eq!(manager.match_prefix(&tokens).len(), 4);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-
+//!
 //! # Features
 //! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a scheduler whose workers are
 //! elsewhere: no device, no disk, no NIXL in its dependencies, and managers come from `build_with_workers` and

@@ -10,16 +10,14 @@ use kvbm_layout::{
 };
 use kvbm_plan::{Epoch, Rank, Tier};
 use kvbm_storage::{
-    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, StorageError, SystemAllocator,
+    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, StorageError, StorageKind,
+    SystemAllocator,
 };
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, PathConfig, PathConfigs, TransferManager, WorkerConfig, disk_layout};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-/// Blocks of host memory are aligned so that the disk can take them as they are.
-const HOST_ALIGNMENT: u64 = 4096;
 
 /// The workers of this process, by rank; none where workers run elsewhere or only metadata is moved.
 #[derive(Default)]
@@ -295,7 +293,7 @@ fn host_memory(
     rank: Rank,
     blocks: u32,
 ) -> Result<BoundLayout, WorkerError> {
-    let shape = rank_layout_config(config, rank, blocks, HOST_ALIGNMENT, Tier::G2)?;
+    let shape = rank_layout_config(config, rank, blocks, config::PAGE, Tier::G2)?;
     let layout = FullyContiguous::new(shape, AxisOrder::Nhd)
         .map_err(|source| WorkerError::Layout { tier: Tier::G2, source })?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
@@ -306,7 +304,14 @@ fn host_memory(
     } else {
         BoundLayout::allocate(Arc::new(layout), &SystemAllocator { huge_pages })
     };
-    bound.map_err(|source| WorkerError::Storage { tier: Tier::G2, source })
+    let bound = bound.map_err(|source| WorkerError::Storage { tier: Tier::G2, source })?;
+    if config.host.pinned && bound.kind() != StorageKind::Pinned {
+        tracing::warn!(
+            target: "kvbm", %rank,
+            "host memory could not be locked: copies to the device are slower; raise the memlock limit"
+        );
+    }
+    Ok(bound)
 }
 
 fn open_disk(

@@ -3,7 +3,7 @@
 
 mod support;
 
-use kvbm::config::{Blocks, Capacity};
+use kvbm::config::{Blocks, Bytes, Capacity};
 use kvbm::tokens::ChainRoot;
 use kvbm::{
     BuildError, Builder, FailureKind, FenceError, KvBlockManager, Namespace, NeedsDevice, OffloadError,
@@ -43,6 +43,26 @@ fn invariant_7_what_cannot_be_built_is_named_with_the_way_out() {
         let text = build_error(builder).to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text:?} lacks one of {parts:?}");
     }
+}
+
+#[test]
+fn invariant_7_an_engine_without_host_memory_is_told_so() {
+    let error =
+        builder(namespace()).engine_blocks(8).build_metadata_only().err().expect("no tier").to_string();
+    assert!(error.contains("host.capacity") && error.contains("engine"), "{error}");
+}
+
+#[test]
+fn bytes_of_a_capacity_pay_for_the_padding_of_small_blocks() {
+    // 3 tokens x 2 layers x 2 x 2 heads x 32 x bf16: 1536 bytes.
+    let manager = books([8, 8, 0], |config| {
+        config.model.page_size = 3;
+        config.device.capacity = Bytes::kib(12).into();
+        config.host.capacity = Bytes::kib(12).into();
+        config.offload.g1_g2.write_through = false;
+    });
+    let status = manager.status();
+    assert_eq!([0, 1].map(|tier| status.tiers[tier].capacity), [8, 3]);
 }
 
 #[test]

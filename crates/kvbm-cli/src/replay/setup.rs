@@ -1,7 +1,7 @@
 //! The manager that a replay runs on.
 
 use anyhow::{Context, Result, bail};
-use kvbm::config::{Capacity, Config, ModelConfig};
+use kvbm::config::{Config, ModelConfig};
 use kvbm::layout::DType;
 use kvbm::{KvBlockManager, Owned};
 use std::path::Path;
@@ -70,10 +70,7 @@ fn model(block_bytes: u64) -> Result<ModelConfig> {
 
 /// Blocks that each tier of `manager` holds.
 pub(super) fn capacity_blocks(manager: &KvBlockManager<Owned>) -> [u64; 3] {
-    let config = manager.config();
-    let bytes = config.rank_block_bytes();
-    [config.device.capacity, config.host.capacity, config.disk.capacity]
-        .map(|capacity: Capacity| capacity.blocks(bytes))
+    manager.config().capacity_blocks()
 }
 
 #[cfg(test)]

@@ -45,6 +45,11 @@ impl Core {
             config.device.capacity = Capacity::NONE;
         }
         config.validate()?;
+        if engine_blocks.is_some() && config.host.capacity.is_none() {
+            let rule = "must be above 0 where the engine owns G1: kvbm keeps blocks in host memory then";
+            let value = config.host.capacity.to_string();
+            return Err(ConfigError::Rule { key: "host.capacity", value, rule: rule.to_owned() }.into());
+        }
         let namespace = match namespace {
             Some(given) => complete(given, &config)?,
             None => config.namespace(),
@@ -53,9 +58,8 @@ impl Core {
         if !config.disk.capacity.is_none() {
             namespace.check_persistable()?;
         }
-        let block_bytes = config.rank_block_bytes();
-        let blocks = [config.device.capacity, config.host.capacity, config.disk.capacity]
-            .map(|capacity| capacity.blocks(block_bytes).min(u64::from(u32::MAX - 1)) as u32);
+        // Validated above: they fit.
+        let blocks = config.capacity_blocks().map(|blocks| blocks.min(u64::from(u32::MAX - 1)) as u32);
         let registry = registry(&config, blocks)?;
         let settings = Settings {
             epoch: registry.epoch(),

@@ -42,6 +42,7 @@ mod value;
 use std::ffi::OsString;
 use std::path::Path;
 
+use kvbm_plan::Tier;
 use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 
 pub use error::{ConfigError, Origin};
@@ -53,6 +54,9 @@ pub use sections::{
 };
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;
+
+/// Alignment of blocks in host memory and on disk, in bytes.
+pub(crate) const PAGE: u64 = 4096;
 
 /// Every setting of a manager. The fields are plain data; [`validate`](Self::validate) holds the rules.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -162,6 +166,19 @@ impl Config {
     /// KV heads of one rank: its share, or 1 where heads are replicated.
     pub fn heads_per_rank(&self) -> u32 {
         (self.model.num_kv_heads / self.parallelism.tensor_parallel.max(1)).max(1)
+    }
+
+    /// Blocks that a rank holds on G1, G2 and G3; a capacity in bytes is never exceeded.
+    pub fn capacity_blocks(&self) -> [u64; 3] {
+        let capacities = [self.device.capacity, self.host.capacity, self.disk.capacity];
+        let tiers = [Tier::G1, Tier::G2, Tier::G3];
+        std::array::from_fn(|at| capacities[at].blocks(self.slot_bytes(tiers[at])))
+    }
+
+    /// Bytes that one rank's slice of a block takes on `tier`: below G1 it is padded to pages, which the disk takes as they are.
+    pub fn slot_bytes(&self, tier: Tier) -> u64 {
+        let bytes = self.rank_block_bytes();
+        if tier == Tier::G1 { bytes } else { bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX) }
     }
 
     /// Bytes of one rank's slice of a block, without padding.

@@ -77,11 +77,11 @@ section! {
 }
 
 section! {
-    /// Tier G1: accelerator memory.
+    /// Tier G1: accelerator memory of ours. Where the engine owns G1, nothing of this section is used.
     DeviceConfig, "device", |config| config.device, {
         /// The device: `emulated` keeps its memory in the host's, out of the program's reach.
         kind: DeviceKind = DeviceKind::Emulated, [""];
-        /// What G1 holds. Not used when the engine owns the memory of G1.
+        /// What G1 holds.
         capacity: Capacity = Capacity::Blocks(Blocks(1024)), ["per rank"];
         /// How a block lies in G1: `layer-separate` as engines have it, or `fully-contiguous`.
         layout: LayoutKind = LayoutKind::LayerSeparate, [""];
@@ -93,11 +93,12 @@ section! {
 section! {
     /// Tier G2: host memory.
     HostConfig, "host", |config| config.host, {
-        /// What G2 holds; 0 for no such tier.
+        /// What G2 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Ask for huge pages.
         huge_pages: bool = false, [""];
-        /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit.
+        /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit. Where the system refuses, the memory is
+        /// used as it is and the log says so.
         pinned: bool = true, [""];
     }
 }
@@ -107,7 +108,7 @@ section! {
     DiskConfig, "disk", |config| config.disk, {
         /// The directory; kvbm owns it alone and creates it where it is absent.
         dir: Option<PathBuf> = None, [""];
-        /// What G3 holds; 0 for no such tier.
+        /// What G3 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// How files are opened: `direct` around the page cache, `buffered` through it, `auto` by a probe.
         io: IoMode = IoMode::Auto, [""];

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::sections::ChainRootKind;
 use super::{Config, ConfigError, Section};
+use kvbm_plan::Tier;
 
 const MAX_PAGE_SIZE: u32 = 1 << 20;
 const MAX_LAYERS: u32 = 4096;
@@ -121,12 +122,12 @@ impl Config {
                 "must be 0 (no limit) or more",
             );
         }
-        let block_bytes = self.rank_block_bytes();
-        for (key, capacity) in [
-            ("device.capacity", self.device.capacity),
-            ("host.capacity", self.host.capacity),
-            ("disk.capacity", disk.capacity),
+        for (key, tier, capacity) in [
+            ("device.capacity", Tier::G1, self.device.capacity),
+            ("host.capacity", Tier::G2, self.host.capacity),
+            ("disk.capacity", Tier::G3, disk.capacity),
         ] {
+            let block_bytes = self.slot_bytes(tier);
             let blocks = capacity.blocks(block_bytes);
             if !capacity.is_none() && blocks == 0 {
                 let rule =

@@ -59,9 +59,6 @@ pub enum EngineError {
     /// G2 has no room.
     #[error(transparent)]
     Alloc(#[from] AllocError),
-    /// There is no tier to copy to.
-    #[error("no host tier is configured: set host.capacity")]
-    NoHost,
     /// The manager is shutting down.
     #[error("the manager is shutting down: no transfer starts")]
     ShuttingDown,
@@ -119,9 +116,6 @@ impl KvBlockManager<Engine> {
         let part = chain.slice(first..first.saturating_add(ids.len()));
         if part.len() != ids.len() {
             return Err(EngineError::Count { ids: ids.len(), blocks: part.len() });
-        }
-        if self.leader.registry.capacity(Tier::G2) == 0 {
-            return Err(EngineError::NoHost);
         }
         if self.leader.is_turned_away() {
             return Err(EngineError::ShuttingDown);
