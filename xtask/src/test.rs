@@ -116,7 +116,13 @@ fn clippy(workspace: &Workspace) -> Outcome {
 fn tests(workspace: &Workspace) -> Outcome {
     let args = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
     // Here the tests that compile the kernels as C++ must run.
-    counted(cargo(&workspace.root).args(args).env("KVBM_REQUIRE_CXX", "1"))
+    let mut command = cargo(&workspace.root);
+    command.args(args);
+    // A user without a C++ compiler is told which tests that skips; CI must not skip them.
+    if std::env::var_os("CI").is_some() {
+        command.env("KVBM_REQUIRE_CXX", "1");
+    }
+    counted(&mut command)
 }
 
 fn doctests(workspace: &Workspace) -> Outcome {
