@@ -115,7 +115,6 @@ fn clippy(workspace: &Workspace) -> Outcome {
 
 fn tests(workspace: &Workspace) -> Outcome {
     let args = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
-    // Here the tests that compile the kernels as C++ must run.
     let mut command = cargo(&workspace.root);
     command.args(args);
     // A user without a C++ compiler is told which tests that skips; CI must not skip them.
