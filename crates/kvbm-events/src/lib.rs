@@ -25,6 +25,7 @@
 mod batch;
 pub mod conformance;
 mod event;
+mod follower;
 mod in_process;
 mod index;
 mod manager;
@@ -41,6 +42,7 @@ pub mod wire;
 
 pub use batch::{EventBatch, SourceId, StreamId};
 pub use event::{EventBlock, EventKind, KvEvent, Unknown};
+pub use follower::{FollowStats, IndexFollower, Snapshot, SnapshotSource};
 pub use in_process::{InProcessConfig, InProcessTransport};
 pub use index::{IndexStats, KvIndex, Place, PrefixMatch};
 pub use manager::{ConfigError, EventManager, EventSource, PublisherConfig, PublisherStats, Pumped};

@@ -8,8 +8,8 @@ mod support;
 
 use kvbm_events::nats::{Login, NatsConfig, NatsTransport};
 use kvbm_events::{
-    Delivery, EventManager, EventTransport, Payload, PublisherConfig, SourceId, Subscriber, TransportError,
-    conformance,
+    Delivery, EventManager, EventTransport, IndexFollower, KvIndex, Payload, PublisherConfig, SourceId,
+    StreamId, Subscriber, TransportError, conformance,
 };
 use kvbm_plan::Epoch;
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::{PATIENCE, Ring};
+use support::{PATIENCE, Ring, World};
 
 /// A server of our own, with its files in a folder of its own.
 struct Server {
@@ -240,4 +240,56 @@ fn dropping_the_transport_closes_its_subscribers() {
         drop(transport);
         assert!(matches!(receiver.recv(PATIENCE), Err(TransportError::Closed { .. })));
     }
+}
+
+/// Changes a cache while the server is killed ten times; the index that followed, and how many gaps it had.
+fn index_through_kills(server: &mut Server, config: NatsConfig) -> u64 {
+    let transport: Arc<dyn EventTransport> = Arc::new(NatsTransport::connect(config).unwrap());
+    let world = World::new(50_000);
+    let source = world.clone();
+    let subscriber = Subscriber::new(transport.subscribe().unwrap());
+    let snapshots = move |_: StreamId| Some(source.snapshot());
+    let mut follower = IndexFollower::new(subscriber, snapshots, KvIndex::default());
+    let config = PublisherConfig {
+        batch_events: 20,
+        max_age: Duration::ZERO,
+        heartbeat: Duration::from_millis(50),
+        publish_timeout: Duration::from_millis(500),
+        ..PublisherConfig::default()
+    };
+    let mut manager = EventManager::new(config, SourceId(1), Epoch(1), transport).unwrap();
+    manager.add_shard(0, world.clone()).unwrap();
+    for step in 0..1000u32 {
+        for change in 0..20 {
+            let random = (step * 20 + change).wrapping_mul(2_654_435_761) >> 8;
+            world.toggle(random % 500, random as usize / 500 % 4);
+        }
+        if step % 100 == 50 {
+            server.restart();
+        }
+        // An unavailable server is what this is about.
+        let _ = manager.pump(Instant::now());
+        follower.poll(Duration::ZERO).unwrap();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while follower.suspects().count() > 0 || !world.is_mirrored_by(follower.index()) {
+        assert!(Instant::now() < deadline, "the index stays wrong: {:?}", follower.stats());
+        let _ = manager.pump(Instant::now());
+        follower.poll(Duration::from_millis(20)).unwrap();
+    }
+    follower.stats().gaps
+}
+
+#[test]
+fn an_index_equals_its_source_after_kills_with_core_and_snapshots() {
+    let Some(mut server) = Server::start(&[]) else { return };
+    let config = server.config("kvbm.events.index");
+    index_through_kills(&mut server, config);
+}
+
+#[test]
+fn an_index_equals_its_source_after_kills_with_jetstream_alone() {
+    let Some(mut server) = Server::start(&[]) else { return };
+    let config = server.config("kvbm.events.index").with_stream("kvbm-index");
+    assert_eq!(index_through_kills(&mut server, config), 0, "the stream has every event");
 }

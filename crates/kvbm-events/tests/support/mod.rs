@@ -155,3 +155,83 @@ impl EventTransport for Faulty {
         self.inner.subscribe()
     }
 }
+
+/// A cache of chains that tells its events through a bounded ring: what it holds, and what it told.
+#[derive(Clone)]
+pub(crate) struct World(Arc<Mutex<WorldState>>);
+
+struct WorldState {
+    held: std::collections::BTreeSet<(u32, usize)>,
+    events: VecDeque<KvEvent>,
+    capacity: usize,
+    next: u64,
+}
+
+impl World {
+    /// Blocks of each chain: a number names chain and position.
+    pub(crate) const CHAIN: u32 = 20;
+
+    pub(crate) fn new(capacity: usize) -> Self {
+        let (held, events) = (std::collections::BTreeSet::new(), VecDeque::new());
+        Self(Arc::new(Mutex::new(WorldState { held, events, capacity, next: 0 })))
+    }
+
+    fn block(number: u32, tier: usize) -> EventBlock {
+        let (chain, at) = (number / Self::CHAIN, number % Self::CHAIN);
+        let name = |at: u32| hash(u64::from(chain * Self::CHAIN + at) + 1);
+        let mut block = block(at);
+        block.identity.hash = name(at);
+        block.identity.parent = at.checked_sub(1).map(name);
+        block.prefix_hash = name(0);
+        block.location = Location::on(NodeId(0), Tier::ALL[tier]);
+        block
+    }
+
+    /// Stores a block on a tier, or removes it if it is there.
+    pub(crate) fn toggle(&self, number: u32, tier: usize) {
+        let mut world = self.0.lock().unwrap();
+        let block = Self::block(number, tier);
+        let kind = if world.held.insert((number, tier)) {
+            EventKind::Store(block)
+        } else {
+            world.held.remove(&(number, tier));
+            EventKind::Remove(block)
+        };
+        let sequence = world.next;
+        world.next += 1;
+        if world.events.len() == world.capacity {
+            // The oldest goes, as in the pool: what remains ends with the truth.
+            world.events.pop_front();
+        }
+        world.events.push_back(KvEvent::new(sequence, kind));
+    }
+
+    pub(crate) fn snapshot(&self) -> kvbm_events::Snapshot {
+        let world = self.0.lock().unwrap();
+        let blocks = world.held.iter().map(|&(number, tier)| Self::block(number, tier)).collect();
+        kvbm_events::Snapshot { next_sequence: world.next, blocks }
+    }
+
+    pub(crate) fn next(&self) -> u64 {
+        self.0.lock().unwrap().next
+    }
+
+    /// Whether an index that follows only this holds exactly the same.
+    pub(crate) fn is_mirrored_by(&self, index: &kvbm_events::KvIndex) -> bool {
+        let world = self.0.lock().unwrap();
+        let of_world =
+            world.held.iter().map(|&(number, tier)| (Self::block(number, tier).identity.hash, tier));
+        let of_index = index.holdings().map(|(place, _, hash)| (hash, place.location.tier.index()));
+        let set = of_world.collect::<std::collections::BTreeSet<_>>();
+        set == of_index.collect()
+    }
+}
+
+impl EventSource for World {
+    fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
+        let mut world = self.0.lock().unwrap();
+        let count = world.events.len().min(max);
+        out.extend(world.events.drain(..count));
+        world.events.front().map_or(world.next, |front| front.sequence)
+    }
+}
