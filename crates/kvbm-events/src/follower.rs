@@ -121,7 +121,7 @@ impl<S: SnapshotSource> IndexFollower<S> {
                 let covered = self.covered.get(&stream).copied().unwrap_or(0);
                 let fresh = events.partition_point(|event| event.sequence < covered);
                 self.index.apply(stream, &events[fresh..]);
-                if events.last().is_some_and(|last| last.sequence + 1 >= covered) {
+                if events.last().is_some_and(|last| last.sequence.saturating_add(1) >= covered) {
                     self.covered.remove(&stream);
                 }
             }

@@ -202,6 +202,21 @@ fn an_index_follows_an_engine() {
     assert_eq!((stats.unknown_medium, stats.malformed), (1, 1));
 }
 
+#[test]
+fn hostile_numbers_are_counted_without_overflow() {
+    let (mut index, mut follower) = (KvIndex::default(), Follower::new(WORKER));
+    for sequence in [u64::MAX - 1, 0, u64::MAX, u64::MAX] {
+        follower.hear(&mut index, sequence, &payload(vec![])).unwrap();
+    }
+    assert_eq!(follower.stats().missing, u64::MAX);
+}
+
+#[test]
+fn numbers_that_json_does_not_have_become_null() {
+    let batch = Batch { timestamp: f64::INFINITY, events: vec![], data_parallel_rank: None };
+    assert_eq!(batch.to_string(), r#"{"ts":null,"events":[],"data_parallel_rank":null}"#);
+}
+
 fn any_hash() -> impl Strategy<Value = EngineHash> {
     prop_oneof![
         any::<u64>().prop_map(EngineHash::Uint),

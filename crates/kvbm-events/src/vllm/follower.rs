@@ -92,7 +92,9 @@ impl Follower {
                 self.stats.repeated += 1;
                 return Ok(heard);
             }
-            Heard::Gap { missing } => self.stats.missing += missing.end - missing.start,
+            Heard::Gap { missing } => {
+                self.stats.missing = self.stats.missing.saturating_add(missing.end - missing.start);
+            }
             Heard::Restarted { .. } => {
                 self.stats.restarts += 1;
                 index.forget(self.worker.source);

@@ -10,7 +10,9 @@ const MAX_DEPTH: u32 = 32;
 impl fmt::Display for Batch {
     /// One line of JSON; bytes become `{"hex": "..."}`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{{\"ts\":{:?},\"events\":[", self.timestamp)?;
+        f.write_str("{\"ts\":")?;
+        float(f, self.timestamp)?;
+        f.write_str(",\"events\":[")?;
         for (at, event) in self.events.iter().enumerate() {
             f.write_str(if at > 0 { "," } else { "" })?;
             fmt::Display::fmt(event, f)?;
@@ -70,9 +72,8 @@ fn value(reader: &mut Reader<'_>, f: &mut fmt::Formatter<'_>, depth: u32) -> fmt
         Head::Bool(flag) => write!(f, "{flag}"),
         Head::Uint(number) => write!(f, "{number}"),
         Head::Int(number) => write!(f, "{number}"),
-        Head::Float(number) if number.is_finite() => write!(f, "{number:?}"),
-        // JSON has no infinite numbers.
-        Head::Nil | Head::Float(_) => f.write_str("null"),
+        Head::Float(number) => float(f, number),
+        Head::Nil => f.write_str("null"),
         Head::Str(text) => string(f, &String::from_utf8_lossy(text)),
         Head::Bin(bytes) | Head::Ext(bytes) => {
             f.write_str("{\"hex\":\"")?;
@@ -103,6 +104,11 @@ fn value(reader: &mut Reader<'_>, f: &mut fmt::Formatter<'_>, depth: u32) -> fmt
             f.write_char('}')
         }
     }
+}
+
+/// JSON has no infinite numbers.
+fn float(f: &mut fmt::Formatter<'_>, number: f64) -> fmt::Result {
+    if number.is_finite() { write!(f, "{number:?}") } else { f.write_str("null") }
 }
 
 fn string(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
