@@ -1,12 +1,13 @@
 //! From the pool's ring to subscribers.
 
 use crate::config::EventsConfig;
+use crate::manager::ONLY_GROUP;
 use kvbm_events::{
     EventBlock, EventKind, EventManager, InProcessConfig, InProcessTransport, KvEvent, Publisher,
     PublisherConfig, SourceId, Subscriber, TransportError,
 };
 use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier};
-use kvbm_pool::{EventRecord, Registry};
+use kvbm_pool::{EventRecord, Registry, TierMask};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -107,11 +108,15 @@ impl Ring {
             };
             out.push(KvEvent::new(record.seq, kind));
         }
+        let registry = &self.registry;
+        let slots: usize = Tier::SLOTTED.into_iter().map(|tier| registry.capacity(tier) as usize).sum();
+        self.roots.prune(2 * slots, |hash| registry.tiers_of(ONLY_GROUP, hash) != TierMask::NONE);
         drained.next_seq
     }
 }
 
-/// The first block of the chain of every block that is on some tier. As large as the registry, and kept off its locks.
+/// The first block of the chain of every block that is on some tier. As large as the registry, at most twice that where events
+/// were lost, and kept off its locks.
 #[derive(Default)]
 struct Roots {
     known: HashMap<SequenceHash, Root>,
@@ -124,6 +129,13 @@ struct Root {
 }
 
 impl Roots {
+    /// Lost events leave blocks behind that are gone: beyond `limit` blocks, only those that are `there` are kept.
+    fn prune(&mut self, limit: usize, there: impl Fn(SequenceHash) -> bool) {
+        if self.known.len() > limit {
+            self.known.retain(|hash, _| there(*hash));
+        }
+    }
+
     /// The chain's first block. After lost events it may be unknown: then the earliest block that is known.
     fn follow(&mut self, record: &EventRecord) -> SequenceHash {
         let BlockIdentity { hash, parent, .. } = record.identity;
@@ -146,5 +158,44 @@ impl Roots {
                 chain
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_plan::{BlockId, GroupId, NamespaceId};
+    use kvbm_pool::EventKind;
+
+    fn record(seq: u64, kind: EventKind, hash: u8, parent: Option<u8>) -> EventRecord {
+        let hash_of = |byte| SequenceHash::from_bytes([byte; 16]);
+        let identity = BlockIdentity {
+            namespace: NamespaceId(0),
+            group: GroupId(0),
+            hash: hash_of(hash),
+            parent: parent.map(hash_of),
+            position: u32::from(parent.is_some()),
+        };
+        EventRecord { seq, kind, tier: Tier::G1, block: BlockId(0), identity }
+    }
+
+    #[test]
+    fn blocks_whose_removal_was_lost_are_not_kept_for_good() {
+        let mut roots = Roots::default();
+        let root = roots.follow(&record(0, EventKind::Store, 1, None));
+        assert_eq!(roots.follow(&record(1, EventKind::Store, 2, Some(1))), root);
+        for lost in 3..9 {
+            roots.follow(&record(u64::from(lost), EventKind::Store, lost, None));
+        }
+        roots.prune(8, |_| panic!("there is room"));
+        roots.prune(7, |hash| hash.as_bytes()[0] < 3);
+        assert_eq!(roots.known.len(), 2);
+        assert_eq!(
+            roots.follow(&record(9, EventKind::Store, 9, Some(2))),
+            root,
+            "the others know their chain"
+        );
+        assert_eq!(roots.follow(&record(10, EventKind::Remove, 2, Some(1))), root);
+        assert_eq!(roots.known.len(), 2);
     }
 }
