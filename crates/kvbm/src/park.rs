@@ -189,7 +189,7 @@ fn private_names(count: usize) -> Vec<BlockIdentity> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let first = NEXT.fetch_add(count as u64, Ordering::Relaxed);
     let name = |number: u64| {
-        let mut bytes = *b"kvbm-private\0\0\0\0";
+        let mut bytes = *b"private:\0\0\0\0\0\0\0\0";
         bytes[8..].copy_from_slice(&number.to_le_bytes());
         BlockIdentity {
             namespace: NamespaceId(0),
