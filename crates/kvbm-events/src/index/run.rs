@@ -15,6 +15,8 @@ pub(super) struct Run {
     /// A bit for each block that somebody holds.
     live: [u64; MAX_RUN / 64],
     pub(super) group: GroupId,
+    /// The block behind which another run branched off last: where the next query is likely to leave as well.
+    pub(super) branch: u8,
 }
 
 impl Run {
@@ -58,6 +60,13 @@ impl Run {
             return most;
         }
         let (mut same, mut other) = (0, most - 1);
+        let branch = usize::from(self.branch).wrapping_sub(usize::from(at));
+        if branch < other && run[branch] == query[branch] {
+            if run[branch + 1] != query[branch + 1] {
+                return branch + 1;
+            }
+            same = branch + 1;
+        }
         while other - same > 1 {
             let middle = usize::midpoint(same, other);
             if run[middle] == query[middle] {
@@ -121,6 +130,7 @@ impl Run {
                     spans: self.spans.clipped(first, last),
                     live: [0; MAX_RUN / 64],
                     group: self.group,
+                    branch: 0,
                 };
                 part.refresh_live();
                 parts.push(part);

@@ -84,8 +84,12 @@ impl KvIndex {
             let run = &self.runs[at.run as usize];
             usize::from(at.block) + 1 == run.hashes().len() && !run.is_full()
         };
-        let run = match before.filter(ends) {
-            Some(at) => at.run,
+        let run = match before {
+            Some(at) if ends(&at) => at.run,
+            Some(at) => {
+                self.runs[at.run as usize].branch = at.block;
+                self.add_run(Run::new(group))
+            }
             None => self.add_run(Run::new(group)),
         };
         if blocks.len() > 1 {
