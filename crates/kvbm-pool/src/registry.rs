@@ -245,9 +245,10 @@ impl Registry {
         Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer }
     }
 
-    /// Up to `n` blocks of `tier` that will be evicted soon (they are among the oldest `share`, 0 to 1, of its eviction
-    /// order) and are neither on `not_on` nor on their way there, pinned for a transfer, parents before children. Each
-    /// use of a block puts it before this once: call it after every registration or arrival on the tier.
+    /// Up to `n` blocks of `tier` that may be evicted soon and are neither on `not_on` nor on their way there, pinned for a
+    /// transfer, parents before children. Under `lru-leaf` these are the oldest `share` (0 to 1) of its eviction order;
+    /// other policies may take any block next, so with one they all are, unless `share` is 0. Each use of a block puts it
+    /// before this once: call it after every registration or arrival on the tier.
     pub fn uncopied_victims(&self, tier: Tier, share: f64, n: usize, not_on: Tier) -> Pinned {
         let mut ids = Vec::new();
         if self.capacity(tier) > 0 && not_on.index() < crate::tier::TIERS {

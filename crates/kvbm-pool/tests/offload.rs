@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kvbm_plan::{BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
-use kvbm_pool::{BlockChain, BlockPool, Duplicates, G1, GroupConfig, Registry, RegistryConfig, TierMask};
+use kvbm_pool::{
+    BlockChain, BlockPool, Duplicates, G1, GroupConfig, PolicyKind, Registry, RegistryConfig, TierMask,
+};
 
 const GROUP: GroupId = GroupId(0);
 
@@ -154,4 +156,29 @@ fn window_and_state_groups_match_by_their_own_rules() {
     assert_eq!((short.len(), short.start()), (2, 0));
     let last = registry.match_prefix(state, &chain);
     assert_eq!((last.len(), last.start(), last.blocks().len()), (8, 7, 1));
+}
+
+/// What is pinned when its place comes up is offered all the same: it would not be found again.
+#[test]
+fn victims_that_are_in_use_are_offered_too() {
+    let registry = Registry::new(&RegistryConfig::new([20, 20, 0])).unwrap();
+    let pool = registry.pool::<G1>();
+    register(&pool, GROUP, &hashes(1, 4));
+    let held = pool.match_sequence_hashes(GROUP, &hashes(1, 4)).erase().into_transfer();
+    assert_eq!(registry.uncopied_victims(Tier::G1, 1.0, 20, Tier::G2).len(), 4);
+    drop(held);
+}
+
+/// A policy that does not go by the order may take the youngest block next.
+#[test]
+fn under_a_policy_of_its_own_mind_every_block_is_a_victim() {
+    for (policy, expected) in [(PolicyKind::LruLeaf, 4), (PolicyKind::Hazard, 20), (PolicyKind::S3Fifo, 20)] {
+        let registry = Registry::new(&RegistryConfig { policy, ..RegistryConfig::new([20, 20, 0]) }).unwrap();
+        let pool = registry.pool::<G1>();
+        for chain in 0..10 {
+            register(&pool, GROUP, &hashes(chain, 2));
+        }
+        assert!(registry.uncopied_victims(Tier::G1, 0.0, 20, Tier::G2).is_empty(), "{policy:?}: 0 is none");
+        assert_eq!(registry.uncopied_victims(Tier::G1, 0.2, 20, Tier::G2).len(), expected, "{policy:?}");
+    }
 }

@@ -7,6 +7,19 @@ use kvbm_plan::BlockId;
 /// Places of the eviction order looked at in one hold of the lock.
 const MAX_LOOKED_AT: usize = 4096;
 
+/// What a walk along the eviction order looks for, and what it has found.
+struct Search<'a> {
+    tier: usize,
+    not_on: usize,
+    /// Most blocks in `out`.
+    n: usize,
+    min_idle: u64,
+    /// Whether blocks that somebody holds are wanted as well.
+    pinned_too: bool,
+    missing: Vec<u32>,
+    out: &'a mut Vec<BlockId>,
+}
+
 impl Core {
     /// Pins up to `out`'s spare room of unpinned blocks of `tier`, oldest first, that are neither on `not_on` nor on
     /// their way there and were not used for `min_idle` iterations. A block comes after its ancestors that are missing
@@ -25,22 +38,24 @@ impl Core {
         let start = if (first..end).contains(&cursor) { cursor } else { first };
         // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
         let places = (start..end).chain(first..start).take(MAX_LOOKED_AT);
-        let mut missing = Vec::new();
+        let mut search = Search { tier, not_on, n, min_idle, pinned_too: false, missing: Vec::new(), out };
         self.tiers[tier].cursor = first;
         for at in places {
-            if out.len() == n {
+            if search.out.len() == n {
                 self.tiers[tier].cursor = at;
                 return;
             }
-            self.choose(tier, at, n, not_on, min_idle, &mut missing, out);
+            self.choose(at, &mut search);
             self.tiers[tier].cursor = at + 1;
         }
     }
 
-    /// Pins up to `n` blocks that are among the next victims of `tier`, as far as these are the oldest `share` of its
-    /// eviction order, and are neither on `not_on` nor on their way there; ancestors first, as for
-    /// [`coldest`](Self::coldest). Each place of the order is looked at once: what was passed over then (because its
-    /// copy was under way, for instance) is not found again before its next use.
+    /// Pins up to `n` blocks that are among the next victims of `tier` and are neither on `not_on` nor on their way
+    /// there; ancestors first, as for [`coldest`](Self::coldest). The next victims are the oldest `share` of the
+    /// eviction order; a policy that goes by something else may take any block next, so with one they all count.
+    ///
+    /// Each place of the order is looked at once. What is pinned then is copied as well: it would not be found again
+    /// before its next use.
     pub(crate) fn uncopied_victims(
         &mut self,
         tier: usize,
@@ -49,58 +64,51 @@ impl Core {
         not_on: usize,
         out: &mut Vec<BlockId>,
     ) {
+        let share = if self.policy.is_some() && share > 0.0 { 1.0 } else { share.clamp(0.0, 1.0) };
         let order = &self.tiers[tier].order;
         let (first, end) = (order.first(), order.end());
-        let target = first + ((end - first) as f64 * share.clamp(0.0, 1.0)) as u64;
+        let target = first + ((end - first) as f64 * share) as u64;
         let start = order.watched().max(first);
         let end = target.min(start + MAX_LOOKED_AT as u64);
-        let mut missing = Vec::new();
+        let mut search = Search { tier, not_on, n, min_idle: 0, pinned_too: true, missing: Vec::new(), out };
         let mut at = start;
-        while at < end && out.len() < n {
-            self.choose(tier, at, n, not_on, 0, &mut missing, out);
+        while at < end && search.out.len() < n {
+            self.choose(at, &mut search);
             // Where room ended there may be only ancestors in it: the block itself comes next time.
-            if out.len() < n {
+            if search.out.len() < n {
                 at += 1;
             }
         }
         self.tiers[tier].order.watch(at);
     }
 
-    /// Pins the block at place `at`, if it is cold, with the ancestors that must go before it.
-    #[expect(clippy::too_many_arguments, reason = "the parameters of one call of `coldest`, passed on")]
-    fn choose(
-        &mut self,
-        tier: usize,
-        at: u64,
-        n: usize,
-        not_on: usize,
-        min_idle: u64,
-        missing: &mut Vec<u32>,
-        out: &mut Vec<BlockId>,
-    ) {
+    /// Pins the block at place `at`, if it is wanted, with the ancestors that must go before it.
+    fn choose(&mut self, at: u64, search: &mut Search<'_>) {
+        let &mut Search { tier, not_on, n, .. } = search;
         let Some(slot) = self.tiers[tier].order.at(at, &self.tiers[tier].slots) else { return };
-        if !self.is_cold(tier, slot, not_on, min_idle) {
+        if !self.is_wanted(slot, search) {
             return;
         }
-        missing.clear();
+        search.missing.clear();
         let index = self.tiers[tier].slots[slot as usize].entry;
-        if self.missing_ancestors(index, tier, not_on, out, missing) {
+        if self.missing_ancestors(index, tier, not_on, search.out, &mut search.missing) {
             // Topmost first; where room ends, what is in stays a chain.
-            for &slot in missing.iter().rev().take(n - out.len()) {
+            for &slot in search.missing.iter().rev().take(n - search.out.len()) {
                 self.pin(tier, slot, Pin::Transfer);
-                out.push(BlockId(slot));
+                search.out.push(BlockId(slot));
             }
         }
     }
 
-    fn is_cold(&self, tier: usize, slot: u32, not_on: usize, min_idle: u64) -> bool {
-        let state = &self.tiers[tier].slots[slot as usize];
-        if state.usage() != Usage::Registered || state.refs() > 0 {
+    fn is_wanted(&self, slot: u32, search: &Search<'_>) -> bool {
+        let state = &self.tiers[search.tier].slots[slot as usize];
+        if state.usage() != Usage::Registered || (state.refs() > 0 && !search.pinned_too) {
             return false;
         }
         let entry = &self.entries[state.entry];
         let idle = u64::from(self.short_step().wrapping_sub(entry.last_step));
-        entry.presence(not_on) == Presence::Absent && idle >= min_idle.min(u64::from(u16::MAX))
+        let min_idle = search.min_idle.min(u64::from(u16::MAX));
+        entry.presence(search.not_on) == Presence::Absent && idle >= min_idle
     }
 
     /// Slots of the block and of its ancestors that are missing on `not_on` and not in `chosen`, lowest first. False

@@ -183,7 +183,8 @@ macro_rules! edge {
             /// Share of the upper tier that waiting and running copies may hold; beyond it the oldest waiting ones are
             /// dropped and counted.
             queue_share: f64, ["share of the tier"];
-            /// Blocks that are this close to eviction from the upper tier are copied before they go; 0 for none.
+            /// Blocks that are this close to eviction from the upper tier are copied before they go; 0 for none. A policy other than
+            /// `lru-leaf` may evict any block next: with one, every block is copied unless this is 0.
             ahead_share: f64, ["share of the tier"];
         });
     };
