@@ -85,8 +85,13 @@ fn tiers_of_any_size_serve_only_what_is_right() {
             let line = format!("--synthetic 40 --seed 3 --block-bytes 512 --capacity {capacity} {mode}");
             let json = json(dir.path(), &line);
             assert_eq!(number(&json, "/verified_blocks"), hits(&json).iter().sum::<u64>(), "{line}");
-            let onboarded = number(&json, "/onboarded_blocks");
-            assert!(onboarded >= hits(&json)[1] + hits(&json)[2], "{line}: {json:#}");
+            let (onboarded, below) = (number(&json, "/onboarded_blocks"), hits(&json)[1] + hits(&json)[2]);
+            if mode.contains("concurrency") {
+                // Requests that want the same block at the same time share one transfer.
+                assert_eq!(onboarded > 0, below > 0, "{line}: {json:#}");
+            } else {
+                assert!(onboarded >= below, "{line}: {json:#}");
+            }
             let blocks = number(&json, "/blocks") as f64;
             let ratio = json["hit_ratio"].as_f64().unwrap() * blocks;
             assert!((ratio - hits(&json).iter().sum::<u64>() as f64).abs() < 1e-6, "{line}: {json:#}");
