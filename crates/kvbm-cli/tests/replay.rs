@@ -88,7 +88,7 @@ fn tiers_of_any_size_serve_only_what_is_right() {
             let (onboarded, below) = (number(&json, "/onboarded_blocks"), hits(&json)[1] + hits(&json)[2]);
             if mode.contains("concurrency") {
                 // Requests that want the same block at the same time share one transfer.
-                assert_eq!(onboarded > 0, below > 0, "{line}: {json:#}");
+                assert!(below == 0 || onboarded > 0, "{line}: {json:#}");
             } else {
                 assert!(onboarded >= below, "{line}: {json:#}");
             }
