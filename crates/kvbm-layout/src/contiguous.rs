@@ -2,10 +2,8 @@
 
 use crate::arith;
 use crate::config::LayoutConfig;
-use crate::geometry::{CellStrides, Geometry, dense_strides, width};
-use crate::layout::{
-    AxisOrder, BlockLayout, Cell, CellView, InnerOrder, LayoutError, LayoutType, RegionSpec,
-};
+use crate::geometry::{CellStrides, Geometry, dense_strides, layout_of_geometry, width};
+use crate::layout::{AxisOrder, Cell, InnerOrder, LayoutError, LayoutType, RegionSpec};
 
 /// One region in which each block is one contiguous range.
 ///
@@ -100,24 +98,4 @@ fn kv_cells(config: &LayoutConfig, order: AxisOrder) -> Result<Vec<CellStrides>,
     Ok(cells)
 }
 
-impl BlockLayout for FullyContiguous {
-    fn config(&self) -> &LayoutConfig {
-        &self.geometry.config
-    }
-
-    fn layout_type(&self) -> LayoutType {
-        self.geometry.layout_type
-    }
-
-    fn axis_order(&self) -> AxisOrder {
-        self.geometry.order
-    }
-
-    fn regions(&self) -> &[RegionSpec] {
-        &self.geometry.regions
-    }
-
-    fn view(&self, layer: u32, cell: Cell) -> Result<CellView, LayoutError> {
-        self.geometry.view(layer, cell)
-    }
-}
+layout_of_geometry!(FullyContiguous);

@@ -43,6 +43,34 @@ pub(crate) struct Geometry {
     pub(crate) cells: Vec<CellStrides>,
 }
 
+/// Makes a type with a field `geometry` the layout that the geometry describes.
+macro_rules! layout_of_geometry {
+    ($layout:ty) => {
+        impl $crate::BlockLayout for $layout {
+            fn config(&self) -> &$crate::LayoutConfig {
+                &self.geometry.config
+            }
+
+            fn layout_type(&self) -> $crate::LayoutType {
+                self.geometry.layout_type
+            }
+
+            fn axis_order(&self) -> $crate::AxisOrder {
+                self.geometry.order
+            }
+
+            fn regions(&self) -> &[$crate::RegionSpec] {
+                &self.geometry.regions
+            }
+
+            fn view(&self, layer: u32, cell: $crate::Cell) -> Result<$crate::CellView, $crate::LayoutError> {
+                self.geometry.view(layer, cell)
+            }
+        }
+    };
+}
+pub(crate) use layout_of_geometry;
+
 impl Geometry {
     pub(crate) fn view(&self, layer: u32, cell: Cell) -> Result<CellView, LayoutError> {
         let config = &self.config;

@@ -2,10 +2,8 @@
 
 use crate::arith;
 use crate::config::LayoutConfig;
-use crate::geometry::{CellStrides, Geometry, dense_strides, width};
-use crate::layout::{
-    AxisOrder, BlockLayout, Cell, CellView, LayoutError, LayoutType, OuterPlacement, RegionSpec,
-};
+use crate::geometry::{CellStrides, Geometry, dense_strides, layout_of_geometry, width};
+use crate::layout::{AxisOrder, Cell, LayoutError, LayoutType, OuterPlacement, RegionSpec};
 
 /// One region per layer, and one region per layer for each opaque plane.
 ///
@@ -138,24 +136,4 @@ fn dense_cell(config: &LayoutConfig, head_major: bool, head_bytes: u64) -> Resul
     Ok(CellStrides { region_per_layer: 1, token_stride, head_stride, elem_stride, ..CellStrides::default() })
 }
 
-impl BlockLayout for LayerSeparate {
-    fn config(&self) -> &LayoutConfig {
-        &self.geometry.config
-    }
-
-    fn layout_type(&self) -> LayoutType {
-        self.geometry.layout_type
-    }
-
-    fn axis_order(&self) -> AxisOrder {
-        self.geometry.order
-    }
-
-    fn regions(&self) -> &[RegionSpec] {
-        &self.geometry.regions
-    }
-
-    fn view(&self, layer: u32, cell: Cell) -> Result<CellView, LayoutError> {
-        self.geometry.view(layer, cell)
-    }
-}
+layout_of_geometry!(LayerSeparate);

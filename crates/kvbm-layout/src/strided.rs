@@ -3,8 +3,8 @@
 use crate::arith;
 use crate::config::LayoutConfig;
 use crate::engine_order::{EngineAxis, EngineOrder};
-use crate::geometry::{CellStrides, Geometry, width};
-use crate::layout::{AxisOrder, BlockLayout, Cell, CellView, LayoutError, LayoutType, RegionSpec};
+use crate::geometry::{CellStrides, Geometry, layout_of_geometry, width};
+use crate::layout::{AxisOrder, Cell, LayoutError, LayoutType, RegionSpec};
 
 /// How an engine's tensor is spread over regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -202,24 +202,4 @@ fn bad_stride(cell: Cell, field: &'static str, value: u64, rule: String) -> Layo
     LayoutError::Strides { cell: cell.to_string(), field, value, rule }
 }
 
-impl BlockLayout for StridedLayout {
-    fn config(&self) -> &LayoutConfig {
-        &self.geometry.config
-    }
-
-    fn layout_type(&self) -> LayoutType {
-        self.geometry.layout_type
-    }
-
-    fn axis_order(&self) -> AxisOrder {
-        self.geometry.order
-    }
-
-    fn regions(&self) -> &[RegionSpec] {
-        &self.geometry.regions
-    }
-
-    fn view(&self, layer: u32, cell: Cell) -> Result<CellView, LayoutError> {
-        self.geometry.view(layer, cell)
-    }
-}
+layout_of_geometry!(StridedLayout);
