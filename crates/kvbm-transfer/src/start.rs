@@ -3,7 +3,7 @@
 use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
 use crate::error::StartError;
 use crate::execute::{
-    Carrier, DiskReads, DiskWrites, Executor, Lane, MemoryCarrier, Route, Site, StagedCarrier,
+    Carrier, DiskCarrier, Executor, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier, Writes,
 };
 use crate::flush::Flusher;
 use crate::host::HostTier;
@@ -192,8 +192,8 @@ impl Parts {
         }
         let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);
         Ok(match site.path.dst {
-            Tier::G3 => Box::new(DiskWrites::new(site, host, engine, depth)),
-            _ => Box::new(DiskReads::new(site, host, engine, depth)),
+            Tier::G3 => Box::new(DiskCarrier::<Writes>::new(site, host, engine, depth)),
+            _ => Box::new(DiskCarrier::<Reads>::new(site, host, engine, depth)),
         })
     }
 }

@@ -6,13 +6,13 @@ use crate::schedule::Portion;
 use crossbeam_channel::Sender;
 use kvbm_device::Owner;
 use kvbm_disk::{DiskEngine, Fragments, IoBatch, OpError, OpOutcome, SubmitError};
-use kvbm_plan::{BlockId, BlockOutcome, ChecksumMode, Failure, TransferPlan};
+use kvbm_plan::{BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, TransferPlan};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Hands single operations to the engine and keeps those that found its queue full.
-pub(super) struct DiskPort {
+pub(crate) struct DiskPort {
     engine: Arc<DiskEngine>,
     done: Sender<Done>,
     next_ticket: u64,
@@ -92,92 +92,92 @@ pub(super) fn done(plan: &TransferPlan, checksum: u64) -> BlockOutcome {
     BlockOutcome::Done { checksum: if plan.checksums == ChecksumMode::Required { checksum } else { 0 } }
 }
 
-/// Writes host blocks to the disk.
-pub(crate) struct DiskWrites {
-    site: Site,
-    host: Arc<HostTier>,
-    port: DiskPort,
-    depth: usize,
-    flying: HashMap<u64, Flight<ReadClaim>>,
+/// Which way blocks go between host memory and the disk.
+pub(crate) trait Direction: Send + 'static {
+    /// What keeps others off the host slot meanwhile.
+    type Claim: Send;
+
+    /// Claims the host slot of `block` and submits its operation. Its ticket.
+    fn start(
+        host: &Arc<HostTier>,
+        port: &mut DiskPort,
+        block: BlockTransfer,
+        deadline: Option<Instant>,
+    ) -> Result<(u64, Self::Claim), Failure>;
+
+    /// The operation is over: what that means for the host slot.
+    fn end(claim: Self::Claim, result: &OpOutcome);
 }
 
-impl DiskWrites {
-    pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
-        let port = DiskPort::new(engine, site.done.clone());
-        Self { site, host, port, depth, flying: HashMap::new() }
-    }
+/// Host blocks to the disk.
+pub(crate) enum Writes {}
 
-    fn start(&mut self, portion: &Portion, index: u32) -> Result<(), Failure> {
-        let block = portion.plan.blocks[index as usize];
-        let claim = self.host.read(block.src.0, &block.identity, None)?;
+/// Blocks of the disk to host memory, verified by the engine.
+pub(crate) enum Reads {}
+
+impl Direction for Writes {
+    type Claim = ReadClaim;
+
+    fn start(
+        host: &Arc<HostTier>,
+        port: &mut DiskPort,
+        block: BlockTransfer,
+        deadline: Option<Instant>,
+    ) -> Result<(u64, ReadClaim), Failure> {
+        let claim = host.read(block.src.0, &block.identity, None)?;
         let memory = claim.io_memory()?;
         let known = claim.checksum();
-        let ticket = self.port.submit(block.dst, memory, portion.deadline, |batch, fragments| {
+        let ticket = port.submit(block.dst, memory, deadline, |batch, fragments| {
             // The engine computes the checksum anyway: memory that changed since it was filled never reaches the disk.
             match known {
                 Some(checksum) => batch.write_checked(block.dst, block.identity, fragments, checksum),
                 None => batch.write(block.dst, block.identity, fragments),
             };
         });
-        self.flying.insert(ticket, Flight { plan: Arc::clone(&portion.plan), index, claim });
-        Ok(())
-    }
-}
-
-impl Carrier for DiskWrites {
-    fn room(&self) -> usize {
-        self.depth.saturating_sub(self.flying.len())
+        Ok((ticket, claim))
     }
 
-    fn in_flight(&self) -> usize {
-        self.flying.len()
-    }
-
-    fn issue(&mut self, portion: Portion) {
-        for &index in &portion.indices {
-            if let Err(failure) = self.start(&portion, index) {
-                let outcome =
-                    self.site.failure(&portion.plan.blocks[index as usize], failure.kind, &failure.detail);
-                self.site.settle_one(&portion.plan, index, outcome, 0);
-            }
+    fn end(claim: ReadClaim, result: &OpOutcome) {
+        if matches!(result, Err(OpError::Source { .. })) {
+            claim.condemn();
         }
     }
+}
 
-    fn complete(&mut self, message: Done) {
-        let Stage::Disk(result) = message.result else { return };
-        let Some(Flight { plan, index, claim }) = self.flying.remove(&message.ticket) else { return };
-        let (outcome, bytes) = match result {
-            Ok(op) => (done(&plan, op.checksum), op.bytes),
-            Err(error) => {
-                if matches!(error, OpError::Source { .. }) {
-                    claim.condemn();
-                }
-                (self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string()), 0)
-            }
-        };
-        drop(claim);
-        self.site.settle_one(&plan, index, outcome, bytes);
+impl Direction for Reads {
+    type Claim = WriteClaim;
+
+    fn start(
+        host: &Arc<HostTier>,
+        port: &mut DiskPort,
+        block: BlockTransfer,
+        deadline: Option<Instant>,
+    ) -> Result<(u64, WriteClaim), Failure> {
+        let claim = host.write(block.dst.0, &block.identity, None)?;
+        let memory = claim.io_memory()?;
+        let ticket = port.submit(block.src, memory, deadline, |batch, fragments| {
+            batch.read(block.src, block.identity, fragments);
+        });
+        Ok((ticket, claim))
     }
 
-    fn is_parked(&self) -> bool {
-        self.port.is_parked()
-    }
-
-    fn retry(&mut self) {
-        self.port.retry();
+    fn end(claim: WriteClaim, result: &OpOutcome) {
+        if let Ok(op) = result {
+            claim.finish_verified(op.checksum);
+        }
     }
 }
 
-/// Reads blocks from the disk into host memory, verified by the engine.
-pub(crate) struct DiskReads {
+/// Moves blocks between host memory and the disk, one way.
+pub(crate) struct DiskCarrier<D: Direction> {
     site: Site,
     host: Arc<HostTier>,
     port: DiskPort,
     depth: usize,
-    flying: HashMap<u64, Flight<WriteClaim>>,
+    flying: HashMap<u64, Flight<D::Claim>>,
 }
 
-impl DiskReads {
+impl<D: Direction> DiskCarrier<D> {
     pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
         let port = DiskPort::new(engine, site.done.clone());
         Self { site, host, port, depth, flying: HashMap::new() }
@@ -185,17 +185,13 @@ impl DiskReads {
 
     fn start(&mut self, portion: &Portion, index: u32) -> Result<(), Failure> {
         let block = portion.plan.blocks[index as usize];
-        let claim = self.host.write(block.dst.0, &block.identity, None)?;
-        let memory = claim.io_memory()?;
-        let ticket = self.port.submit(block.src, memory, portion.deadline, |batch, fragments| {
-            batch.read(block.src, block.identity, fragments);
-        });
+        let (ticket, claim) = D::start(&self.host, &mut self.port, block, portion.deadline)?;
         self.flying.insert(ticket, Flight { plan: Arc::clone(&portion.plan), index, claim });
         Ok(())
     }
 }
 
-impl Carrier for DiskReads {
+impl<D: Direction> Carrier for DiskCarrier<D> {
     fn room(&self) -> usize {
         self.depth.saturating_sub(self.flying.len())
     }
@@ -217,13 +213,10 @@ impl Carrier for DiskReads {
     fn complete(&mut self, message: Done) {
         let Stage::Disk(result) = message.result else { return };
         let Some(Flight { plan, index, claim }) = self.flying.remove(&message.ticket) else { return };
+        D::end(claim, &result);
         let (outcome, bytes) = match result {
-            Ok(op) => {
-                claim.finish_verified(op.checksum);
-                (done(&plan, op.checksum), op.bytes)
-            }
+            Ok(op) => (done(&plan, op.checksum), op.bytes),
             Err(error) => {
-                drop(claim);
                 (self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string()), 0)
             }
         };

@@ -9,7 +9,7 @@ mod memory;
 mod staged;
 
 pub(crate) use copy::{Lane, Route};
-pub(crate) use disk::{DiskReads, DiskWrites};
+pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
 
