@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvbm::config::{Bytes, Capacity, EvictionPolicy};
 
+use crate::bench::BenchCommand;
 use crate::events::EventsCommand;
 use crate::layout::LayoutCommand;
 
@@ -29,6 +30,12 @@ pub struct Cli {
 pub enum Command {
     /// Replay a request trace through a block manager and verify every byte that comes back.
     Replay(ReplayArgs),
+    /// Measure what this machine reaches, each figure beside its own limit.
+    Bench {
+        /// What to measure.
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
     /// Say what this machine offers to kvbm, what is missing, and which command would fix it.
     Doctor(DoctorArgs),
     /// Read what travels on the event plane.

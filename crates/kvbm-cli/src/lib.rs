@@ -4,6 +4,7 @@
 //! **Must never know:** how blocks are kept or moved: it uses the library as any engine would.
 
 pub mod args;
+pub mod bench;
 pub mod doctor;
 pub mod events;
 pub mod human;
@@ -14,6 +15,7 @@ pub mod progress;
 pub mod replay;
 pub mod report;
 pub mod rng;
+pub mod scratch;
 pub mod summary;
 pub mod table;
 pub mod trace;
@@ -45,6 +47,7 @@ pub fn run() -> ExitCode {
             }
             run_replay(args)
         }
+        Some(Command::Bench { command }) => bench::run(command),
         Some(Command::Doctor(args)) => run_doctor(args),
         Some(Command::Events { command }) => events::run(command).and_then(|text| show(&text, false)),
         Some(Command::Layout { command }) => layout::run(command).and_then(|text| show(&text, false)),

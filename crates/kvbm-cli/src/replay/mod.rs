@@ -9,18 +9,17 @@ mod requests;
 mod serve;
 mod setup;
 
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use kvbm::metrics::{DropReason, EvictReason, MetricsServer};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path as TransferPath, Tier};
 
 use crate::args::{OffloadMode, ReplayArgs};
 use crate::progress::Progress;
+use crate::scratch::Scratch;
 use crate::summary::{Evictions, Hits, PathFigures, ReplayResult, Summary, Timeline};
 use crate::trace::{self, Trace};
 use crate::{human, interrupt};
@@ -33,8 +32,6 @@ use serve::{Served, Server};
 const DEFAULT_REQUESTS: u32 = 2000;
 /// Time to write down what is not on disk yet, where the disk is kept.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(300);
-/// Folders of killed replays with this process id that are stepped over.
-const MAX_ATTEMPTS: u32 = 1000;
 /// Requests between two updates of the gauges that `--metrics` shows.
 const METRICS_EVERY: usize = 64;
 
@@ -43,8 +40,8 @@ pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
     let (workload, trace) = workload(args)?;
     // From here on there is something to clean up.
     interrupt::catch();
-    let scratch = ScratchDir::for_replay(args)?;
-    let dir = args.dir.as_deref().or(scratch.as_ref().map(|scratch| scratch.0.as_path()));
+    let scratch = scratch(args)?;
+    let dir = args.dir.as_deref().or(scratch.as_ref().map(Scratch::path));
     let manager = setup::manager(args, dir)?;
     let requests = Requests::new(&trace, manager.namespace().hasher()?);
     let _metrics = args.metrics.map(|addr| serve_metrics(&manager, addr)).transpose()?;
@@ -194,59 +191,10 @@ fn result(
     ReplayResult { workload, summary, timeline, latencies, left_out: sum(|served| served.left_out) }
 }
 
-/// A directory for G3 that goes away with the replay.
-struct ScratchDir(PathBuf);
-
-impl ScratchDir {
-    /// Set where a replay needs a disk and none was named.
-    fn for_replay(args: &ReplayArgs) -> Result<Option<Self>> {
-        if args.metadata_only || args.dir.is_some() || args.capacity.0[2].is_none() {
-            return Ok(None);
-        }
-        Self::create(&std::env::temp_dir()).map(Some)
+/// A directory for G3 that goes away with the replay; none where it needs no disk or one was named.
+fn scratch(args: &ReplayArgs) -> Result<Option<Scratch>> {
+    if args.metadata_only || args.dir.is_some() || args.capacity.0[2].is_none() {
+        return Ok(None);
     }
-
-    /// A new folder of `parent`. Process ids come again, and a replay that was killed leaves its folder.
-    fn create(parent: &Path) -> Result<Self> {
-        let name = |attempt| parent.join(format!("kvbm-replay-{}-{attempt}", std::process::id()));
-        for dir in (0..MAX_ATTEMPTS).map(name) {
-            match std::fs::create_dir(&dir) {
-                Ok(()) => return Ok(Self(dir)),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => {
-                    return Err(error).with_context(|| {
-                        format!("cannot create {}: name a directory with --dir, or set TMPDIR", dir.display())
-                    });
-                }
-            }
-        }
-        anyhow::bail!(
-            "{} is full of kvbm-replay folders: remove those of replays that ended",
-            parent.display()
-        )
-    }
-}
-
-impl Drop for ScratchDir {
-    fn drop(&mut self) {
-        // Nothing is lost if it stays: it is named after kvbm, in the system's temporary folder.
-        let _left = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_folder_that_a_killed_replay_left_is_stepped_over() {
-        let parent = tempfile::tempdir().unwrap();
-        let [first, second] = [0; 2].map(|_: u8| ScratchDir::create(parent.path()).unwrap());
-        assert_ne!(first.0, second.0);
-        assert!(first.0.is_dir() && second.0.is_dir());
-        drop((first, second));
-        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
-        let error = ScratchDir::create(&parent.path().join("none")).err().unwrap();
-        assert!(format!("{error:#}").contains("--dir"), "{error:#}");
-    }
+    Scratch::create(&std::env::temp_dir(), "replay").map(Some)
 }

@@ -1,0 +1,49 @@
+//! `kvbm bench`: what this machine reaches, each figure beside its own limit in the same run.
+//!
+//! A benchmark is a module with its options (`clap::Args`), a row type that serializes, and a function from options to
+//! [`Rows`]; [`run`] shows and writes them.
+
+pub mod index;
+
+use anyhow::Result;
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::args::Output;
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// The index of the disk tier: inserts with group commit, recovery, size on disk.
+    Index(index::IndexArgs),
+}
+
+/// What a benchmark found: `{"rows": [{"name": ...}, ...]}` for programs, a table for people.
+#[derive(Debug)]
+pub struct Rows {
+    table: String,
+    json: String,
+}
+
+impl Rows {
+    /// `rows` for programs, `table` for people.
+    pub fn new<R: Serialize>(rows: &[R], table: String) -> Result<Self> {
+        let json = serde_json::to_string_pretty(&serde_json::json!({ "rows": rows }))?;
+        Ok(Self { table, json })
+    }
+}
+
+/// Runs a benchmark, prints its table and writes its rows where they are wanted.
+pub fn run(command: &BenchCommand) -> Result<()> {
+    match command {
+        BenchCommand::Index(args) => deliver(args.json.as_ref(), || index::run(args)),
+    }
+}
+
+fn deliver(json: Option<&Output>, bench: impl FnOnce() -> Result<Rows>) -> Result<()> {
+    // Found out now rather than after minutes of measuring.
+    json.and_then(Output::file).map_or(Ok(()), crate::expect_folder)?;
+    let rows = bench()?;
+    crate::show(&rows.table, json == Some(&Output::Stdout))?;
+    json.map_or(Ok(()), |output| crate::write_json(output, &rows.json))
+}
