@@ -2,6 +2,7 @@
 
 use xxhash_rust::xxh3;
 
+use crate::chunk;
 use crate::{ExtraKey, LocalHash, NamespaceTag, SequenceHash, Token};
 
 /// How sequence hashes are computed. Part of the namespace, so blocks of different algorithms never meet.
@@ -22,12 +23,16 @@ pub enum HashAlgorithm {
 const LOCAL_SEED: u64 = 1337;
 
 /// Stands in the parent's place when an engine's own hash is taken in, so that it never equals a hash of tokens.
-const EXTERNAL: [u8; 16] = *b"kvbm external v1";
+const EXTERNAL: SequenceHash = SequenceHash::from_bytes(*b"kvbm external v1");
 
-/// Token bytes (256 tokens) that are hashed from one buffer on the stack; longer blocks are streamed through it.
-const BUFFER: usize = 1024;
-/// The blocks of up to this many token bytes (64 tokens) take a smaller buffer, which costs less to clear.
-const SMALL_BUFFER: usize = 256;
+/// Tokens that a buffer on the stack takes; longer messages are streamed through it.
+const BUFFER_TOKENS: usize = 256;
+/// Blocks of up to this many tokens take a smaller buffer, which costs less to clear.
+const SMALL_TOKENS: usize = 64;
+/// Most blocks have this many tokens: what hashes them is compiled for it.
+const USUAL_TOKENS: usize = 16;
+/// Bytes before the tokens in a message for XXH3: parent and tag.
+const PREFIX: usize = 32;
 
 /// A namespace made ready for hashing: its tag, algorithm and page size. Small and `Copy`.
 ///
@@ -81,7 +86,7 @@ impl BlockHasher {
         extra: &[ExtraKey],
     ) -> SequenceHash {
         let extra = encode_extra(extra);
-        self.link(parent.map_or([0; 16], |hash| *hash.as_bytes()), tokens, &extra)
+        self.link(self.prefix(parent), tokens, &extra)
     }
 
     /// Appends the hash of each complete block of `tokens` to `out`; returns their number.
@@ -93,23 +98,54 @@ impl BlockHasher {
         tokens: &[Token],
         out: &mut Vec<SequenceHash>,
     ) -> usize {
-        let blocks = tokens.chunks_exact(self.page_size());
-        let count = blocks.len();
-        let mut previous = parent.map_or([0; 16], |hash| *hash.as_bytes());
+        let count = tokens.len() / self.page_size();
         out.reserve(count);
-        out.extend(blocks.map(|block| {
-            let hash = self.link(previous, block, &[]);
-            previous = *hash.as_bytes();
-            hash
-        }));
+        self.chain(parent, tokens, |_, hash| out.push(hash));
         count
+    }
+
+    /// Gives each complete block of `tokens` with its hash to `each`, in order.
+    #[inline]
+    pub(crate) fn chain(
+        &self,
+        parent: Option<SequenceHash>,
+        tokens: &[Token],
+        each: impl FnMut(&[Token], SequenceHash),
+    ) {
+        if self.page_size() == USUAL_TOKENS {
+            let (blocks, _) = tokens.as_chunks::<USUAL_TOKENS>();
+            self.chain_blocks(parent, blocks.iter().map(<[Token; USUAL_TOKENS]>::as_slice), each);
+        } else {
+            self.chain_blocks(parent, tokens.chunks_exact(self.page_size()), each);
+        }
+    }
+
+    #[inline]
+    fn chain_blocks<'a>(
+        &self,
+        parent: Option<SequenceHash>,
+        blocks: impl Iterator<Item = &'a [Token]>,
+        mut each: impl FnMut(&[Token], SequenceHash),
+    ) {
+        let mut prefix = self.prefix(parent);
+        match self.algorithm {
+            HashAlgorithm::Blake3 if self.page_size() <= chunk::MAX_TOKENS => {
+                chain_blake3(words(&prefix), blocks, each);
+            }
+            HashAlgorithm::Xxh3_128 if self.page_size() <= SMALL_TOKENS => chain_xxh3(&prefix, blocks, each),
+            _ => blocks.for_each(|block| {
+                let hash = self.link(prefix, block, &[]);
+                prefix[..16].copy_from_slice(hash.as_bytes());
+                each(block, hash);
+            }),
+        }
     }
 
     /// The hash of a block's tokens and extra keys alone; see [`LocalHash`].
     pub fn local_hash(&self, tokens: &[Token], extra: &[ExtraKey]) -> LocalHash {
         let extra = encode_extra(extra);
-        if extra.is_empty() && tokens.len() * 4 <= BUFFER {
-            let mut buffer = [0; BUFFER];
+        if extra.is_empty() && tokens.len() <= BUFFER_TOKENS {
+            let mut buffer = [0; 4 * BUFFER_TOKENS];
             return LocalHash(xxh3::xxh3_64_with_seed(fill(&mut buffer, tokens), LOCAL_SEED));
         }
         let mut state = xxh3::Xxh3::with_seed(LOCAL_SEED);
@@ -119,17 +155,24 @@ impl BlockHasher {
 
     /// An engine's own hash as ours; see [`SequenceHash::from_external`].
     pub(crate) fn external(&self, bytes: &[u8]) -> SequenceHash {
-        self.link(EXTERNAL, &[], bytes)
+        self.link(self.prefix(Some(EXTERNAL)), &[], bytes)
+    }
+
+    /// What a message is keyed with: parent, then tag.
+    fn prefix(&self, parent: Option<SequenceHash>) -> [u8; PREFIX] {
+        let mut prefix = [0; PREFIX];
+        if let Some(parent) = parent {
+            prefix[..16].copy_from_slice(parent.as_bytes());
+        }
+        prefix[16..].copy_from_slice(self.tag.as_bytes());
+        prefix
     }
 
     /// `extra` is already encoded (or an external hash's bytes).
-    fn link(&self, parent: [u8; 16], tokens: &[Token], extra: &[u8]) -> SequenceHash {
-        let mut key = [0; 32];
-        key[..16].copy_from_slice(&parent);
-        key[16..].copy_from_slice(self.tag.as_bytes());
+    fn link(&self, prefix: [u8; PREFIX], tokens: &[Token], extra: &[u8]) -> SequenceHash {
         SequenceHash::from_bytes(match self.algorithm {
-            HashAlgorithm::Blake3 => blake3_128(&key, tokens, extra),
-            HashAlgorithm::Xxh3_128 => xxh3_128(&key, tokens, extra),
+            HashAlgorithm::Blake3 => blake3_128(&prefix, tokens, extra),
+            HashAlgorithm::Xxh3_128 => xxh3_128(&prefix, tokens, extra),
         })
     }
 }
@@ -145,38 +188,69 @@ impl SequenceHash {
     }
 }
 
-fn blake3_128(key: &[u8; 32], tokens: &[Token], extra: &[u8]) -> [u8; 16] {
-    let bytes = tokens.len() * 4;
-    let digest = if extra.is_empty() && bytes <= SMALL_BUFFER {
-        blake3::keyed_hash(key, fill(&mut [0; SMALL_BUFFER], tokens))
-    } else if extra.is_empty() && bytes <= BUFFER {
-        blake3::keyed_hash(key, fill(&mut [0; BUFFER], tokens))
-    } else {
-        let mut state = blake3::Hasher::new_keyed(key);
-        stream(tokens, extra, |bytes| {
-            state.update(bytes);
-        });
-        state.finalize()
-    };
+// The two loops are functions of their own so that each has all registers: what goes from block to block stays in them.
+
+#[inline(never)]
+fn chain_blake3<'a>(
+    mut key: [u32; 8],
+    blocks: impl Iterator<Item = &'a [Token]>,
+    mut each: impl FnMut(&[Token], SequenceHash),
+) {
+    for block in blocks {
+        let hash = chunk::keyed_128(key, block);
+        key[..4].copy_from_slice(&hash);
+        each(block, SequenceHash::from_bytes(bytes(hash)));
+    }
+}
+
+/// Blocks are at most [`SMALL_TOKENS`] long.
+#[inline(never)]
+fn chain_xxh3<'a>(
+    prefix: &[u8; PREFIX],
+    blocks: impl Iterator<Item = &'a [Token]>,
+    mut each: impl FnMut(&[Token], SequenceHash),
+) {
+    let mut message = [0; PREFIX + 4 * SMALL_TOKENS];
+    message[..PREFIX].copy_from_slice(prefix);
+    let mut parent = u128::from_le_bytes(std::array::from_fn(|i| prefix[i]));
+    for block in blocks {
+        message[..16].copy_from_slice(&parent.to_le_bytes());
+        let length = PREFIX + fill(&mut message[PREFIX..], block).len();
+        parent = xxh3::xxh3_128(&message[..length]).swap_bytes();
+        each(block, SequenceHash::from_bytes(parent.to_le_bytes()));
+    }
+}
+
+fn blake3_128(key: &[u8; PREFIX], tokens: &[Token], extra: &[u8]) -> [u8; 16] {
+    if extra.is_empty() && tokens.len() <= chunk::MAX_TOKENS {
+        return bytes(chunk::keyed_128(words(key), tokens));
+    }
+    let mut state = blake3::Hasher::new_keyed(key);
+    stream(tokens, extra, |bytes| {
+        state.update(bytes);
+    });
     let mut hash = [0; 16];
-    hash.copy_from_slice(&digest.as_bytes()[..16]);
+    hash.copy_from_slice(&state.finalize().as_bytes()[..16]);
     hash
 }
 
-fn xxh3_128(key: &[u8; 32], tokens: &[Token], extra: &[u8]) -> [u8; 16] {
-    let bytes = tokens.len() * 4;
-    let hash = if extra.is_empty() && bytes <= SMALL_BUFFER {
-        let mut buffer = [0; 32 + SMALL_BUFFER];
-        buffer[..32].copy_from_slice(key);
-        fill(&mut buffer[32..], tokens);
-        xxh3::xxh3_128(&buffer[..32 + bytes])
-    } else {
-        let mut state = xxh3::Xxh3::new();
-        state.update(key);
-        stream(tokens, extra, |bytes| state.update(bytes));
-        state.digest128()
-    };
-    hash.to_be_bytes()
+fn xxh3_128(prefix: &[u8; PREFIX], tokens: &[Token], extra: &[u8]) -> [u8; 16] {
+    let mut state = xxh3::Xxh3::new();
+    state.update(prefix);
+    stream(tokens, extra, |bytes| state.update(bytes));
+    state.digest128().to_be_bytes()
+}
+
+/// Bytes as little-endian words.
+fn words(bytes: &[u8; PREFIX]) -> [u32; PREFIX / 4] {
+    let (words, _) = bytes.as_chunks::<4>();
+    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
+}
+
+/// Little-endian words as bytes.
+fn bytes(words: [u32; 4]) -> [u8; 16] {
+    let [a, b, c, d] = words.map(u128::from);
+    (a | b << 32 | c << 64 | d << 96).to_le_bytes()
 }
 
 /// Writes the tokens little-endian to the front of `buffer`, which holds at least as many; gives that part back.
@@ -188,8 +262,8 @@ fn fill<'a>(buffer: &'a mut [u8], tokens: &[Token]) -> &'a [u8] {
 }
 
 fn stream(tokens: &[Token], extra: &[u8], mut update: impl FnMut(&[u8])) {
-    let mut buffer = [0; BUFFER];
-    for part in tokens.chunks(BUFFER / 4) {
+    let mut buffer = [0; 4 * BUFFER_TOKENS];
+    for part in tokens.chunks(BUFFER_TOKENS) {
         update(fill(&mut buffer, part));
     }
     if !extra.is_empty() {

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod chunk;
 mod extra;
 mod hasher;
 mod namespace;

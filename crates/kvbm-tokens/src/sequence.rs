@@ -88,6 +88,9 @@ impl TokenSequence {
 
     /// Appends tokens. The indices of the blocks that they completed.
     pub fn add_tokens(&mut self, tokens: &[Token]) -> Range<usize> {
+        if self.tail().is_empty() && !self.has_keys_ahead() {
+            return self.add_plain_tokens(tokens);
+        }
         self.tokens.extend_from_slice(tokens);
         self.hash_complete_blocks()
     }
@@ -207,6 +210,27 @@ impl TokenSequence {
     /// The complete blocks as kvbm takes them.
     pub fn chain(&self) -> BlockChain<'_> {
         BlockChain::of_tokens(self.hasher.tag(), &self.hashes, &self.tokens, self.page_size())
+    }
+
+    /// Whether extra keys wait for tokens.
+    fn has_keys_ahead(&self) -> bool {
+        let in_first_block = self.hashes.is_empty() && self.salt.is_some();
+        in_first_block || self.extra.last().is_some_and(|(position, _)| *position >= self.tokens.len())
+    }
+
+    /// Tokens behind a complete block, without extra keys among them: copied and hashed in one pass.
+    fn add_plain_tokens(&mut self, tokens: &[Token]) -> Range<usize> {
+        let Self { hasher, tokens: own, hashes, .. } = self;
+        let (first, parent) = (hashes.len(), hashes.last().copied());
+        let complete = tokens.len() / hasher.page_size();
+        own.reserve(tokens.len());
+        hashes.reserve(complete);
+        hasher.chain(parent, tokens, |block, hash| {
+            own.extend_from_slice(block);
+            hashes.push(hash);
+        });
+        own.extend_from_slice(&tokens[complete * hasher.page_size()..]);
+        first..first + complete
     }
 
     fn extra_of(&self, index: usize) -> &[(usize, ExtraKey)] {
