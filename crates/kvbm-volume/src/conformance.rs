@@ -3,9 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{GroupId, NamespaceTag, SequenceHash, VolumeId};
+use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
-use crate::{BlobKey, BlobSlice, GetRequest, PutRequest, Volume, VolumeDescriptor, VolumeError, VolumeExt};
+use crate::object::HEADER_BYTES;
+use crate::{
+    BlobKey, BlobScope, BlobSlice, GetRequest, PayloadForm, PutRequest, StoredOrder, Volume,
+    VolumeDescriptor, VolumeError, VolumeExt,
+};
 
 /// An implementation under test.
 pub trait Subject {
@@ -28,13 +32,18 @@ pub fn check(subject: &dyn Subject) {
     lengths_are_checked(subject);
     deadlines_are_kept(subject);
     capacity_is_kept(subject);
+    objects_are_listed(subject);
     concurrent_puts_leave_a_whole_object(subject);
     damage_is_found(subject);
 }
 
+/// Bytes before the payload of an object in one piece.
+const HEAD: usize = HEADER_BYTES + 8;
+
 fn key(number: u8) -> BlobKey {
     BlobKey {
         namespace: NamespaceTag::from_bytes([0xf0; 16]),
+        label: NamespaceId(0xf0),
         group: GroupId(0),
         hash: SequenceHash::from_bytes([number; 16]),
         slice: BlobSlice { first_layer: 0, num_layers: 2, first_head: 0, num_heads: 1 },
@@ -62,13 +71,15 @@ fn payloads_round_trip(subject: &dyn Subject) {
         let volume = subject.open(VolumeDescriptor { alignment, ..descriptor() });
         for (number, length) in [0, 1, 7, 4095, 4096, 4097, 300_000].into_iter().enumerate() {
             let bytes = payload(number, length);
+            let pieces = if length.is_multiple_of(5) { 5 } else { 1 };
+            let form = PayloadForm { order: StoredOrder::Universal, pieces };
             let (a, b) = bytes.split_at(length / 3);
-            let request = PutRequest { key: key(number as u8), pieces: vec![a, &[], b] };
+            let request = PutRequest { key: key(number as u8), form, pieces: vec![a, &[], b] };
             volume.put(&[request], soon()).into_iter().for_each(must);
 
             let mut read = vec![0; length];
             let (a, b) = read.split_at_mut(length / 2);
-            let request = GetRequest { key: key(number as u8), pieces: vec![a, b, &mut []] };
+            let request = GetRequest { key: key(number as u8), form, pieces: vec![a, b, &mut []] };
             volume.get(&mut [request], soon()).into_iter().for_each(must);
             assert_eq!(read, bytes, "{length} bytes at alignment {alignment}");
         }
@@ -82,6 +93,7 @@ fn keys_are_apart(subject: &dyn Subject) {
     let keys = [
         base,
         BlobKey { namespace: NamespaceTag::from_bytes([0xf1; 16]), ..base },
+        BlobKey { label: NamespaceId(0xf1), ..base },
         BlobKey { group: GroupId(1), ..base },
         key(2),
         BlobKey { slice: BlobSlice { first_layer: 1, ..slice }, ..base },
@@ -101,8 +113,13 @@ fn keys_are_apart(subject: &dyn Subject) {
 fn batches_fail_one_by_one(subject: &dyn Subject) {
     let volume = subject.open(descriptor());
     let puts: Vec<Vec<u8>> = (0..5).map(|i| payload(i, 64)).collect();
-    let requests: Vec<PutRequest<'_>> =
-        [0, 2, 4].map(|i| PutRequest { key: key(i), pieces: vec![&puts[usize::from(i)]] }).into();
+    let requests: Vec<PutRequest<'_>> = [0, 2, 4]
+        .map(|i| PutRequest {
+            key: key(i),
+            form: PayloadForm::default(),
+            pieces: vec![&puts[usize::from(i)]],
+        })
+        .into();
     let results = volume.put(&requests, soon());
     assert_eq!(results.len(), 3);
     results.into_iter().for_each(must);
@@ -111,7 +128,7 @@ fn batches_fail_one_by_one(subject: &dyn Subject) {
     let mut gets: Vec<GetRequest<'_>> = buffers
         .iter_mut()
         .zip(0..)
-        .map(|(buffer, i)| GetRequest { key: key(i), pieces: vec![buffer] })
+        .map(|(buffer, i)| GetRequest { key: key(i), form: PayloadForm::default(), pieces: vec![buffer] })
         .collect();
     let results = volume.get(&mut gets, soon());
     assert_eq!(results.len(), 5);
@@ -161,7 +178,7 @@ fn deadlines_are_kept(subject: &dyn Subject) {
     must(volume.put_one(&key(1), &payload(1, 10), soon()));
     let past = Instant::now();
     let expired = |error: VolumeError, operation: &str| {
-        assert!(matches!(error, VolumeError::DeadlineExceeded { .. }), "{error}");
+        assert!(error.is_late(), "{error}");
         assert!(error.to_string().contains(operation) && !error.is_miss(), "{error}");
     };
     let none = "an operation after its deadline must not succeed";
@@ -173,8 +190,43 @@ fn deadlines_are_kept(subject: &dyn Subject) {
     for result in volume.delete(&[key(1)], past) {
         expired(result.expect_err(none), "delete");
     }
+    let scope = BlobScope { namespace: key(1).namespace, label: None };
+    assert!(volume.list(&scope, None, 1, past).expect_err(none).is_late());
     let found: Vec<bool> = volume.exists(&[key(1), key(2)], soon()).into_iter().map(must).collect();
     assert_eq!(found, [true, false]);
+}
+
+fn objects_are_listed(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    let whole = BlobScope { namespace: key(0).namespace, label: None };
+    let list = |scope: &BlobScope, after: Option<&BlobKey>, max| must(volume.list(scope, after, max, soon()));
+    assert_eq!(list(&whole, None, 10), []);
+    let mut keys: Vec<BlobKey> = (0..12).map(key).collect();
+    keys.push(BlobKey { group: GroupId(12), ..key(3) });
+    keys.push(BlobKey { slice: BlobSlice { first_head: 1, ..key(3).slice }, ..key(3) });
+    let tenant: Vec<BlobKey> = (0..3).map(|i| BlobKey { label: NamespaceId(5), ..key(i) }).collect();
+    keys.extend(&tenant);
+    let elsewhere = BlobKey { namespace: NamespaceTag::from_bytes([0xf2; 16]), ..key(0) };
+    for key in keys.iter().chain([&elsewhere]) {
+        must(volume.put_one(key, b"listed", soon()));
+    }
+    keys.sort_unstable_by_key(BlobKey::object_path);
+    assert_eq!(list(&whole, None, 1000), keys);
+    let mut paged: Vec<BlobKey> = Vec::new();
+    loop {
+        let page = list(&whole, paged.last(), 4);
+        assert!(page.len() <= 4, "a page of 4 has {} keys", page.len());
+        let last = page.len() < 4;
+        paged.extend(page);
+        if last {
+            break;
+        }
+    }
+    assert_eq!(paged, keys, "page by page");
+    assert_eq!(list(&BlobScope { label: Some(NamespaceId(5)), ..whole }, None, 1000), tenant);
+    assert_eq!(list(&BlobScope { label: Some(NamespaceId(6)), ..whole }, None, 1000), []);
+    volume.delete(&tenant, soon()).into_iter().for_each(|deleted| assert!(must(deleted)));
+    assert_eq!(list(&whole, None, 1000).len(), keys.len() - 3);
 }
 
 fn capacity_is_kept(subject: &dyn Subject) {
@@ -225,12 +277,12 @@ fn damage_is_found(subject: &dyn Subject) {
         assert!(error.is_corrupt() && error.is_miss(), "{what}: {error}");
         assert!(error.to_string().contains(&key(1).to_string()), "{error}");
     };
-    for length in [0, 1, 87, 88, 500, 1_087, 1_089, 5_000] {
+    for length in [0, 1, 95, 96, HEAD, 500, HEAD + 999, HEAD + 1_001, 5_000] {
         write(1);
         subject.tamper(&key(1), &mut |object| object.resize(length, 0));
         damaged("a cut or grown object");
     }
-    for place in (0..1_088).step_by(13) {
+    for place in (0..HEAD + 1_000).step_by(13) {
         write(1);
         subject.tamper(&key(1), &mut |object| object[place] ^= 0x10);
         damaged("a flipped bit");
@@ -244,7 +296,7 @@ fn damage_is_found(subject: &dyn Subject) {
     damaged("a swapped object");
     // Another block's payload under this one's header.
     write(1);
-    subject.tamper(&key(1), &mut |object| object[88..].copy_from_slice(&other[88..]));
+    subject.tamper(&key(1), &mut |object| object[HEAD..].copy_from_slice(&other[HEAD..]));
     damaged("a swapped payload");
     write(1);
     assert_eq!(must(volume.get_one(&key(1), 1_000, soon())), payload(1, 1_000), "a new put heals");

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::memory::check_length;
 use crate::object::{HEADER_BYTES, Header};
-use crate::volume::until;
+use crate::volume::{in_time, until};
 use crate::{
-    BlobKey, Corruption, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor, VolumeError,
+    BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor,
+    VolumeError,
 };
 
 /// Where objects are written before they are complete.
@@ -33,10 +33,12 @@ pub struct DirectoryVolume {
 }
 
 impl DirectoryVolume {
-    /// Opens the directory that the descriptor's URI names (`file:///path`, or just a path).
+    /// Opens the directory that the descriptor's URI names (`dir:///path`, `file:///path`, or just a path).
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         descriptor.validate()?;
-        let path = descriptor.uri.strip_prefix("file://").unwrap_or(&descriptor.uri);
+        let uri = &descriptor.uri;
+        let path =
+            ["file://", "dir://", "dir:"].iter().find_map(|scheme| uri.strip_prefix(scheme)).unwrap_or(uri);
         let root = PathBuf::from(path);
         let open = || {
             if !fs::metadata(&root)?.is_dir() {
@@ -95,8 +97,10 @@ impl DirectoryVolume {
         };
         let mut head = [0; HEADER_BYTES];
         file.read_exact(&mut head).map_err(cut)?;
-        let header = Header::decode(&head, &key, length).map_err(corrupt)?;
-        check_length(volume, &header, request)?;
+        let mut table = vec![0; Header::table_bytes(&head).map_err(corrupt)?];
+        file.read_exact(&mut table).map_err(cut)?;
+        let header = Header::decode(&head, &table, &key, length).map_err(corrupt)?;
+        header.check_request(volume, request)?;
         file.seek(SeekFrom::Start(u64::from(header.payload_offset))).map_err(io_error)?;
         for piece in &mut request.pieces {
             file.read_exact(piece).map_err(cut)?;
@@ -105,7 +109,7 @@ impl DirectoryVolume {
     }
 
     fn put_object(&self, request: &PutRequest<'_>) -> Result<(), VolumeError> {
-        let header = Header::new(request.key, self.descriptor.alignment, &request.pieces);
+        let header = Header::new(self.descriptor.id, request, self.descriptor.alignment)?;
         let io_error = |source| self.io_error("put", request.key, source);
         let path = self.object_file(&request.key);
         let replaced = fs::metadata(&path).map_or(0, |old| old.len());
@@ -214,6 +218,21 @@ impl Volume for DirectoryVolume {
         until(keys, deadline, |key| self.expired("delete", **key), |key| self.delete_object(key))
     }
 
+    fn list(
+        &self,
+        scope: &BlobScope,
+        after: Option<&BlobKey>,
+        max: usize,
+        deadline: Instant,
+    ) -> Result<Vec<BlobKey>, VolumeError> {
+        in_time(self.descriptor.id, scope, deadline)?;
+        let after = after.map_or_else(String::new, BlobKey::object_path);
+        let mut keys = Vec::new();
+        let walked = list_below(&self.root, &scope.prefix(), &after, max, deadline, &mut keys);
+        let failed = |source| VolumeError::List { volume: self.descriptor.id, scope: *scope, source };
+        walked.map(|()| keys).map_err(failed)
+    }
+
     fn used_bytes(&self) -> Option<u64> {
         self.descriptor.capacity_bytes.map(|_| self.used_bytes.load(Ordering::Relaxed))
     }
@@ -233,6 +252,50 @@ fn create_folder(root: &Path, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for parent in folder.ancestors().skip(1).take_while(|parent| parent.starts_with(root)) {
         File::open(parent)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// Adds the objects below `root/prefix` whose path comes after `after`, in the order of paths. Folders that are not there, or vanish
+/// meanwhile, hold nothing.
+fn list_below(
+    root: &Path,
+    prefix: &str,
+    after: &str,
+    max: usize,
+    deadline: Instant,
+    keys: &mut Vec<BlobKey>,
+) -> io::Result<()> {
+    if Instant::now() >= deadline {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "the deadline passed; give more time"));
+    }
+    let mut names = Vec::new();
+    let entries = match fs::read_dir(root.join(prefix)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        // Names that are no text are none of ours.
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        match entry.file_type() {
+            Ok(kind) => names.push(if kind.is_dir() { name + "/" } else { name }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    names.sort_unstable();
+    for name in names {
+        let path = format!("{prefix}{name}");
+        let is_past = path.as_str() > after || after.starts_with(&path);
+        if keys.len() >= max || !is_past {
+            continue;
+        }
+        if name.ends_with('/') {
+            list_below(root, &path, after, max, deadline, keys)?;
+        } else if path.as_str() > after {
+            keys.extend(BlobKey::parse(&path));
+        }
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::io;
 
 use kvbm_plan::VolumeId;
 
-use crate::BlobKey;
+use crate::{BlobKey, BlobScope, PayloadForm};
 
 /// Why one blob of a batch could not be got, put, asked for or deleted.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,35 @@ pub enum VolumeError {
         /// Bytes in the caller's buffers.
         asked: u64,
     },
+    /// The object is sound but its payload lies in another order or in other pieces. A miss: another configuration wrote the block.
+    #[error(
+        "volume {volume}: object {key} has the form {stored:?}, {asked:?} was asked for; recompute the block"
+    )]
+    OtherForm {
+        /// The volume.
+        volume: VolumeId,
+        /// The object.
+        key: BlobKey,
+        /// Form of the object.
+        stored: PayloadForm,
+        /// Form that the caller expects.
+        asked: PayloadForm,
+    },
+    /// The payload cannot be cut as asked: nothing was written.
+    #[error(
+        "volume {volume}: {key}: a payload of {length} bytes cannot be cut into {pieces} equal pieces; \
+         use 1 to 4096 pieces that divide its length"
+    )]
+    BadForm {
+        /// The volume.
+        volume: VolumeId,
+        /// The object.
+        key: BlobKey,
+        /// Pieces asked for.
+        pieces: u32,
+        /// Payload bytes.
+        length: u64,
+    },
     /// The volume's capacity is used up: delete objects, or raise the descriptor's capacity.
     #[error(
         "volume {volume}: full, {needed} bytes needed, {free} free; delete objects or raise the volume's capacity"
@@ -79,15 +108,39 @@ pub enum VolumeError {
         /// The store's error.
         source: io::Error,
     },
+    /// The objects could not be listed.
+    #[error("volume {volume}: list of {scope}: {source}")]
+    List {
+        /// The volume.
+        volume: VolumeId,
+        /// What was to be listed.
+        scope: BlobScope,
+        /// The store's error; of kind [`TimedOut`](io::ErrorKind::TimedOut) where the deadline passed.
+        source: io::Error,
+    },
 }
 
 impl VolumeError {
     /// Whether the block simply is not there for the caller: recompute it, nothing needs an operator.
     pub fn is_miss(&self) -> bool {
         match self {
-            Self::NotFound { .. } | Self::Corrupt { .. } | Self::LengthMismatch { .. } => true,
+            Self::NotFound { .. }
+            | Self::Corrupt { .. }
+            | Self::LengthMismatch { .. }
+            | Self::OtherForm { .. } => true,
             Self::Io { source, .. } => source.kind() == io::ErrorKind::StaleNetworkFileHandle,
-            Self::Full { .. } | Self::DeadlineExceeded { .. } => false,
+            Self::Full { .. } | Self::BadForm { .. } | Self::DeadlineExceeded { .. } | Self::List { .. } => {
+                false
+            }
+        }
+    }
+
+    /// Whether the store did not answer in time: try again later.
+    pub fn is_late(&self) -> bool {
+        match self {
+            Self::DeadlineExceeded { .. } => true,
+            Self::Io { source, .. } | Self::List { source, .. } => source.kind() == io::ErrorKind::TimedOut,
+            _ => false,
         }
     }
 

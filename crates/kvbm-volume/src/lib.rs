@@ -1,7 +1,7 @@
 //! G4: KV blocks in blob stores.
 //!
 //! A *volume* keeps blobs by key: [`Volume::get`], [`put`](Volume::put), [`exists`](Volume::exists) and
-//! [`delete`](Volume::delete), all in batches with a deadline. Volumes are made, mounted and formatted by whoever owns
+//! [`delete`](Volume::delete), all in batches with a deadline, and lists them. Volumes are made, mounted and formatted by whoever owns
 //! them; a [`VolumeRegistry`] makes them known by descriptor and forgets them again.
 //!
 //! **Knows:** keys, objects and their headers.
@@ -13,13 +13,14 @@
 //!
 //! ```
 //! use std::time::{Duration, Instant};
-//! use kvbm_plan::{GroupId, NamespaceTag, SequenceHash, VolumeId};
+//! use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 //! use kvbm_volume::{BlobKey, BlobSlice, PutRequest, VolumeDescriptor, VolumeExt, VolumeRegistry};
 //!
 //! let registry = VolumeRegistry::new();
 //! let volume = registry.register_volume(VolumeDescriptor::new(VolumeId(1), "memory:"))?;
 //! let key = BlobKey {
 //!     namespace: NamespaceTag::from_bytes([1; 16]),
+//!     label: NamespaceId(1),
 //!     group: GroupId(0),
 //!     hash: SequenceHash::from_bytes([2; 16]),
 //!     slice: BlobSlice { first_layer: 0, num_layers: 32, first_head: 0, num_heads: 8 },
@@ -36,14 +37,14 @@ mod directory;
 mod error;
 mod key;
 mod memory;
-mod object;
+pub mod object;
 mod registry;
 mod volume;
 
 pub use directory::DirectoryVolume;
 pub use error::{Corruption, RegistryError, VolumeError};
-pub use key::{BlobKey, BlobSlice};
+pub use key::{BlobKey, BlobScope, BlobSlice};
 pub use memory::MemoryVolume;
-pub use object::{HEADER_BYTES, MAX_ALIGNMENT};
+pub use object::{HEADER_BYTES, MAX_ALIGNMENT, MAX_PIECES, PayloadForm, StoredOrder};
 pub use registry::{OpenVolume, VolumeRegistry};
 pub use volume::{GetRequest, PutRequest, Volume, VolumeDescriptor, VolumeExt};

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::object::{HEADER_BYTES, Header};
-use crate::volume::until;
+use crate::object::{open as open_object, seal};
+use crate::volume::{in_time, until};
 use crate::{
-    BlobKey, Corruption, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor, VolumeError,
+    BlobKey, BlobScope, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor, VolumeError,
 };
 
 /// Objects in this process's memory, in the same form as in a directory. Gone when it is dropped.
@@ -51,25 +51,11 @@ impl MemoryVolume {
         let key = request.key;
         let objects = self.objects.lock();
         let object = objects.by_key.get(&key).ok_or(VolumeError::NotFound { volume, key })?;
-        let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
-        let head = object.first_chunk::<HEADER_BYTES>();
-        let head = head.ok_or_else(|| corrupt(Corruption::NoHeader(object.len() as u64)))?;
-        let header = Header::decode(head, &key, object.len() as u64).map_err(corrupt)?;
-        check_length(volume, &header, request)?;
-        // `decode` has compared the object's length with offset and payload length.
-        let mut payload = &object[header.payload_offset as usize..];
-        header.verify([payload]).map_err(corrupt)?;
-        for piece in &mut request.pieces {
-            let (head, rest) = payload.split_at(piece.len());
-            piece.copy_from_slice(head);
-            payload = rest;
-        }
-        Ok(())
+        open_object(volume, object, request)
     }
 
     fn put_object(&self, request: &PutRequest<'_>) -> Result<(), VolumeError> {
-        let header = Header::new(request.key, self.descriptor.alignment, &request.pieces);
-        let mut object = header.encode();
+        let mut object = seal(self.descriptor.id, request, self.descriptor.alignment)?;
         for piece in &request.pieces {
             object.extend_from_slice(piece);
         }
@@ -99,21 +85,6 @@ impl MemoryVolume {
 
     fn expired(&self, operation: &'static str, key: BlobKey) -> VolumeError {
         VolumeError::DeadlineExceeded { volume: self.descriptor.id, operation, key }
-    }
-}
-
-/// Whether the caller's buffers are as long as the payload.
-pub(crate) fn check_length(
-    volume: kvbm_plan::VolumeId,
-    header: &Header,
-    request: &GetRequest<'_>,
-) -> Result<(), VolumeError> {
-    let asked = request.pieces.iter().map(|piece| piece.len() as u64).sum();
-    let stored = header.payload_length;
-    if stored == asked {
-        Ok(())
-    } else {
-        Err(VolumeError::LengthMismatch { volume, key: request.key, stored, asked })
     }
 }
 
@@ -147,6 +118,23 @@ impl Volume for MemoryVolume {
 
     fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
         until(keys, deadline, |key| self.expired("delete", **key), |key| Ok(self.delete_object(key)))
+    }
+
+    fn list(
+        &self,
+        scope: &BlobScope,
+        after: Option<&BlobKey>,
+        max: usize,
+        deadline: Instant,
+    ) -> Result<Vec<BlobKey>, VolumeError> {
+        in_time(self.descriptor.id, scope, deadline)?;
+        let keys: Vec<BlobKey> = self.objects.lock().by_key.keys().copied().collect();
+        let keys = keys.into_iter().filter(|key| scope.contains(key));
+        let mut named: Vec<_> = keys.map(|key| (key.object_path(), key)).collect();
+        named.sort_unstable();
+        let after = after.map(BlobKey::object_path);
+        let later = named.into_iter().filter(|(path, _)| after.as_ref().is_none_or(|after| path > after));
+        Ok(later.map(|(_, key)| key).take(max).collect())
     }
 
     fn used_bytes(&self) -> Option<u64> {

@@ -5,55 +5,132 @@
 //!      0    8  magic "kvbmblob"
 //!      8    2  format version: 1
 //!     10    2  group
-//!     12    4  payload offset: HEADER_BYTES rounded up to the volume's alignment; zeros between
-//!     16   16  namespace tag
+//!     12    4  payload offset: 96 + 8 * pieces, rounded up to the volume's alignment; zeros between
+//!     16   16  namespace tag of the deployment
 //!     32   16  sequence hash
 //!     48   16  slice: first layer, number of layers, first head, number of heads
 //!     64    8  payload length
-//!     72    8  CRC-64/NVME of bytes 0..72, then the payload
-//!     80    8  CRC-64/NVME of bytes 0..80
+//!     72    4  label: short name of the namespace that the hash is chained in
+//!     76    2  order of the payload: 0 opaque, 1 universal (head, layer, outer, token, element)
+//!     78    2  zero
+//!     80    4  pieces: the payload is so many pieces of equal length
+//!     84    4  zero
+//!     88    8  CRC-64/NVME of bytes 0..88 and of the table of pieces
+//!     96   8n  table of pieces: for each, the CRC-64/NVME of bytes 0..88, its index (4 bytes) and its content
 //! ```
-//! Integers are little-endian. The payload's checksum covers the key, so an intact payload under another's header fails.
+//! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under another's header fails, and so do
+//! pieces that changed places. In universal order with a piece for each head, other ranks can verify the heads that they take.
 
-use crc_fast::{CrcAlgorithm, Digest, checksum};
-use kvbm_plan::{GroupId, NamespaceTag, SequenceHash};
+use crc_fast::{CrcAlgorithm, Digest};
+use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
-use crate::{BlobKey, BlobSlice, Corruption};
+use crate::{BlobKey, BlobSlice, Corruption, GetRequest, PutRequest, VolumeError};
 
-/// Bytes of a header, before padding.
-pub const HEADER_BYTES: usize = 88;
+/// Bytes of a header before its table of pieces.
+pub const HEADER_BYTES: usize = 96;
 
 /// The largest alignment of payloads in their objects.
 pub const MAX_ALIGNMENT: u32 = 1 << 20;
 
+/// Most pieces of a payload.
+pub const MAX_PIECES: u32 = 4096;
+
 const MAGIC: &[u8; 8] = b"kvbmblob";
 const VERSION: u16 = 1;
-/// Bytes before the payload's checksum.
-const IDENTITY_BYTES: usize = 72;
+/// Bytes before the header's checksum.
+const IDENTITY_BYTES: usize = 88;
+const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
+
+/// In which order the elements of a block lie in a payload.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum StoredOrder {
+    /// As its writer likes: only a writer of the same configuration can use it.
+    #[default]
+    Opaque,
+    /// Head, layer, outer, token, element: what one rank wrote is a range of what a rank with more heads wrote.
+    Universal,
+}
+
+/// How a payload lies in its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PayloadForm {
+    /// Order of the elements.
+    pub order: StoredOrder,
+    /// Pieces of equal length that have a checksum each, 1 to [`MAX_PIECES`].
+    pub pieces: u32,
+}
+
+impl Default for PayloadForm {
+    /// Opaque, in one piece.
+    fn default() -> Self {
+        Self { order: StoredOrder::Opaque, pieces: 1 }
+    }
+}
+
+/// The bytes of an object before its payload: what a volume writes, followed by the request's pieces.
+///
+/// # Errors
+/// [`VolumeError::BadForm`] where the payload cannot be cut into so many pieces.
+pub fn seal(volume: VolumeId, request: &PutRequest<'_>, alignment: u32) -> Result<Vec<u8>, VolumeError> {
+    Ok(Header::new(volume, request, alignment)?.encode())
+}
+
+/// Takes a whole object apart that was found under the request's key: compares everything, then fills the request's pieces.
+///
+/// # Errors
+/// [`VolumeError::Corrupt`], [`VolumeError::OtherForm`] or [`VolumeError::LengthMismatch`], each of them a miss.
+pub fn open(volume: VolumeId, object: &[u8], request: &mut GetRequest<'_>) -> Result<(), VolumeError> {
+    let key = request.key;
+    let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
+    let short = || corrupt(Corruption::NoHeader(object.len() as u64));
+    let (fixed, rest) = object.split_first_chunk::<HEADER_BYTES>().ok_or_else(short)?;
+    let table = Header::table_bytes(fixed).map_err(corrupt)?;
+    let table = rest.get(..table).ok_or_else(short)?;
+    let header = Header::decode(fixed, table, &key, object.len() as u64).map_err(corrupt)?;
+    header.check_request(volume, request)?;
+    // `decode` has compared the object's length with offset and payload length.
+    let mut payload = &object[header.payload_offset as usize..];
+    header.verify([payload]).map_err(corrupt)?;
+    for piece in &mut request.pieces {
+        let (head, rest) = payload.split_at(piece.len());
+        piece.copy_from_slice(head);
+        payload = rest;
+    }
+    Ok(())
+}
 
 /// What a header says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) key: BlobKey,
+    pub(crate) form: PayloadForm,
     pub(crate) payload_offset: u32,
     pub(crate) payload_length: u64,
-    payload_checksum: u64,
+    sums: Vec<u64>,
 }
 
 impl Header {
-    /// The header of an object that holds these pieces.
-    pub(crate) fn new(key: BlobKey, alignment: u32, pieces: &[&[u8]]) -> Self {
-        let header = Self {
-            key,
-            payload_offset: (HEADER_BYTES as u32).next_multiple_of(alignment),
-            payload_length: pieces.iter().map(|piece| piece.len() as u64).sum(),
-            payload_checksum: 0,
-        };
-        let mut digest = header.start_checksum();
-        for piece in pieces {
-            digest.update(piece);
+    /// The header of the object that a request writes.
+    pub(crate) fn new(
+        volume: VolumeId,
+        request: &PutRequest<'_>,
+        alignment: u32,
+    ) -> Result<Self, VolumeError> {
+        let PutRequest { key, form, pieces } = request;
+        let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
+        if !(1..=MAX_PIECES).contains(&form.pieces) || !length.is_multiple_of(u64::from(form.pieces)) {
+            return Err(VolumeError::BadForm { volume, key: *key, pieces: form.pieces, length });
         }
-        Self { payload_checksum: digest.finalize(), ..header }
+        let head = HEADER_BYTES as u32 + 8 * form.pieces;
+        let mut header = Self {
+            key: *key,
+            form: *form,
+            payload_offset: head.next_multiple_of(alignment),
+            payload_length: length,
+            sums: Vec::new(),
+        };
+        header.sums = header.piece_sums(pieces.iter().copied());
+        Ok(header)
     }
 
     /// Bytes of the whole object.
@@ -65,34 +142,57 @@ impl Header {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.payload_offset as usize];
         bytes[..IDENTITY_BYTES].copy_from_slice(&self.identity());
-        bytes[72..80].copy_from_slice(&self.payload_checksum.to_le_bytes());
-        let header_checksum = checksum(CrcAlgorithm::Crc64Nvme, &bytes[..80]);
-        bytes[80..88].copy_from_slice(&header_checksum.to_le_bytes());
+        for (place, sum) in bytes[HEADER_BYTES..].chunks_exact_mut(8).zip(&self.sums) {
+            place.copy_from_slice(&sum.to_le_bytes());
+        }
+        let end = HEADER_BYTES + 8 * self.sums.len();
+        let sum = header_sum(&bytes[..IDENTITY_BYTES], &bytes[HEADER_BYTES..end]);
+        bytes[88..96].copy_from_slice(&sum.to_le_bytes());
         bytes
+    }
+
+    /// Bytes of the table that follows, by a header that is not verified yet.
+    pub(crate) fn table_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, Corruption> {
+        if &fixed[..8] != MAGIC {
+            return Err(Corruption::Magic);
+        }
+        let version = u16::from_le_bytes(take(fixed, 8));
+        if version != VERSION {
+            return Err(Corruption::Version(version));
+        }
+        let pieces = u32::from_le_bytes(take(fixed, 80));
+        if !(1..=MAX_PIECES).contains(&pieces) {
+            return Err(Corruption::HeaderField("pieces"));
+        }
+        Ok(8 * pieces as usize)
     }
 
     /// Reads the header of an object that was found under `key` and is `object_length` bytes long.
     pub(crate) fn decode(
-        bytes: &[u8; HEADER_BYTES],
+        fixed: &[u8; HEADER_BYTES],
+        table: &[u8],
         key: &BlobKey,
         object_length: u64,
     ) -> Result<Self, Corruption> {
-        if &bytes[..8] != MAGIC {
-            return Err(Corruption::Magic);
+        if Self::table_bytes(fixed)? != table.len() {
+            return Err(Corruption::HeaderField("pieces"));
         }
-        let version = u16::from_le_bytes(take(bytes, 8));
-        if version != VERSION {
-            return Err(Corruption::Version(version));
-        }
-        if u64::from_le_bytes(take(bytes, 80)) != checksum(CrcAlgorithm::Crc64Nvme, &bytes[..80]) {
+        if u64::from_le_bytes(take(fixed, 88)) != header_sum(&fixed[..IDENTITY_BYTES], table) {
             return Err(Corruption::HeaderChecksum);
         }
-        let number = |at| u32::from_le_bytes(take(bytes, at));
+        let number = |at| u32::from_le_bytes(take(fixed, at));
+        let order = match u16::from_le_bytes(take(fixed, 76)) {
+            0 => StoredOrder::Opaque,
+            1 => StoredOrder::Universal,
+            _ => return Err(Corruption::HeaderField("order")),
+        };
+        let sum = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
         let header = Self {
             key: BlobKey {
-                namespace: NamespaceTag::from_bytes(take(bytes, 16)),
-                group: GroupId(u16::from_le_bytes(take(bytes, 10))),
-                hash: SequenceHash::from_bytes(take(bytes, 32)),
+                namespace: NamespaceTag::from_bytes(take(fixed, 16)),
+                label: NamespaceId(number(72)),
+                group: GroupId(u16::from_le_bytes(take(fixed, 10))),
+                hash: SequenceHash::from_bytes(take(fixed, 32)),
                 slice: BlobSlice {
                     first_layer: number(48),
                     num_layers: number(52),
@@ -100,9 +200,10 @@ impl Header {
                     num_heads: number(60),
                 },
             },
+            form: PayloadForm { order, pieces: number(80) },
             payload_offset: number(12),
-            payload_length: u64::from_le_bytes(take(bytes, 64)),
-            payload_checksum: u64::from_le_bytes(take(bytes, 72)),
+            payload_length: u64::from_le_bytes(take(fixed, 64)),
+            sums: table.chunks_exact(8).map(sum).collect(),
         };
         header.check(key, object_length)?;
         Ok(header)
@@ -112,8 +213,12 @@ impl Header {
         if self.key != *key {
             return Err(Corruption::OtherKey);
         }
-        if !(HEADER_BYTES as u32..=MAX_ALIGNMENT).contains(&self.payload_offset) {
+        let head = HEADER_BYTES as u32 + 8 * self.form.pieces;
+        if !(head..=MAX_ALIGNMENT).contains(&self.payload_offset) {
             return Err(Corruption::HeaderField("payload offset"));
+        }
+        if !self.payload_length.is_multiple_of(u64::from(self.form.pieces)) {
+            return Err(Corruption::HeaderField("payload length"));
         }
         let expected = self.object_length();
         if expected != object_length {
@@ -122,17 +227,55 @@ impl Header {
         Ok(())
     }
 
-    /// Whether the payload that was read is the one written.
-    pub(crate) fn verify<'a>(&self, pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<(), Corruption> {
-        let mut digest = self.start_checksum();
-        pieces.into_iter().for_each(|piece| digest.update(piece));
-        if digest.finalize() == self.payload_checksum { Ok(()) } else { Err(Corruption::PayloadChecksum) }
+    /// Whether the payload is what the caller expects and fits into its buffers.
+    pub(crate) fn check_request(
+        &self,
+        volume: VolumeId,
+        request: &GetRequest<'_>,
+    ) -> Result<(), VolumeError> {
+        let key = request.key;
+        if self.form != request.form {
+            return Err(VolumeError::OtherForm { volume, key, stored: self.form, asked: request.form });
+        }
+        let asked = request.pieces.iter().map(|piece| piece.len() as u64).sum();
+        let stored = self.payload_length;
+        if stored == asked { Ok(()) } else { Err(VolumeError::LengthMismatch { volume, key, stored, asked }) }
     }
 
-    fn start_checksum(&self) -> Digest {
-        let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
-        digest.update(&self.identity());
-        digest
+    /// Whether the payload that was read is the one written.
+    pub(crate) fn verify<'a>(&self, buffers: impl IntoIterator<Item = &'a [u8]>) -> Result<(), Corruption> {
+        if self.piece_sums(buffers) == self.sums { Ok(()) } else { Err(Corruption::PayloadChecksum) }
+    }
+
+    /// A checksum for each piece of a payload that lies in `buffers`, wherever these are cut.
+    fn piece_sums<'a>(&self, buffers: impl IntoIterator<Item = &'a [u8]>) -> Vec<u64> {
+        let identity = self.identity();
+        let start = |index: u32| {
+            let mut digest = Digest::new(ALGORITHM);
+            digest.update(&identity);
+            digest.update(&index.to_le_bytes());
+            digest
+        };
+        let piece_bytes = self.payload_length / u64::from(self.form.pieces);
+        if piece_bytes == 0 {
+            return (0..self.form.pieces).map(|index| start(index).finalize()).collect();
+        }
+        let mut sums = Vec::with_capacity(self.form.pieces as usize);
+        let (mut digest, mut left) = (start(0), piece_bytes);
+        for mut buffer in buffers {
+            while !buffer.is_empty() {
+                let (now, later) =
+                    buffer.split_at(buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
+                digest.update(now);
+                buffer = later;
+                left -= now.len() as u64;
+                if left == 0 {
+                    sums.push(digest.finalize());
+                    (digest, left) = (start(sums.len() as u32), piece_bytes);
+                }
+            }
+        }
+        sums
     }
 
     fn identity(&self) -> [u8; IDENTITY_BYTES] {
@@ -153,8 +296,18 @@ impl Header {
             place.copy_from_slice(&number.to_le_bytes());
         }
         bytes[64..72].copy_from_slice(&self.payload_length.to_le_bytes());
+        bytes[72..76].copy_from_slice(&self.key.label.0.to_le_bytes());
+        bytes[76..78].copy_from_slice(&(self.form.order as u16).to_le_bytes());
+        bytes[80..84].copy_from_slice(&self.form.pieces.to_le_bytes());
         bytes
     }
+}
+
+fn header_sum(identity: &[u8], table: &[u8]) -> u64 {
+    let mut digest = Digest::new(ALGORITHM);
+    digest.update(identity);
+    digest.update(table);
+    digest.finalize()
 }
 
 /// `N` bytes at a fixed place of a header; every use lies within it.
@@ -167,85 +320,146 @@ fn take<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crc_fast::checksum;
     use proptest::prelude::*;
+
+    const VOLUME: VolumeId = VolumeId(7);
 
     fn key() -> BlobKey {
         BlobKey {
             namespace: NamespaceTag::from_bytes([0xa1; 16]),
+            label: NamespaceId(0x0807_0605),
             group: GroupId(0x0102),
             hash: SequenceHash::from_bytes([0xb2; 16]),
             slice: BlobSlice { first_layer: 1, num_layers: 2, first_head: 3, num_heads: 4 },
         }
     }
 
-    fn first(bytes: &[u8]) -> [u8; HEADER_BYTES] {
-        take_header(bytes).expect("a whole header")
+    fn put<'a>(pieces: u32, payload: &[&'a [u8]]) -> PutRequest<'a> {
+        let form = PayloadForm { order: StoredOrder::Universal, pieces };
+        PutRequest { key: key(), form, pieces: payload.to_vec() }
     }
 
-    fn take_header(bytes: &[u8]) -> Option<[u8; HEADER_BYTES]> {
-        bytes.get(..HEADER_BYTES)?.try_into().ok()
+    fn object(pieces: u32, alignment: u32, payload: &[&[u8]]) -> Vec<u8> {
+        let mut object = seal(VOLUME, &put(pieces, payload), alignment).unwrap();
+        for piece in payload {
+            object.extend_from_slice(piece);
+        }
+        object
+    }
+
+    fn read(object: &[u8], pieces: u32, length: usize) -> Result<Vec<u8>, VolumeError> {
+        let mut bytes = vec![0; length];
+        let (a, b) = bytes.split_at_mut(length / 3);
+        let form = PayloadForm { order: StoredOrder::Universal, pieces };
+        open(VOLUME, object, &mut GetRequest { key: key(), form, pieces: vec![a, b] })?;
+        Ok(bytes)
+    }
+
+    /// Makes the header's own checksum fit what was changed in it.
+    fn reseal(object: &mut [u8], pieces: usize) {
+        let sum = header_sum(&object[..88], &object[96..96 + 8 * pieces]);
+        object[88..96].copy_from_slice(&sum.to_le_bytes());
     }
 
     #[test]
-    fn golden_header() {
-        let encoded = Header::new(key(), 1, &[b"pay", b"load"]).encode();
-        let mut expected = b"kvbmblob\x01\x00\x02\x01\x58\x00\x00\x00".to_vec();
+    fn golden_object() {
+        let object = object(2, 1, &[b"pay", b"load!"]);
+        let mut expected = b"kvbmblob\x01\x00\x02\x01\x70\x00\x00\x00".to_vec();
         expected.extend([0xa1; 16]);
         expected.extend([0xb2; 16]);
-        expected.extend(b"\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x07\0\0\0\0\0\0\0");
-        let payload_checksum = checksum(CrcAlgorithm::Crc64Nvme, &[&expected[..], b"payload"].concat());
-        expected.extend(payload_checksum.to_le_bytes());
-        let header_checksum = checksum(CrcAlgorithm::Crc64Nvme, &expected);
-        expected.extend(header_checksum.to_le_bytes());
-        assert_eq!(encoded, expected);
-        assert_eq!(
-            checksum(CrcAlgorithm::Crc64Nvme, b"123456789"),
-            0xae8b_1486_0a79_9888,
-            "the catalogue's check value"
-        );
+        expected.extend(b"\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x08\0\0\0\0\0\0\0");
+        expected.extend(b"\x05\x06\x07\x08\x01\0\0\0\x02\0\0\0\0\0\0\0");
+        let piece = |index: u8, content: &[u8]| {
+            checksum(ALGORITHM, &[&expected[..], &[index, 0, 0, 0], content].concat()).to_le_bytes()
+        };
+        let table = [piece(0, b"payl"), piece(1, b"oad!")].concat();
+        let sum = checksum(ALGORITHM, &[&expected[..], &table].concat());
+        expected.extend(sum.to_le_bytes());
+        expected.extend(table);
+        expected.extend(b"payload!");
+        assert_eq!(object, expected);
+        assert_eq!(checksum(ALGORITHM, b"123456789"), 0xae8b_1486_0a79_9888, "the catalogue's check value");
+        assert_eq!(read(&object, 2, 8).unwrap(), b"payload!");
     }
 
     #[test]
     fn padding_follows_the_alignment() {
         for (alignment, offset) in
-            [(1, 88), (8, 88), (128, 128), (4096, 4096), (MAX_ALIGNMENT, MAX_ALIGNMENT)]
+            [(1, 104), (8, 104), (128, 128), (4096, 4096), (MAX_ALIGNMENT, MAX_ALIGNMENT)]
         {
-            let header = Header::new(key(), alignment, &[b"payload"]);
-            let encoded = header.encode();
-            assert_eq!(encoded.len(), offset as usize);
-            assert_eq!(Header::decode(&first(&encoded), &key(), u64::from(offset) + 7), Ok(header));
+            let object = object(1, alignment, &[b"payload"]);
+            assert_eq!(object.len(), offset as usize + 7);
+            assert_eq!(read(&object, 1, 7).unwrap(), b"payload");
         }
     }
 
     #[test]
-    fn a_sound_header_with_absurd_fields_is_refused() {
-        let header = Header::new(key(), 1, &[b"payload"]);
-        for payload_offset in [0, 87, MAX_ALIGNMENT + 1, u32::MAX] {
-            let mut bytes = first(&header.encode());
-            bytes[12..16].copy_from_slice(&payload_offset.to_le_bytes());
-            let sum = checksum(CrcAlgorithm::Crc64Nvme, &bytes[..80]);
-            bytes[80..].copy_from_slice(&sum.to_le_bytes());
-            assert_eq!(Header::decode(&bytes, &key(), 95), Err(Corruption::HeaderField("payload offset")));
+    fn forms_that_make_no_sense_or_differ_are_refused() {
+        for (pieces, length) in [(0, 4), (3, 4), (MAX_PIECES + 1, 4 * (MAX_PIECES as usize + 1))] {
+            let error = seal(VOLUME, &put(pieces, &[&vec![0; length]]), 1).unwrap_err();
+            assert!(matches!(error, VolumeError::BadForm { .. }) && !error.is_miss(), "{error}");
         }
-        let huge = Header { payload_length: u64::MAX, ..header };
-        let decoded = Header::decode(&first(&huge.encode()), &key(), 95);
-        assert_eq!(decoded, Err(Corruption::Length { expected: u64::MAX, actual: 95 }));
+        let empty = object(3, 1, &[]);
+        assert_eq!(read(&empty, 3, 0).unwrap(), b"");
+        let error = read(&object(2, 1, &[b"1234"]), 4, 4).unwrap_err();
+        assert!(matches!(error, VolumeError::OtherForm { .. }) && error.is_miss(), "{error}");
+    }
+
+    #[test]
+    fn a_sound_header_with_absurd_fields_is_refused() {
+        let sound = object(2, 1, &[b"payload!"]);
+        for (at, value, what) in [
+            (12, 111_u32, "payload offset"),
+            (12, MAX_ALIGNMENT + 1, "payload offset"),
+            (12, u32::MAX, "payload offset"),
+            (64, 7, "payload length"),
+            (76, 9, "order"),
+            (80, 0, "pieces"),
+            (80, u32::MAX, "pieces"),
+        ] {
+            let mut bytes = sound.clone();
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            reseal(&mut bytes, 2);
+            let error = read(&bytes, 2, 8).unwrap_err();
+            assert!(error.is_corrupt() && error.to_string().contains(what), "{what}: {error}");
+        }
+        let mut huge = sound.clone();
+        huge[64..72].copy_from_slice(&(u64::MAX - 1).to_le_bytes());
+        reseal(&mut huge, 2);
+        assert!(read(&huge, 2, 8).unwrap_err().to_string().contains("120 bytes long"));
+    }
+
+    #[test]
+    fn pieces_that_changed_places_are_found() {
+        let mut object = object(2, 1, &[b"abcdefgh"]);
+        let at = object.len() - 8;
+        object[at..].copy_from_slice(b"efghabcd");
+        let (first, second) = (object[96..104].to_vec(), object[104..112].to_vec());
+        object[96..104].copy_from_slice(&second);
+        object[104..112].copy_from_slice(&first);
+        reseal(&mut object, 2);
+        assert!(read(&object, 2, 8).unwrap_err().is_corrupt());
     }
 
     proptest! {
         #[test]
-        fn any_flipped_bit_is_found(bit in 0..(HEADER_BYTES + 40) * 8, payload in prop::array::uniform32(any::<u8>()), tail in any::<[u8; 8]>()) {
-            let header = Header::new(key(), 1, &[&payload, &tail]);
-            let mut object = [&header.encode()[..], &payload, &tail].concat();
+        fn any_flipped_bit_is_found(bit in 0..(HEADER_BYTES + 32 + 40) * 8, payload in prop::array::uniform32(any::<u8>()), tail in any::<[u8; 8]>()) {
+            let mut object = object(4, 1, &[&payload, &tail]);
             object[bit / 8] ^= 1 << (bit % 8);
-            let read = Header::decode(&first(&object), &key(), object.len() as u64);
-            let read = read.and_then(|header| header.verify([&object[HEADER_BYTES..]]));
-            prop_assert!(read.is_err());
+            prop_assert!(read(&object, 4, 40).is_err());
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), HEADER_BYTES), length in any::<u64>()) {
-            prop_assert!(Header::decode(&first(&bytes), &key(), length).is_err());
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..3 * HEADER_BYTES), sealed in any::<bool>(), pieces in 0..5_u8) {
+            let mut bytes = bytes;
+            if sealed && bytes.len() >= HEADER_BYTES + 32 {
+                bytes[..8].copy_from_slice(MAGIC);
+                bytes[8..10].copy_from_slice(&[1, 0]);
+                bytes[80..84].copy_from_slice(&[pieces, 0, 0, 0]);
+                reseal(&mut bytes, usize::from(pieces.min(4)));
+            }
+            prop_assert!(read(&bytes, 1, 16).is_err());
         }
     }
 }

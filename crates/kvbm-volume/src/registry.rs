@@ -18,10 +18,11 @@ pub struct VolumeRegistry {
 }
 
 impl VolumeRegistry {
-    /// An empty registry that opens `file:` (or a bare path) and `memory:` URIs.
+    /// An empty registry that opens `dir:` and `file:` (or a bare path) and `memory:` URIs.
     pub fn new() -> Self {
         let registry = Self { schemes: HashMap::new(), volumes: RwLock::default() };
         registry
+            .with_scheme("dir", Box::new(|descriptor| Ok(Arc::new(DirectoryVolume::open(descriptor)?))))
             .with_scheme("file", Box::new(|descriptor| Ok(Arc::new(DirectoryVolume::open(descriptor)?))))
             .with_scheme("memory", Box::new(|descriptor| Ok(Arc::new(MemoryVolume::open(descriptor)?))))
     }

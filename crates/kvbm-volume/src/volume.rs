@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kvbm_plan::VolumeId;
 
 use crate::object::MAX_ALIGNMENT;
-use crate::{BlobKey, RegistryError, VolumeError};
+use crate::{BlobKey, BlobScope, PayloadForm, RegistryError, VolumeError};
 
 /// What an operator says about a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +46,8 @@ impl VolumeDescriptor {
 pub struct GetRequest<'a> {
     /// The object.
     pub key: BlobKey,
+    /// The form that its payload must have.
+    pub form: PayloadForm,
     /// Where its payload goes, in order; together exactly as long as the payload. After an error the content is unspecified
     /// and must not be used.
     pub pieces: Vec<&'a mut [u8]>,
@@ -56,6 +58,8 @@ pub struct GetRequest<'a> {
 pub struct PutRequest<'a> {
     /// The object.
     pub key: BlobKey,
+    /// The form of its payload.
+    pub form: PayloadForm,
     /// Its payload, in order.
     pub pieces: Vec<&'a [u8]>,
 }
@@ -82,23 +86,34 @@ pub trait Volume: Send + Sync {
     /// Deletes objects; `false` where there was none.
     fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>>;
 
+    /// Objects of `scope` whose [path](BlobKey::object_path) comes after that of `after`, in the order of paths, at most `max`; fewer
+    /// where there are no more. What else lies in the store is left out.
+    fn list(
+        &self,
+        scope: &BlobScope,
+        after: Option<&BlobKey>,
+        max: usize,
+        deadline: Instant,
+    ) -> Result<Vec<BlobKey>, VolumeError>;
+
     /// Bytes that objects take by the volume's own count, headers included; `None` if it does not count.
     fn used_bytes(&self) -> Option<u64>;
 }
 
 /// Conveniences over [`Volume`].
 pub trait VolumeExt: Volume {
-    /// Reads one blob of `length` bytes.
+    /// Reads one blob of `length` bytes, in one opaque piece.
     fn get_one(&self, key: &BlobKey, length: usize, deadline: Instant) -> Result<Vec<u8>, VolumeError> {
         let mut payload = vec![0; length];
-        let mut request = [GetRequest { key: *key, pieces: vec![&mut payload] }];
+        let mut request =
+            [GetRequest { key: *key, form: PayloadForm::default(), pieces: vec![&mut payload] }];
         only(self.get(&mut request, deadline), self.descriptor().id, "get", key)?;
         Ok(payload)
     }
 
-    /// Writes one blob.
+    /// Writes one blob, in one opaque piece.
     fn put_one(&self, key: &BlobKey, payload: &[u8], deadline: Instant) -> Result<(), VolumeError> {
-        let request = [PutRequest { key: *key, pieces: vec![payload] }];
+        let request = [PutRequest { key: *key, form: PayloadForm::default(), pieces: vec![payload] }];
         only(self.put(&request, deadline), self.descriptor().id, "put", key)
     }
 }
@@ -127,4 +142,13 @@ pub(crate) fn until<R, T>(
 ) -> Vec<Result<T, VolumeError>> {
     let in_time = |request: R| if Instant::now() < deadline { Ok(request) } else { Err(expired(&request)) };
     requests.into_iter().map(|request| in_time(request).and_then(&mut each)).collect()
+}
+
+/// Whether a listing may still begin.
+pub(crate) fn in_time(volume: VolumeId, scope: &BlobScope, deadline: Instant) -> Result<(), VolumeError> {
+    if Instant::now() < deadline {
+        return Ok(());
+    }
+    let source = std::io::Error::new(std::io::ErrorKind::TimedOut, "the deadline passed; give more time");
+    Err(VolumeError::List { volume, scope: *scope, source })
 }

@@ -4,7 +4,9 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use kvbm_plan::{GroupId, HeadRange, NamespaceTag, Rank, RankSlice, Replication, SequenceHash, VolumeId};
+use kvbm_plan::{
+    GroupId, HeadRange, NamespaceId, NamespaceTag, Rank, RankSlice, Replication, SequenceHash, VolumeId,
+};
 use kvbm_volume::conformance::{self, Subject};
 use kvbm_volume::{
     BlobKey, BlobSlice, DirectoryVolume, MAX_ALIGNMENT, MemoryVolume, RegistryError, Volume,
@@ -78,6 +80,7 @@ fn key() -> BlobKey {
     };
     BlobKey {
         namespace: NamespaceTag::from_bytes([0xaa; 16]),
+        label: NamespaceId(0x1234),
         group: GroupId(5),
         hash: SequenceHash::from_bytes([0xbc; 16]),
         slice: BlobSlice::from(&slice),
@@ -103,12 +106,23 @@ fn directory_conforms() {
 
 #[test]
 fn object_paths_are_fixed() {
-    let expected = format!("{}/g5/bc/{}.l16+8.h4+2", "aa".repeat(16), "bc".repeat(16));
+    let expected = format!("{}/00001234/g5/bc/{}.l16+8.h4+2", "aa".repeat(16), "bc".repeat(16));
     assert_eq!(key().object_path(), expected);
     assert_eq!(key().to_string(), expected);
     let longest =
         BlobSlice { first_layer: u32::MAX, num_layers: u32::MAX, first_head: u32::MAX, num_heads: u32::MAX };
-    assert!(BlobKey { slice: longest, group: GroupId(u16::MAX), ..key() }.object_path().len() <= 130);
+    assert!(BlobKey { slice: longest, group: GroupId(u16::MAX), ..key() }.object_path().len() <= 140);
+    assert_eq!(BlobKey::parse(&expected), Some(key()));
+    for other in [
+        "",
+        "a/b/c/d/e",
+        &expected.replace("+8", "+08"),
+        &expected.replace("/bc/", "/bd/"),
+        &format!("{expected}/x"),
+        &expected[1..],
+    ] {
+        assert_eq!(BlobKey::parse(other), None, "{other}");
+    }
 }
 
 #[test]
@@ -208,7 +222,7 @@ fn descriptors_are_checked() {
     for uri in ["", "s4://bucket"] {
         let error =
             registry.register_volume(VolumeDescriptor { uri: uri.into(), ..descriptor() }).err().unwrap();
-        assert!(error.to_string().contains("known schemes: [\"file\", \"memory\"]"), "{error}");
+        assert!(error.to_string().contains("known schemes: [\"dir\", \"file\", \"memory\"]"), "{error}");
     }
 }
 
