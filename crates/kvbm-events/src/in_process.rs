@@ -56,7 +56,7 @@ impl EventTransport for InProcessTransport {
         let mut subscribers = self.subscribers.lock();
         subscribers.retain(|queue| match queue.upgrade() {
             Some(queue) => {
-                queue.push(payload, &self.config);
+                queue.push(Arc::clone(payload), payload.len(), &self.config);
                 true
             }
             None => false,

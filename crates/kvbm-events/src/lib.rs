@@ -39,6 +39,8 @@ mod tracker;
 mod transport;
 pub mod vllm;
 pub mod wire;
+#[cfg(feature = "zmq")]
+pub mod zmq;
 
 pub use batch::{EventBatch, SourceId, StreamId};
 pub use event::{EventBlock, EventKind, KvEvent, Unknown};

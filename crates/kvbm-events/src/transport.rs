@@ -27,6 +27,14 @@ pub enum TransportError {
         /// What happened.
         reason: String,
     },
+    /// Configured for what it cannot do.
+    #[error("event transport '{transport}' cannot do this: {reason}")]
+    Config {
+        /// Implementer.
+        transport: &'static str,
+        /// What is wrong, and what is right.
+        reason: String,
+    },
     /// The other side is gone and nothing more will come; subscribe again.
     #[error("event transport '{transport}' is closed: subscribe again")]
     Closed {

@@ -2,7 +2,7 @@
 
 use super::stream::{self, Kept};
 use super::{Login, NatsConfig, unavailable};
-use crate::queue::Queue;
+use crate::queue::{Queue, Sink};
 use crate::{InProcessConfig, Payload, TransportError};
 use async_nats::connection::State;
 use async_nats::{Client, ConnectOptions};
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crossbeam_channel::Sender;
 use futures_util::StreamExt;
 use std::future::Future;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -108,7 +108,7 @@ impl Connection {
 
     async fn subscribe(&self, deadline: Instant) -> Result<Arc<Queue>, TransportError> {
         let queue = Arc::new(Queue::default());
-        let sink = Sink { queue: Arc::downgrade(&queue), limit: self.queue };
+        let sink = Sink::new(&queue, self.queue);
         if let Some(kept) = &self.kept {
             let position = kept.position(self.name, deadline).await?;
             tokio::spawn(stream::follow(kept.clone(), position, self.subject.clone(), sink));
@@ -119,7 +119,7 @@ impl Connection {
         self.round_trip(deadline).await?;
         tokio::spawn(async move {
             while let Some(message) = subscription.next().await {
-                if !sink.push(&message.payload) {
+                if !sink.push(Payload::from(&*message.payload), message.payload.len()) {
                     break;
                 }
             }
@@ -173,32 +173,5 @@ pub(super) async fn within<T, E: std::fmt::Display>(
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(unavailable(name, format!("{what}: {error}"))),
         Err(_) => Err(unavailable(name, format!("{what} took too long"))),
-    }
-}
-
-/// Where the payloads of a subscription go, as long as somebody may read them. Says when no more will come.
-pub(super) struct Sink {
-    queue: Weak<Queue>,
-    limit: InProcessConfig,
-}
-
-impl Sink {
-    /// Whether somebody may still read.
-    pub(super) fn push(&self, payload: &[u8]) -> bool {
-        let Some(queue) = self.queue.upgrade() else { return false };
-        queue.push(&Payload::from(payload), &self.limit);
-        true
-    }
-
-    pub(super) fn is_wanted(&self) -> bool {
-        self.queue.strong_count() > 0
-    }
-}
-
-impl Drop for Sink {
-    fn drop(&mut self) {
-        if let Some(queue) = self.queue.upgrade() {
-            queue.close();
-        }
     }
 }

@@ -1,8 +1,9 @@
 //! `JetStream`: payloads acknowledged when the server has them, subscribers that go on where they were.
 
-use super::connection::{Sink, within};
+use super::connection::within;
 use super::{StreamConfig, unavailable};
-use crate::TransportError;
+use crate::queue::Sink;
+use crate::{Payload, TransportError};
 use async_nats::Client;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType, Stream};
@@ -123,7 +124,7 @@ async fn follow_once(
             break;
         }
         first = false;
-        if !sink.push(&message.payload) {
+        if !sink.push(Payload::from(&*message.payload), message.payload.len()) {
             break;
         }
         next = number + 1;

@@ -235,3 +235,86 @@ impl EventSource for World {
         world.events.front().map_or(world.next, |front| front.sequence)
     }
 }
+
+/// A proxy in front of a TCP address whose connections can be cut, or held.
+pub(crate) struct Proxy {
+    address: std::net::SocketAddr,
+    shared: Arc<ProxyState>,
+}
+
+#[derive(Default)]
+struct ProxyState {
+    streams: Mutex<Vec<std::net::TcpStream>>,
+    /// Nothing passes: neither bytes nor new connections.
+    held: std::sync::atomic::AtomicBool,
+    ended: std::sync::atomic::AtomicBool,
+}
+
+impl Proxy {
+    pub(crate) fn start(upstream: &str) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(ProxyState::default());
+        let (state, upstream) = (Arc::clone(&shared), upstream.to_owned());
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if state.ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                let (Ok(client), Ok(server)) = (client, std::net::TcpStream::connect(&upstream)) else {
+                    continue;
+                };
+                let mut streams = state.streams.lock().unwrap();
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let state = Arc::clone(&state);
+                    std::thread::spawn(move || pass(from, to, &state));
+                }
+                streams.extend([client, server]);
+            }
+        });
+        Self { address, shared }
+    }
+
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
+        self.address
+    }
+
+    /// Cuts every connection; new ones are welcome.
+    pub(crate) fn cut(&self) {
+        for stream in self.shared.streams.lock().unwrap().drain(..) {
+            // It may have ended by itself.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Holds everything, as a network that lets nothing through, or lets it go on.
+    pub(crate) fn hold(&self, held: bool) {
+        self.shared.held.store(held, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::SeqCst);
+        self.cut();
+        // Wakes the thread that accepts.
+        let _ = std::net::TcpStream::connect(self.address);
+    }
+}
+
+/// Moves bytes until one side ends or the proxy does.
+fn pass(mut from: std::net::TcpStream, mut to: std::net::TcpStream, state: &ProxyState) {
+    use std::io::{Read, Write};
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(len @ 1..) = from.read(&mut bytes) {
+        while state.held.load(Ordering::SeqCst) && !state.ended.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if to.write_all(&bytes[..len]).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(std::net::Shutdown::Both);
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}

@@ -1,0 +1,177 @@
+//! The publisher's side: serves subscribers, and answers those who missed something.
+
+use super::endpoint::{Halves, Listener};
+use super::hub::{Hub, Outbox, Outgoing};
+use super::zmtp::{Fault, Incoming, Reader, Socket, Writer, shake_hands};
+use super::{BEAT, HANDSHAKE, SILENT_BEATS};
+use crate::vllm::END_OF_REPLAY;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// Accepts until the task is dropped and hands each connection to `serve`.
+pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
+    listener: Listener,
+    most: usize,
+    serve: impl Fn(Halves) -> F,
+) {
+    let places = Arc::new(Semaphore::new(most));
+    loop {
+        match listener.accept().await {
+            Ok(halves) => {
+                // One too many is closed at once and may come again.
+                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                let serving = serve(halves);
+                tokio::spawn(async move {
+                    serving.await;
+                    drop(place);
+                });
+            }
+            // A connection that died in the queue, or too many open files: neither is the end.
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+/// Serves one subscriber until one of the two is gone.
+pub(super) async fn serve_subscriber(hub: Arc<Hub>, halves: Halves, most: usize) {
+    let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
+    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Pub, &mut reader, &mut writer)).await;
+    let Ok(Ok(beats)) = greeted else { return };
+    let Some(outbox) = hub.join(most) else { return };
+    let writing = tokio::spawn(write_to(Arc::clone(&hub), Arc::clone(&outbox), writer, beats));
+    // How it ended is of no use to anybody here: the subscriber comes again.
+    let _ = listen_to(&outbox, &mut reader, beats).await;
+    writing.abort();
+    hub.leave(&outbox);
+}
+
+async fn listen_to<R: AsyncRead + Unpin>(
+    outbox: &Outbox,
+    reader: &mut Reader<R>,
+    beats: bool,
+) -> Result<(), Fault> {
+    loop {
+        match next_from(outbox, reader, beats).await? {
+            Incoming::Subscribe(prefix) => take(outbox, prefix)?,
+            Incoming::Cancel(prefix) => outbox.cancel(&prefix),
+            Incoming::Ping(context) => outbox.pong(context),
+            Incoming::Pong => {}
+            // Subscriptions before ZMTP 3.1: a byte that says whether, then the prefix.
+            Incoming::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
+                Some((1, prefix)) => take(outbox, prefix.to_vec())?,
+                Some((0, prefix)) => outbox.cancel(prefix),
+                _ => {}
+            },
+        }
+    }
+}
+
+fn take(outbox: &Outbox, prefix: Vec<u8>) -> Result<(), Fault> {
+    if outbox.subscribe(prefix) { Ok(()) } else { Err(Fault::Protocol("too many subscriptions")) }
+}
+
+/// What the peer says next. A peer that knows heartbeats and neither says nor takes anything for long is gone.
+async fn next_from<R: AsyncRead + Unpin>(
+    outbox: &Outbox,
+    reader: &mut Reader<R>,
+    beats: bool,
+) -> Result<Incoming, Fault> {
+    let mut next = std::pin::pin!(reader.next());
+    let (mut silent, mut seen) = (0, outbox.progress.load(Ordering::Relaxed));
+    loop {
+        if let Ok(came) = timeout(BEAT, &mut next).await {
+            return came;
+        }
+        let progress = outbox.progress.load(Ordering::Relaxed);
+        silent = if progress == seen { silent + 1 } else { 0 };
+        seen = progress;
+        if outbox.ended.load(Ordering::Acquire) || (beats && silent >= SILENT_BEATS) {
+            return Err(Fault::Protocol("silence"));
+        }
+    }
+}
+
+async fn write_to<W: AsyncWrite + Unpin>(
+    hub: Arc<Hub>,
+    outbox: Arc<Outbox>,
+    mut writer: Writer<W>,
+    beats: bool,
+) {
+    loop {
+        let written = match timeout(BEAT, outbox.next()).await {
+            Ok(Outgoing::Message(message)) => {
+                let number = message.sequence.to_be_bytes();
+                let written = writer.message(&[&hub.topic, &number, &message.payload]).await;
+                outbox.progress.fetch_add(1, Ordering::Relaxed);
+                written
+            }
+            Ok(Outgoing::Pong(context)) => writer.command("PONG", &context).await,
+            Err(_) if beats => writer.command("PING", &ping()).await,
+            Err(_) => Ok(()),
+        };
+        if written.is_err() {
+            break;
+        }
+    }
+    outbox.ended.store(true, Ordering::Release);
+}
+
+/// The body of a PING: how long we wait for the answer, in tenths of a second.
+pub(super) fn ping() -> [u8; 2] {
+    ((BEAT.as_millis() as u16 / 100) * SILENT_BEATS as u16).to_be_bytes()
+}
+
+/// Messages that a replay takes from the history at a time.
+const REPLAY_STEP: usize = 16;
+/// How long a client may take for a message of a replay.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Answers the questions of one client of the replay socket until it goes.
+pub(super) async fn serve_replay(hub: Arc<Hub>, halves: Halves) {
+    let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
+    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Router, &mut reader, &mut writer)).await;
+    if !matches!(greeted, Ok(Ok(_))) {
+        return;
+    }
+    while let Ok(came) = reader.next().await {
+        let answered = match came {
+            Incoming::Message(frames) => answer(&hub, &frames, &mut writer).await,
+            Incoming::Ping(context) => writer.command("PONG", &context).await,
+            _ => Ok(()),
+        };
+        if answered.is_err() {
+            break;
+        }
+    }
+}
+
+async fn answer<W: AsyncWrite + Unpin>(
+    hub: &Hub,
+    frames: &[Vec<u8>],
+    writer: &mut Writer<W>,
+) -> Result<(), Fault> {
+    let late = |_| Fault::Protocol("a client that does not read");
+    // `["", start]`; anything else is left unanswered, as vLLM does.
+    let [delimiter, start] = frames else { return Ok(()) };
+    let (true, Ok(start)) = (delimiter.is_empty(), <[u8; 8]>::try_from(start.as_slice())) else {
+        return Ok(());
+    };
+    let mut from = u64::from_be_bytes(start);
+    loop {
+        let messages = hub.replay(from, REPLAY_STEP);
+        let Some(last) = messages.last() else { break };
+        from = last.sequence + 1;
+        for message in &messages {
+            let number = message.sequence.to_be_bytes();
+            let frames: [&[u8]; 4] = [b"", &hub.topic, &number, &message.payload];
+            timeout(REPLAY_PATIENCE, writer.message(&frames)).await.map_err(late)??;
+        }
+    }
+    let end = END_OF_REPLAY.to_be_bytes();
+    timeout(REPLAY_PATIENCE, writer.message(&[b"", b"", &end, b""])).await.map_err(late)?
+}

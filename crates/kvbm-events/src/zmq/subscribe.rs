@@ -1,0 +1,183 @@
+//! The subscriber's side: follows one publisher, comes back after every loss, asks for what it missed.
+
+use super::endpoint::Endpoint;
+use super::publish::ping;
+use super::zmtp::{Fault, Incoming, Reader, Socket, Writer, shake_hands};
+use super::{BEAT, HANDSHAKE, Message, SILENT_BEATS};
+use crate::queue::Sink;
+use crate::vllm::END_OF_REPLAY;
+use crossbeam_channel::Sender;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+
+/// One publisher to follow.
+pub(super) struct Target {
+    /// Its place in the list of addresses.
+    pub(super) publisher: u32,
+    pub(super) events: Endpoint,
+    pub(super) replay: Option<Endpoint>,
+    pub(super) topic: Vec<u8>,
+    /// Ask for what was published before the first message.
+    pub(super) from_start: bool,
+}
+
+/// Pauses between two attempts to connect.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long the next message of a replay may take.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Follows as long as somebody reads. `connected` hears of the first time that the publisher has the subscription.
+pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sender<u32>) {
+    let mut follower = Follower { target, sink, next: None, connected: Some(connected) };
+    let mut pause = FIRST_PAUSE;
+    while follower.sink.is_wanted() {
+        let reached = follower.next;
+        // Whatever ended it, the publisher may come back.
+        let _ = follower.session().await;
+        // A connection that ended before its first message may have lost just that: better too much than too little.
+        follower.target.from_start |= follower.connected.is_none();
+        pause = if follower.next == reached { (pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+struct Follower {
+    target: Target,
+    sink: Sink<Message>,
+    /// Number of the next message.
+    next: Option<u64>,
+    connected: Option<Sender<u32>>,
+}
+
+impl Follower {
+    /// One connection, to its end.
+    async fn session(&mut self) -> Result<(), Fault> {
+        let (mut reader, mut writer, beats) = dial(&self.target.events, Socket::Sub).await?;
+        let mut subscription = vec![1];
+        subscription.extend_from_slice(&self.target.topic);
+        writer.message(&[&subscription]).await?;
+        if beats {
+            // Peers do one thing after the other: the answer says that the subscription is there.
+            writer.command("PING", &ping()).await?;
+        } else {
+            self.is_connected();
+        }
+        while self.sink.is_wanted() {
+            match self.next_from(&mut reader, &mut writer, beats).await? {
+                Incoming::Pong => self.is_connected(),
+                Incoming::Ping(context) => writer.command("PONG", &context).await?,
+                Incoming::Message(frames) => self.take(frames).await,
+                Incoming::Subscribe(_) | Incoming::Cancel(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn is_connected(&mut self) {
+        if let Some(connected) = self.connected.take() {
+            // Nobody waits any more when that took too long.
+            let _ = connected.try_send(self.target.publisher);
+        }
+    }
+
+    /// What the publisher says next. Silence is answered by PINGs, and lasting silence is an end.
+    async fn next_from<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+        &self,
+        reader: &mut Reader<R>,
+        writer: &mut Writer<W>,
+        beats: bool,
+    ) -> Result<Incoming, Fault> {
+        let mut next = std::pin::pin!(reader.next());
+        let mut silent = 0;
+        loop {
+            if let Ok(came) = timeout(BEAT, &mut next).await {
+                return came;
+            }
+            silent += 1;
+            if !self.sink.is_wanted() || (beats && silent >= SILENT_BEATS) {
+                return Err(Fault::Protocol("silence"));
+            }
+            if beats {
+                timeout(BEAT, writer.command("PING", &ping())).await.unwrap_or(Ok(()))?;
+            }
+        }
+    }
+
+    /// Hands a message on, and before it those that are missing, as far as the publisher still has them.
+    async fn take(&mut self, frames: Vec<Vec<u8>>) {
+        // Not of this protocol: what it said shows up as a gap.
+        let Some(message) = self.read(frames) else { return };
+        let missing = match self.next {
+            Some(next) if message.sequence >= next => next..message.sequence,
+            // It stepped back: the publisher has started anew.
+            Some(_) => 0..message.sequence,
+            None if self.target.from_start => 0..message.sequence,
+            None => message.sequence..message.sequence,
+        };
+        if !missing.is_empty() && self.target.replay.is_some() {
+            // What does not come stays a gap.
+            let _ = self.fetch(missing.start, missing.end).await;
+        }
+        self.next = Some(message.sequence.saturating_add(1));
+        let bytes = message.payload.len();
+        self.sink.push(message, bytes);
+    }
+
+    /// `[topic, number, payload]`.
+    fn read(&self, frames: Vec<Vec<u8>>) -> Option<Message> {
+        let [topic, number, payload]: [Vec<u8>; 3] = frames.try_into().ok()?;
+        let sequence = u64::from_be_bytes(number.try_into().ok()?);
+        Some(Message { publisher: self.target.publisher, topic, sequence, payload: payload.into() })
+    }
+
+    /// Asks for the messages from `start` on and hands on those before `end`.
+    async fn fetch(&self, start: u64, end: u64) -> Result<(), Fault> {
+        let Some(replay) = &self.target.replay else { return Ok(()) };
+        // A connection for each question: nothing to repair after a loss.
+        let (mut reader, mut writer, _) = dial(replay, Socket::Dealer).await?;
+        writer.message(&[b"", &start.to_be_bytes()]).await?;
+        loop {
+            let slow = |_| Fault::Protocol("a replay that does not go on");
+            let mut frames = match timeout(REPLAY_PATIENCE, reader.next()).await.map_err(slow)?? {
+                Incoming::Message(frames) => frames,
+                Incoming::Ping(context) => {
+                    writer.command("PONG", &context).await?;
+                    continue;
+                }
+                _ => continue,
+            };
+            // `["", topic, number, payload]`; before vLLM 0.11 without the topic.
+            if frames.first().is_some_and(Vec::is_empty) {
+                frames.remove(0);
+            }
+            if frames.len() == 2 {
+                frames.insert(0, self.target.topic.clone());
+            }
+            let Some(message) = self.read(frames) else {
+                return Err(Fault::Protocol("a replay that is none"));
+            };
+            if message.sequence == END_OF_REPLAY || message.sequence >= end {
+                return Ok(());
+            }
+            let bytes = message.payload.len();
+            if message.sequence >= start && !self.sink.push(message, bytes) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+type Connection =
+    (Reader<Box<dyn AsyncRead + Send + Unpin>>, Writer<Box<dyn AsyncWrite + Send + Unpin>>, bool);
+
+async fn dial(endpoint: &Endpoint, socket: Socket) -> Result<Connection, Fault> {
+    let dialled = timeout(HANDSHAKE, async {
+        let halves = endpoint.connect().await?;
+        let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
+        let beats = shake_hands(socket, &mut reader, &mut writer).await?;
+        Ok((reader, writer, beats))
+    });
+    dialled.await.unwrap_or(Err(Fault::Protocol("no handshake in time")))
+}

@@ -1,0 +1,287 @@
+//! `ZeroMQ` between our own ends, and against peers that misbehave. libzmq is met by `cargo xtask test --only zmq`.
+
+#![cfg(feature = "zmq")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
+
+mod support;
+
+use kvbm_events::zmq::{Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
+use kvbm_events::{
+    EventManager, EventTransport, InProcessConfig, IndexFollower, KvIndex, Payload, PublisherConfig,
+    Snapshot, SourceId, StreamId, Subscriber, TransportError, conformance,
+};
+use kvbm_plan::Epoch;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::{PATIENCE, World};
+
+fn anywhere() -> ZmqAddress {
+    ZmqAddress::new("tcp://127.0.0.1:*").with_replay("tcp://127.0.0.1:*")
+}
+
+fn payload(number: u64) -> Payload {
+    number.to_le_bytes().to_vec().into()
+}
+
+/// The next message within patience.
+fn next(receiver: &mut MessageReceiver) -> Message {
+    receiver.next(PATIENCE).unwrap().unwrap()
+}
+
+/// Calls `attempt` until it gives something.
+fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = attempt() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} in time");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn zmq_over_tcp_conforms() {
+    conformance::check(|| ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap());
+}
+
+#[test]
+fn zmq_over_ipc_conforms() {
+    let folder = tempfile::tempdir().unwrap();
+    let number = std::cell::Cell::new(0);
+    conformance::check(|| {
+        number.set(number.get() + 1);
+        let path = format!("ipc://{}/{}.sock", folder.path().display(), number.get());
+        ZmqTransport::bind(ZmqConfig::default(), &ZmqAddress::new(path)).unwrap()
+    });
+}
+
+#[test]
+fn a_socket_file_that_a_killed_process_left_is_replaced_and_nothing_else_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "the listener is gone and its file is not");
+    let address = ZmqAddress::new(format!("ipc://{}", path.display()));
+    let transport = ZmqTransport::bind(ZmqConfig::default(), &address).unwrap();
+    let Err(error) = ZmqTransport::bind(ZmqConfig::default(), &address) else { panic!("it is in use") };
+    assert!(error.to_string().contains("cannot bind ipc://"), "{error}");
+    drop(transport);
+    assert!(!path.exists(), "an orderly end takes the file along");
+    std::fs::write(&path, "precious").unwrap();
+    assert!(ZmqTransport::bind(ZmqConfig::default(), &address).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn other_machines_are_let_in_only_by_a_word() {
+    let address = ZmqAddress::new("tcp://*:0");
+    let Err(error) = ZmqTransport::bind(ZmqConfig::default(), &address) else { panic!("anybody could come") };
+    assert!(
+        matches!(&error, TransportError::Config { .. }) && error.to_string().contains("insecure"),
+        "{error}"
+    );
+    let config = ZmqConfig { insecure: true, ..ZmqConfig::default() };
+    let publisher = ZmqTransport::bind(config, &address).unwrap();
+    let mut receiver = publisher.messages().unwrap();
+    publisher.publish(&payload(1), PATIENCE).unwrap();
+    assert_eq!(next(&mut receiver).payload, payload(1));
+}
+
+#[test]
+fn what_cannot_work_is_said() {
+    let config = ZmqConfig { connect_timeout: Duration::from_millis(300), ..ZmqConfig::default() };
+    let nobody = ZmqTransport::connect(config.clone(), &[ZmqAddress::new("tcp://127.0.0.1:1")]).unwrap();
+    let Err(error) = nobody.messages() else { panic!("nobody listens on port 1") };
+    assert!(error.to_string().contains("no publisher at tcp://127.0.0.1:1"), "{error}");
+    assert!(matches!(nobody.publish(&payload(1), PATIENCE), Err(TransportError::Config { .. })));
+    assert!(ZmqTransport::connect(config.clone(), &[]).is_err());
+    assert!(ZmqTransport::connect(config, &[ZmqAddress::new("tcp://127.0.0.1:*")]).is_err());
+}
+
+#[test]
+fn a_subscriber_comes_back_and_is_told_what_it_missed() {
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    // Between the two, something that cuts every connection when it is told to.
+    let proxy = support::Proxy::start(address.events.strip_prefix("tcp://").unwrap());
+    let through = ZmqAddress { events: format!("tcp://{}", proxy.address()), ..address };
+    let subscriber = ZmqTransport::connect(ZmqConfig::default(), &[through]).unwrap();
+    let mut receiver = subscriber.messages().unwrap();
+    let mut sent = 0;
+    let mut wanted = 0;
+    for _ in 0..5 {
+        for _ in 0..20 {
+            publisher.publish(&payload(sent), PATIENCE).unwrap();
+            sent += 1;
+        }
+        proxy.cut();
+        for _ in 0..20 {
+            publisher.publish(&payload(sent), PATIENCE).unwrap();
+            sent += 1;
+        }
+        // What comes after the connection shows what is missing before it.
+        while wanted < sent {
+            if let Some(message) = receiver.next(Duration::from_millis(50)).unwrap() {
+                assert_eq!((message.sequence, message.payload), (wanted, payload(wanted)));
+                wanted += 1;
+            } else {
+                publisher.publish(&payload(sent), PATIENCE).unwrap();
+                sent += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_publisher_that_starts_anew_is_followed_from_its_first_message() {
+    let first = ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap();
+    let [address] = first.addresses().try_into().unwrap();
+    let subscriber = ZmqTransport::connect(ZmqConfig::default(), std::slice::from_ref(&address)).unwrap();
+    let mut receiver = subscriber.messages().unwrap();
+    (0..50).for_each(|n| first.publish(&payload(n), PATIENCE).unwrap());
+    (0..50).for_each(|n| assert_eq!(next(&mut receiver).sequence, n));
+    drop(first);
+    let second = until("the port is free", || ZmqTransport::bind(ZmqConfig::default(), &address).ok());
+    (100..110).for_each(|n| second.publish(&payload(n), PATIENCE).unwrap());
+    until("the subscriber is back", || (second.subscribers() > 0).then_some(()));
+    let got = until("a message comes", || {
+        second.publish(&payload(110), PATIENCE).unwrap();
+        receiver.next(Duration::from_millis(20)).unwrap()
+    });
+    assert_eq!((got.sequence, got.payload), (0, payload(100)), "by replay, from the start");
+    (1..10).for_each(|n| assert_eq!(next(&mut receiver).payload, payload(100 + n)));
+}
+
+#[test]
+fn a_late_joiner_hears_the_history_if_it_wants() {
+    let config = ZmqConfig {
+        history: InProcessConfig { queue_batches: 30, queue_bytes: 1 << 20 },
+        ..ZmqConfig::default()
+    };
+    let publisher = ZmqTransport::bind(config.clone(), &anywhere()).unwrap();
+    (0..100).for_each(|n| publisher.publish(&payload(n), PATIENCE).unwrap());
+    let late =
+        ZmqTransport::connect(ZmqConfig { from_start: true, ..config }, &publisher.addresses()).unwrap();
+    let mut receiver = late.messages().unwrap();
+    publisher.publish(&payload(100), PATIENCE).unwrap();
+    // The newest 30 of the 101.
+    (71..101).for_each(|n| assert_eq!(next(&mut receiver).sequence, n));
+}
+
+/// A subscriber in ZMTP by hand that shakes hands, subscribes to everything and then reads nothing.
+fn stalled(address: &ZmqAddress) -> TcpStream {
+    let mut stream = TcpStream::connect(address.events.strip_prefix("tcp://").unwrap()).unwrap();
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xFF, 0x7F, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    stream.write_all(&greeting).unwrap();
+    stream.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB").unwrap();
+    stream.write_all(&[0, 1, 1]).unwrap();
+    stream.read_exact(&mut greeting).unwrap();
+    stream
+}
+
+/// Mutation that makes it fail: `Window::push` that drops nothing.
+#[test]
+fn stalled_subscribers_cost_a_bounded_amount_of_memory_and_nobody_else_a_message() {
+    let limit = InProcessConfig { queue_batches: 1_000, queue_bytes: 4 << 20 };
+    let config = ZmqConfig { queue: limit, history: limit, ..ZmqConfig::default() };
+    let publisher = ZmqTransport::bind(config, &anywhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let _stalled: Vec<TcpStream> = (0..4).map(|_| stalled(&address)).collect();
+    until("all are there", || (publisher.subscribers() == 4).then_some(()));
+    let mut receiver = publisher.messages().unwrap();
+    let big: Payload = vec![7; 100_000].into();
+    let mut alive = Vec::new();
+    // How much a network buffers is its own affair: until much more than that was dropped.
+    for n in 0..10_000 {
+        if publisher.dropped() > 1_000 {
+            break;
+        }
+        let payload: Payload = big.to_vec().into();
+        alive.push(Arc::downgrade(&payload));
+        publisher.publish(&payload, PATIENCE).unwrap();
+        drop(payload);
+        assert_eq!(next(&mut receiver).sequence, n, "the one who reads misses nothing");
+    }
+    let held: usize = alive.iter().filter_map(|payload| Some(payload.upgrade()?.len())).sum();
+    // The longest queue, and one payload under way for each subscriber.
+    assert!(held <= (4 << 20) + 5 * big.len(), "{held} bytes of payloads are alive");
+    assert!(publisher.kept_bytes() <= 4 << 20);
+    assert!(publisher.dropped() > 1_000, "{} dropped", publisher.dropped());
+}
+
+#[test]
+fn peers_that_are_none_are_turned_away_and_harm_nobody() {
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let mut receiver = publisher.messages().unwrap();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 200], &[0; 64]] {
+        for socket in [&address.events, address.replay.as_ref().unwrap()] {
+            let mut stream = TcpStream::connect(socket.strip_prefix("tcp://").unwrap()).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(garbage).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut rest = Vec::new();
+            // Closed in order or by force, after our greeting at most.
+            let _ = stream.read_to_end(&mut rest);
+            assert!(rest.len() <= 128, "{} bytes", rest.len());
+        }
+    }
+    publisher.publish(&payload(5), PATIENCE).unwrap();
+    assert_eq!(next(&mut receiver).payload, payload(5));
+}
+
+#[test]
+fn dropping_the_transport_sends_what_is_queued_and_closes_its_subscribers() {
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap();
+    let subscriber = ZmqTransport::connect(ZmqConfig::default(), &publisher.addresses()).unwrap();
+    let mut receiver = subscriber.messages().unwrap();
+    (0..500).for_each(|n| publisher.publish(&payload(n), PATIENCE).unwrap());
+    drop(publisher);
+    (0..500).for_each(|n| assert_eq!(next(&mut receiver).sequence, n));
+    drop(subscriber);
+    assert!(matches!(receiver.next(PATIENCE), Err(TransportError::Closed { .. })));
+}
+
+/// Connections are cut again and again under a changing cache; the index that followed equals it, without a snapshot.
+#[test]
+fn an_index_equals_its_source_through_cuts_by_replay_alone() {
+    let publisher = Arc::new(ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap());
+    let [address] = publisher.addresses().try_into().unwrap();
+    let proxy = support::Proxy::start(address.events.strip_prefix("tcp://").unwrap());
+    let through = ZmqAddress { events: format!("tcp://{}", proxy.address()), ..address };
+    let subscriber = ZmqTransport::connect(ZmqConfig::default(), &[through]).unwrap();
+    let none = |_: StreamId| -> Option<Snapshot> { None };
+    let mut follower =
+        IndexFollower::new(Subscriber::new(subscriber.subscribe().unwrap()), none, KvIndex::default());
+    let world = World::new(50_000);
+    let config = PublisherConfig {
+        batch_events: 20,
+        max_age: Duration::ZERO,
+        heartbeat: Duration::from_millis(50),
+        ..PublisherConfig::default()
+    };
+    let mut manager = EventManager::new(config, SourceId(1), Epoch(1), publisher).unwrap();
+    manager.add_shard(0, world.clone()).unwrap();
+    for step in 0..500u32 {
+        for change in 0..20 {
+            let random = (step * 20 + change).wrapping_mul(2_654_435_761) >> 8;
+            world.toggle(random % 500, random as usize / 500 % 4);
+        }
+        if step % 50 == 25 {
+            proxy.cut();
+        }
+        manager.pump(Instant::now()).unwrap();
+        follower.poll(Duration::ZERO).unwrap();
+    }
+    until("the index is right", || {
+        manager.pump(Instant::now()).unwrap();
+        follower.poll(Duration::from_millis(20)).unwrap();
+        world.is_mirrored_by(follower.index()).then_some(())
+    });
+    assert_eq!(follower.stats().gaps, 0, "the replay socket has every message");
+}
