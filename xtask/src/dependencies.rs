@@ -66,6 +66,9 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     let events = tree(workspace, "kvbm-events", &["--no-default-features"])?;
     broken.extend(found(&events, NETWORK, "kvbm-events without features", "network crate"));
 
+    let volume = tree(workspace, "kvbm-volume", &[])?;
+    broken.extend(found(&volume, NETWORK, "kvbm-volume without features", "network crate"));
+
     let external = tree(workspace, "kvbm", &[])?.into_iter().filter(|package| !package.ours).count();
     println!("kvbm with default features: {external} external crates (at most {MAX_EXTERNAL})");
     if external > MAX_EXTERNAL {

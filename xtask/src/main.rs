@@ -12,6 +12,7 @@ mod kernels;
 mod miri;
 mod nats;
 mod outside;
+mod s3;
 mod smoke;
 mod steps;
 mod test;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::object::{HEADER_BYTES, Header};
+use crate::quota::Quota;
 use crate::volume::{in_time, until};
 use crate::{
     BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor,
@@ -26,7 +27,7 @@ const TEMPORARY: &str = ".incomplete";
 pub struct DirectoryVolume {
     descriptor: VolumeDescriptor,
     root: PathBuf,
-    used_bytes: AtomicU64,
+    quota: Quota,
     /// A random number, for the names of unfinished files: writers on several machines may share the directory.
     writer: u64,
     next_temporary: AtomicU64,
@@ -50,7 +51,7 @@ impl DirectoryVolume {
         match open() {
             Ok(used) => Ok(Self {
                 root,
-                used_bytes: AtomicU64::new(used),
+                quota: Quota::new(used),
                 writer: RandomState::new().build_hasher().finish(),
                 next_temporary: AtomicU64::new(0),
                 descriptor,
@@ -113,34 +114,19 @@ impl DirectoryVolume {
         let io_error = |source| self.io_error("put", request.key, source);
         let path = self.object_file(&request.key);
         let replaced = fs::metadata(&path).map_or(0, |old| old.len());
-        self.reserve(header.object_length(), replaced)?;
+        self.quota.reserve(&self.descriptor, header.object_length(), replaced)?;
 
         let temporary = self.temporary_file();
         let written =
             write_synced(&temporary, &header, &request.pieces).and_then(|()| self.place(&temporary, &path));
         if written.is_err() {
-            self.used_bytes.fetch_sub(header.object_length(), Ordering::Relaxed);
+            self.quota.release(header.object_length());
             // It may not even exist, and the write's error is the one to report.
             let _ = fs::remove_file(&temporary);
         } else {
-            saturating_sub(&self.used_bytes, replaced);
+            self.quota.release(replaced);
         }
         written.map_err(io_error)
-    }
-
-    /// Counts `needed` bytes in, or says that there is no room; `replaced` bytes will become free.
-    fn reserve(&self, needed: u64, replaced: u64) -> Result<(), VolumeError> {
-        let capacity = self.descriptor.capacity_bytes.unwrap_or(u64::MAX);
-        let add = |used: u64| {
-            let after = used.checked_add(needed)?;
-            (after.saturating_sub(replaced) <= capacity).then_some(after)
-        };
-        let reserved = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        reserved.map(drop).map_err(|used| VolumeError::Full {
-            volume: self.descriptor.id,
-            needed,
-            free: capacity.saturating_sub(used.saturating_sub(replaced)),
-        })
     }
 
     fn temporary_file(&self) -> PathBuf {
@@ -162,7 +148,7 @@ impl DirectoryVolume {
         let removed = fs::metadata(&path).and_then(|old| fs::remove_file(&path).map(|()| old.len()));
         match removed {
             Ok(length) => {
-                saturating_sub(&self.used_bytes, length);
+                self.quota.release(length);
                 Ok(true)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -234,7 +220,7 @@ impl Volume for DirectoryVolume {
     }
 
     fn used_bytes(&self) -> Option<u64> {
-        self.descriptor.capacity_bytes.map(|_| self.used_bytes.load(Ordering::Relaxed))
+        self.descriptor.capacity_bytes.map(|_| self.quota.used())
     }
 }
 
@@ -316,11 +302,4 @@ fn bytes_below(folder: &Path) -> io::Result<u64> {
         }
     }
     Ok(bytes)
-}
-
-/// Other processes may have written what we delete, so the count may be below it.
-fn saturating_sub(counter: &AtomicU64, bytes: u64) {
-    // The closure never gives None, so the update cannot fail.
-    let _ =
-        counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| Some(used.saturating_sub(bytes)));
 }

@@ -38,7 +38,10 @@ mod error;
 mod key;
 mod memory;
 pub mod object;
+mod quota;
 mod registry;
+#[cfg(feature = "s3")]
+mod s3;
 mod volume;
 
 pub use directory::DirectoryVolume;
@@ -47,4 +50,6 @@ pub use key::{BlobKey, BlobScope, BlobSlice};
 pub use memory::MemoryVolume;
 pub use object::{HEADER_BYTES, MAX_ALIGNMENT, MAX_PIECES, PayloadForm, StoredOrder};
 pub use registry::{OpenVolume, VolumeRegistry};
+#[cfg(feature = "s3")]
+pub use s3::S3Volume;
 pub use volume::{GetRequest, PutRequest, Volume, VolumeDescriptor, VolumeExt};

@@ -18,13 +18,17 @@ pub struct VolumeRegistry {
 }
 
 impl VolumeRegistry {
-    /// An empty registry that opens `dir:` and `file:` (or a bare path) and `memory:` URIs.
+    /// An empty registry that opens `dir:` and `file:` (or a bare path) and `memory:` URIs, and `s3:` with the feature `s3`.
     pub fn new() -> Self {
         let registry = Self { schemes: HashMap::new(), volumes: RwLock::default() };
-        registry
+        let registry = registry
             .with_scheme("dir", Box::new(|descriptor| Ok(Arc::new(DirectoryVolume::open(descriptor)?))))
             .with_scheme("file", Box::new(|descriptor| Ok(Arc::new(DirectoryVolume::open(descriptor)?))))
-            .with_scheme("memory", Box::new(|descriptor| Ok(Arc::new(MemoryVolume::open(descriptor)?))))
+            .with_scheme("memory", Box::new(|descriptor| Ok(Arc::new(MemoryVolume::open(descriptor)?))));
+        #[cfg(feature = "s3")]
+        let registry = registry
+            .with_scheme("s3", Box::new(|descriptor| Ok(Arc::new(crate::S3Volume::open(descriptor)?))));
+        registry
     }
 
     /// Adds an implementation: URIs that begin with `scheme:` are opened by it.

@@ -1,0 +1,111 @@
+//! `s3://BUCKET/PREFIX?OPTION=VALUE&...`, taken apart.
+
+use std::io;
+
+/// Requests at a time, unless the URI says otherwise.
+const CONCURRENCY: usize = 32;
+/// S3 takes no smaller parts.
+const MIN_PART_BYTES: usize = 5 << 20;
+/// Objects above this go up in parts, unless the URI says otherwise.
+const PART_BYTES: usize = 16 << 20;
+
+/// What the URI of a volume says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct S3Uri {
+    pub(super) bucket: String,
+    /// Without slashes at its ends.
+    pub(super) prefix: String,
+    pub(super) endpoint: Option<String>,
+    pub(super) region: Option<String>,
+    /// Requests are not signed.
+    pub(super) anonymous: bool,
+    /// Requests at a time.
+    pub(super) concurrency: usize,
+    /// Larger objects go up in parts of this size.
+    pub(super) part_bytes: usize,
+}
+
+impl S3Uri {
+    pub(super) fn parse(uri: &str) -> io::Result<Self> {
+        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+        let rest = uri.strip_prefix("s3://").ok_or_else(|| wrong("it does not begin with s3://".into()))?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        if bucket.is_empty() {
+            return Err(wrong("name a bucket: s3://BUCKET/PREFIX".into()));
+        }
+        let mut parsed = Self {
+            bucket: bucket.to_owned(),
+            prefix: prefix.trim_matches('/').to_owned(),
+            endpoint: None,
+            region: None,
+            anonymous: false,
+            concurrency: CONCURRENCY,
+            part_bytes: PART_BYTES,
+        };
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            let bad = |rule: &str| wrong(format!("option {name} = {value:?}: {rule}"));
+            match name {
+                "endpoint" if value.starts_with("http://") || value.starts_with("https://") => {
+                    parsed.endpoint = Some(value.trim_end_matches('/').to_owned());
+                }
+                "endpoint" => return Err(bad("write it as http://HOST:PORT or https://HOST:PORT")),
+                "region" => parsed.region = Some(value.to_owned()),
+                "anonymous" => parsed.anonymous = value.parse().map_err(|_| bad("true or false"))?,
+                "concurrency" => {
+                    let number = value.parse().ok().filter(|number| (1..=1024).contains(number));
+                    parsed.concurrency = number.ok_or_else(|| bad("a number from 1 to 1024"))?;
+                }
+                "part_bytes" => {
+                    let number = value.parse().ok().filter(|number| *number >= MIN_PART_BYTES);
+                    parsed.part_bytes = number.ok_or_else(|| bad("a number from 5242880 on"))?;
+                }
+                _ => {
+                    return Err(wrong(format!(
+                        "unknown option {name}; known are endpoint, region, anonymous, concurrency and part_bytes. \
+                         Credentials come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what else the AWS tools read"
+                    )));
+                }
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_are_taken_apart() {
+        let parsed = S3Uri::parse("s3://kv/a/b/?endpoint=http://127.0.0.1:9000/&region=eu-1&anonymous=true&concurrency=4&part_bytes=5242880").unwrap();
+        let expected = S3Uri {
+            bucket: "kv".into(),
+            prefix: "a/b".into(),
+            endpoint: Some("http://127.0.0.1:9000".into()),
+            region: Some("eu-1".into()),
+            anonymous: true,
+            concurrency: 4,
+            part_bytes: 5 << 20,
+        };
+        assert_eq!(parsed, expected);
+        assert_eq!(S3Uri::parse("s3://kv").unwrap().prefix, "");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_uri_is_named() {
+        for (uri, what) in [
+            ("s4://kv", "s3://"),
+            ("s3:///a", "name a bucket"),
+            ("s3://kv?endpoint=127.0.0.1:9000", "http://HOST:PORT"),
+            ("s3://kv?anonymous=maybe", "true or false"),
+            ("s3://kv?concurrency=0", "from 1 to 1024"),
+            ("s3://kv?part_bytes=1000", "from 5242880"),
+            ("s3://kv?secret_access_key=x", "AWS_SECRET_ACCESS_KEY"),
+        ] {
+            let error = S3Uri::parse(uri).unwrap_err().to_string();
+            assert!(error.contains(what), "{uri}: {error}");
+        }
+    }
+}
