@@ -7,7 +7,8 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use kvbm::config::{Bytes, Capacity, EvictionPolicy};
+use kvbm::config::{Bytes, Capacity, EvictionPolicy, Secret};
+use kvbm::events_plane::EventUrl;
 
 use crate::bench::BenchCommand;
 use crate::events::EventsCommand;
@@ -29,7 +30,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Replay a request trace through a block manager and verify every byte that comes back.
-    Replay(ReplayArgs),
+    Replay(Box<ReplayArgs>),
     /// Measure what this machine reaches, each figure beside its own limit.
     Bench {
         /// What to measure.
@@ -168,6 +169,11 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
+    /// Publish every event to URL while replaying, like `nats://127.0.0.1:4222` (docs/events.md). The replay goes on where that cannot
+    /// be reached, and fails at its end if events were left.
+    #[arg(long, value_name = "URL", value_parser = events_url)]
+    pub events: Option<Secret>,
+
     /// Serve Prometheus metrics at `/metrics` of ADDR during the replay. A port alone means 127.0.0.1, port 0 any free one; an address
     /// that other machines reach shows them to everybody there.
     #[arg(long, value_name = "ADDR", value_parser = metrics_addr)]
@@ -242,6 +248,11 @@ pub struct DoctorArgs {
     pub json: Option<Output>,
 }
 
+/// The text is kept: it may hold a password, so nobody shows it.
+fn events_url(text: &str) -> Result<Secret, String> {
+    text.parse::<EventUrl>().map(|_| Secret::new(text)).map_err(|error| error.to_string())
+}
+
 fn probability(text: &str) -> Result<f64, String> {
     let in_range = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
     in_range.ok_or_else(|| format!("{text}: give a number from 0 to 1"))
@@ -273,7 +284,7 @@ mod tests {
         let words = ["kvbm", "replay"].into_iter().chain(line.split_whitespace());
         let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
         let Some(Command::Replay(args)) = cli.command else { panic!("not a replay") };
-        args.check().map(|()| args)
+        args.check().map(|()| *args)
     }
 
     #[test]
@@ -318,7 +329,7 @@ mod tests {
             ("--metrics here", "127.0.0.1:9400"),
             ("--metadata-only --dir d", "cannot be used with"),
             ("--dir d --capacity 5,5,0", "--dir has no use without G3"),
-            ("--events x", "unexpected argument"),
+            ("--events x", "it has no scheme"),
         ] {
             let error = replay(line).unwrap_err();
             assert!(error.contains(message), "{line}\n got: {error}\nwant: {message}");

@@ -83,6 +83,15 @@ fn run_replay(args: &ReplayArgs) -> Result<()> {
         summary.verified_blocks,
         summary.seed
     );
+    if let Some(events) = &summary.events {
+        anyhow::ensure!(
+            events.unpublished + events.lost == 0,
+            "of {} events {} were not published and {} are lost: is the server of --events up, and does it take them?",
+            events.published + events.unpublished + events.lost,
+            events.unpublished,
+            events.lost
+        );
+    }
     Ok(())
 }
 

@@ -42,6 +42,30 @@ pub struct Summary {
     pub capacity: [u64; 3],
     /// The seed.
     pub seed: u64,
+    /// What became of the events, where `--events` sent them somewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub events: Option<EventFigures>,
+}
+
+/// What became of the events of a replay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EventFigures {
+    /// Who published them, as events name it.
+    pub source: String,
+    /// Events that the transport took.
+    pub published: u64,
+    /// Events that nobody will get.
+    pub lost: u64,
+    /// Times that events were lost.
+    pub gaps: u64,
+    /// Events that the transport had not taken at the end.
+    pub unpublished: u64,
+    /// Encoded bytes.
+    pub bytes: u64,
+    /// Batches.
+    pub batches: u64,
+    /// Blocks that G1, G2 and G3 held at the end: what a follower must have come to.
+    pub held: [u64; 3],
 }
 
 /// Hits by tier.

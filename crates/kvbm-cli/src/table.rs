@@ -87,6 +87,16 @@ pub fn render(result: &ReplayResult) -> String {
         count(summary.quarantined_blocks),
         count(summary.offload_dropped),
     );
+    if let Some(events) = &summary.events {
+        let _ = writeln!(
+            out,
+            "events published {}, lost {}, left {}; source {}",
+            count(events.published),
+            count(events.lost),
+            count(events.unpublished),
+            events.source,
+        );
+    }
     if result.left_out > 0 {
         let _ = writeln!(
             out,

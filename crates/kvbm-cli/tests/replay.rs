@@ -301,3 +301,24 @@ fn without_arguments_the_demo_runs_through_all_tiers_and_writes_its_report() {
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["kvbm-report.html"]);
 }
+
+#[test]
+fn events_that_nobody_took_are_told_and_the_replay_is_done_all_the_same() {
+    let dir = temp();
+    std::fs::write(dir.path().join("t.jsonl"), TRACE).unwrap();
+    // Nobody listens on port 9.
+    let line =
+        "--trace t.jsonl --metadata-only --capacity 40 --events nats://me:word@127.0.0.1:9 --json t.json";
+    let output = run(dir.path(), line);
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("of 6 events 6 were not published and 0 are lost"), "{told}");
+    assert!(!told.contains("word"), "{told}");
+    let json: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t.json")).unwrap()).unwrap();
+    assert_eq!((number(&json, "/events/published"), number(&json, "/events/unpublished")), (0, 6));
+    assert_eq!(json["events"]["held"], serde_json::json!([6, 0, 0]));
+
+    let output = run(dir.path(), "--events pigeon://coop");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("there is no transport 'pigeon'; known are nats"));
+}

@@ -37,6 +37,7 @@ mod queue;
 mod subscriber;
 mod tracker;
 mod transport;
+pub mod url;
 pub mod vllm;
 pub mod wire;
 #[cfg(feature = "zmq")]
@@ -53,3 +54,4 @@ pub use publisher::{FlushError, Publisher};
 pub use subscriber::{Subscriber, SubscriberStats};
 pub use tracker::{Delivery, Tracker, TrackerStats};
 pub use transport::{EventReceiver, EventTransport, Payload, TransportError};
+pub use url::EventUrl;

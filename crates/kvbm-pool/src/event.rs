@@ -43,6 +43,19 @@ pub struct Drained {
     pub waiting: usize,
 }
 
+/// How full the ring of events is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventBacklog {
+    /// `seq` of the next event that happens.
+    pub next_seq: u64,
+    /// Events that wait to be drained.
+    pub waiting: usize,
+    /// Events that the ring holds; 0 where none are recorded.
+    pub capacity: usize,
+    /// Events that were overwritten before they were drained, in all.
+    pub lost: u64,
+}
+
 /// A record as the ring keeps it: without its number, which is its place.
 #[derive(Clone, Copy)]
 struct Stored {
@@ -153,6 +166,11 @@ impl EventRing {
     pub(crate) fn lost_total(&self) -> u64 {
         self.lost_total
     }
+
+    pub(crate) fn backlog(&self) -> EventBacklog {
+        let (waiting, capacity) = (self.waiting(), self.records.len());
+        EventBacklog { next_seq: self.next, waiting, capacity, lost: self.lost_total }
+    }
 }
 
 #[cfg(test)]
@@ -205,7 +223,7 @@ mod tests {
         push(&mut ring, 10);
         let drained = ring.drain(&mut out, 100);
         assert_eq!(drained, Drained { records: 2, lost: 0, next_seq: 11, waiting: 0 });
-        assert_eq!(ring.lost_total(), 6);
+        assert_eq!(ring.backlog(), EventBacklog { next_seq: 11, waiting: 0, capacity: 4, lost: 6 });
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub use arrivals::{AnyArrivals, Arrival, Arrivals, Completion, Refusal};
 pub use blocks::{Blocks, MutableBlock};
 pub use config::{ConfigError, GroupConfig, PolicyKind, RegistryConfig};
 pub use error::{AllocError, RegisterError, Rejected, SequenceError};
-pub use event::{Drained, EventKind, EventRecord};
+pub use event::{Drained, EventBacklog, EventKind, EventRecord};
 pub use metadata::BlockMetadata;
 pub use pinned::{Cached, ImmutableBlock, Pinned, PublishHandle, RegistrationHandle};
 pub use policy::{BlockMemory, BlockUse, EvictionPolicy, Hazard, RequestPart, S3Fifo};

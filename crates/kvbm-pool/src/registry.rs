@@ -294,6 +294,11 @@ impl Registry {
         self.shared.core.lock().events.drain(out, max)
     }
 
+    /// How full the ring of events is.
+    pub fn event_backlog(&self) -> crate::EventBacklog {
+        self.shared.core.lock().events.backlog()
+    }
+
     /// Events that were overwritten before they were drained, in all.
     pub fn events_lost(&self) -> u64 {
         self.shared.core.lock().events.lost_total()
@@ -305,6 +310,15 @@ impl Registry {
         let core = self.shared.core.lock();
         let blocks = if tier.index() < crate::tier::TIERS { core.snapshot(tier.index()) } else { Vec::new() };
         (blocks, core.events.next_seq())
+    }
+
+    /// As [`snapshot`](Self::snapshot), of all tiers at one moment: each block with its tier, parents before children.
+    pub fn snapshot_all(&self) -> (Vec<(Tier, BlockIdentity)>, u64) {
+        let core = self.shared.core.lock();
+        let blocks = Tier::SLOTTED.into_iter().flat_map(|tier| {
+            core.snapshot(tier.index()).into_iter().map(move |(_, identity)| (tier, identity))
+        });
+        (blocks.collect(), core.events.next_seq())
     }
 
     /// Removes every block from `tier` that nobody uses and that nothing in use continues.

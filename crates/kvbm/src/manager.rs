@@ -21,6 +21,9 @@ use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, T
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Longest wait, at shutdown, for a transport that does not take the last events.
+const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Group of all blocks of a model whose layers are alike.
 pub(crate) const ONLY_GROUP: GroupId = GroupId(0);
 
@@ -36,7 +39,7 @@ pub struct KvBlockManager<G1Memory = Owned> {
     pub(crate) namespace: Namespace,
     pub(crate) hasher: BlockHasher,
     pub(crate) config: Config,
-    pub(crate) events: EventPump,
+    pub(crate) events: Arc<EventPump>,
     pub(crate) g1: G1Memory,
     /// Last: the workers outlive whatever may still send to them.
     #[cfg(feature = "worker")]
@@ -256,8 +259,12 @@ impl<G> KvBlockManager<G> {
     /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
     /// allows, G3 is made durable. What was not saved is in the report.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
-        let report = self.leader.shut_down(deadline(timeout));
-        self.events.pump();
+        let deadline = deadline(timeout);
+        let mut report = self.leader.shut_down(deadline);
+        // What happened last is told even where the tiers took all the time.
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.events.flush(left.clamp(Duration::from_millis(100), EVENTS_PATIENCE));
+        report.events_unpublished = self.events.status().waiting;
         report
     }
 
@@ -330,6 +337,7 @@ impl KvBlockManager<Owned> {
         &self,
         blocks: Blocks<G1, Complete>,
     ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
+        self.events.make_room();
         let cached = self.leader.registry.pool::<G1>().register(blocks, Duplicates::Reuse)?;
         self.leader.registered(Tier::G1, None, || cached.clone().erase());
         Ok(cached)

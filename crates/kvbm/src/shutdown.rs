@@ -45,6 +45,8 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// Why the flush failed, if it did.
     pub flush_error: Option<FlushError>,
+    /// Events that nobody took in time: followers learn of them from the next life.
+    pub events_unpublished: u64,
 }
 
 /// A tier that has no blocks of ours to remove.
@@ -111,7 +113,7 @@ impl Leader {
         self.close();
         self.drop_queued();
         let not_saved = if has_disk { self.not_saved() } else { 0 };
-        ShutdownReport { durable_blocks, not_saved, drained, flush_error }
+        ShutdownReport { durable_blocks, not_saved, drained, flush_error, events_unpublished: 0 }
     }
 
     /// Sends every block of `src` that is not on disk one tier down, in use or not, chain by chain and each once.

@@ -62,6 +62,8 @@ impl Leader {
             let waiting = edge.map_or(0, |edge| edge.backlog().queued_blocks);
             self.metrics.path(path).queue_depth.set(waiting as u64);
         }
-        self.metrics.events_lost.raise_to(self.registry.events_lost());
+        if let Some(events) = self.events.get().and_then(std::sync::Weak::upgrade) {
+            events.refresh(&self.metrics);
+        }
     }
 }

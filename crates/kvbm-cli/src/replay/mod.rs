@@ -20,7 +20,7 @@ use kvbm::{FailureKind, KvBlockManager, Owned, Path as TransferPath, Tier};
 use crate::args::{OffloadMode, ReplayArgs};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
-use crate::summary::{Evictions, Hits, PathFigures, ReplayResult, Summary, Timeline};
+use crate::summary::{EventFigures, Evictions, Hits, PathFigures, ReplayResult, Summary, Timeline};
 use crate::trace::{self, Trace};
 use crate::{human, interrupt};
 use engine::Engine;
@@ -32,6 +32,8 @@ use serve::{Served, Server};
 const DEFAULT_REQUESTS: u32 = 2000;
 /// Time to write down what is not on disk yet, where the disk is kept.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time for the transport to take the last events.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests between two updates of the gauges that `--metrics` shows.
 const METRICS_EVERY: usize = 64;
 
@@ -50,7 +52,9 @@ pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
         save(&manager);
     }
     let (served, wall) = replayed?;
-    Ok(result(args, workload, &manager, &requests, &served, wall))
+    let mut result = result(args, workload, &manager, &requests, &served, wall);
+    result.summary.events = args.events.is_some().then(|| tell_the_rest(&manager));
+    Ok(result)
 }
 
 fn workload(args: &ReplayArgs) -> Result<(String, Trace)> {
@@ -128,6 +132,24 @@ fn blocks_for_requests(args: &ReplayArgs, manager: &KvBlockManager<Owned>) -> us
     }
 }
 
+/// Publishes the last events; what became of all of them.
+fn tell_the_rest(manager: &KvBlockManager<Owned>) -> EventFigures {
+    manager.events().flush(EVENTS_TIMEOUT);
+    let (status, stats) = (manager.events().status(), manager.events().stats());
+    let held = manager.events().snapshot().blocks;
+    let on = |tier| held.iter().filter(|block| block.location.tier == tier).count() as u64;
+    EventFigures {
+        source: manager.events().source().to_string(),
+        published: status.published,
+        lost: status.lost,
+        gaps: status.gaps,
+        unpublished: status.waiting,
+        bytes: stats.bytes,
+        batches: stats.batches,
+        held: Tier::SLOTTED.map(on),
+    }
+}
+
 /// Leaves the directory so that another run finds everything.
 fn save(manager: &KvBlockManager<Owned>) {
     let report = manager.shutdown(SHUTDOWN_TIMEOUT);
@@ -186,6 +208,7 @@ fn result(
         policy: args.policy.as_str().to_owned(),
         capacity: setup::capacity_blocks(manager),
         seed: args.seed,
+        events: None,
     };
     let latencies = used.iter().map(|(name, path)| (name.clone(), path.latencies())).collect();
     ReplayResult { workload, summary, timeline, latencies, left_out: sum(|served| served.left_out) }

@@ -1,7 +1,7 @@
 //! The manager that a replay runs on.
 
 use anyhow::{Context, Result, bail};
-use kvbm::config::{Config, ModelConfig};
+use kvbm::config::{Config, ModelConfig, WhenFull};
 use kvbm::layout::DType;
 use kvbm::{KvBlockManager, Owned};
 use std::path::Path;
@@ -32,6 +32,11 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
     config.host.capacity = g2;
     config.policy.eviction = args.policy;
     config.policy.seed = args.seed;
+    config.events.url.clone_from(&args.events);
+    if args.events.is_some() {
+        // A replay is as fast as the machine: rather wait for the transport than lose events.
+        config.events.when_full = WhenFull::Block;
+    }
     if !g3.is_none() {
         config.disk.capacity = g3;
         // Without bytes nothing is ever opened; the configuration still wants a name.

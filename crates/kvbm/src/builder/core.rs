@@ -12,7 +12,7 @@ use crate::metrics::Metrics;
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{DeviceMemoryOf, Workers};
-use kvbm_plan::{Epoch, Path, Rank, Tier};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 use std::sync::{Arc, Weak};
@@ -129,7 +129,7 @@ impl Core {
     }
 
     /// Brings back what the disks hold, then starts the threads.
-    fn start(&self) -> Result<EventPump, BuildError> {
+    fn start(&self) -> Result<Arc<EventPump>, BuildError> {
         if self.blocks[Tier::G3.index()] > 0 {
             self.recover()?;
         }
@@ -137,8 +137,12 @@ impl Core {
         let facts = BlockFacts {
             block_bytes: self.config.rank_block_bytes() * u64::from(self.config.parallelism.tensor_parallel),
             block_tokens: self.config.model.page_size,
+            node: NodeId(self.config.events.node),
         };
-        Ok(EventPump::start(self.leader.registry.clone(), &self.config.events, facts)?)
+        let events = Arc::new(EventPump::start(self.leader.registry.clone(), &self.config.events, facts)?);
+        let set = self.leader.events.set(Arc::downgrade(&events));
+        debug_assert!(set.is_ok(), "events are started once");
+        Ok(events)
     }
 
     fn recover(&self) -> Result<(), BuildError> {

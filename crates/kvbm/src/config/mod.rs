@@ -50,7 +50,7 @@ pub use schema::{Key, Section};
 pub use sections::{
     Algorithm, BandwidthModel, ChainRootKind, DeviceConfig, DeviceKind, DiskConfig, EdgeConfig, EventsConfig,
     EvictionPolicy, HostConfig, IoMode, LayoutKind, ModelConfig, NamespaceConfig, OffloadConfig,
-    ParallelismConfig, PolicyConfig, TransferConfig, VerifyHost,
+    ParallelismConfig, PolicyConfig, TransferConfig, VerifyHost, WhenFull,
 };
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;

@@ -213,12 +213,30 @@ section! {
 section! {
     /// The events that tell the world what is cached.
     EventsConfig, "events", |config| config.events, {
+        /// Where events are published beside this process, like `nats://127.0.0.1:4222` (docs/events.md); not set: nowhere.
+        url: Option<Secret> = None, [""];
+        /// Who publishes: unique among all workers of a transport, and the same after a restart, so that followers notice one; 0
+        /// for another number at every start.
+        worker_id: u64 = 0, [""];
+        /// The machine in the location of every event.
+        node: u32 = 0, [""];
         /// Events kept for a reader that is behind; older ones are lost and counted.
         ring_capacity: u32 = 65_536, ["events"];
+        /// What happens when nobody takes the events: `drop-oldest` loses and counts them, `block` has whoever registers blocks wait until the
+        /// half of them were taken, at most for `full_wait`.
+        when_full: WhenFull = WhenFull::DropOldest, [""];
+        /// Longest wait for room, where `when_full` is `block`.
+        full_wait: Duration = Duration::from_millis(100), [""];
         /// Events of a batch.
         batch_events: u32 = 1000, ["events"];
+        /// Encoded bytes of a batch, at most.
+        batch_bytes: u32 = 256 << 10, ["bytes"];
         /// How long an event waits for company.
         batch_age: Duration = Duration::from_millis(10), [""];
+        /// Time between two signs of life without events.
+        heartbeat: Duration = Duration::from_secs(1), [""];
+        /// How long one batch may wait for the transport before it is tried again.
+        publish_timeout: Duration = Duration::from_secs(1), [""];
     }
 }
 
@@ -304,6 +322,16 @@ choice! {
         Sampled = "sampled",
         /// All.
         Always = "always",
+    }
+}
+
+choice! {
+    /// What happens when nobody takes the events.
+    WhenFull {
+        /// The oldest are lost and counted.
+        DropOldest = "drop-oldest",
+        /// Whoever registers blocks waits.
+        Block = "block",
     }
 }
 

@@ -174,6 +174,12 @@ fn rules_name_the_key_and_the_way_out() {
         (&[("transfer.queue_depth", "0")], "transfer.queue_depth = 0: must be from 1"),
         (&[("transfer.deadline", "0s")], "transfer.deadline = 0"),
         (&[("events.batch_age", "11s")], "events.batch_age = 11s: must be at most 10s"),
+        (&[("events.publish_timeout", "0s")], "events.publish_timeout = 0: must be more than 0"),
+        (&[("events.batch_bytes", "3000000")], "events.batch_bytes = 3000000: must be from 1024"),
+        (
+            &[("events.url", "amqp://me:word@host")],
+            "events.url = (not shown): event URL: there is no transport 'amqp'",
+        ),
         (&[("namespace.chain_root", "external")], "needs namespace.chain_root_seed"),
         (&[("namespace.chain_root_seed", "x")], "has no meaning with chain_root = \"fixed\""),
         (

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::sections::ChainRootKind;
 use super::{Config, ConfigError, Section};
+use kvbm_events::EventUrl;
 use kvbm_plan::Tier;
 
 const MAX_PAGE_SIZE: u32 = 1 << 20;
@@ -14,7 +15,8 @@ const MAX_RANKS: u32 = 1024;
 const MAX_THREADS: u32 = 256;
 /// Batches of events are bounded on the wire.
 const MAX_BATCH_EVENTS: u32 = 4096;
-const MAX_BATCH_AGE: Duration = Duration::from_secs(10);
+const MAX_BATCH_BYTES: u32 = 2 << 20;
+const MAX_EVENT_WAIT: Duration = Duration::from_secs(10);
 
 impl Config {
     /// Checks every rule; the first broken one is returned.
@@ -49,14 +51,30 @@ impl Config {
         between("transfer.queue_depth", self.transfer.queue_depth, 1, 1 << 20)?;
         between("transfer.threads", self.transfer.threads, 1, MAX_THREADS)?;
         positive("transfer.deadline", self.transfer.deadline)?;
-        between("events.ring_capacity", self.events.ring_capacity, 1, 1 << 30)?;
-        between("events.batch_events", self.events.batch_events, 1, MAX_BATCH_EVENTS)?;
-        if self.events.batch_age > MAX_BATCH_AGE {
-            return broken(
-                "events.batch_age",
-                &format!("{:?}", self.events.batch_age),
-                "must be at most 10s",
-            );
+        self.validate_events()
+    }
+
+    fn validate_events(&self) -> Result<(), ConfigError> {
+        let events = &self.events;
+        between("events.ring_capacity", events.ring_capacity, 1, 1 << 30)?;
+        between("events.batch_events", events.batch_events, 1, MAX_BATCH_EVENTS)?;
+        between("events.batch_bytes", events.batch_bytes, 1 << 10, MAX_BATCH_BYTES)?;
+        positive("events.heartbeat", events.heartbeat)?;
+        positive("events.publish_timeout", events.publish_timeout)?;
+        for (key, value) in [
+            ("events.batch_age", events.batch_age),
+            ("events.full_wait", events.full_wait),
+            ("events.publish_timeout", events.publish_timeout),
+        ] {
+            if value > MAX_EVENT_WAIT {
+                return broken(key, &format!("{value:?}"), "must be at most 10s");
+            }
+        }
+        if let Some(url) = &events.url
+            && let Err(error) = url.expose().parse::<EventUrl>()
+        {
+            // It may hold a password.
+            return broken("events.url", "(not shown)", &error.to_string());
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ mod sending;
 mod settle;
 pub(crate) mod wear;
 
+use crate::events::EventPump;
 use crate::metrics::Metrics;
 use crate::onboard::Joins;
 use crate::worker::WorkerLink;
@@ -31,7 +32,7 @@ use recovery::Recoveries;
 pub(crate) use sending::Prepared;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// What the leader goes by.
@@ -56,6 +57,8 @@ pub(crate) struct Leader {
     pub(crate) joins: Joins,
     pub(crate) flushes: Flushes,
     pub(crate) recoveries: Recoveries,
+    /// For its figures; the manager owns it.
+    pub(crate) events: OnceLock<Weak<EventPump>>,
     links: OnceLock<Vec<Box<dyn WorkerLink>>>,
     inflight: Inflight<PlanPart>,
     inbox: Mutex<Inbox>,
@@ -89,6 +92,7 @@ impl Leader {
             joins: Joins::default(),
             flushes: Flushes::default(),
             recoveries: Recoveries::new(ranks, capacity),
+            events: OnceLock::new(),
             links: OnceLock::new(),
             inflight: Inflight::new(epoch, ranks),
             inbox: Mutex::new(Inbox::default()),

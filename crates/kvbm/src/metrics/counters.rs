@@ -305,8 +305,20 @@ pub struct Counters {
     pub lookups: Counter,
     /// Allocations that had to wait for a transfer. Nothing in kvbm makes one wait: this says so.
     pub sync_offloads: Counter,
-    /// Events that were overwritten before anyone read them.
+    /// Events that a transport took.
+    pub events_published: Counter,
+    /// Encoded bytes of events that a transport took.
+    pub event_bytes: Counter,
+    /// Events that nobody will get: they were overwritten before they could be published, or refused for good.
     pub events_lost: Counter,
+    /// Times that events were overwritten.
+    pub event_gaps: Counter,
+    /// Times that the transport could not take a batch.
+    pub event_transport_unavailable: Counter,
+    /// Events that wait to be published.
+    pub events_waiting: Gauge,
+    /// How long the oldest of them has waited, in microseconds.
+    pub event_lag_us: Gauge,
     /// Messages of workers that could not be read.
     pub malformed_messages: Counter,
     /// Reports that changed nothing: repeated, late, of an earlier epoch.

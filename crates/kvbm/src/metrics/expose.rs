@@ -35,7 +35,18 @@ impl Exposition {
                 "Allocations that had to wait for a transfer (0 by construction)",
                 &counters.sync_offloads,
             ),
-            ("events_lost", "Events overwritten before anyone read them", &counters.events_lost),
+            ("events_published", "Events that the transport took", &counters.events_published),
+            ("events_lost", "Events that nobody will get: overwritten or refused", &counters.events_lost),
+            (
+                "event_gaps",
+                "Times that events were overwritten before they were published",
+                &counters.event_gaps,
+            ),
+            (
+                "event_transport_unavailable",
+                "Batches that the transport could not take; they were kept",
+                &counters.event_transport_unavailable,
+            ),
             (
                 "malformed_messages",
                 "Messages of workers that could not be read",
@@ -46,7 +57,15 @@ impl Exposition {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             counter_value(&mut metric, counter.get())?;
         }
-        Ok(())
+        let (bytes, help) = (counters.event_bytes.get(), "Encoded bytes of events that the transport took");
+        let unit = Some(&Unit::Bytes);
+        counter_value(&mut encoder.encode_descriptor("events", help, unit, MetricType::Counter)?, bytes)?;
+        let help = "Events that wait to be published";
+        let mut metric = encoder.encode_descriptor("events_waiting", help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&counters.events_waiting.get())?;
+        let (unit, help) = (Some(&Unit::Seconds), "How long the oldest event that waits has waited");
+        let mut metric = encoder.encode_descriptor("event_lag", help, unit, MetricType::Gauge)?;
+        metric.encode_gauge(&(counters.event_lag_us.get() as f64 / 1e6))
     }
 
     fn tiers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -1,107 +1,61 @@
-//! From the pool's ring to subscribers.
+//! The pool's ring as a source of events.
 
-use crate::config::EventsConfig;
+use super::BlockFacts;
+use super::lag::Marks;
 use crate::manager::ONLY_GROUP;
-use kvbm_events::{
-    EventBlock, EventKind, EventManager, InProcessConfig, InProcessTransport, KvEvent, Publisher,
-    PublisherConfig, SourceId, Subscriber, TransportError,
-};
-use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier};
+use kvbm_events::{EventKind, KvEvent};
+use kvbm_plan::{BlockIdentity, SequenceHash, Tier};
 use kvbm_pool::{EventRecord, Registry, TierMask};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-/// Publishes what the pool writes to its ring, on a thread of its own, to subscribers in this process.
-pub struct EventPump {
-    transport: Arc<InProcessTransport>,
-    publisher: Publisher,
+/// How far the ring was read, for whoever watches.
+#[derive(Default)]
+pub(super) struct Progress {
+    gaps: AtomicU64,
+    marks: Mutex<Marks>,
 }
 
-/// What every event of this manager says about its blocks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockFacts {
-    pub(crate) block_bytes: u64,
-    pub(crate) block_tokens: u32,
-}
-
-/// A publisher that cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum EventsError {
-    /// The configuration.
-    #[error(transparent)]
-    Config(#[from] kvbm_events::ConfigError),
-    /// The system refused a thread.
-    #[error("cannot start the event thread: {0}; raise the limit of threads")]
-    Thread(#[from] std::io::Error),
-}
-
-impl EventPump {
-    pub(crate) fn start(
-        registry: Registry,
-        config: &EventsConfig,
-        facts: BlockFacts,
-    ) -> Result<Self, EventsError> {
-        let transport = Arc::new(InProcessTransport::new(InProcessConfig::default()));
-        let publishing = PublisherConfig {
-            batch_events: config.batch_events as usize,
-            max_age: config.batch_age,
-            ..PublisherConfig::default()
-        };
-        let source = SourceId(fresh_source());
-        let mut manager = EventManager::new(publishing, source, registry.epoch(), transport.clone())?;
-        let mut ring = Ring { registry, facts, roots: Roots::default(), records: Vec::new() };
-        manager.add_shard(0, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
-        Ok(Self { transport, publisher: manager.spawn()? })
+impl Progress {
+    pub(super) fn gaps(&self) -> u64 {
+        self.gaps.load(Ordering::Relaxed)
     }
 
-    /// A subscriber that sees every event from now on, and every loss.
-    ///
-    /// # Errors
-    /// Too many subscribers.
-    pub fn subscribe(&self) -> Result<Subscriber, TransportError> {
-        use kvbm_events::EventTransport;
-        Ok(Subscriber::new(self.transport.subscribe()?))
+    /// All events below `next` have happened.
+    pub(super) fn note(&self, next: u64) {
+        self.marks.lock().note(next, Instant::now());
     }
 
-    /// Publishes what has happened so far rather than at the next tick. `false` if that did not work in a second.
-    pub fn pump(&self) -> bool {
-        self.publisher.flush(Duration::from_secs(1)).is_ok()
-    }
-
-    /// What was published, and what was lost on the way.
-    pub fn stats(&self) -> kvbm_events::PublisherStats {
-        self.publisher.stats()
+    /// How long the oldest event that is not below `told` has waited.
+    pub(super) fn lag(&self, told: u64) -> Duration {
+        self.marks.lock().lag(told, Instant::now())
     }
 }
 
-/// A number that no other manager has, on this machine or another: hash keys that the system drew at random, different with every call.
-fn fresh_source() -> u64 {
-    RandomState::new().hash_one(std::process::id())
-}
-
-/// The pool's ring as a source of events.
-struct Ring {
+/// Drained by the publisher's thread.
+pub(super) struct Ring {
     registry: Registry,
     facts: BlockFacts,
     roots: Roots,
     records: Vec<EventRecord>,
+    progress: Arc<Progress>,
 }
 
 impl Ring {
-    fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
+    pub(super) fn new(registry: Registry, facts: BlockFacts, progress: Arc<Progress>) -> Self {
+        Self { registry, facts, roots: Roots::default(), records: Vec::new(), progress }
+    }
+
+    pub(super) fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
         self.records.clear();
         let drained = self.registry.drain_events(&mut self.records, max);
+        self.progress.gaps.fetch_add(u64::from(drained.lost > 0), Ordering::Relaxed);
         for record in &self.records {
-            let block = EventBlock {
-                identity: record.identity,
-                prefix_hash: self.roots.follow(record),
-                local_hash: None,
-                block_bytes: self.facts.block_bytes,
-                block_tokens: self.facts.block_tokens,
-                location: Location::on(NodeId(0), record.tier),
-            };
+            let root = self.roots.follow(record);
+            let block = self.facts.block(record.tier, record.identity, root);
             let kind = match record.kind {
                 kvbm_pool::EventKind::Store => EventKind::Store(block),
                 kvbm_pool::EventKind::Remove => EventKind::Remove(block),

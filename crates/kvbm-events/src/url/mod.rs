@@ -1,0 +1,177 @@
+//! Where events are published and read, as one line of text.
+//!
+//! ```text
+//! nats://[USER:PASSWORD@|TOKEN@]HOST:PORT[?subject=..&tls=..&ca=FILE&creds=FILE&stream=NAME..]
+//! jetstream+nats://HOST:PORT[?stream=NAME&storage=file|memory&max_bytes=N&max_age=SECONDS&from=new|start..]
+//! ```
+//! `tls://` and `jetstream+tls://` are the same with TLS. A parameter that a scheme does not have is an error.
+
+#[cfg(feature = "nats")]
+mod nats;
+mod parts;
+
+use crate::{EventTransport, TransportError};
+use parts::Parts;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which end of a transport is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Publishes.
+    Publisher,
+    /// Subscribes.
+    Subscriber,
+}
+
+/// A URL that names no transport.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Not of the form of a URL.
+    #[error("event URL {url}: {reason}; write it like nats://127.0.0.1:4222")]
+    Malformed {
+        /// The URL, without what is secret.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No transport is called so.
+    #[error("event URL: there is no transport '{scheme}'; known are {}", KNOWN.join(", "))]
+    Scheme {
+        /// As it was written.
+        scheme: String,
+    },
+    /// This build has no such transport.
+    #[error(
+        "event URL: transport '{scheme}' was left out of this build: build kvbm with --features {feature}"
+    )]
+    NotBuilt {
+        /// As it was written.
+        scheme: String,
+        /// What brings it.
+        feature: &'static str,
+    },
+    /// The transport has no such parameter.
+    #[error("event URL: '{scheme}' has no parameter '{name}'; it has {}", known.join(", "))]
+    Parameter {
+        /// As it was written.
+        scheme: String,
+        /// As it was written.
+        name: String,
+        /// What there is.
+        known: &'static [&'static str],
+    },
+    /// A parameter's value makes no sense.
+    #[error("event URL: {name}={value}: expected {expected}")]
+    Value {
+        /// The parameter.
+        name: &'static str,
+        /// As it was written.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+}
+
+/// A transport that cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// The URL.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// The other side.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+}
+
+/// Schemes, those of features that were left out too.
+const KNOWN: &[&str] = &["nats", "tls", "jetstream+nats", "jetstream+tls"];
+
+/// Where events are published and read; see the module's text. It shows without user and password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EventUrl {
+    parts: Parts,
+}
+
+impl FromStr for EventUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        let url = Self { parts: Parts::parse(text.trim())? };
+        url.check()?;
+        Ok(url)
+    }
+}
+
+impl EventUrl {
+    /// What stands before `://`.
+    pub fn scheme(&self) -> &str {
+        &self.parts.scheme
+    }
+
+    /// Everything but the network.
+    fn check(&self) -> Result<(), UrlError> {
+        match self.scheme() {
+            #[cfg(feature = "nats")]
+            "nats" | "tls" | "jetstream+nats" | "jetstream+tls" => nats::config(&self.parts).map(drop),
+            #[cfg(not(feature = "nats"))]
+            "nats" | "tls" | "jetstream+nats" | "jetstream+tls" => {
+                Err(UrlError::NotBuilt { scheme: self.scheme().to_owned(), feature: "nats" })
+            }
+            other => Err(UrlError::Scheme { scheme: other.to_owned() }),
+        }
+    }
+
+    /// Opens one end, within `timeout`.
+    ///
+    /// # Errors
+    /// [`OpenError::Transport`] where the other side cannot be reached: worth another attempt.
+    #[cfg_attr(
+        not(feature = "nats"),
+        expect(unused_variables, reason = "no transport of this build has a URL")
+    )]
+    pub fn open(&self, side: Side, timeout: Duration) -> Result<Arc<dyn EventTransport>, OpenError> {
+        match self.scheme() {
+            #[cfg(feature = "nats")]
+            "nats" | "tls" | "jetstream+nats" | "jetstream+tls" => {
+                // Both ends of a NATS connection are alike.
+                let _ = side;
+                let config =
+                    crate::nats::NatsConfig { connect_timeout: timeout, ..nats::config(&self.parts)? };
+                Ok(Arc::new(crate::nats::NatsTransport::connect(config)?))
+            }
+            other => Err(UrlError::Scheme { scheme: other.to_owned() }.into()),
+        }
+    }
+}
+
+impl fmt::Display for EventUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.parts.shown())
+    }
+}
+
+impl fmt::Debug for EventUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("EventUrl").field(&self.parts.shown()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(url: &str) -> String {
+        url.parse::<EventUrl>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_url_is_said() {
+        assert!(error("127.0.0.1:4222").contains("it has no scheme"), "{}", error("127.0.0.1:4222"));
+        assert!(error("kafka://host:1").contains("known are nats"));
+        #[cfg(not(feature = "nats"))]
+        assert!(error("nats://host:4222").contains("--features nats"));
+    }
+}

@@ -1,0 +1,227 @@
+//! From the pool's ring to subscribers.
+
+mod lag;
+mod remote;
+mod ring;
+
+use crate::config::{EventsConfig, WhenFull};
+use crate::metrics::Metrics;
+use kvbm_events::url::UrlError;
+use kvbm_events::{
+    EventBlock, EventManager, EventTransport, EventUrl, InProcessConfig, InProcessTransport, KvEvent,
+    Publisher, PublisherConfig, PublisherStats, Snapshot, SourceId, Subscriber, TransportError,
+};
+use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier};
+use kvbm_pool::Registry;
+use remote::{Outlet, Remote};
+use ring::{Progress, Ring};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration names, and to subscribers in
+/// this process.
+pub struct EventPump {
+    outlet: Arc<Outlet>,
+    publisher: Publisher,
+    source: SourceId,
+    registry: Registry,
+    facts: BlockFacts,
+    progress: Arc<Progress>,
+    /// Longest wait for room in the ring; zero where the oldest events go instead.
+    full_wait: Duration,
+}
+
+/// What every event of this manager says about its blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockFacts {
+    pub(crate) block_bytes: u64,
+    pub(crate) block_tokens: u32,
+    pub(crate) node: NodeId,
+}
+
+impl BlockFacts {
+    /// A block as events tell of it. `root` is the first block of its chain.
+    fn block(&self, tier: Tier, identity: BlockIdentity, root: SequenceHash) -> EventBlock {
+        EventBlock {
+            identity,
+            prefix_hash: root,
+            local_hash: None,
+            block_bytes: self.block_bytes,
+            block_tokens: self.block_tokens,
+            location: Location::on(self.node, tier),
+        }
+    }
+}
+
+/// A publisher that cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum EventsError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] kvbm_events::ConfigError),
+    /// Where the events should go.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// The system refused a thread.
+    #[error("cannot start the event thread: {0}; raise the limit of threads")]
+    Thread(#[from] std::io::Error),
+}
+
+/// What became of the events so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventsStatus {
+    /// Events that the transport took.
+    pub published: u64,
+    /// Events that nobody will get: the ring was full, or the transport refused them for good. Followers see gaps.
+    pub lost: u64,
+    /// Times that events were lost in the ring.
+    pub gaps: u64,
+    /// Events that wait to be published.
+    pub waiting: u64,
+    /// How long the oldest of them has waited.
+    pub lag: Duration,
+    /// Times that the transport could not take a batch; it was kept.
+    pub unavailable: u64,
+}
+
+/// How often a caller that waits for room looks.
+const ROOM_TICK: Duration = Duration::from_millis(1);
+
+impl EventPump {
+    pub(crate) fn start(
+        registry: Registry,
+        config: &EventsConfig,
+        facts: BlockFacts,
+    ) -> Result<Self, EventsError> {
+        let url = config.url.as_ref().map(|url| url.expose().parse::<EventUrl>()).transpose()?;
+        let progress = Arc::new(Progress::default());
+        let outlet = Arc::new(Outlet {
+            remote: url.map(Remote::new),
+            local: InProcessTransport::new(InProcessConfig::default()),
+            registry: registry.clone(),
+            progress: Arc::clone(&progress),
+        });
+        let publishing = PublisherConfig {
+            batch_events: config.batch_events as usize,
+            batch_bytes: config.batch_bytes as usize,
+            max_age: config.batch_age,
+            heartbeat: config.heartbeat,
+            publish_timeout: config.publish_timeout,
+        };
+        let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });
+        let mut manager = EventManager::new(publishing, source, registry.epoch(), outlet.clone())?;
+        let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&progress));
+        manager.add_shard(0, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
+        let full_wait = match config.when_full {
+            WhenFull::DropOldest => Duration::ZERO,
+            WhenFull::Block => config.full_wait,
+        };
+        Ok(Self { outlet, publisher: manager.spawn()?, source, registry, facts, progress, full_wait })
+    }
+
+    /// A subscriber in this process that sees every event from now on, and every loss. Where the configuration names a remote
+    /// transport, it sees what that has taken.
+    ///
+    /// # Errors
+    /// Too many subscribers.
+    pub fn subscribe(&self) -> Result<Subscriber, TransportError> {
+        Ok(Subscriber::new(self.outlet.subscribe()?))
+    }
+
+    /// Who publishes: the same in every event of this manager.
+    pub fn source(&self) -> SourceId {
+        self.source
+    }
+
+    /// What this manager holds now, as a follower needs it that has lost events or comes late. Takes time and memory in proportion
+    /// to the tiers, in part under the pool's lock.
+    pub fn snapshot(&self) -> Snapshot {
+        let (held, next_sequence) = self.registry.snapshot_all();
+        let mut roots = HashMap::with_capacity(held.len());
+        let blocks = held.into_iter().map(|(tier, identity)| {
+            let of_parent = identity.parent.map(|parent| roots.get(&parent).copied().unwrap_or(parent));
+            let root = *roots.entry(identity.hash).or_insert(of_parent.unwrap_or(identity.hash));
+            self.facts.block(tier, identity, root)
+        });
+        Snapshot { next_sequence, blocks: blocks.collect() }
+    }
+
+    /// Publishes what has happened so far rather than at the next tick. `false` if that did not work in a second.
+    pub fn pump(&self) -> bool {
+        self.flush(Duration::from_secs(1))
+    }
+
+    /// Publishes what has happened so far, trying until `timeout` has passed. Whether all of it was taken.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.publisher.flush(left) {
+                Ok(()) => return true,
+                // The transport may come back.
+                Err(kvbm_events::FlushError::Transport(_)) if left > ROOM_TICK => {
+                    std::thread::sleep(left.min(Duration::from_millis(20)));
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Counters of the publisher.
+    pub fn stats(&self) -> PublisherStats {
+        self.publisher.stats()
+    }
+
+    /// What became of the events so far.
+    pub fn status(&self) -> EventsStatus {
+        let (stats, ring) = (self.publisher.stats(), self.registry.event_backlog());
+        let lost = stats.refused + ring.lost.max(stats.lost_in_source);
+        // Every number below was published or is lost.
+        let told = stats.events + lost;
+        EventsStatus {
+            published: stats.events,
+            lost,
+            // What was lost since the ring was last read is one more.
+            gaps: self.progress.gaps() + u64::from(ring.lost > stats.lost_in_source),
+            waiting: ring.next_seq.saturating_sub(told),
+            lag: self.progress.lag(told),
+            unavailable: stats.unavailable,
+        }
+    }
+
+    /// Before blocks are registered: where the configuration says so, waits until the ring is half empty, so that there is room for
+    /// what follows on all tiers, or its patience ends.
+    pub(crate) fn make_room(&self) {
+        if self.full_wait.is_zero() {
+            return;
+        }
+        let deadline = Instant::now() + self.full_wait;
+        loop {
+            let ring = self.registry.event_backlog();
+            if ring.waiting <= ring.capacity / 2 || Instant::now() >= deadline {
+                return;
+            }
+            self.publisher.wake();
+            std::thread::sleep(ROOM_TICK);
+        }
+    }
+
+    /// Copies what is known to the metrics.
+    pub(crate) fn refresh(&self, metrics: &Metrics) {
+        let (status, stats) = (self.status(), self.publisher.stats());
+        metrics.events_published.raise_to(status.published);
+        metrics.events_lost.raise_to(status.lost);
+        metrics.event_gaps.raise_to(status.gaps);
+        metrics.event_bytes.raise_to(stats.bytes);
+        metrics.event_transport_unavailable.raise_to(status.unavailable);
+        metrics.events_waiting.set(status.waiting);
+        metrics.event_lag_us.set(u64::try_from(status.lag.as_micros()).unwrap_or(u64::MAX));
+    }
+}
+
+/// A number that no other manager has, on this machine or another: hash keys that the system drew at random, different with every call.
+fn fresh_source() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
