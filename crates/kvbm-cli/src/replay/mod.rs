@@ -33,7 +33,7 @@ const DEFAULT_REQUESTS: u32 = 2000;
 /// Time to write down what is not on disk yet, where the disk is kept.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time for the transport to take the last events.
-const EVENTS_TIMEOUT: Duration = Duration::from_secs(10);
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests between two updates of the gauges that `--metrics` shows.
 const METRICS_EVERY: usize = 64;
 
