@@ -4,6 +4,7 @@
 //! (or its group does not care, or another copy takes over). [`Core::update_evictable`] follows every change of that;
 //! the slot itself says whether the policy knows it as evictable, so telling is cheap where nothing changed.
 
+use super::entry::LOOKUPS;
 use super::evict::MAX_VICTIMS;
 use super::slot::Usage;
 use super::{Core, NONE, Presence};
@@ -19,6 +20,14 @@ const LOOKS_PER_USE: usize = 2;
 
 fn tag(group: GroupId, hash: SequenceHash) -> u64 {
     mix(hash.to_u128() as u64 ^ u64::from(group.0) << 48)
+}
+
+/// Victims of one chain: how many so far, how many more are near, and the entry that would be next.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    length: usize,
+    near: usize,
+    next: u32,
 }
 
 impl Core {
@@ -151,6 +160,18 @@ impl Core {
         self.show(identities.len());
     }
 
+    /// What the policy remembers of these blocks, up to [`LOOKUPS`], is asked for soon.
+    pub(crate) fn expect(&self, blocks: impl Iterator<Item = (GroupId, SequenceHash)>) {
+        let Some(policy) = &self.policy else { return };
+        let mut tags = [0; LOOKUPS];
+        let mut count = 0;
+        for ((group, hash), to) in blocks.zip(&mut tags) {
+            *to = tag(group, hash);
+            count += 1;
+        }
+        policy.expect(&tags[..count]);
+    }
+
     /// A block comes to a tier: if it was on none, the policy recalls it or gets to know it.
     pub(crate) fn recall(&mut self, index: u32, from_tail: u32) {
         let Some(policy) = &mut self.policy else { return };
@@ -187,9 +208,33 @@ impl Core {
         }
     }
 
+    /// A chain goes from its end, most often. Reads what evicting the victim and those before it will read, for all of
+    /// them at the same time; the longer the run has been, the further ahead.
+    fn follow(&self, run: Run, tier: usize, slot: u32, left: usize) -> Run {
+        let index = self.tiers[tier].slots[slot as usize].entry;
+        let next = self.entries[index].parent;
+        let length = if run.next == index { run.length + 1 } else { 1 };
+        if length > 1 && run.near > 0 {
+            return Run { length, near: run.near - 1, next };
+        }
+        let count = (length * length).min(LOOKUPS).min(left);
+        let above = |&index: &u32| Some(self.entries[index].parent).filter(|&parent| parent != NONE);
+        let chain = || std::iter::successors(Some(index), above).take(count);
+        let block = |index| (self.entries[index].group(), self.entries[index].hash);
+        let read = |all, index| {
+            let slot = self.entries[index].slots[tier] as usize;
+            all | self.tiers[tier].slots.get(slot).map_or(0, |state| state.entry)
+        };
+        std::hint::black_box(chain().fold(0, read));
+        self.entries.fetch(chain().map(block));
+        self.expect(chain().map(block));
+        Run { length, near: count.saturating_sub(1), next }
+    }
+
     /// Evicts what the policy chooses (see [`Core::evict`]).
     pub(crate) fn evict_chosen(&mut self, tier: usize, want: usize, out: &mut Vec<BlockId>) -> bool {
         let mut left = want.min(MAX_VICTIMS);
+        let mut run = Run::default();
         let mut chosen = std::mem::take(&mut self.chosen);
         while left > 0 {
             chosen.clear();
@@ -204,6 +249,7 @@ impl Core {
                 let slots = &mut self.tiers[tier].slots;
                 if left > 0 && slots.get(slot as usize).is_some_and(super::slot::Slot::is_listed) {
                     slots[slot as usize].set_listed(false);
+                    run = self.follow(run, tier, slot, left);
                     self.vacate(tier, slot);
                     out.push(BlockId(slot));
                     left -= 1;

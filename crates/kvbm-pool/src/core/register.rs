@@ -64,7 +64,9 @@ impl Core {
         for (at, (block, identity)) in blocks.iter_mut().zip(identities).enumerate() {
             let from_tail = (identities.len() - 1 - at) as u32;
             if at % LOOKUPS == 0 {
-                self.entries.fetch(identities[at..].iter().map(|next| (next.group, next.hash)));
+                let coming = || identities[at..].iter().map(|next| (next.group, next.hash));
+                self.entries.fetch(coming());
+                self.expect(coming());
             }
             let index = self.entries.find_or_insert(identity, before);
             before = Some(index);

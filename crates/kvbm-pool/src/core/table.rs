@@ -3,7 +3,8 @@
 //! Lines of one cache line each: twelve tags of 7 bits and twelve 32-bit entry indices. A key lives in its home line or,
 //! when that is full, in the next line with room; every full line that it passed counts it in `overflow`. So a
 //! lookup stops at the first line that nothing passed, and deletion leaves no tombstone and moves nothing.
-//! A tag only filters: equality is always that of all 128 bits and the group, compared in the entry.
+//! A tag only filters: equality is always that of all 128 bits and the group, compared in the entry. The bits of an index
+//! that the largest entry does not need hold more of the tag, so that hardly ever a wrong entry is read for nothing.
 
 use super::entry::Entry;
 use kvbm_plan::{GroupId, SequenceHash};
@@ -24,6 +25,7 @@ struct Line {
     /// Keys that passed this line because it was full; sticks at 255.
     overflow: u8,
     spare: [u8; 3],
+    /// Entry indices, with more of the tag above them.
     entries: [u32; LANES],
 }
 
@@ -75,13 +77,21 @@ pub(crate) struct Table {
     lines: Vec<Line>,
     len: usize,
     seed: u64,
+    /// Which bits of `Line::entries` are the index.
+    index_mask: u32,
+}
+
+/// Ones for all bits that indices below `entries` need.
+fn index_mask(entries: usize) -> u32 {
+    u32::try_from(entries.next_power_of_two() - 1).unwrap_or(u32::MAX)
 }
 
 impl Table {
     /// A table that holds `entries` keys before it grows. `seed` makes the home of a key unpredictable: hashes of an
     /// engine may be chosen by its users.
     pub(crate) fn new(entries: usize, seed: u64) -> Self {
-        Self { lines: vec![Line::NEW; entries.div_ceil(FULL).max(2)], len: 0, seed }
+        let lines = vec![Line::NEW; entries.div_ceil(FULL).max(2)];
+        Self { lines, len: 0, seed, index_mask: index_mask(entries) }
     }
 
     #[inline]
@@ -106,6 +116,19 @@ impl Table {
         0x80 | (mixed as u8)
     }
 
+    /// An index as a lane has it.
+    #[inline]
+    fn tagged(&self, mixed: u64, index: u32) -> u32 {
+        (mixed >> 8) as u32 & !self.index_mask | index
+    }
+
+    /// The index in a lane whose tag fits, if the rest of the tag does.
+    #[inline]
+    fn untagged(&self, mixed: u64, lane: u32) -> Option<u32> {
+        let index = lane & self.index_mask;
+        (lane == self.tagged(mixed, index)).then_some(index)
+    }
+
     #[inline]
     fn next(&self, line: usize) -> usize {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
@@ -122,10 +145,11 @@ impl Table {
             let mut lanes = line.lanes(tag);
             while lanes != 0 {
                 let lane = Line::first(lanes);
-                let index = line.entries[lane];
-                let entry = &entries[index as usize];
-                if entry.hash == key.hash && entry.group() == key.group {
-                    return Some((at, lane, index));
+                if let Some(index) = self.untagged(key.mixed, line.entries[lane]) {
+                    let entry = &entries[index as usize];
+                    if entry.hash == key.hash && entry.group() == key.group {
+                        return Some((at, lane, index));
+                    }
                 }
                 lanes &= lanes - 1;
             }
@@ -156,13 +180,20 @@ impl Table {
     #[inline]
     pub(crate) fn guess(&self, key: &Key) -> Option<u32> {
         let line = &self.lines[self.home(key.mixed)];
-        let lanes = line.lanes(Self::tag(key.mixed));
-        (lanes != 0).then(|| line.entries[Line::first(lanes)])
+        let mut lanes = line.lanes(Self::tag(key.mixed));
+        while lanes != 0 {
+            let index = self.untagged(key.mixed, line.entries[Line::first(lanes)]);
+            if index.is_some() {
+                return index;
+            }
+            lanes &= lanes - 1;
+        }
+        None
     }
 
     /// Adds a key that is not there; `entries` already holds it at `index`.
     pub(crate) fn insert(&mut self, key: &Key, index: u32, entries: &[Entry]) {
-        if self.len >= self.lines.len() * FULL {
+        if self.len >= self.lines.len() * FULL || index > self.index_mask {
             self.grow(entries);
         }
         self.place(key.mixed, index);
@@ -170,13 +201,14 @@ impl Table {
 
     fn place(&mut self, mixed: u64, index: u32) {
         let mut at = self.home(mixed);
+        let tagged = self.tagged(mixed, index);
         loop {
             let line = &mut self.lines[at];
             let empty = line.lanes(EMPTY);
             if empty != 0 {
                 let lane = Line::first(empty);
                 line.tags[lane] = Self::tag(mixed);
-                line.entries[lane] = index;
+                line.entries[lane] = tagged;
                 self.len += 1;
                 return;
             }
@@ -203,14 +235,16 @@ impl Table {
 
     #[cold]
     fn grow(&mut self, entries: &[Entry]) {
-        let doubled = vec![Line::NEW; self.lines.len() * 2];
-        let old = std::mem::replace(&mut self.lines, doubled);
+        let lines = if self.len >= self.lines.len() * FULL { 2 * self.lines.len() } else { self.lines.len() };
+        let old = std::mem::replace(&mut self.lines, vec![Line::NEW; lines]);
+        let old_mask = std::mem::replace(&mut self.index_mask, index_mask(entries.len()));
         self.len = 0;
         for line in &old {
             for (lane, &tag) in line.tags.iter().enumerate() {
                 if tag != EMPTY {
-                    let entry = &entries[line.entries[lane] as usize];
-                    self.place(self.key(entry.group(), entry.hash).mixed, line.entries[lane]);
+                    let index = line.entries[lane] & old_mask;
+                    let entry = &entries[index as usize];
+                    self.place(self.key(entry.group(), entry.hash).mixed, index);
                 }
             }
         }

@@ -49,6 +49,12 @@ pub trait EvictionPolicy: Send {
     /// kept of the last block there of the former, or of the block before the first of the latter.
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize);
 
+    /// Blocks with these tags are about to come or to be forgotten, each told on its own later: whatever is remembered of
+    /// them in far memory is better read now, for all at once.
+    fn expect(&self, tags: &[u64]) {
+        let _ = tags;
+    }
+
     /// A block comes that was on no tier: what to keep of it.
     fn registered(&mut self, block: &BlockUse) -> BlockMemory;
 

@@ -44,6 +44,11 @@ impl History {
         (((tag >> 32) * self.sets.len() as u64) >> 32) as usize
     }
 
+    /// Reads the sets of `tags` for no other reason than to have them near, all at the same time.
+    pub(crate) fn fetch(&self, tags: &[u64]) {
+        std::hint::black_box(tags.iter().fold(0, |all, &tag| all | self.sets[self.set(tag)].0[0]));
+    }
+
     /// Takes what is remembered of a block.
     pub(crate) fn take(&mut self, tag: u64) -> Option<BlockMemory> {
         let set = self.set(tag);

@@ -229,6 +229,10 @@ impl EvictionPolicy for Hazard {
         self.learn();
     }
 
+    fn expect(&self, tags: &[u64]) {
+        self.history.fetch(tags);
+    }
+
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
         let count = match self.history.take(block.tag) {
             Some(memory) => {
