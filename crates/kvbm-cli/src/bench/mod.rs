@@ -3,6 +3,7 @@
 //! A benchmark is a module with its options (`clap::Args`), a row type that serializes, and a function from options to
 //! [`Rows`]; [`run`] shows and writes them.
 
+pub mod events;
 pub mod index;
 
 use anyhow::Result;
@@ -16,6 +17,8 @@ use crate::args::Output;
 pub enum BenchCommand {
     /// The index of the disk tier: inserts with group commit, recovery, size on disk.
     Index(index::IndexArgs),
+    /// Events from the pool into a follower's index, over each transport, and what they cost the pool.
+    Events(events::EventsArgs),
 }
 
 /// What a benchmark found: `{"rows": [{"name": ...}, ...]}` for programs, a table for people.
@@ -23,13 +26,20 @@ pub enum BenchCommand {
 pub struct Rows {
     table: String,
     json: String,
+    failed: Option<String>,
 }
 
 impl Rows {
     /// `rows` for programs, `table` for people.
     pub fn new<R: Serialize>(rows: &[R], table: String) -> Result<Self> {
         let json = serde_json::to_string_pretty(&serde_json::json!({ "rows": rows }))?;
-        Ok(Self { table, json })
+        Ok(Self { table, json, failed: None })
+    }
+
+    /// The same, of which a part could not be measured.
+    #[must_use]
+    pub fn but_failed(self, why: String) -> Self {
+        Self { failed: Some(why), ..self }
     }
 }
 
@@ -37,6 +47,7 @@ impl Rows {
 pub fn run(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Index(args) => deliver(args.json.as_ref(), || index::run(args)),
+        BenchCommand::Events(args) => deliver(args.json.as_ref(), || events::run(args)),
     }
 }
 
@@ -45,5 +56,6 @@ fn deliver(json: Option<&Output>, bench: impl FnOnce() -> Result<Rows>) -> Resul
     json.and_then(Output::file).map_or(Ok(()), crate::expect_folder)?;
     let rows = bench()?;
     crate::show(&rows.table, json == Some(&Output::Stdout))?;
-    json.map_or(Ok(()), |output| crate::write_json(output, &rows.json))
+    json.map_or(Ok(()), |output| crate::write_json(output, &rows.json))?;
+    rows.failed.map_or(Ok(()), |why| Err(anyhow::anyhow!("{why}")))
 }
