@@ -23,7 +23,7 @@ pub mod wire;
 pub use identity::{BlockIdentity, GroupKind};
 pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NamespaceId, NodeId, PlanId, Rank, VolumeId};
 pub use location::{Endpoint, Location};
-pub use message::{Command, FlushOutcome, Message, RecoveredBlock};
+pub use message::{Command, FlushOutcome, Message, RecoveredBlock, VolumeAnswer, VolumeRequest};
 pub use path::Path;
 pub use plan::{BlockTransfer, ChecksumMode, Gate, LayerRange, PlanError, Priority, TransferPlan};
 pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};

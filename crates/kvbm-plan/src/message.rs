@@ -1,6 +1,8 @@
 //! Everything that passes between a leader and a worker.
 
-use crate::{BlockId, BlockIdentity, Epoch, PlanId, Rank, Tier, TransferPlan, TransferReport};
+use crate::{
+    BlockId, BlockIdentity, Epoch, NamespaceId, PlanId, Rank, Tier, TransferPlan, TransferReport, VolumeId,
+};
 use serde::{Deserialize, Serialize};
 
 /// Leader to worker.
@@ -32,9 +34,43 @@ pub enum Command {
         /// Quoted in the answer.
         token: u64,
     },
+    /// Ask a volume something, or remove blocks from it; answered by [`Message::Volume`].
+    Volume {
+        /// Quoted in the answer.
+        token: u64,
+        /// Which volume.
+        volume: VolumeId,
+        /// What to do.
+        request: VolumeRequest,
+    },
+}
+
+/// What a leader wants of a volume, beside transfers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeRequest {
+    /// Which of these blocks are there? At most [`Command::MAX_VOLUME_BLOCKS`].
+    Probe(Vec<BlockIdentity>),
+    /// Remove these blocks, at most [`Command::MAX_VOLUME_BLOCKS`].
+    Discard(Vec<BlockIdentity>),
+    /// Remove every block of a namespace, or of the whole deployment where `None`.
+    Purge(Option<NamespaceId>),
+}
+
+/// What a volume's worker says to a [`VolumeRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeAnswer {
+    /// Whether the rank's slice of each probed block is there, in order: a hint.
+    Present(Vec<bool>),
+    /// So many objects were removed.
+    Removed(u64),
+    /// The volume could not be asked, or failed part of the way.
+    Failed(crate::Failure),
 }
 
 impl Command {
+    /// Most blocks in one [`VolumeRequest`].
+    pub const MAX_VOLUME_BLOCKS: usize = 4096;
+
     /// Most slots in one [`Command::Release`].
     pub const MAX_RELEASE: usize = 4096;
 }
@@ -75,6 +111,17 @@ pub enum Message {
         token: u64,
         /// What came of it.
         outcome: FlushOutcome,
+    },
+    /// Answer to [`Command::Volume`].
+    Volume {
+        /// Who.
+        rank: Rank,
+        /// Epoch of the leader that asked.
+        epoch: Epoch,
+        /// Token of the command.
+        token: u64,
+        /// What came of it.
+        answer: VolumeAnswer,
     },
     /// Contents of a persistent tier at start, in parts of at most [`Message::MAX_RECOVERED`] blocks and as many unusable
     /// slots.

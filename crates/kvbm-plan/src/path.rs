@@ -25,8 +25,17 @@ impl Path {
     /// Onboard of a disk block directly to the device.
     pub const G3_G1: Self = Self::new(Tier::G3, Tier::G1);
 
+    /// Offload of a host block to a volume.
+    pub const G2_G4: Self = Self::new(Tier::G2, Tier::G4);
+    /// Onboard of a volume's block to host memory.
+    pub const G4_G2: Self = Self::new(Tier::G4, Tier::G2);
+
     /// The paths that a worker without peers and volumes executes.
     pub const LOCAL: [Self; 5] = [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1];
+
+    /// The paths that a worker without peers executes: [`LOCAL`](Self::LOCAL), then those of volumes.
+    pub const ALL: [Self; 7] =
+        [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1, Self::G2_G4, Self::G4_G2];
 
     /// A path from `src` to `dst`.
     pub const fn new(src: Tier, dst: Tier) -> Self {

@@ -28,11 +28,13 @@ pub enum FailureKind {
     QueueFull,
     /// The worker is shutting down.
     ShuttingDown,
+    /// The destination's capacity is used up.
+    Full,
 }
 
 impl FailureKind {
     /// Every kind, for metrics that start at 0.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Corrupt,
         Self::Missing,
         Self::Io,
@@ -43,6 +45,7 @@ impl FailureKind {
         Self::Unsupported,
         Self::QueueFull,
         Self::ShuttingDown,
+        Self::Full,
     ];
 
     /// Name in metrics.
@@ -58,6 +61,7 @@ impl FailureKind {
             Self::Unsupported => "unsupported",
             Self::QueueFull => "queue_full",
             Self::ShuttingDown => "shutting_down",
+            Self::Full => "full",
         }
     }
 
@@ -74,6 +78,7 @@ impl FailureKind {
             Self::Unsupported => "configure the tier or path on this worker",
             Self::QueueFull => "retry later, or raise the queue depth of the path",
             Self::ShuttingDown => "nothing: the worker is shutting down",
+            Self::Full => "raise the volume's capacity, or remove objects",
         }
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! A newer version may append fields; a decoder refuses a version that it does not know, with both numbers.
 
-use crate::{BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan};
+use crate::{
+    BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan, VolumeAnswer,
+    VolumeRequest,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -141,6 +144,10 @@ impl From<Excess> for DecodeError {
 fn check_command(command: &Command) -> Result<(), Excess> {
     match command {
         Command::Release { blocks, .. } => bound("released blocks", blocks.len(), Command::MAX_RELEASE),
+        Command::Volume {
+            request: VolumeRequest::Probe(blocks) | VolumeRequest::Discard(blocks), ..
+        } => bound("blocks of a volume's request", blocks.len(), Command::MAX_VOLUME_BLOCKS),
+        Command::Volume { request: VolumeRequest::Purge(_), .. } => Ok(()),
         Command::Transfer(_) | Command::Cancel { .. } | Command::Advance { .. } | Command::Flush { .. } => {
             Ok(())
         }
@@ -162,6 +169,13 @@ fn check_message(message: &Message) -> Result<(), Excess> {
         }
         Message::Flushed { outcome: FlushOutcome::Failed(failure), .. } => check_failure(failure),
         Message::Flushed { outcome: FlushOutcome::Durable { .. }, .. } => Ok(()),
+        Message::Volume { answer, .. } => match answer {
+            VolumeAnswer::Present(there) => {
+                bound("blocks of a volume's answer", there.len(), Command::MAX_VOLUME_BLOCKS)
+            }
+            VolumeAnswer::Removed(_) => Ok(()),
+            VolumeAnswer::Failed(failure) => check_failure(failure),
+        },
     }
 }
 

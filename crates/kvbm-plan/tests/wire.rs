@@ -7,7 +7,8 @@ use kvbm_plan::wire::{self, DecodeError, EncodeError};
 use kvbm_plan::{
     BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Endpoint, Epoch, Failure,
     FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, NamespaceId, Path, PlanError, PlanId,
-    Priority, Rank, RecoveredBlock, SequenceHash, Tier, TransferPlan, TransferReport,
+    Priority, Rank, RecoveredBlock, SequenceHash, Tier, TransferPlan, TransferReport, VolumeAnswer, VolumeId,
+    VolumeRequest,
 };
 use proptest::prelude::*;
 
@@ -40,6 +41,10 @@ fn plan(blocks: u8) -> TransferPlan {
     }
 }
 
+fn volume_answer(answer: VolumeAnswer) -> Message {
+    Message::Volume { rank: Rank(0), epoch: Epoch(3), token: 12, answer }
+}
+
 fn messages() -> Vec<Message> {
     let corrupt = Failure::new(FailureKind::Corrupt, "slot 4: checksum");
     let report = TransferReport {
@@ -62,6 +67,9 @@ fn messages() -> Vec<Message> {
             outcome: FlushOutcome::Durable { blocks: 12 },
         },
         Message::Flushed { rank: Rank(0), epoch: Epoch(3), token: 4, outcome: FlushOutcome::Failed(corrupt) },
+        volume_answer(VolumeAnswer::Present(vec![true, false])),
+        volume_answer(VolumeAnswer::Removed(7)),
+        volume_answer(VolumeAnswer::Failed(Failure::new(FailureKind::Io, "refused"))),
         Message::Recovered {
             rank: Rank(2),
             tier: Tier::G3,
@@ -80,6 +88,21 @@ fn commands() -> Vec<Command> {
         Command::Advance { iteration: 9, layer: None },
         Command::Release { tier: Tier::G3, blocks: vec![BlockId(1), BlockId(2)] },
         Command::Flush { token: 11 },
+        Command::Volume {
+            token: 12,
+            volume: VolumeId(3),
+            request: VolumeRequest::Probe(vec![plan(1).blocks[0].identity]),
+        },
+        Command::Volume {
+            token: 13,
+            volume: VolumeId(3),
+            request: VolumeRequest::Discard(vec![plan(1).blocks[0].identity]),
+        },
+        Command::Volume {
+            token: 14,
+            volume: VolumeId(3),
+            request: VolumeRequest::Purge(Some(NamespaceId(5))),
+        },
     ]
 }
 
@@ -185,6 +208,10 @@ fn oversized_messages() -> Vec<(Message, &'static str)> {
             "bytes of a failure's detail",
         ),
         (found(recovered, Vec::new()), "recovered blocks"),
+        (
+            volume_answer(VolumeAnswer::Present(vec![true; Command::MAX_VOLUME_BLOCKS + 1])),
+            "blocks of a volume's answer",
+        ),
         (found(Vec::new(), vec![BlockId(9); Message::MAX_RECOVERED + 1]), "unusable slots"),
     ]
 }

@@ -5,6 +5,8 @@ use kvbm_device::Device;
 use kvbm_disk::{DiskEngine, Recovered};
 use kvbm_plan::{Epoch, GroupId, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
+use kvbm_volume::{BlobSlice, VolumeRegistry};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +49,7 @@ impl Default for PathConfig {
     }
 }
 
-/// One [`PathConfig`] per path of [`Path::LOCAL`].
+/// One [`PathConfig`] per path of [`Path::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathConfigs {
     /// Device to host.
@@ -60,21 +62,35 @@ pub struct PathConfigs {
     pub g3_g2: PathConfig,
     /// Disk to device, through the staging ring; its blocks in flight are bounded by the ring too.
     pub g3_g1: PathConfig,
+    /// Host to volumes.
+    pub g2_g4: PathConfig,
+    /// Volumes to host.
+    pub g4_g2: PathConfig,
 }
 
 impl PathConfigs {
     /// The same for every path.
     pub const fn all(config: PathConfig) -> Self {
-        Self { g1_g2: config, g2_g1: config, g2_g3: config, g3_g2: config, g3_g1: config }
+        Self {
+            g1_g2: config,
+            g2_g1: config,
+            g2_g3: config,
+            g3_g2: config,
+            g3_g1: config,
+            g2_g4: config,
+            g4_g2: config,
+        }
     }
 
-    pub(crate) fn in_order(&self) -> [(Path, PathConfig); Path::LOCAL.len()] {
+    pub(crate) fn in_order(&self) -> [(Path, PathConfig); Path::ALL.len()] {
         [
             (Path::G1_G2, self.g1_g2),
             (Path::G2_G1, self.g2_g1),
             (Path::G2_G3, self.g2_g3),
             (Path::G3_G2, self.g3_g2),
             (Path::G3_G1, self.g3_g1),
+            (Path::G2_G4, self.g2_g4),
+            (Path::G4_G2, self.g4_g2),
         ]
     }
 }
@@ -86,6 +102,32 @@ pub struct DiskTier {
     pub engine: Arc<DiskEngine>,
     /// What opening it found; told to the leader at start.
     pub recovered: Recovered,
+}
+
+/// G4 of a worker: the volumes it may reach, and which part of each block is its own.
+#[derive(Clone)]
+pub struct VolumeTier {
+    /// The volumes. They may be registered and unregistered while the worker runs.
+    pub registry: Arc<VolumeRegistry>,
+    /// Layers and heads of the model that this rank holds: the part of a block that its objects are named by.
+    pub slice: BlobSlice,
+    /// Whether this rank writes: of ranks with the same slice, one does.
+    pub writes: bool,
+    /// Threads of each path that wait for volumes.
+    pub threads: usize,
+}
+
+impl fmt::Debug for VolumeTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { registry, slice, writes, threads } = self;
+        let volumes = registry.descriptors();
+        f.debug_struct("VolumeTier")
+            .field("volumes", &volumes)
+            .field("slice", slice)
+            .field("writes", writes)
+            .field("threads", threads)
+            .finish()
+    }
 }
 
 /// Configuration of a [`TransferManager`](crate::TransferManager): one rank, one cache group.
@@ -108,6 +150,8 @@ pub struct WorkerConfig {
     pub g2: Option<BoundLayout>,
     /// G3. Needs `g2`, whose shape its blocks have.
     pub g3: Option<DiskTier>,
+    /// G4. Needs `g2`, through which its blocks come and go.
+    pub volumes: Option<VolumeTier>,
     /// Blocks in the staging ring between G3 and G1, outside G2. 0 leaves the path G3 to G1 out.
     pub staging_blocks: u32,
     /// Bounds of the paths.
@@ -134,6 +178,7 @@ impl WorkerConfig {
             g1: None,
             g2: None,
             g3: None,
+            volumes: None,
             staging_blocks: 16,
             paths: PathConfigs::default(),
             verify_host: VerifyHost::default(),
@@ -160,6 +205,12 @@ impl WorkerConfig {
         }
         if self.g3.is_some() && self.g2.is_none() {
             return Err(bad("g3", "set", "needs g2: blocks on disk have the shape of G2"));
+        }
+        if self.volumes.is_some() && self.g2.is_none() {
+            return Err(bad("volumes", "set", "needs g2: blocks reach volumes through host memory"));
+        }
+        if self.volumes.as_ref().is_some_and(|tier| tier.threads == 0) {
+            return Err(bad("volumes.threads", "0", "must be at least 1"));
         }
         Ok(())
     }

@@ -95,7 +95,7 @@ pub enum SubmitError {
         pending: usize,
     },
     /// A command about a tier that this worker does not have.
-    #[error("{command} of {tier}: this worker has no such persistent tier; configure g3")]
+    #[error("{command} of {tier}: this worker has no such persistent tier; configure it")]
     NoSuchTier {
         /// The command.
         command: &'static str,

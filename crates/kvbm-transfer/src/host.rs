@@ -7,7 +7,7 @@
 use crate::config::VerifyHost;
 use crate::error::StartError;
 use crate::slots::{disk_layout, layouts};
-use kvbm_device::{HostRegion, Owner};
+use kvbm_device::{DeviceError, HostRegion, Owner};
 use kvbm_disk::{BlockChecksum, ContentCrc, Fragments};
 use kvbm_layout::{FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, LayerRange, Tier};
@@ -173,6 +173,24 @@ impl HostTier {
         Ok(self.sums.bind(identity, content.finish()))
     }
 
+    /// Visits the pieces of `slot`: where each is in memory, and where in a block of the byte order of `order`.
+    fn each_fragment(
+        &self,
+        slot: u32,
+        order: &FragmentList,
+        mut visit: impl FnMut(&HostRegion, u64, Range<usize>) -> Result<(), DeviceError>,
+    ) -> Result<(), Failure> {
+        let failed =
+            |error: String| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {error}"));
+        for fragment in order.fragments(slot).map_err(|error| failed(error.to_string()))? {
+            let start = fragment.slot_offset as usize;
+            let region = &self.regions[fragment.region as usize];
+            visit(region, fragment.offset, start..start + fragment.len as usize)
+                .map_err(|error| failed(error.to_string()))?;
+        }
+        Ok(())
+    }
+
     /// The memory of `slot`, in the byte order of the disk, and what keeps it allocated.
     fn io_memory(&self, slot: u32) -> Result<(Fragments, Vec<Owner>), Failure> {
         io_memory(&self.regions, &self.fragments, slot)
@@ -241,13 +259,19 @@ impl ReadClaim {
                 self.tier.reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(every))
             }
         };
-        if !due {
-            return Ok(false);
-        }
+        if due { self.compare(expected).map(|()| true) } else { Ok(false) }
+    }
+
+    /// Compares bytes and checksum, whatever the policy says: for what leaves this machine.
+    pub(crate) fn verify_always(&self) -> Result<(), Failure> {
+        self.checksum.map_or(Ok(()), |expected| self.compare(expected))
+    }
+
+    fn compare(&self, expected: u64) -> Result<(), Failure> {
         // SAFETY: this claim is on a filled slot (only those have a checksum), so nobody writes any of it.
         let found = unsafe { self.tier.checksum(self.slot, &self.identity) }?;
         if found == expected {
-            return Ok(true);
+            return Ok(());
         }
         self.tier.slots.lock()[self.slot as usize].content = Content::Empty;
         let bytes = self.tier.bytes_per_block();
@@ -256,6 +280,15 @@ impl ReadClaim {
             self.slot
         );
         Err(Failure::new(FailureKind::Corrupt, why))
+    }
+
+    /// Copies the block out, in the byte order of `order`.
+    pub(crate) fn gather(&self, order: &FragmentList) -> Result<Vec<u8>, Failure> {
+        let mut bytes = vec![0; order.slot_bytes() as usize];
+        let copied = self.tier.each_fragment(self.slot, order, |region, offset, place| {
+            region.read_at(offset, &mut bytes[place])
+        });
+        copied.map(|()| bytes)
     }
 
     /// The slot's bytes turned out to be damaged: nobody reads them again.
@@ -287,6 +320,12 @@ pub(crate) struct WriteClaim {
 impl WriteClaim {
     pub(crate) fn io_memory(&self) -> Result<(Fragments, Vec<Owner>), Failure> {
         self.tier.io_memory(self.slot)
+    }
+
+    /// Copies a block in that lies in the byte order of `order`.
+    pub(crate) fn scatter(&self, order: &FragmentList, bytes: &[u8]) -> Result<(), Failure> {
+        self.tier
+            .each_fragment(self.slot, order, |region, offset, place| region.write_at(offset, &bytes[place]))
     }
 
     /// The bytes arrived, with a checksum that was verified on the way.

@@ -22,7 +22,7 @@ pub(crate) struct Hub {
     inner: Mutex<Inner>,
     /// Something for the reporter: a delivery, an earlier deadline, the end of a thread.
     changed: Condvar,
-    wakes: [Vec<Sender<()>>; Path::LOCAL.len()],
+    wakes: [Vec<Sender<()>>; Path::ALL.len()],
     sink: Sink,
     sink_panics: AtomicU64,
     host_verified: AtomicU64,
@@ -38,7 +38,7 @@ struct Inner {
 
 impl Hub {
     /// `wakes` are the bells of the executors of each path, with room for one ring.
-    pub(crate) fn new(state: State, wakes: [Vec<Sender<()>>; Path::LOCAL.len()], sink: Sink) -> Self {
+    pub(crate) fn new(state: State, wakes: [Vec<Sender<()>>; Path::ALL.len()], sink: Sink) -> Self {
         Self {
             inner: Mutex::new(Inner { state, producers: 0, reporting: false }),
             changed: Condvar::new(),

@@ -18,6 +18,7 @@
 //! - Queues are bounded: a full one answers [`QueueFull`](kvbm_plan::FailureKind::QueueFull) at once.
 //! - No executor blocks on the hardware: completions come back as messages. Only the thread that flushes waits for the disk.
 
+mod asks;
 mod config;
 mod error;
 mod execute;
@@ -31,7 +32,7 @@ mod slots;
 mod start;
 mod stats;
 
-pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, WorkerConfig};
+pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
 pub use error::{ShutdownError, StartError, SubmitError};
 pub use handle::{NotYet, TransferHandle};
 pub use hub::Sink;

@@ -1,5 +1,6 @@
 //! The worker's face: commands in, reports out.
 
+use crate::asks::Asks;
 use crate::config::WorkerConfig;
 use crate::error::{ShutdownError, StartError, SubmitError};
 use crate::flush::Flusher;
@@ -63,6 +64,8 @@ pub struct TransferManager {
     pub(crate) hub: Arc<Hub>,
     pub(crate) disk: Option<Arc<DiskEngine>>,
     pub(crate) flusher: Option<Arc<Flusher>>,
+    /// Taken away when the worker shuts down.
+    pub(crate) volumes: Mutex<Option<Asks>>,
     /// Taken by whoever shuts the worker down first.
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) drop_deadline: Duration,
@@ -101,6 +104,11 @@ impl TransferManager {
             Command::Flush { token } => match &self.flusher {
                 Some(flusher) => flusher.request(token),
                 None => Err(SubmitError::NoSuchTier { command: "flush", tier: Tier::G3 }),
+            },
+            Command::Volume { token, volume, request } => match &*self.volumes.lock() {
+                Some(asks) => asks.request(token, volume, request),
+                None if self.hub.is_closing() => Err(SubmitError::ShuttingDown),
+                None => Err(SubmitError::NoSuchTier { command: "volume request", tier: Tier::G4 }),
             },
         }
     }
@@ -151,6 +159,7 @@ impl TransferManager {
         if let Some(flusher) = &self.flusher {
             flusher.close();
         }
+        drop(self.volumes.lock().take());
         let threads = std::mem::take(&mut *self.threads.lock());
         self.hub.wait_idle(deadline).map_err(|running| ShutdownError { running })?;
         let own = std::thread::current().id();

@@ -1,9 +1,11 @@
 //! Puts a worker together: routes between its tiers, carriers, threads.
 
+use crate::asks;
 use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
 use crate::error::StartError;
 use crate::execute::{
-    Carrier, DiskCarrier, Executor, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier, Writes,
+    Carrier, DiskCarrier, Executor, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier, VolumeCarrier,
+    VolumeOrder, Writes,
 };
 use crate::flush::Flusher;
 use crate::host::HostTier;
@@ -25,7 +27,7 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
     config.validate()?;
     let parts = Parts::new(config)?;
     let config = &parts.config;
-    let mut wakes: [Vec<_>; Path::LOCAL.len()] = Default::default();
+    let mut wakes: [Vec<_>; Path::ALL.len()] = Default::default();
     let mut bells = Vec::new();
     for (index, (path, limits)) in config.paths.in_order().into_iter().enumerate() {
         if parts.has(path).is_ok() {
@@ -41,6 +43,7 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
         flusher: None,
+        volumes: Mutex::default(),
         threads: Mutex::default(),
         drop_deadline: config.drop_deadline,
         staging_bytes: 0,
@@ -65,10 +68,15 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
         let (alive, hub) = (hub.producer(), Arc::clone(&hub));
         manager.threads.get_mut().push(spawn(config.rank, "flush", move || flusher.run(&hub, &alive))?);
     }
+    if let Some(tier) = &config.volumes {
+        let (asks, workers) = asks::start(&hub, tier, config)?;
+        manager.volumes = Mutex::new(Some(asks));
+        manager.threads.get_mut().extend(workers);
+    }
     Ok(manager)
 }
 
-fn spawn(
+pub(crate) fn spawn(
     rank: Rank,
     what: &str,
     body: impl FnOnce() + Send + 'static,
@@ -104,7 +112,7 @@ fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
 struct Parts {
     config: WorkerConfig,
     host: Option<Arc<HostTier>>,
-    paths: [Result<(), String>; Path::LOCAL.len()],
+    paths: [Result<(), String>; Path::ALL.len()],
 }
 
 impl Parts {
@@ -134,12 +142,12 @@ impl Parts {
                 ));
             }
         }
-        let paths = std::array::from_fn(|index| available(&config, Path::LOCAL[index]));
+        let paths = std::array::from_fn(|index| available(&config, Path::ALL[index]));
         Ok(Self { config, host, paths })
     }
 
     fn has(&self, path: Path) -> &Result<(), String> {
-        let index = Path::LOCAL.iter().position(|known| *known == path).unwrap_or(0);
+        let index = Path::ALL.iter().position(|known| *known == path).unwrap_or(0);
         &self.paths[index]
     }
 
@@ -179,6 +187,11 @@ impl Parts {
             return Ok(carrier);
         }
         let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);
+        if let Path::G2_G4 | Path::G4_G2 = site.path {
+            let tier = config.volumes.clone().ok_or_else(missing)?;
+            let order = VolumeOrder::of(host.bound().layout().as_ref())?;
+            return Ok(Box::new(VolumeCarrier::start(site, host, tier, order, config, limits)?));
+        }
         if site.path.src != Tier::G3 && site.path.dst != Tier::G3 {
             let g1 = config.g1.clone().ok_or_else(missing)?;
             let (src, dst) = if site.path.src == Tier::G1 {
@@ -204,7 +217,7 @@ fn available(config: &WorkerConfig, path: Path) -> Result<(), String> {
         Tier::G1 => config.g1.is_some(),
         Tier::G2 => config.g2.is_some(),
         Tier::G3 => config.g3.is_some(),
-        Tier::G4 => false,
+        Tier::G4 => config.volumes.is_some(),
     };
     if let Some(tier) = [path.src, path.dst].into_iter().find(|tier| !has(*tier)) {
         return Err(format!("this worker has no {tier}; configure it"));

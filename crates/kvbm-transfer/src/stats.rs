@@ -52,8 +52,8 @@ impl PathStats {
 /// A snapshot of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerStats {
-    /// One entry per path of [`Path::LOCAL`], in that order.
-    pub paths: [PathStats; Path::LOCAL.len()],
+    /// One entry per path of [`Path::ALL`], in that order.
+    pub paths: [PathStats; Path::ALL.len()],
     /// Reports and messages that wait for the sink.
     pub outgoing: usize,
     /// Host blocks whose bytes were compared with their checksum before they were sent on.
@@ -63,7 +63,7 @@ pub struct WorkerStats {
 }
 
 impl WorkerStats {
-    /// The counters of `path`, if it is one of [`Path::LOCAL`].
+    /// The counters of `path`, if it is one of [`Path::ALL`].
     pub fn path(&self, path: Path) -> Option<&PathStats> {
         self.paths.iter().find(|stats| stats.path == path)
     }

@@ -37,7 +37,7 @@ impl Leader {
         };
         Status {
             tiers: Tier::SLOTTED.into_iter().map(|tier| self.registry.occupancy(tier)).collect(),
-            paths: Path::LOCAL.into_iter().map(path).collect(),
+            paths: Path::ALL.into_iter().map(path).collect(),
             shut_down: self.is_closed(),
         }
     }
@@ -57,7 +57,7 @@ impl Leader {
             metrics.evictions(EvictReason::Capacity).raise_to(counters.evicted);
             metrics.evictions(EvictReason::Corrupt).raise_to(counters.quarantined);
         }
-        for path in Path::LOCAL {
+        for path in Path::ALL {
             let edge = self.offloads.edge(path.src).filter(|edge| edge.path == path);
             let waiting = edge.map_or(0, |edge| edge.backlog().queued_blocks);
             self.metrics.path(path).queue_depth.set(waiting as u64);

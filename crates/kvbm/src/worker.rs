@@ -3,7 +3,8 @@
 //! The worker of this process and one at the other end of a socket are the same thing to the leader.
 
 use kvbm_plan::{
-    BlockOutcome, Command, Epoch, FlushOutcome, Message, Rank, Tier, TransferPlan, TransferReport, wire,
+    BlockOutcome, Command, Epoch, FlushOutcome, Message, Rank, Tier, TransferPlan, TransferReport,
+    VolumeAnswer, VolumeRequest, wire,
 };
 use std::sync::Arc;
 
@@ -74,6 +75,15 @@ impl WorkerLink for MetadataWorker {
                 epoch: self.epoch,
                 token,
                 outcome: FlushOutcome::Durable { blocks: 0 },
+            }),
+            Command::Volume { token, request, .. } => self.answer(&Message::Volume {
+                rank: self.rank,
+                epoch: self.epoch,
+                token,
+                answer: match request {
+                    VolumeRequest::Probe(blocks) => VolumeAnswer::Present(vec![false; blocks.len()]),
+                    VolumeRequest::Discard(_) | VolumeRequest::Purge(_) => VolumeAnswer::Removed(0),
+                },
             }),
             // Nothing is ever queued here, and nothing is kept.
             Command::Cancel { .. } | Command::Advance { .. } | Command::Release { .. } => {}

@@ -370,5 +370,13 @@ fn paths(config: &config::TransferConfig, disk_threads: u32) -> PathConfigs {
     // The engine has threads of its own: one executor keeps them busy.
     let depth_blocks = (4 * disk_threads as usize).max(PathConfig::default().batch_blocks);
     let disk = PathConfig { threads: 1, depth_blocks, ..memory };
-    PathConfigs { g1_g2: memory, g2_g1: memory, g2_g3: disk, g3_g2: disk, g3_g1: disk }
+    PathConfigs {
+        g1_g2: memory,
+        g2_g1: memory,
+        g2_g3: disk,
+        g3_g2: disk,
+        g3_g1: disk,
+        g2_g4: disk,
+        g4_g2: disk,
+    }
 }

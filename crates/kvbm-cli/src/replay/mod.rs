@@ -183,7 +183,7 @@ fn result(
         sum.iter_mut().zip(request.hits).for_each(|(sum, hits)| *sum += hits);
         sum
     });
-    let used = TransferPath::LOCAL.into_iter().map(|path| (path.to_string(), metrics.path(path)));
+    let used = TransferPath::ALL.into_iter().map(|path| (path.to_string(), metrics.path(path)));
     let used: Vec<_> = used.filter(|(_, path)| path.summary().blocks > 0).collect();
     let evicted = |tier: Tier| metrics.tier(tier).evictions(EvictReason::Capacity).get();
     let failures = |path| FailureKind::ALL.iter().map(move |&kind| metrics.path(path).failures(kind).get());
@@ -199,9 +199,9 @@ fn result(
         onboarded_blocks: onboarded.iter().sum(),
         verified_blocks: sum(|served| served.verified),
         corrupt_blocks: sum(|served| served.corrupt),
-        failed_transfers: TransferPath::LOCAL.into_iter().flat_map(failures).sum(),
+        failed_transfers: TransferPath::ALL.into_iter().flat_map(failures).sum(),
         quarantined_blocks: quarantined.iter().sum(),
-        offload_dropped: TransferPath::LOCAL.into_iter().flat_map(dropped).sum(),
+        offload_dropped: TransferPath::ALL.into_iter().flat_map(dropped).sum(),
         wall_s: wall.as_secs_f64(),
         paths: used.iter().map(|(name, path)| (name.clone(), PathFigures::from(path.summary()))).collect(),
         evictions: Evictions { g1: evicted(Tier::G1), g2: evicted(Tier::G2), g3: evicted(Tier::G3) },

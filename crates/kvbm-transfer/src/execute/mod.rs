@@ -7,11 +7,13 @@ mod copy;
 mod disk;
 mod memory;
 mod staged;
+mod volume;
 
 pub(crate) use copy::{Lane, Route};
 pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
+pub(crate) use volume::{VolumeCarrier, VolumeOrder, failure_of};
 
 use crate::hub::{Hub, Producer};
 use crate::schedule::Portion;
@@ -35,6 +37,8 @@ pub(crate) struct Done {
 pub(crate) enum Stage {
     Copy(Result<(), DeviceError>),
     Disk(OpOutcome),
+    /// Outcomes of blocks of a plan, by index, and the bytes that arrived.
+    Volume(Vec<(u32, BlockOutcome)>, u64),
 }
 
 /// Where a carrier works and whom it tells.

@@ -332,8 +332,13 @@ type Break = fn(&mut TransferPlan);
 #[test]
 fn invariant_7_what_a_worker_cannot_do_is_said_at_once() {
     let mut bench = Bench::new();
-    let broken: [(&str, Break); 6] = [
-        ("volume 4", |plan| plan.dst = Endpoint::Volume(VolumeId(4))),
+    let broken: [(&str, Break); 8] = [
+        ("g1_g4", |plan| plan.dst = Endpoint::Volume(VolumeId(4))),
+        ("name a volume", |plan| plan.dst = Endpoint::Local(Tier::G4)),
+        ("kvbm-volume", |plan| {
+            (plan.src, plan.dst) = (Endpoint::Volume(VolumeId(4)), Endpoint::Local(Tier::G2));
+            plan.layers = Some(LayerRange { first: 0, count: 1 });
+        }),
         ("g1_g3", |plan| plan.dst = Endpoint::Local(Tier::G3)),
         ("group 2", |plan| {
             plan.group = GroupId(2);

@@ -85,6 +85,8 @@ impl Leader {
             Ok(Message::Recovered { rank, tier, blocks, unusable, last }) => {
                 self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
             }
+            // Nothing was asked.
+            Ok(Message::Volume { .. }) => self.metrics.ignored_reports.add(1),
             Err(error) => {
                 self.metrics.malformed_messages.add(1);
                 tracing::warn!(%error, "malformed message of a worker dropped");
@@ -126,6 +128,8 @@ impl Leader {
 fn speaker(message: &Message) -> Rank {
     match message {
         Message::Transfer(report) => report.rank,
-        Message::Flushed { rank, .. } | Message::Recovered { rank, .. } => *rank,
+        Message::Flushed { rank, .. } | Message::Recovered { rank, .. } | Message::Volume { rank, .. } => {
+            *rank
+        }
     }
 }

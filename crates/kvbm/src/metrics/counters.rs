@@ -324,8 +324,8 @@ pub struct Counters {
     /// Reports that changed nothing: repeated, late, of an earlier epoch.
     pub ignored_reports: Counter,
     tiers: [TierMetrics; Tier::ALL.len()],
-    /// [`Path::LOCAL`] in order, then all other paths together.
-    paths: [PathMetrics; Path::LOCAL.len() + 1],
+    /// [`Path::ALL`] in order, then all other paths together.
+    paths: [PathMetrics; Path::ALL.len() + 1],
 }
 
 impl Counters {
@@ -335,16 +335,16 @@ impl Counters {
         &self.tiers[tier.index()]
     }
 
-    /// Metrics of `path`. Paths outside [`Path::LOCAL`] share one set, labelled `other`.
+    /// Metrics of `path`. Paths outside [`Path::ALL`] share one set, labelled `other`.
     #[inline]
     pub fn path(&self, path: Path) -> &PathMetrics {
-        let index = Path::LOCAL.iter().position(|known| *known == path).unwrap_or(Path::LOCAL.len());
+        let index = Path::ALL.iter().position(|known| *known == path).unwrap_or(Path::ALL.len());
         &self.paths[index]
     }
 
     /// Every set of path metrics with its label.
     pub(super) fn paths(&self) -> impl Iterator<Item = (String, &PathMetrics)> {
-        let labels = Path::LOCAL.iter().map(ToString::to_string).chain([OTHER_PATH.to_owned()]);
+        let labels = Path::ALL.iter().map(ToString::to_string).chain([OTHER_PATH.to_owned()]);
         labels.zip(&self.paths)
     }
 }

@@ -23,7 +23,7 @@ fn every_combination_starts_at_zero() {
         assert!(value.parse::<f64>().unwrap() == 0.0, "{line}");
         series += 1;
     }
-    let (tiers, paths) = (Tier::ALL.len(), Path::LOCAL.len() + 1);
+    let (tiers, paths) = (Tier::ALL.len(), Path::ALL.len() + 1);
     let per_tier = 3 + EvictReason::ALL.len() + SlotState::ALL.len();
     // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
@@ -56,7 +56,7 @@ fn each_handle_counts_its_own_series() {
     for (n, reason) in (1..).zip(EvictReason::ALL) {
         metrics.tier(Tier::G2).evictions(*reason).add(n);
     }
-    for (n, path) in (1..).zip(Path::LOCAL) {
+    for (n, path) in (1..).zip(Path::ALL) {
         metrics.path(path).arrived(n, n * 100, Duration::from_micros(n));
         metrics.path(path).dropped(DropReason::WearBudget).add(n);
     }
@@ -74,7 +74,7 @@ fn each_handle_counts_its_own_series() {
     for (n, reason) in (1..).zip(EvictReason::ALL) {
         expect(format!("kvbm_evicted_blocks_total{{tier=\"g2\",reason=\"{}\"}}", reason.as_str()), n);
     }
-    for (n, path) in (1..).zip(Path::LOCAL) {
+    for (n, path) in (1..).zip(Path::ALL) {
         expect(format!("kvbm_transfer_blocks_total{{path=\"{path}\"}}"), n);
         expect(format!("kvbm_transfer_bytes_total{{path=\"{path}\"}}"), n * 100);
         expect(format!("kvbm_transfer_latency_seconds_count{{path=\"{path}\"}}"), 1);

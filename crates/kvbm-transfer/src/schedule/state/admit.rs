@@ -78,16 +78,14 @@ impl State {
         let unsupported = |detail: String| Failure::new(FailureKind::Unsupported, detail);
         for end in [plan.src, plan.dst] {
             match end {
-                Endpoint::Local(_) => {}
+                Endpoint::Local(Tier::G4) => {
+                    return Err(unsupported("G4 has no slots: name a volume instead".into()));
+                }
+                Endpoint::Local(_) | Endpoint::Volume(_) => {}
                 Endpoint::Remote { .. } => {
                     return Err(unsupported(
                         "a peer's memory needs kvbm-nixl, which this worker runs without".into(),
                     ));
-                }
-                Endpoint::Volume(id) => {
-                    return Err(unsupported(format!(
-                        "volume {id}: no G4 volume is registered with this worker"
-                    )));
                 }
             }
         }
@@ -112,9 +110,14 @@ impl State {
     fn check_layers(&self, plan: &TransferPlan) -> Result<(), String> {
         let Some(range) = plan.layers else { return Ok(()) };
         let path = plan.path();
-        if path.src == Tier::G3 || path.dst == Tier::G3 {
+        let implementer = [path.src, path.dst].into_iter().find_map(|tier| match tier {
+            Tier::G1 | Tier::G2 => None,
+            Tier::G3 => Some("kvbm-disk"),
+            Tier::G4 => Some("kvbm-volume"),
+        });
+        if let Some(implementer) = implementer {
             return Err(format!(
-                "path {path} moves whole blocks only: kvbm-disk keeps one checksum per block; send the plan without layers"
+                "path {path} moves whole blocks only: {implementer} keeps whole blocks; send the plan without layers"
             ));
         }
         match range.first.checked_add(range.count) {
@@ -132,8 +135,10 @@ impl State {
         let path = plan.path();
         let mut written = HashSet::with_capacity(plan.blocks.len());
         for (index, block) in plan.blocks.iter().enumerate() {
+            // Volumes are addressed by identity.
             let missing = [(path.src, block.src), (path.dst, block.dst)]
                 .into_iter()
+                .filter(|(tier, _)| *tier != Tier::G4)
                 .find(|(tier, slot)| slot.0 >= self.limits.slots[tier.index()]);
             let detail = match missing {
                 Some((tier, slot)) => {
@@ -142,7 +147,7 @@ impl State {
                         self.limits.slots[tier.index()]
                     )
                 }
-                None if !written.insert(block.dst) => {
+                None if path.dst != Tier::G4 && !written.insert(block.dst) => {
                     format!("path {path}: the plan writes slot {} of {} twice", block.dst, path.dst)
                 }
                 None => continue,

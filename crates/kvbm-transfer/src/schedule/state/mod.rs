@@ -24,8 +24,8 @@ pub(crate) struct Limits {
     pub(crate) slots: [u32; Tier::ALL.len()],
     /// Layers of a block.
     pub(crate) layers: u32,
-    /// Queue bounds of each path of [`Path::LOCAL`], or why the worker does not have it.
-    pub(crate) paths: [Result<PathLimits, String>; Path::LOCAL.len()],
+    /// Queue bounds of each path of [`Path::ALL`], or why the worker does not have it.
+    pub(crate) paths: [Result<PathLimits, String>; Path::ALL.len()],
     /// Reports and messages that may wait for the sink before submissions are refused.
     pub(crate) outgoing: usize,
 }
@@ -50,7 +50,7 @@ pub(crate) enum Delivery {
 /// Plans, queues, gates and history. See the module's documentation.
 pub(crate) struct State {
     limits: Limits,
-    queues: [PathQueue; Path::LOCAL.len()],
+    queues: [PathQueue; Path::ALL.len()],
     jobs: HashMap<PlanId, Job>,
     /// Plans that wait for the end of the key.
     dependents: HashMap<PlanId, Vec<PlanId>>,
@@ -65,18 +65,18 @@ pub(crate) struct State {
     /// Reports for handles, to be put without the lock.
     notices: Vec<(Arc<Slot>, Arc<TransferReport>)>,
     /// Paths whose executors have something new to look at.
-    wake: [bool; Path::LOCAL.len()],
+    wake: [bool; Path::ALL.len()],
 }
 
-/// Index of `path` in [`Path::LOCAL`].
+/// Index of `path` in [`Path::ALL`].
 fn index_of(path: Path) -> Option<usize> {
-    Path::LOCAL.iter().position(|known| *known == path)
+    Path::ALL.iter().position(|known| *known == path)
 }
 
 impl State {
     pub(crate) fn new(limits: Limits) -> Self {
         let queues =
-            std::array::from_fn(|index| PathQueue::new(Path::LOCAL[index], limits.paths[index].clone()));
+            std::array::from_fn(|index| PathQueue::new(Path::ALL[index], limits.paths[index].clone()));
         Self {
             limits,
             queues,
@@ -90,7 +90,7 @@ impl State {
             ripple: VecDeque::new(),
             outgoing: VecDeque::new(),
             notices: Vec::new(),
-            wake: [false; Path::LOCAL.len()],
+            wake: [false; Path::ALL.len()],
         }
     }
 
@@ -114,7 +114,7 @@ impl State {
         std::mem::take(&mut self.notices)
     }
 
-    pub(crate) fn take_wakes(&mut self) -> [bool; Path::LOCAL.len()] {
+    pub(crate) fn take_wakes(&mut self) -> [bool; Path::ALL.len()] {
         std::mem::take(&mut self.wake)
     }
 
@@ -131,7 +131,7 @@ impl State {
         self.outgoing.len()
     }
 
-    pub(crate) fn path_stats(&self) -> [PathStats; Path::LOCAL.len()] {
+    pub(crate) fn path_stats(&self) -> [PathStats; Path::ALL.len()] {
         std::array::from_fn(|index| self.queues[index].stats)
     }
 }

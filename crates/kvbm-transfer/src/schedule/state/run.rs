@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Paths that go first where they share a resource with path `index`: disk reads before disk writes.
 fn goes_before(index: usize) -> &'static [Path] {
-    if Path::LOCAL[index] == Path::G2_G3 { &[Path::G3_G2, Path::G3_G1] } else { &[] }
+    if Path::ALL[index] == Path::G2_G3 { &[Path::G3_G2, Path::G3_G1] } else { &[] }
 }
 
 impl State {
@@ -54,8 +54,8 @@ impl State {
 
     /// Lets the paths look again that yielded to path `index`.
     pub(super) fn wake_followers(&mut self, index: usize) {
-        for follower in 0..Path::LOCAL.len() {
-            if goes_before(follower).contains(&Path::LOCAL[index]) {
+        for follower in 0..Path::ALL.len() {
+            if goes_before(follower).contains(&Path::ALL[index]) {
                 self.wake[follower] = true;
             }
         }

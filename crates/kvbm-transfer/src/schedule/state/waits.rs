@@ -90,7 +90,7 @@ impl State {
                 now,
             );
         }
-        self.wake = [true; Path::LOCAL.len()];
+        self.wake = [true; Path::ALL.len()];
     }
 
     /// `path` has lost an executor: nothing more is issued there.

@@ -1,0 +1,336 @@
+//! Host memory to volumes and back, and what happens when volumes fail.
+
+mod support;
+
+use kvbm_layout::{AxisOrder, FullyContiguous};
+use kvbm_plan::{
+    Command, Endpoint, FailureKind, Message, NamespaceId, NamespaceTag, Path, TransferPlan, VolumeAnswer,
+    VolumeId, VolumeRequest,
+};
+use kvbm_transfer::{SubmitError, VolumeTier};
+use kvbm_volume::{
+    BlobKey, BlobScope, BlobSlice, GetRequest, MemoryVolume, PutRequest, Volume, VolumeDescriptor,
+    VolumeError, VolumeRegistry,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+use support::{LAYERS, NAMESPACE, Rig, Shape, checksums, contiguous, identity, kinds, soon};
+
+const VOLUME: VolumeId = VolumeId(4);
+const SLICE: BlobSlice = BlobSlice { first_layer: 0, num_layers: LAYERS, first_head: 2, num_heads: 2 };
+
+/// What a volume does wrong.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Nothing,
+    /// Panics.
+    Panic,
+    /// Gives no results.
+    Silent,
+    /// Answers after its deadline.
+    Late,
+    /// The store refuses.
+    Refuses,
+}
+
+const FAULTS: [Fault; 5] = [Fault::Nothing, Fault::Panic, Fault::Silent, Fault::Late, Fault::Refuses];
+
+/// A memory volume with faults.
+struct Faulty {
+    memory: MemoryVolume,
+    fault: AtomicU8,
+}
+
+impl Faulty {
+    fn new(capacity_bytes: Option<u64>) -> Arc<Self> {
+        let deadline = Duration::from_secs(2);
+        let descriptor =
+            VolumeDescriptor { capacity_bytes, deadline, ..VolumeDescriptor::new(VOLUME, "memory:") };
+        let memory = MemoryVolume::open(descriptor).expect("the test's own set-up");
+        Arc::new(Self { memory, fault: AtomicU8::new(0) })
+    }
+
+    fn set(&self, fault: Fault) {
+        let number = FAULTS.iter().position(|known| *known == fault).expect("the test's own set-up");
+        self.fault.store(number as u8, Ordering::Relaxed);
+    }
+
+    fn results<T>(
+        &self,
+        operation: &'static str,
+        keys: Vec<BlobKey>,
+        work: impl FnOnce() -> Vec<Result<T, VolumeError>>,
+    ) -> Vec<Result<T, VolumeError>> {
+        match FAULTS[usize::from(self.fault.load(Ordering::Relaxed))] {
+            Fault::Nothing => work(),
+            Fault::Panic => panic!("planted"),
+            Fault::Silent => Vec::new(),
+            Fault::Late => keys
+                .into_iter()
+                .map(|key| Err(VolumeError::DeadlineExceeded { volume: VOLUME, operation, key }))
+                .collect(),
+            Fault::Refuses => keys
+                .into_iter()
+                .map(|key| {
+                    let source = std::io::Error::other("connection refused");
+                    Err(VolumeError::Io { volume: VOLUME, operation, key, source })
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Volume for Faulty {
+    fn descriptor(&self) -> &VolumeDescriptor {
+        self.memory.descriptor()
+    }
+
+    fn get(&self, requests: &mut [GetRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
+        let keys = requests.iter().map(|request| request.key).collect();
+        self.results("get", keys, || self.memory.get(requests, deadline))
+    }
+
+    fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
+        let keys = requests.iter().map(|request| request.key).collect();
+        self.results("put", keys, || self.memory.put(requests, deadline))
+    }
+
+    fn exists(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
+        self.results("exists", keys.to_vec(), || self.memory.exists(keys, deadline))
+    }
+
+    fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
+        self.results("delete", keys.to_vec(), || self.memory.delete(keys, deadline))
+    }
+
+    fn list(
+        &self,
+        scope: &BlobScope,
+        after: Option<&BlobKey>,
+        max: usize,
+        deadline: Instant,
+    ) -> Result<Vec<BlobKey>, VolumeError> {
+        self.memory.list(scope, after, max, deadline)
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        self.memory.used_bytes()
+    }
+}
+
+fn rig(volume: &Arc<Faulty>, shape: Shape, writes: bool) -> Rig {
+    let registry = Arc::new(VolumeRegistry::new());
+    registry.register(Arc::clone(volume) as _).expect("the test's own set-up");
+    Rig::with(shape, |config| {
+        config.volumes = Some(VolumeTier { registry, slice: SLICE, writes, threads: 2 });
+    })
+}
+
+fn up(rig: &Rig, moves: &[(u8, u32)]) -> TransferPlan {
+    let moves: Vec<_> = moves.iter().map(|&(name, slot)| (name, slot, 0)).collect();
+    TransferPlan { dst: Endpoint::Volume(VOLUME), ..rig.plan(Path::G2_G4, &moves) }
+}
+
+fn down(rig: &Rig, moves: &[(u8, u32)]) -> TransferPlan {
+    let moves: Vec<_> = moves.iter().map(|&(name, slot)| (name, 0, slot)).collect();
+    TransferPlan { src: Endpoint::Volume(VOLUME), ..rig.plan(Path::G4_G2, &moves) }
+}
+
+fn key(name: u8) -> BlobKey {
+    BlobKey::of(NamespaceTag::from_bytes(NAMESPACE), &identity(name), SLICE)
+}
+
+/// Blocks 1 to `count` in G2, block `n` in slot `n`.
+fn fill(rig: &Rig, count: u8) {
+    for name in 1..=count {
+        rig.fill_g1(0, name);
+        rig.must(Path::G1_G2, &[(name, 0, u32::from(name))]);
+    }
+}
+
+fn failed(rig: &Rig, plan: TransferPlan) -> Vec<Option<FailureKind>> {
+    kinds(&rig.run(plan))
+}
+
+#[test]
+fn blocks_go_to_a_volume_and_come_back_to_another_layout() {
+    let volume = Faulty::new(None);
+    let writer = rig(&volume, Shape::default(), true);
+    fill(&writer, 12);
+    let all: Vec<(u8, u32)> = (1..=12).map(|name| (name, u32::from(name))).collect();
+    let stored = writer.run(up(&writer, &all));
+    assert_eq!(kinds(&stored), [None; 12]);
+    assert_eq!(stored.bytes, 12 * writer.g2.bytes_per_block());
+    drop(writer);
+
+    // Whose host memory lies otherwise: the order in the store is neither's.
+    let hnd = Arc::new(FullyContiguous::new(support::model(16), AxisOrder::Hnd).unwrap());
+    let reader = rig(&volume, Shape { g2: hnd, ..Shape::default() }, true);
+    let back: Vec<(u8, u32)> = (1..=12).map(|name| (name, 15 - u32::from(name))).collect();
+    let read = reader.run(down(&reader, &back));
+    assert_eq!(kinds(&read), [None; 12]);
+    for (name, slot) in back {
+        reader.assert_g2(slot, name);
+        reader.must(Path::G2_G1, &[(name, slot, 1)]);
+        reader.assert_g1(1, name);
+    }
+    // The checksum of G2 is computed anew and the same as ever.
+    reader.fill_g1(0, 7);
+    let direct = reader.must(Path::G1_G2, &[(7, 0, 15)]);
+    assert_eq!(checksums(&read)[6], checksums(&direct)[0]);
+}
+
+#[test]
+fn heads_lie_one_after_the_other_in_an_object() {
+    let volume = Faulty::new(None);
+    let rig = rig(&volume, Shape::default(), true);
+    fill(&rig, 1);
+    assert_eq!(kinds(&rig.run(up(&rig, &[(1, 1)]))), [None]);
+    let element = 2;
+    let (tokens, heads, elems) = (4, 2, 24);
+    let nhd = rig.read(&rig.g2, 1);
+    let mut expected = Vec::new();
+    for head in 0..heads {
+        for layer_outer in 0..LAYERS as usize * 2 {
+            for token in 0..tokens {
+                let at = (((layer_outer * tokens) + token) * heads + head) * elems * element;
+                expected.extend_from_slice(&nhd[at..at + elems * element]);
+            }
+        }
+    }
+    let mut payload = Vec::new();
+    volume.memory.tamper(&key(1), |object| payload = object[object.len() - expected.len()..].to_vec());
+    assert_eq!(payload, expected);
+}
+
+/// Mutation that makes it fail: `open` copies the payload without comparing its pieces.
+#[test]
+fn invariant_5_no_damaged_object_reaches_host_memory() {
+    let volume = Faulty::new(None);
+    let rig = rig(&volume, Shape::default(), true);
+    fill(&rig, 2);
+    assert_eq!(kinds(&rig.run(up(&rig, &[(1, 1), (2, 2)]))), [None; 2]);
+    let mut other = Vec::new();
+    assert!(volume.memory.tamper(&key(2), |object| other.clone_from(object)));
+    let mut sound = Vec::new();
+    assert!(volume.memory.tamper(&key(1), |object| sound.clone_from(object)));
+    let half = sound.len() / 2;
+    let damages: [(&str, Vec<u8>); 5] = [
+        ("swapped", other),
+        ("cut", sound[..half].to_vec()),
+        ("grown", [&sound[..], &[0; 8]].concat()),
+        ("flipped", sound.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == half)).collect()),
+        ("empty", Vec::new()),
+    ];
+    for (what, damaged) in damages {
+        volume.memory.tamper(&key(1), |object| object.clone_from(&damaged));
+        // The sound one beside it arrives.
+        assert_eq!(
+            failed(&rig, down(&rig, &[(1, 9), (2, 10)])),
+            [Some(FailureKind::Corrupt), None],
+            "{what}"
+        );
+        rig.assert_g2(10, 2);
+        let unread = rig.go(Path::G2_G1, &[(1, 9, 1)]);
+        assert_eq!(kinds(&unread), [Some(FailureKind::Missing)], "{what}: slot 9 is not readable");
+    }
+    volume.memory.tamper(&key(1), |object| object.clone_from(&sound));
+    assert_eq!(failed(&rig, down(&rig, &[(1, 9), (3, 11)])), [None, Some(FailureKind::Missing)]);
+}
+
+#[test]
+fn memory_that_changed_never_reaches_a_volume() {
+    let volume = Faulty::new(None);
+    let rig = rig(&volume, Shape::default(), true);
+    fill(&rig, 2);
+    rig.damage_g2(1);
+    assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [Some(FailureKind::Corrupt), None]);
+    let there: Vec<bool> = volume.exists(&[key(1), key(2)], soon()).into_iter().map(Result::unwrap).collect();
+    assert_eq!(there, [false, true]);
+}
+
+#[test]
+fn every_fault_of_a_volume_is_a_failure_of_its_blocks() {
+    let volume = Faulty::new(None);
+    let rig = rig(&volume, Shape::default(), true);
+    fill(&rig, 2);
+    assert_eq!(kinds(&rig.run(up(&rig, &[(1, 1), (2, 2)]))), [None; 2]);
+    for (fault, kind) in [
+        (Fault::Panic, FailureKind::Io),
+        (Fault::Silent, FailureKind::Io),
+        (Fault::Refuses, FailureKind::Io),
+        (Fault::Late, FailureKind::Deadline),
+    ] {
+        volume.set(fault);
+        assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [Some(kind); 2]);
+        assert_eq!(failed(&rig, down(&rig, &[(1, 8), (2, 9)])), [Some(kind); 2]);
+        volume.set(Fault::Nothing);
+        assert_eq!(failed(&rig, down(&rig, &[(1, 8), (2, 9)])), [None; 2], "it works again");
+    }
+    let unknown = TransferPlan { src: Endpoint::Volume(VolumeId(9)), ..rig.plan(Path::G4_G2, &[(1, 0, 8)]) };
+    assert_eq!(failed(&rig, unknown), [Some(FailureKind::Unsupported)]);
+}
+
+#[test]
+fn a_full_volume_says_so() {
+    let volume = Faulty::new(Some(3000));
+    let rig = rig(&volume, Shape::default(), true);
+    fill(&rig, 2);
+    let report = rig.run(up(&rig, &[(1, 1), (2, 2)]));
+    assert_eq!(kinds(&report), [None, Some(FailureKind::Full)]);
+}
+
+#[test]
+fn a_replica_leaves_the_writing_to_the_writer() {
+    let volume = Faulty::new(None);
+    let rig = rig(&volume, Shape::default(), false);
+    fill(&rig, 1);
+    assert_eq!(kinds(&rig.run(up(&rig, &[(1, 1)]))), [None]);
+    assert!(!volume.exists(&[key(1)], soon())[0].as_ref().unwrap());
+}
+
+/// Sends a request and waits for its answer.
+fn ask(rig: &Rig, token: u64, request: VolumeRequest) -> VolumeAnswer {
+    rig.send(&Command::Volume { token, volume: VOLUME, request });
+    loop {
+        if let Message::Volume { token: answered, answer, .. } = rig.inbox.next() {
+            assert_eq!(answered, token);
+            return answer;
+        }
+    }
+}
+
+#[test]
+fn probes_and_removals_are_answered() {
+    let volume = Faulty::new(None);
+    let rig = rig(&volume, Shape::default(), true);
+    fill(&rig, 3);
+    rig.run(up(&rig, &[(1, 1), (2, 2), (3, 3)]));
+    let probe = |token, names: &[u8]| {
+        ask(&rig, token, VolumeRequest::Probe(names.iter().map(|&name| identity(name)).collect()))
+    };
+    assert_eq!(probe(1, &[1, 9, 3]), VolumeAnswer::Present(vec![true, false, true]));
+    let discard = VolumeRequest::Discard(vec![identity(1), identity(9)]);
+    assert_eq!(ask(&rig, 2, discard), VolumeAnswer::Removed(1));
+    assert_eq!(probe(3, &[1, 2]), VolumeAnswer::Present(vec![false, true]));
+    assert_eq!(ask(&rig, 4, VolumeRequest::Purge(Some(NamespaceId(77)))), VolumeAnswer::Removed(0));
+    volume.set(Fault::Refuses);
+    assert!(matches!(probe(5, &[2]), VolumeAnswer::Failed(failure) if failure.kind == FailureKind::Io));
+    volume.set(Fault::Panic);
+    assert!(matches!(probe(6, &[2]), VolumeAnswer::Failed(failure) if failure.detail.contains("panicked")));
+    volume.set(Fault::Nothing);
+    assert_eq!(ask(&rig, 7, VolumeRequest::Purge(Some(identity(2).namespace))), VolumeAnswer::Removed(2));
+    assert_eq!(probe(8, &[2, 3]), VolumeAnswer::Present(vec![false; 2]));
+}
+
+#[test]
+fn a_worker_without_volumes_refuses() {
+    let rig = Rig::with(Shape { g2: contiguous(16), ..Shape::default() }, |_| {});
+    fill(&rig, 1);
+    assert_eq!(failed(&rig, up(&rig, &[(1, 1)])), [Some(FailureKind::Unsupported)]);
+    let request = VolumeRequest::Purge(None);
+    let command =
+        kvbm_plan::wire::encode_command(&Command::Volume { token: 1, volume: VOLUME, request }).unwrap();
+    assert!(matches!(rig.manager().submit(&command), Err(SubmitError::NoSuchTier { .. })));
+}
