@@ -5,6 +5,7 @@
 
 pub mod events;
 pub mod index;
+pub mod transfer;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -19,6 +20,8 @@ pub enum BenchCommand {
     Index(index::IndexArgs),
     /// Events from the pool into a follower's index, over each transport, and what they cost the pool.
     Events(events::EventsArgs),
+    /// Every path between the tiers of a worker, beside a bare memcpy or a bare io_uring loop.
+    Transfer(transfer::TransferArgs),
 }
 
 /// What a benchmark found: `{"rows": [{"name": ...}, ...]}` for programs, a table for people.
@@ -48,6 +51,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Index(args) => deliver(args.json.as_ref(), || index::run(args)),
         BenchCommand::Events(args) => deliver(args.json.as_ref(), || events::run(args)),
+        BenchCommand::Transfer(args) => deliver(args.json.as_ref(), || transfer::run(args)),
     }
 }
 

@@ -1,0 +1,220 @@
+//! A worker with all its tiers, filled: what the paths are measured on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use kvbm::device::{CopyBatch, Device, Direction, EmulatedConfig, EmulatedDevice, HostBuffer};
+use kvbm::layout::{
+    AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
+};
+use kvbm::plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, Rank, SequenceHash};
+use kvbm::storage::{BoundLayout, DeviceAllocator, PinFallback, PinnedAllocator, RegionBytes};
+use kvbm_disk::{DiskConfig, DiskEngine, Recovered};
+use kvbm_transfer::{DiskTier, TransferManager, WorkerConfig};
+
+use super::pump;
+use crate::pattern::CellPattern;
+use crate::rng::Rng;
+
+const NAMESPACE: [u8; 16] = [0xB; 16];
+const PAGE_SIZE: u32 = 16;
+const DTYPE: DType = DType::BF16;
+/// Keys and values.
+const OUTER: u32 = 2;
+const PAGE: u64 = 4096;
+/// Bytes put into device memory at a time.
+const UPLOAD: u64 = 1 << 20;
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What blocks look like, and how many there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) block_bytes: u64,
+    /// Fragments of a block in device memory.
+    pub(super) device_fragments: u32,
+    /// Fragments of a block in host memory: 1, or as many as on the device.
+    pub(super) host_fragments: u32,
+    pub(super) slots: u32,
+}
+
+impl Shape {
+    /// Bytes of all blocks.
+    pub(super) fn set_bytes(self) -> u64 {
+        u64::from(self.slots) * self.block_bytes
+    }
+
+    /// A model whose blocks have these bytes, in `device_fragments` pieces of equal length.
+    fn config(self, alignment: u64) -> Result<LayoutConfig> {
+        let per_fragment = self.block_bytes / u64::from(self.device_fragments);
+        let inner = per_fragment / u64::from(PAGE_SIZE * DTYPE.width());
+        let config = LayoutConfig::builder()
+            .num_blocks(self.slots)
+            .num_layers(self.device_fragments / OUTER)
+            .outer_dim(OUTER)
+            .page_size(PAGE_SIZE)
+            .inner_dim(u32::try_from(inner).context("a block is too large")?)
+            .dtype(DTYPE)
+            .alignment(alignment)
+            .build()?;
+        ensure!(
+            config.bytes_per_block() == self.block_bytes,
+            "{} bytes do not make {} fragments",
+            self.block_bytes,
+            self.device_fragments
+        );
+        Ok(config)
+    }
+
+    fn layer_separate(self) -> Result<Arc<dyn BlockLayout>> {
+        Ok(Arc::new(LayerSeparate::new(self.config(512)?, AxisOrder::Nhd, OuterPlacement::KvOuter)?))
+    }
+
+    pub(super) fn device_layout(self) -> Result<Arc<dyn BlockLayout>> {
+        self.layer_separate()
+    }
+
+    fn host_layout(self) -> Result<Arc<dyn BlockLayout>> {
+        if self.host_fragments > 1 {
+            return self.layer_separate();
+        }
+        Ok(Arc::new(FullyContiguous::new(self.config(PAGE)?, AxisOrder::Nhd)?))
+    }
+}
+
+/// The disk tier, which several beds share: each has slots of its own.
+pub(super) struct Disk {
+    pub(super) engine: Arc<DiskEngine>,
+    pub(super) dir: PathBuf,
+    pub(super) shape: Shape,
+    pub(super) commit_interval: Duration,
+}
+
+impl Disk {
+    /// An engine as the product opens it, with room for `beds` beds.
+    pub(super) fn open(dir: &Path, shape: Shape, beds: u32) -> Result<Self> {
+        let slots = shape.slots.checked_mul(beds).context("too many blocks")?;
+        let config = DiskConfig::new(dir, slots, shape.block_bytes, NAMESPACE);
+        let commit_interval = config.commit.interval;
+        let (engine, _) = DiskEngine::open(config)?;
+        Ok(Self { engine: Arc::new(engine), dir: dir.to_owned(), shape, commit_interval })
+    }
+}
+
+/// A worker and its memory. Block `n` lies in slot `n` of G2 and, in a scattered order, in one of G1 and one of G3.
+pub(super) struct Bed {
+    pub(super) shape: Shape,
+    pub(super) worker: TransferManager,
+    pub(super) g1: BoundLayout,
+    pub(super) g2: BoundLayout,
+    pub(super) disk: Arc<DiskEngine>,
+    g1_slots: Vec<u32>,
+    g3_slots: Vec<u32>,
+    plans: AtomicU64,
+}
+
+impl Bed {
+    /// Bed `number` on `disk`, with every block on every tier.
+    pub(super) fn new(shape: Shape, disk: &Disk, number: u32) -> Result<Self> {
+        let memory_bytes = (shape.set_bytes() + (64 << 20)).max(256 << 20);
+        let device: Arc<dyn Device> =
+            Arc::new(EmulatedDevice::new(EmulatedConfig { memory_bytes, ..EmulatedConfig::default() })?);
+        let g1 = BoundLayout::allocate(shape.device_layout()?, &DeviceAllocator::new(Arc::clone(&device)))?;
+        let pinned = PinnedAllocator::new(Arc::clone(&device));
+        let pinned = PinnedAllocator { fallback: PinFallback::Unpinned, ..pinned };
+        let g2 = BoundLayout::allocate(shape.host_layout()?, &pinned)?;
+        upload(&device, &g1)?;
+        let mut config = WorkerConfig::new(Rank(0), Epoch(0), NAMESPACE);
+        config.device = Some(device);
+        config.g1 = Some(g1.clone());
+        config.g2 = Some(g2.clone());
+        config.g3 = Some(DiskTier { engine: Arc::clone(&disk.engine), recovered: Recovered::default() });
+        let worker = TransferManager::start(config, Arc::new(|_message| {}))?;
+        let mut rng = Rng::new(u64::from(number));
+        let g3_slots = shuffled(shape.slots, &mut rng).into_iter().map(|slot| number * shape.slots + slot);
+        let bed = Self {
+            shape,
+            worker,
+            g1,
+            g2,
+            disk: Arc::clone(&disk.engine),
+            g1_slots: shuffled(shape.slots, &mut rng),
+            g3_slots: g3_slots.collect(),
+            plans: AtomicU64::new(0),
+        };
+        pump::once(&bed, kvbm::plan::Path::G1_G2)?;
+        pump::once(&bed, kvbm::plan::Path::G2_G3)?;
+        Ok(bed)
+    }
+
+    /// Slots of a block in G1, G2 and G3.
+    pub(super) fn slots_of(&self, block: u32) -> [BlockId; 3] {
+        [self.g1_slots[block as usize], block, self.g3_slots[block as usize]].map(BlockId)
+    }
+
+    /// A number that no plan has had.
+    pub(super) fn next_plan(&self) -> u64 {
+        self.plans.fetch_add(1, Relaxed)
+    }
+
+    /// Brings every block from the disk to the device and from there to host memory, and compares what arrives.
+    pub(super) fn check_bytes(&self) -> Result<()> {
+        pump::once(self, kvbm::plan::Path::G3_G1)?;
+        pump::once(self, kvbm::plan::Path::G1_G2)?;
+        let mut bytes = vec![0; usize::try_from(self.shape.block_bytes)?];
+        let mut expected = bytes.clone();
+        for block in 0..self.shape.slots {
+            self.g2.read_block(block, &mut bytes)?;
+            let [device, ..] = self.slots_of(block);
+            let mut parts = expected.as_mut_slice();
+            for fragment in self.g1.block_fragments(device.0)? {
+                let (part, rest) = parts.split_at_mut(usize::try_from(fragment.len)?);
+                pattern(fragment.region).fill(fragment.offset, part);
+                parts = rest;
+            }
+            ensure!(bytes == expected, "block {block} came back with other bytes than were written");
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn identity(block: u32) -> BlockIdentity {
+    let hash = SequenceHash::from_bytes((u128::from(block) + 1).to_le_bytes());
+    BlockIdentity { namespace: NamespaceId(1), group: GroupId(0), hash, parent: None, position: 0 }
+}
+
+/// What region `region` of device memory is filled with.
+fn pattern(region: u32) -> CellPattern {
+    CellPattern::new([7; 16], 0, region, 0)
+}
+
+/// Fills device memory with its pattern.
+fn upload(device: &Arc<dyn Device>, g1: &BoundLayout) -> Result<()> {
+    let stream = device.create_stream("upload")?;
+    let buffer = HostBuffer::zeroed(usize::try_from(UPLOAD)?);
+    let mut bytes = vec![0; usize::try_from(UPLOAD)?];
+    for (region, memory) in (0..).zip(g1.memory()) {
+        let RegionBytes::Device(memory) = memory else { continue };
+        for offset in (0..memory.len()).step_by(usize::try_from(UPLOAD)?) {
+            let len = UPLOAD.min(memory.len() - offset);
+            pattern(region).fill(offset, &mut bytes);
+            buffer.write_at(0, &bytes)?;
+            let mut batch = CopyBatch::new(Direction::HostToDevice);
+            batch.push_host_to_device(&buffer, 0, memory, offset, len)?;
+            let copied = stream.copy(batch).map_err(|rejected| rejected.error)?;
+            copied.wait(Instant::now() + PATIENCE)?;
+        }
+    }
+    Ok(())
+}
+
+/// The numbers below `n` in an order that `rng` decides.
+pub(super) fn shuffled(n: u32, rng: &mut Rng) -> Vec<u32> {
+    let mut numbers: Vec<u32> = (0..n).collect();
+    for index in (1..numbers.len()).rev() {
+        numbers.swap(index, rng.below(index as u64 + 1) as usize);
+    }
+    numbers
+}

@@ -1,0 +1,124 @@
+//! Keeps a path of a worker busy and counts what arrives.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use kvbm::plan::{
+    BlockOutcome, BlockTransfer, ChecksumMode, Endpoint, Epoch, Gate, GroupId, Path, PlanId, Priority, Tier,
+    TransferPlan,
+};
+use kvbm_transfer::TransferHandle;
+
+use super::bed::{self, Bed, PATIENCE};
+use super::machine;
+
+/// Plans under way at a time, and the bytes of each.
+const PLANS: usize = 4;
+const PLAN_BYTES: u64 = 32 << 20;
+/// Blocks of a plan, where blocks are small or large.
+const PLAN_BLOCKS: std::ops::RangeInclusive<u64> = 8..=256;
+
+/// What one measurement moved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sample {
+    pub(super) bytes: u64,
+    pub(super) time: Duration,
+    /// Processor time of the whole process.
+    pub(super) cpu: Duration,
+}
+
+impl Sample {
+    pub(super) fn gb_per_s(self) -> f64 {
+        self.bytes as f64 / self.time.as_secs_f64() / 1e9
+    }
+
+    pub(super) fn cpu_ms_per_gb(self) -> f64 {
+        self.cpu.as_secs_f64() * 1e3 / (self.bytes as f64 / 1e9)
+    }
+}
+
+/// Notes time and processor time from here on.
+pub(super) struct Watch {
+    started: Instant,
+    cpu: Duration,
+}
+
+impl Watch {
+    pub(super) fn start() -> Self {
+        Self { started: Instant::now(), cpu: machine::cpu_time() }
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn stop(&self, bytes: u64) -> Sample {
+        Sample { bytes, time: self.elapsed(), cpu: machine::cpu_time().saturating_sub(self.cpu) }
+    }
+}
+
+/// Moves every block once.
+pub(super) fn once(bed: &Bed, path: Path) -> Result<()> {
+    run(bed, path, Duration::ZERO).map(drop)
+}
+
+/// Moves blocks along `path`, in turn, for `time` and until each was moved. Blocks that go to disk count when they are durable.
+pub(super) fn run(bed: &Bed, path: Path, time: Duration) -> Result<Sample> {
+    let mut under_way = VecDeque::with_capacity(PLANS);
+    let (mut next, mut bytes) = (0_u64, 0);
+    let plan_blocks = (PLAN_BYTES / bed.shape.block_bytes).clamp(*PLAN_BLOCKS.start(), *PLAN_BLOCKS.end());
+    // A block is never on its way twice.
+    let plan_blocks = plan_blocks.min(u64::from(bed.shape.slots) / (2 * PLANS as u64)).max(1);
+    let watch = Watch::start();
+    while next < u64::from(bed.shape.slots) || watch.elapsed() < time {
+        if under_way.len() == PLANS {
+            bytes += arrived(under_way.pop_front())?;
+        }
+        let blocks = (next..next + plan_blocks).map(|count| (count % u64::from(bed.shape.slots)) as u32);
+        under_way.push_back(bed.worker.execute(plan(bed, path, blocks))?);
+        next += plan_blocks;
+    }
+    while !under_way.is_empty() {
+        bytes += arrived(under_way.pop_front())?;
+    }
+    if path.dst == Tier::G3 {
+        bed.disk.flush(PATIENCE)?;
+    }
+    Ok(watch.stop(bytes))
+}
+
+fn plan(bed: &Bed, path: Path, blocks: impl Iterator<Item = u32>) -> TransferPlan {
+    let transfer = |block: u32| {
+        let slots = bed.slots_of(block);
+        let [src, dst] = [path.src, path.dst].map(|tier| slots[tier.index()]);
+        BlockTransfer { identity: bed::identity(block), src, dst }
+    };
+    TransferPlan {
+        plan_id: PlanId(bed.next_plan()),
+        epoch: Epoch(0),
+        group: GroupId(0),
+        src: Endpoint::Local(path.src),
+        dst: Endpoint::Local(path.dst),
+        blocks: blocks.map(transfer).collect(),
+        layers: None,
+        gate: Gate::None,
+        after: Vec::new(),
+        priority: Priority::Normal,
+        budget_ms: 0,
+        checksums: ChecksumMode::Required,
+    }
+}
+
+/// Bytes of the transfer, all of whose blocks have to arrive.
+fn arrived(handle: Option<TransferHandle>) -> Result<u64> {
+    let Some(handle) = handle else { return Ok(0) };
+    let report = handle.wait(Instant::now() + PATIENCE)?;
+    for outcome in &report.blocks {
+        if let BlockOutcome::Failed(failure) = outcome {
+            anyhow::bail!("a block did not arrive: {failure}");
+        }
+    }
+    ensure!(report.bytes > 0, "a report without bytes");
+    Ok(report.bytes)
+}
