@@ -18,6 +18,7 @@ const USES: &[(&str, &str)] = &[
     ("kvbm-plan", "kvbm_plan::Tier::G1.below() == Some(kvbm_plan::Tier::G2)"),
     ("kvbm-pool", "kvbm_pool::TRANSITIONS.len() == 6"),
     ("kvbm-storage", "kvbm_storage::SystemStorage::new(4096, 4096, kvbm_storage::HugePages::No).is_ok()"),
+    ("kvbm-test-driver", "std::mem::size_of::<kvbm_test_driver::TestDriver>() > 0"),
     ("kvbm-tokens", "kvbm_tokens::Namespace::new(\"model\").model_id() == \"model\""),
     ("kvbm-transfer", "kvbm_transfer::PathConfig::default().threads > 0"),
     ("kvbm-volume", "kvbm_volume::VolumeRegistry::new().descriptors().is_empty()"),

@@ -91,6 +91,27 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// [`DeviceError::PinLimit`], [`DeviceError::AlreadyPinned`], [`DeviceError::Os`].
     fn register_host(&self, region: HostRegion) -> Result<PinnedHost, DeviceError>;
 
+    /// As [`Device::register_host`], telling how far it has come: bytes that are done, and bytes in all. Gigabytes take
+    /// seconds. `progress` is called from several threads.
+    ///
+    /// # Errors
+    /// As [`Device::register_host`].
+    fn register_host_with(
+        &self,
+        region: HostRegion,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<PinnedHost, DeviceError> {
+        let bytes = region.len();
+        let pinned = self.register_host(region)?;
+        progress(bytes, bytes);
+        Ok(pinned)
+    }
+
+    /// The NUMA node that the device is attached to, where that is known: host memory of that node is the closest.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
     /// The implementation, for code that only works on one kind of device.
     fn as_any(&self) -> &dyn Any;
 }

@@ -49,7 +49,10 @@ mod stream;
 
 pub use batch::{CopyBatch, CopyPiece, CopyRejected, Direction};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use cuda::{CudaDevice, CudaDriver, CudaFunction, CudaLaunch, CudaModule, CudaStream, CudaUnavailable};
+pub use cuda::{
+    CopyEngine, CudaDevice, CudaDriver, CudaFunction, CudaLaunch, CudaMark, CudaModule, CudaStream,
+    CudaUnavailable, PinParts, SharedMemory, SharedVia,
+};
 pub use device::{Device, DeviceId, DeviceInfo, DeviceKind};
 pub use emulated::{
     EmulatedConfig, EmulatedDevice, EmulatedStream, Fault, FaultHandle, FaultRule, FaultTicket, KernelMemory,

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use kvbm_device::{
-    CopyBatch, CudaDevice, CudaFunction, CudaLaunch, CudaModule, CudaStream, Device, DeviceError,
+    CopyBatch, CopyEngine, CudaDevice, CudaFunction, CudaLaunch, CudaModule, CudaStream, Device, DeviceError,
     DeviceMemory, Direction, Event, EventStatus, HostBuffer, Owner, Stream,
 };
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ const SMALLEST: u64 = 64 << 10;
 /// Staging buffers that are kept for the next conversions.
 const KEPT: usize = 8;
 
-/// A CUDA device as a [`Driver`]. Its copies are asynchronous ones; it takes no batches.
+/// A CUDA device as a [`Driver`].
 #[derive(Debug)]
 pub struct CudaKernels {
     device: CudaDevice,
@@ -87,7 +87,7 @@ impl Driver for CudaKernels {
     }
 
     fn has_batches(&self) -> bool {
-        false
+        self.device.driver().has_batch_copies()
     }
 
     fn load(&self, fatbin: &'static [u8]) -> Result<Self::Module, DeviceError> {
@@ -135,10 +135,24 @@ impl Driver for CudaKernels {
 
     unsafe fn copy_batch(&self, stream: &CudaStream, pieces: &[Piece]) -> Result<(), DeviceError> {
         // SAFETY: as here.
-        unsafe { self.copy_each(stream, pieces) }
+        unsafe { self.copy_by(stream, pieces, CopyEngine::Batch) }
     }
 
     unsafe fn copy_each(&self, stream: &CudaStream, pieces: &[Piece]) -> Result<(), DeviceError> {
+        // SAFETY: as here.
+        unsafe { self.copy_by(stream, pieces, CopyEngine::Single) }
+    }
+}
+
+impl CudaKernels {
+    /// # Safety
+    /// As for [`Driver::copy_each`].
+    unsafe fn copy_by(
+        &self,
+        stream: &CudaStream,
+        pieces: &[Piece],
+        engine: CopyEngine,
+    ) -> Result<(), DeviceError> {
         let mut batch = CopyBatch::with_capacity(Direction::DeviceToDevice, pieces.len());
         let nobody: Owner = Arc::new(());
         for Piece { from, to, bytes } in pieces {
@@ -150,6 +164,6 @@ impl Driver for CudaKernels {
             };
             batch.push_device_to_device(&memory(*from), 0, &memory(*to), 0, *bytes)?;
         }
-        stream.copy(batch).map(|_event| ()).map_err(DeviceError::from)
+        stream.copy_by(batch, engine).map(|_event| ()).map_err(DeviceError::from)
     }
 }

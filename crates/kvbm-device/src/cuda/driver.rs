@@ -1,6 +1,6 @@
 //! The driver's library: loaded at run time, every function looked up by name, nothing taken for granted.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 
@@ -14,7 +14,9 @@ const OLDEST_VERSION: c_int = 12_000;
 #[non_exhaustive]
 pub enum CudaUnavailable {
     /// The library is not there, or the loader refuses it.
-    #[error("no CUDA driver: {reason}; install NVIDIA's driver, or use the emulated device")]
+    #[error(
+        "no CUDA driver: {reason}; install NVIDIA's driver, name its library in KVBM_CUDA_DRIVER, or use the emulated device"
+    )]
     NoDriver {
         /// What the loader says.
         reason: String,
@@ -36,9 +38,11 @@ pub enum CudaUnavailable {
     },
     /// The driver does not start.
     #[error(
-        "the CUDA driver does not start: cuInit says {name} ({code}); see `dmesg`, and whether library and kernel module are of one version"
+        "the CUDA driver does not start: {call} says {name} ({code}); see `dmesg`, and whether library and kernel module are of one version"
     )]
     Init {
+        /// The driver's function.
+        call: &'static str,
         /// `CUresult`.
         code: i32,
         /// Its name.
@@ -104,6 +108,7 @@ functions! {
     device_name: c"cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_total: c"cuDeviceTotalMem_v2" (*mut usize, c_int);
     device_attribute: c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    device_bus: c"cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
     context_retain: c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     context_release: c"cuDevicePrimaryCtxRelease_v2" (c_int);
     context_push: c"cuCtxPushCurrent_v2" (Handle);
@@ -112,6 +117,21 @@ functions! {
     memory_alloc: c"cuMemAlloc_v2" (*mut u64, usize);
     memory_free: c"cuMemFree_v2" (u64);
     memory_range: c"cuMemGetAddressRange_v2" (*mut u64, *mut usize, u64);
+    handle_of: c"cuIpcGetMemHandle" (*mut Opaque, u64);
+    handle_open: c"cuIpcOpenMemHandle_v2" (*mut u64, Opaque, c_uint);
+    handle_close: c"cuIpcCloseMemHandle" (u64);
+    object_granularity: c"cuMemGetAllocationGranularity" (*mut usize, *const Properties, c_uint);
+    object_create: c"cuMemCreate" (*mut Handle, usize, *const Properties, u64);
+    object_release: c"cuMemRelease" (Handle);
+    object_at: c"cuMemRetainAllocationHandle" (*mut Handle, *mut c_void);
+    object_properties: c"cuMemGetAllocationPropertiesFromHandle" (*mut Properties, Handle);
+    object_export: c"cuMemExportToShareableHandle" (*mut c_void, Handle, c_uint, u64);
+    object_import: c"cuMemImportFromShareableHandle" (*mut Handle, *mut c_void, c_uint);
+    addresses_reserve: c"cuMemAddressReserve" (*mut u64, usize, usize, u64, u64);
+    addresses_free: c"cuMemAddressFree" (u64, usize);
+    object_map: c"cuMemMap" (u64, usize, usize, Handle, u64);
+    object_unmap: c"cuMemUnmap" (u64, usize);
+    set_access: c"cuMemSetAccess" (u64, usize, *const Access, usize);
     host_register: c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
     host_unregister: c"cuMemHostUnregister" (*mut c_void);
     stream_create: c"cuStreamCreate" (*mut Handle, c_uint);
@@ -122,6 +142,7 @@ functions! {
     event_destroy: c"cuEventDestroy_v2" (Handle);
     event_record: c"cuEventRecord" (Handle, Handle);
     event_synchronize: c"cuEventSynchronize" (Handle);
+    event_elapsed: c"cuEventElapsedTime" (*mut f32, Handle, Handle);
     copy_host_to_device: c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
     copy_device_to_host: c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
     copy_device_to_device: c"cuMemcpyDtoDAsync_v2" (u64, u64, usize, Handle);
@@ -132,6 +153,60 @@ functions! {
     launch: c"cuLaunchKernel" (
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );
+    proc_address: c"cuGetProcAddress_v2" (*const c_char, *mut *mut c_void, c_int, u64, *mut c_int);
+}
+
+/// `cuMemcpyBatchAsync` of CUDA 12.8: destinations, sources, lengths, how many; attributes, where each begins, how many;
+/// the copy that was refused; the stream.
+pub(super) type CopyBatchCall = unsafe extern "C" fn(
+    *mut u64,
+    *mut u64,
+    *mut usize,
+    usize,
+    *mut CopyAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
+    Handle,
+) -> c_int;
+
+/// The version of CUDA whose `cuMemcpyBatchAsync` is asked for: that of 13.0 has one argument less.
+const COPY_BATCH_VERSION: c_int = 12_080;
+
+/// `CUmemcpyAttributes`
+#[repr(C)]
+pub(super) struct CopyAttributes {
+    /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM` (1): sources are read in the order of the stream.
+    pub(super) order: c_int,
+    /// Hints for managed memory, of which there is none here: type and number of a place.
+    pub(super) hints: [[c_int; 2]; 2],
+    pub(super) flags: c_uint,
+}
+
+/// A handle that processes exchange: `CUipcMemHandle`, `CUmemFabricHandle`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Opaque(pub(super) [u8; 64]);
+
+/// `CUmemAllocationProp`
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Properties {
+    /// `CU_MEM_ALLOCATION_TYPE_PINNED` (1)
+    pub(super) kind: c_int,
+    /// Bits of `CUmemAllocationHandleType`.
+    pub(super) handles: c_int,
+    pub(super) location: [c_int; 2],
+    pub(super) unused: usize,
+    pub(super) flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`
+#[repr(C)]
+pub(super) struct Access {
+    pub(super) location: [c_int; 2],
+    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE` (3)
+    pub(super) flags: c_int,
 }
 
 fn find(lookup: &dyn Fn(&CStr) -> Option<*mut c_void>, name: &CStr) -> Result<*mut c_void, CudaUnavailable> {
@@ -142,18 +217,41 @@ fn find(lookup: &dyn Fn(&CStr) -> Option<*mut c_void>, name: &CStr) -> Result<*m
 /// The driver of the CUDA devices of this machine.
 pub struct CudaDriver {
     functions: Functions,
+    copy_batch: Option<CopyBatchCall>,
     version: i32,
     devices: u32,
 }
 
 impl CudaDriver {
-    /// Loads the driver of this machine and starts it.
+    /// The environment variable that names another library than `libcuda.so.1`: a path, or a name for the loader.
+    pub const LIBRARY_VARIABLE: &str = "KVBM_CUDA_DRIVER";
+
+    /// The library that [`CudaDriver::open`] loads.
+    ///
+    /// # Errors
+    /// [`CudaUnavailable::NoDriver`] if the variable holds nothing that the loader can take.
+    pub fn library() -> Result<CString, CudaUnavailable> {
+        let Some(named) = std::env::var_os(Self::LIBRARY_VARIABLE) else { return Ok(c"libcuda.so.1".into()) };
+        let reason = |what: &str| format!("{} {what}", Self::LIBRARY_VARIABLE);
+        if named.is_empty() {
+            return Err(CudaUnavailable::NoDriver {
+                reason: reason("is empty: unset it, or name a library"),
+            });
+        }
+        CString::new(named.into_encoded_bytes())
+            .map_err(|_| CudaUnavailable::NoDriver { reason: reason("holds a NUL") })
+    }
+
+    /// Loads the driver of this machine, or what `KVBM_CUDA_DRIVER` names, and starts it. There is no second try: a
+    /// library that was named and cannot be used is an error.
     ///
     /// # Errors
     /// [`CudaUnavailable`] says what is missing and what to do about it.
     pub fn open() -> Result<Arc<Self>, CudaUnavailable> {
-        // SAFETY: whatever has this name is NVIDIA's driver, which every CUDA program loads in the same way.
-        unsafe { Self::open_library(c"libcuda.so.1") }
+        let library = Self::library()?;
+        // SAFETY: whatever has the driver's name is NVIDIA's driver, which every CUDA program loads in the same way; who names
+        // another library says that it is one, as with the loader's own variables.
+        unsafe { Self::open_library(&library) }
     }
 
     /// Loads a driver from a path, or by a name for the loader. It stays loaded.
@@ -183,29 +281,44 @@ impl CudaDriver {
     unsafe fn start(lookup: &dyn Fn(&CStr) -> Option<*mut c_void>) -> Result<Arc<Self>, CudaUnavailable> {
         // SAFETY: the caller answers for `lookup`.
         let functions = unsafe { Functions::load(lookup) }?;
-        let mut driver = Self { functions, version: 0, devices: 0 };
+        let mut driver = Self { functions, copy_batch: None, version: 0, devices: 0 };
         // SAFETY: takes a number.
         match unsafe { (driver.functions.init)(0) } {
             0 => {}
             NO_DEVICE => return Err(CudaUnavailable::NoDevice),
-            code => return Err(CudaUnavailable::Init { code, name: driver.name_of(code) }),
+            code => driver.started("cuInit", code)?,
         }
         // SAFETY: writes a number through a pointer to one.
         let code = unsafe { (driver.functions.driver_version)(&raw mut driver.version) };
-        driver.started(code)?;
+        driver.started("cuDriverGetVersion", code)?;
         if driver.version < OLDEST_VERSION {
             return Err(CudaUnavailable::OldDriver { version: driver.version });
         }
         let mut count = 0;
         // SAFETY: writes a number through a pointer to one.
         let code = unsafe { (driver.functions.device_count)(&raw mut count) };
-        driver.started(code)?;
+        driver.started("cuDeviceGetCount", code)?;
         driver.devices = u32::try_from(count).unwrap_or(0);
+        driver.copy_batch = driver.find_copy_batch();
         if driver.devices == 0 { Err(CudaUnavailable::NoDevice) } else { Ok(Arc::new(driver)) }
     }
 
-    fn started(&self, code: c_int) -> Result<(), CudaUnavailable> {
-        if code == 0 { Ok(()) } else { Err(CudaUnavailable::Init { code, name: self.name_of(code) }) }
+    /// `cuMemcpyBatchAsync`, where the driver has it. What it lacks it says by its result, by the status, or by neither.
+    fn find_copy_batch(&self) -> Option<CopyBatchCall> {
+        let (mut function, mut status) = (std::ptr::null_mut(), 0);
+        let (name, found) = (c"cuMemcpyBatchAsync".as_ptr(), &raw mut function);
+        // SAFETY: writes an address and a number through pointers to them; the name ends with NUL.
+        let code =
+            unsafe { (self.functions.proc_address)(name, found, COPY_BATCH_VERSION, 0, &raw mut status) };
+        if code != 0 || status != 0 || function.is_null() {
+            return None;
+        }
+        // SAFETY: the driver's function of this name and version has this type, and a pointer to it is not null.
+        Some(unsafe { std::mem::transmute::<*mut c_void, CopyBatchCall>(function) })
+    }
+
+    fn started(&self, call: &'static str, code: c_int) -> Result<(), CudaUnavailable> {
+        if code == 0 { Ok(()) } else { Err(CudaUnavailable::Init { call, code, name: self.name_of(code) }) }
     }
 
     /// Version of CUDA that the driver is for: 12040 is 12.4.
@@ -216,6 +329,15 @@ impl CudaDriver {
     /// Devices there are; at least one.
     pub fn devices(&self) -> u32 {
         self.devices
+    }
+
+    /// Whether it takes many copies in one call (`cuMemcpyBatchAsync`, since CUDA 12.8).
+    pub fn has_batch_copies(&self) -> bool {
+        self.copy_batch.is_some()
+    }
+
+    pub(super) fn copy_batch(&self) -> Option<CopyBatchCall> {
+        self.copy_batch
     }
 
     /// Names of the functions that a driver has to have.
@@ -257,6 +379,26 @@ pub(super) const ALREADY_REGISTERED: c_int = 712;
 /// or the driver is being unloaded.
 pub(super) fn is_fatal(code: c_int) -> bool {
     matches!(code, 4 | 201 | 214 | 700 | 702 | 709 | 710 | 714..=719)
+}
+
+/// What to do about an error.
+pub(super) fn way_out(code: c_int) -> &'static str {
+    match code {
+        code if is_fatal(code) => {
+            "the device's context is dead: nothing works on it before the process starts anew"
+        }
+        OUT_OF_MEMORY => "free memory of the device, or give kvbm less of it",
+        46 => "another process has the device for itself: see its compute mode in `nvidia-smi`",
+        200 | 209 | 218 | 222 => {
+            "the driver takes none of the kernels' images: update it, or build with CUDA_ARCHS for this device"
+        }
+        800 => {
+            "the system does not permit it: see what the container is given, and the driver's device files"
+        }
+        801 => "this device or its driver does not offer it; `kvbm doctor` tells what they offer",
+        999 => "see `dmesg` for what the kernel module says (Xid)",
+        _ => "see the driver's documentation of this error",
+    }
 }
 
 fn loader_error() -> String {

@@ -1,14 +1,10 @@
-//! Memory of a GPU, and memory of the host that it may reach.
+//! Memory of a GPU: ours, and an engine's.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::driver::{ALREADY_REGISTERED, OUT_OF_MEMORY};
+use super::driver::OUT_OF_MEMORY;
 use super::{GRANULARITY, Shared};
-use crate::{DeviceError, DeviceMemory, HostRegion, Owner, PinnedHost};
-
-/// `CU_MEMHOSTREGISTER_PORTABLE`: page-locked for every context.
-const PORTABLE: u32 = 1;
+use crate::{DeviceError, DeviceMemory, Owner};
 
 /// Freed when dropped.
 struct Allocation {
@@ -67,71 +63,29 @@ pub(super) unsafe fn register_external(
     address: u64,
     len: u64,
 ) -> Result<DeviceMemory, DeviceError> {
-    let unknown =
-        |nearest: String| Err(DeviceError::UnknownMemory { device: shared.id, address, len, nearest });
-    let entered = shared.enter()?;
-    let (mut base, mut size) = (0, 0_usize);
-    // SAFETY: writes numbers through pointers to them; an address that is not memory is an error.
-    let code = unsafe { (shared.functions().memory_range)(&raw mut base, &raw mut size, address) };
-    drop(entered);
-    if let Err(error) = shared.check("cuMemGetAddressRange", code) {
-        return unknown(error.to_string());
-    }
-    let end = base.saturating_add(size as u64);
-    if address.checked_add(len).is_none_or(|last| address < base || last > end) {
-        return unknown(format!("the allocation there is {size} bytes at {base:#x}"));
-    }
+    shared.range_of(address, len)?;
     let owner: Owner = Arc::new(Arc::clone(shared));
     // SAFETY: the caller keeps the memory; the owner keeps the context.
     Ok(unsafe { DeviceMemory::from_raw(shared.id, address, len, true, owner) })
 }
 
-/// Page-locked until dropped.
-struct Registration {
-    shared: Arc<Shared>,
-    start: u64,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            let start = std::ptr::with_exposed_provenance_mut::<c_void>(self.start as usize);
-            // SAFETY: registered once, unregistered once; still mapped, since `PinnedHost` holds the region longer.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().host_unregister)(start) };
+impl Shared {
+    /// Start and length of the allocation that the range lies in.
+    pub(super) fn range_of(&self, address: u64, len: u64) -> Result<(u64, u64), DeviceError> {
+        let unknown =
+            |nearest: String| Err(DeviceError::UnknownMemory { device: self.id, address, len, nearest });
+        let entered = self.enter()?;
+        let (mut base, mut size) = (0, 0_usize);
+        // SAFETY: writes numbers through pointers to them; an address that is not memory is an error.
+        let code = unsafe { (self.functions().memory_range)(&raw mut base, &raw mut size, address) };
+        drop(entered);
+        if let Err(error) = self.check("cuMemGetAddressRange", code) {
+            return unknown(error.to_string());
         }
+        let end = base.saturating_add(size as u64);
+        if address.checked_add(len).is_none_or(|last| address < base || last > end) {
+            return unknown(format!("the allocation there is {size} bytes at {base:#x}"));
+        }
+        Ok((base, size as u64))
     }
-}
-
-pub(super) fn register_host(shared: &Arc<Shared>, region: HostRegion) -> Result<PinnedHost, DeviceError> {
-    if region.is_empty() {
-        let rule = "a registration needs at least one byte";
-        return Err(DeviceError::Invalid { what: "length", value: 0, rule });
-    }
-    let page = page_bytes();
-    let start = region.address() / page * page;
-    let len = (region.address() + region.len()).next_multiple_of(page) - start;
-    let pages = std::ptr::with_exposed_provenance_mut::<c_void>(start as usize);
-    let entered = shared.enter()?;
-    // SAFETY: the pages of the region are mapped, and stay so until `PinnedHost` lets go of it.
-    let code = unsafe { (shared.functions().host_register)(pages, len as usize, PORTABLE) };
-    drop(entered);
-    match code {
-        ALREADY_REGISTERED => return Err(DeviceError::AlreadyPinned { address: start, len }),
-        OUT_OF_MEMORY => return Err(DeviceError::PinLimit { asked: len, limit: lock_limit() }),
-        code => shared.check("cuMemHostRegister", code)?,
-    }
-    Ok(PinnedHost::new(region, Box::new(Registration { shared: Arc::clone(shared), start })))
-}
-
-fn page_bytes() -> u64 {
-    // SAFETY: reads a constant of the system.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
-}
-
-fn lock_limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: writes a structure through a pointer to one.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    if failed == 0 { limit.rlim_cur } else { 0 }
 }

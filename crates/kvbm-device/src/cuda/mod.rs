@@ -3,27 +3,41 @@
 //! - *Streams* are the driver's. Each has a thread that issues operations in order, so that an operation can also wait for an
 //!   event of the host, and one that waits for what was issued, lets go of its memory and completes its event.
 //! - *Errors* of the driver carry the call, the number and the name; one that the device does not recover from says so.
-//! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an engine has recorded.
+//! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an engine has recorded,
+//!   [`CudaDevice::let_engine_wait`] lets an engine's stream wait for an event of ours.
+//! - *Copies* go to the driver many at a time where it takes that, else one by one ([`CopyEngine`]).
+//! - *Host memory* is registered in parts on several threads; copies are divided where the parts meet.
 
+mod copies;
 mod driver;
 mod event;
+mod mark;
 mod memory;
 mod module;
+mod pinning;
+mod sharing;
 mod stream;
 
-use std::any::Any;
+use std::any::{Any, TypeId};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
+
 use crate::{
-    Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, HostRegion, PinnedHost,
-    Stream,
+    Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, HostRegion, Owner,
+    PinnedHost, Stream,
 };
 
+pub use copies::CopyEngine;
 pub use driver::{CudaDriver, CudaUnavailable};
 use driver::{Functions, Handle};
+pub use mark::CudaMark;
 pub use module::{CudaFunction, CudaLaunch, CudaModule};
+pub use pinning::PinParts;
+pub use sharing::{SharedMemory, SharedVia};
 pub use stream::CudaStream;
 
 /// Most operations queued on a stream.
@@ -54,6 +68,10 @@ struct Shared {
     context: Handle,
     name: String,
     total_bytes: u64,
+    /// Host addresses where two registrations meet.
+    seams: RwLock<BTreeSet<u64>>,
+    /// What was measured once.
+    measured: Mutex<HashMap<TypeId, Owner>>,
 }
 
 impl CudaDevice {
@@ -71,9 +89,36 @@ impl CudaDevice {
             context: 0,
             name: String::new(),
             total_bytes: 0,
+            seams: RwLock::default(),
+            measured: Mutex::default(),
         };
         shared.fill_in(ordinal).map_err(CudaUnavailable::Device)?;
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Its driver.
+    pub fn driver(&self) -> &Arc<CudaDriver> {
+        &self.shared.driver
+    }
+
+    /// What is measured once on a device, such as which way of copying is the fastest: the first result of its type stays
+    /// for as long as the device is open.
+    ///
+    /// # Errors
+    /// Those of `measure`; the next caller tries again.
+    pub fn measured<T: Any + Send + Sync, E>(
+        &self,
+        measure: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        let known = |device: &Shared| device.measured.lock().get(&TypeId::of::<T>()).cloned();
+        // Nobody holds the lock while the device works: two that come at the same time both measure, and agree on one.
+        let found = if let Some(found) = known(&self.shared) {
+            found
+        } else {
+            let fresh: Owner = Arc::new(measure()?);
+            Arc::clone(self.shared.measured.lock().entry(TypeId::of::<T>()).or_insert(fresh))
+        };
+        Ok(found.downcast::<T>().unwrap_or_else(|_| unreachable!("entries have the type of their key")))
     }
 
     /// Multiprocessors of the device.
@@ -116,6 +161,31 @@ impl CudaDevice {
         // SAFETY: the caller keeps the event.
         unsafe { stream.wait_engine(event) }?;
         stream.record()
+    }
+
+    /// Lets everything that an engine queues on its stream from now on start only after `event`, one of a stream of this
+    /// device, is complete. Returns when the engine's stream knows of it, which is when ours has issued what the event
+    /// stands for.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] for an event of something else than a CUDA stream, [`DeviceError::Abandoned`] if its
+    /// stream has failed before, [`DeviceError::Driver`].
+    ///
+    /// # Safety
+    /// `stream` is a `CUstream` of this device's primary context, and stays alive during the call.
+    pub unsafe fn let_engine_wait(&self, stream: usize, event: &Event) -> Result<(), DeviceError> {
+        let Some(event) = event.backend().as_any().downcast_ref::<event::CudaEvent>() else {
+            let device = self.shared.name.clone();
+            let operation = "waiting on an engine's stream for an event that is none of a CUDA stream";
+            return Err(DeviceError::Unsupported { device, operation });
+        };
+        let Some(recorded) = event.recorded() else {
+            return Err(DeviceError::Abandoned { what: "what an engine's stream was to wait for" });
+        };
+        let _entered = self.shared.enter()?;
+        // SAFETY: the event is alive; the caller answers for the stream.
+        let code = unsafe { (self.shared.functions().stream_wait_event)(stream, recorded, 0) };
+        self.shared.check("cuStreamWaitEvent", code)
     }
 }
 
@@ -162,11 +232,7 @@ impl Shared {
     }
 
     fn error(&self, call: &'static str, code: c_int) -> DeviceError {
-        let way_out = if driver::is_fatal(code) {
-            "the device's context is dead: nothing works on it before the process starts anew"
-        } else {
-            "see the driver's documentation of this error"
-        };
+        let way_out = driver::way_out(code);
         DeviceError::Driver { device: self.id, call, code, name: self.driver.name_of(code), way_out }
     }
 
@@ -240,7 +306,19 @@ impl Device for CudaDevice {
     }
 
     fn register_host(&self, region: HostRegion) -> Result<PinnedHost, DeviceError> {
-        memory::register_host(&self.shared, region)
+        self.register_host_in_parts(region, PinParts::default(), &|_, _| {})
+    }
+
+    fn register_host_with(
+        &self,
+        region: HostRegion,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<PinnedHost, DeviceError> {
+        self.register_host_in_parts(region, PinParts::default(), progress)
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        pinning::numa_node(&self.shared)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -1,7 +1,6 @@
 //! CUDA streams, each with a thread that issues operations and one that waits for them.
 
 use std::any::Any;
-use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,13 +8,15 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 
+use super::copies::CopyEngine;
 use super::driver::Handle;
 use super::event::CudaEvent;
+use super::mark::{CudaMark, TimedEvent};
 use super::module::{CudaFunction, CudaLaunch};
 use super::{QUEUE_LIMIT, Shared};
 use crate::{
-    Completer, CopyBatch, CopyPiece, CopyRejected, DeviceError, DeviceId, DeviceMemory, Direction, Event,
-    EventStatus, Owner, Stream,
+    Completer, CopyBatch, CopyRejected, DeviceError, DeviceId, DeviceMemory, Event, EventStatus, Owner,
+    Stream,
 };
 
 /// `CU_STREAM_NON_BLOCKING`: never waits for the legacy default stream.
@@ -43,7 +44,8 @@ enum Op {
 }
 
 enum Work {
-    Copy(CopyBatch),
+    Copy(CopyBatch, CopyEngine),
+    Mark(Arc<TimedEvent>),
     Fill { memory: DeviceMemory, offset: u64, len: u64, byte: u8 },
     Launch { function: CudaFunction, launch: CudaLaunch, _owners: Vec<Owner> },
 }
@@ -144,6 +146,35 @@ impl CudaStream {
         self.submit(work).map_err(|refused| refused.0)
     }
 
+    /// As [`Stream::copy`], by the calls that `engine` names.
+    ///
+    /// # Errors
+    /// As [`Stream::copy`], and [`DeviceError::Unsupported`] where the driver has no such call.
+    pub fn copy_by(&self, batch: CopyBatch, engine: CopyEngine) -> Result<Event, Box<CopyRejected>> {
+        let shared = &self.state.shared;
+        let checked = self.check_device(batch.device()).and_then(|()| shared.check_engine(engine));
+        if let Err(error) = checked {
+            return Err(Box::new(CopyRejected { batch, error }));
+        }
+        self.submit(Work::Copy(batch, engine)).map_err(|refused| {
+            let (error, op) = *refused;
+            let Op::Work(Work::Copy(batch, _), _) = op else {
+                unreachable!("a refused operation comes back as it was")
+            };
+            Box::new(CopyRejected { batch, error })
+        })
+    }
+
+    /// A point whose distance from another one the device measures.
+    ///
+    /// # Errors
+    /// Full queue, poisoned stream, [`DeviceError::Driver`].
+    pub fn mark(&self) -> Result<CudaMark, DeviceError> {
+        let point = Arc::new(TimedEvent::new(&self.state.shared)?);
+        let passed = self.submit(Work::Mark(Arc::clone(&point))).map_err(|refused| refused.0)?;
+        Ok(CudaMark { point, passed })
+    }
+
     /// A refused operation comes back as it was.
     fn submit(&self, work: Work) -> Result<Event, Refused> {
         let (event, ticket) = Ticket::new(&self.state.shared);
@@ -183,16 +214,7 @@ impl Stream for CudaStream {
     }
 
     fn copy(&self, batch: CopyBatch) -> Result<Event, Box<CopyRejected>> {
-        if let Err(error) = self.check_device(batch.device()) {
-            return Err(Box::new(CopyRejected { batch, error }));
-        }
-        self.submit(Work::Copy(batch)).map_err(|refused| {
-            let (error, op) = *refused;
-            let Op::Work(Work::Copy(batch), _) = op else {
-                unreachable!("a refused operation comes back as it was")
-            };
-            Box::new(CopyRejected { batch, error })
-        })
+        self.copy_by(batch, CopyEngine::Auto)
     }
 
     fn fill(&self, memory: &DeviceMemory, offset: u64, len: u64, byte: u8) -> Result<Event, DeviceError> {
@@ -293,11 +315,8 @@ impl State {
     fn issue(&self, work: Option<&Work>, ticket: &Ticket) -> Result<Handle, DeviceError> {
         let _entered = self.shared.enter()?;
         match work {
-            Some(Work::Copy(batch)) => {
-                for piece in batch.pieces() {
-                    self.copy_piece(batch.direction(), piece)?;
-                }
-            }
+            Some(Work::Copy(batch, engine)) => self.shared.issue_copies(batch, *engine, self.stream)?,
+            Some(Work::Mark(point)) => point.record(self.stream)?,
             Some(Work::Fill { memory, offset, len, byte }) => {
                 let address = memory.address_of(*offset, *len)?;
                 if *len > 0 {
@@ -315,31 +334,6 @@ impl State {
             None => {}
         }
         ticket.event.record(self.stream)
-    }
-
-    fn copy_piece(&self, direction: Direction, piece: &CopyPiece) -> Result<(), DeviceError> {
-        let CopyPiece { src, dst, len } = *piece;
-        let (functions, len) = (self.shared.functions(), len as usize);
-        let from_host = || std::ptr::with_exposed_provenance::<c_void>(src as usize);
-        let to_host = || std::ptr::with_exposed_provenance_mut::<c_void>(dst as usize);
-        let (call, code) = match direction {
-            Direction::HostToDevice => {
-                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
-                let code = unsafe { (functions.copy_host_to_device)(dst, from_host(), len, self.stream) };
-                ("cuMemcpyHtoDAsync", code)
-            }
-            Direction::DeviceToHost => {
-                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
-                let code = unsafe { (functions.copy_device_to_host)(to_host(), src, len, self.stream) };
-                ("cuMemcpyDtoHAsync", code)
-            }
-            Direction::DeviceToDevice => {
-                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
-                let code = unsafe { (functions.copy_device_to_device)(dst, src, len, self.stream) };
-                ("cuMemcpyDtoDAsync", code)
-            }
-        };
-        self.shared.check(call, code)
     }
 
     /// After a failed call: what was issued before it may still run, on memory that is about to be let go.
@@ -415,7 +409,8 @@ impl Drop for State {
 impl Work {
     fn describe(&self) -> String {
         match self {
-            Self::Copy(batch) => {
+            Self::Mark(_) => "a mark".to_owned(),
+            Self::Copy(batch, _) => {
                 format!("{} copy of {} bytes in {} pieces", batch.direction(), batch.bytes(), batch.len())
             }
             Self::Fill { memory, offset, len, .. } => format!("fill of {len} bytes at {offset} of {memory}"),

@@ -1,7 +1,10 @@
 //! The CUDA device on a driver without hardware: the same code that runs on a GPU, with failures at every call.
 #![cfg(not(miri))] // It builds and loads a library.
 
+mod copies;
+mod failures;
 mod library;
+mod sharing;
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -11,7 +14,8 @@ use kvbm_device::{
     CopyBatch, CudaDevice, CudaLaunch, CudaStream, CudaUnavailable, Device, DeviceError, DeviceId,
     DeviceKind, Direction, Event, EventStatus, HostBuffer, Stream, conformance,
 };
-use library::{Engine, Library};
+use kvbm_test_driver::TestDriver;
+use library::{Engine, open_device, open_driver};
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
@@ -19,29 +23,29 @@ fn soon() -> Instant {
 
 #[test]
 fn cuda_device_conforms() {
-    let Some(library) = Library::new() else { return };
-    assert_eq!(library.device().info().kind, DeviceKind::Cuda);
-    conformance::run(&|| Arc::new(library.device()));
+    let Some(library) = TestDriver::new() else { return };
+    assert_eq!(open_device(&library).info().kind, DeviceKind::Cuda);
+    conformance::run(&|| Arc::new(open_device(&library)));
     library.assert_nothing_is_left();
 }
 
 #[test]
 fn cuda_device_conforms_under_random_delays() {
-    let Some(library) = Library::new() else { return };
+    let Some(library) = TestDriver::new() else { return };
     library.delay(Duration::from_micros(300));
-    conformance::run(&|| Arc::new(library.device()));
+    conformance::run(&|| Arc::new(open_device(&library)));
     library.assert_nothing_is_left();
 }
 
 #[test]
 fn machines_without_a_usable_device_say_what_is_missing() {
-    let Some(library) = Library::new() else { return };
+    let Some(library) = TestDriver::new() else { return };
     library.machine(0, 12_040);
-    assert_eq!(library.driver().unwrap_err(), CudaUnavailable::NoDevice);
+    assert_eq!(open_driver(&library).unwrap_err(), CudaUnavailable::NoDevice);
     library.machine(1, 11_080);
-    assert_eq!(library.driver().unwrap_err(), CudaUnavailable::OldDriver { version: 11_080 });
+    assert_eq!(open_driver(&library).unwrap_err(), CudaUnavailable::OldDriver { version: 11_080 });
     library.machine(2, 12_000);
-    let driver = library.driver().expect("an old driver is good enough");
+    let driver = open_driver(&library).expect("an old driver is good enough");
     assert_eq!((driver.devices(), driver.version()), (2, 12_000));
     let error = CudaDevice::open(&driver, DeviceId(2)).unwrap_err();
     assert_eq!(error, CudaUnavailable::NoSuchDevice { asked: DeviceId(2), count: 2 });
@@ -49,11 +53,11 @@ fn machines_without_a_usable_device_say_what_is_missing() {
     for (call, code, expected) in [
         (c"cuInit", 100, "finds no device"),
         (c"cuInit", 999, "cuInit says CUDA_ERROR_UNKNOWN (999)"),
-        (c"cuDriverGetVersion", 1, "CUDA_ERROR_INVALID_VALUE (1)"),
-        (c"cuDeviceGetCount", 100, "CUDA_ERROR_NO_DEVICE (100)"),
+        (c"cuDriverGetVersion", 1, "cuDriverGetVersion says CUDA_ERROR_INVALID_VALUE (1)"),
+        (c"cuDeviceGetCount", 100, "cuDeviceGetCount says CUDA_ERROR_NO_DEVICE (100)"),
     ] {
         library.fail(call, code, 0);
-        let error = library.driver().unwrap_err().to_string();
+        let error = open_driver(&library).unwrap_err().to_string();
         assert!(error.contains(expected), "{call:?}: {error}");
     }
     for call in [c"cuDeviceGet", c"cuDeviceGetName", c"cuDeviceTotalMem_v2", c"cuDevicePrimaryCtxRetain"] {
@@ -67,8 +71,8 @@ fn machines_without_a_usable_device_say_what_is_missing() {
 
 #[test]
 fn memory_that_the_driver_refuses_is_an_error_of_its_kind() {
-    let Some(library) = Library::new() else { return };
-    let device = library.device();
+    let Some(library) = TestDriver::new() else { return };
+    let device = open_device(&library);
     for (call, code) in [(c"cuMemAlloc_v2", 2), (c"cuMemAlloc_v2", 700), (c"cuCtxPushCurrent_v2", 201)] {
         library.fail(call, code, 0);
         match device.allocate(4096, 256).unwrap_err() {
@@ -79,6 +83,8 @@ fn memory_that_the_driver_refuses_is_an_error_of_its_kind() {
             }
         }
     }
+    // The last one has killed the context, in which there was nothing.
+    library.revive();
     let host = HostBuffer::zeroed(4096);
     library.fail(c"cuMemHostRegister_v2", 2, 0);
     let error = device.register_host(host.region().clone()).unwrap_err();
@@ -103,9 +109,9 @@ fn fill(address: u64, bytes: u32, byte: u32) -> CudaLaunch {
 
 #[test]
 fn kernels_are_loaded_and_launched_in_the_order_of_their_stream() {
-    let Some(library) = Library::new() else { return };
+    let Some(library) = TestDriver::new() else { return };
     library.delay(Duration::from_micros(200));
-    let device = library.device();
+    let device = open_device(&library);
     assert_eq!((device.multiprocessors(), device.compute_capability()), (Ok(4), Ok((9, 0))));
     // SAFETY: the test driver reads four bytes.
     let module = unsafe { device.load_module(&IMAGE) }.expect("an image");
@@ -139,7 +145,7 @@ fn kernels_are_loaded_and_launched_in_the_order_of_their_stream() {
     }
     assert_eq!(Arc::strong_count(&owner), 1, "owners are let go with the launch");
 
-    let elsewhere = library.device();
+    let elsewhere = open_device(&library);
     let other = elsewhere.create_stream("elsewhere").expect("a stream");
     let other = CudaStream::of(&*other).expect("it is one");
     // SAFETY: it is refused.
@@ -172,9 +178,10 @@ fn round_trip(device: &CudaDevice, stream: &dyn Stream) -> Result<Vec<Event>, De
 /// every event fails or completes, and nothing is left behind.
 #[test]
 fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
-    let Some(library) = Library::new() else { return };
-    let calls: [&CStr; 7] = [
+    let Some(library) = TestDriver::new() else { return };
+    let calls: [&CStr; 8] = [
         c"cuMemsetD8Async",
+        c"cuMemcpyBatchAsync",
         c"cuMemcpyHtoDAsync_v2",
         c"cuMemcpyDtoHAsync_v2",
         c"cuEventCreate",
@@ -183,8 +190,10 @@ fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
         c"cuCtxPushCurrent_v2",
     ];
     for call in calls {
+        // An old driver copies one by one.
+        library.machine(1, if call.to_bytes().starts_with(b"cuMemcpyHtoD") { 12_040 } else { 12_080 });
         for after in [0, 1, 5] {
-            let device = library.device();
+            let device = open_device(&library);
             let stream = device.create_stream("failing").expect("a stream");
             library.delay(Duration::from_micros(50));
             library.fail(call, 999, after);
@@ -198,7 +207,7 @@ fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
                 let event = stream.record().expect("events are recorded on a stopped stream");
                 assert!(event.wait(soon()).is_err(), "{call:?}: and fail");
             }
-            let whole_round_fails = ["Memset", "EventCreate", "EventRecord", "Synchronize"];
+            let whole_round_fails = ["Memset", "Batch", "HtoD", "EventCreate", "EventRecord", "Synchronize"];
             let name = call.to_string_lossy();
             if after == 0 && whole_round_fails.iter().any(|part| name.contains(part)) {
                 assert!(failed.is_some(), "{call:?}: the failure was not seen: {results:?}");
@@ -207,16 +216,17 @@ fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
             library.fail(c"", 0, 0);
             drop((stream, events, device));
             library.assert_nothing_is_left();
+            library.revive();
         }
     }
 }
 
 #[test]
 fn an_operation_that_goes_astray_kills_the_context_and_says_so() {
-    let Some(library) = Library::new() else { return };
-    let device = library.device();
+    let Some(library) = TestDriver::new() else { return };
+    let device = open_device(&library);
     let stream = device.create_stream("astray").expect("a stream");
-    library.go_astray(3);
+    library.go_astray(1);
     let events = round_trip(&device, &*stream).expect("it is queued");
     let errors: Vec<_> = events.iter().filter_map(|event| event.wait(soon()).err()).collect();
     let text = errors.first().expect("the copy fails").to_string();
@@ -227,9 +237,9 @@ fn an_operation_that_goes_astray_kills_the_context_and_says_so() {
 
 #[test]
 fn streams_wait_for_the_host() {
-    let Some(library) = Library::new() else { return };
+    let Some(library) = TestDriver::new() else { return };
     library.delay(Duration::from_micros(200));
-    let device = library.device();
+    let device = open_device(&library);
     let stream = device.create_stream("gated").expect("a stream");
     let memory = device.allocate(4096, 256).expect("memory");
     let (gate, completer) = Event::completable();
@@ -253,9 +263,9 @@ fn streams_wait_for_the_host() {
 #[test]
 fn engines_and_streams_are_ordered_by_events() {
     const LEN: usize = 256 << 10;
-    let Some(library) = Library::new() else { return };
+    let Some(library) = TestDriver::new() else { return };
     library.delay(Duration::from_micros(500));
-    let device = library.device();
+    let device = open_device(&library);
     let stream = device.create_stream("offload").expect("a stream");
     let mut engine = Engine::new(&library, LEN);
     // SAFETY: the engine keeps its memory until the end of this test, after all work on it.

@@ -1,11 +1,6 @@
 //! Conversions on the CUDA device, its driver being the test driver of `kvbm-device` with the kernels linked in: from tensors
 //! to bytes through the code that runs on a GPU.
 
-use std::ffi::{CString, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvbm_device::{
@@ -16,68 +11,14 @@ use kvbm_kernels::{
     Backend, BlockForm, BlockShape, ChunkOrder, Conversion, Converter, CudaKernels, Operand, convert,
 };
 
+use kvbm_test_driver::TestDriver;
+
 use crate::cases::Random;
-use crate::program::{compiler, required};
 
-/// The test driver; its library stays loaded.
-struct Machine {
-    driver: Arc<CudaDriver>,
-    library: *mut c_void,
-}
-
-impl Machine {
-    fn new(name: &str) -> Option<Self> {
-        static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-        let built = required(BUILT.get_or_init(build).clone(), &[])?;
-        // The loader knows libraries by their files: a copy is another driver.
-        let path = built.with_file_name(format!("lib{name}.so"));
-        std::fs::copy(built, &path).expect("a folder of our own");
-        let path = CString::new(path.as_os_str().as_bytes()).expect("no NUL");
-        // SAFETY: the library does what a driver does.
-        let driver = unsafe { CudaDriver::open_library(&path) }.expect("the driver starts");
-        // SAFETY: it is loaded already.
-        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        Some(Self { driver, library })
-    }
-
-    fn function(&self, name: &std::ffi::CStr) -> *mut c_void {
-        // SAFETY: the library is never unloaded, the name ends with NUL.
-        let function = unsafe { libc::dlsym(self.library, name.as_ptr()) };
-        assert!(!function.is_null(), "{name:?} is in the library");
-        function
-    }
-
-    fn delay(&self, us: c_int) {
-        // SAFETY: the function has this type.
-        let set = unsafe {
-            std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(self.function(c"kvbm_test_delay"))
-        };
-        set(us);
-    }
-
-    fn assert_nothing_is_left(&self) {
-        // SAFETY: the function has this type.
-        let left = unsafe {
-            std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(self.function(c"kvbm_test_left"))
-        };
-        let deadline = soon();
-        while left() != 0 {
-            assert!(Instant::now() < deadline, "{} resources of the driver are left", left());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-fn build() -> Result<PathBuf, String> {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let cpu = crates.join("tests").join("kernels").join("cpu");
-    let driver = crates.join("..").join("kvbm-device").join("tests").join("cuda").join("driver.cpp");
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libcuda-kernels.so");
-    let mut command = Command::new(compiler());
-    command.args(["-std=c++17", "-O1", "-Wall", "-Wno-unknown-pragmas", "-fno-strict-aliasing"]);
-    command.args(["-shared", "-fPIC", "-pthread", "-I"]).arg(crates.join("cuda")).arg("-I").arg(&cpu);
-    command.arg(driver).arg(cpu.join("linked.cpp")).arg("-o").arg(&library);
-    crate::program::run_compiler(&mut command).map(|()| library)
+fn device_of(library: &TestDriver) -> CudaDevice {
+    // SAFETY: the library does what a driver does.
+    let driver = unsafe { CudaDriver::open_library(library.c_path()) }.expect("the driver starts");
+    CudaDevice::open(&driver, DeviceId(0)).expect("a device")
 }
 
 fn soon() -> Instant {
@@ -143,10 +84,12 @@ fn by_the_reference(shape: &BlockShape, from: BlockForm, sources: &[Vec<u8>], to
 
 #[test]
 fn conversions_through_the_cuda_device() {
-    let Some(machine) = Machine::new("cuda-conversions") else { return };
-    machine.delay(100);
-    let device = CudaDevice::open(&machine.driver, DeviceId(0)).expect("a device");
-    assert_eq!(convert_on(&device, 12), 36);
+    for version in [12_080, 12_040] {
+        let Some(library) = TestDriver::new() else { return };
+        library.machine(1, version);
+        library.delay(Duration::from_micros(100));
+        assert_eq!(convert_on(&device_of(&library), 12), 36);
+    }
 }
 
 /// On a real GPU. Where there is none this says so, and fails only if one is required (`KVBM_REQUIRE_GPU=1`, as
@@ -185,10 +128,12 @@ fn convert_on(device: &CudaDevice, rounds: usize) -> usize {
                     source.upload(stream, &bytes);
                     let conversion = Conversion::new(shape, source.operand(), target.operand());
                     let conversion = conversion.expect("sound arguments");
-                    let backend = if round % 3 == 2 { Backend::Async } else { Backend::Auto };
+                    let backend = [Backend::Auto, Backend::Batch, Backend::Async][round % 3];
+                    let batches = converter.capabilities().batches;
+                    let backend = if batches || round % 3 != 1 { backend } else { Backend::Kernel };
                     // SAFETY: the memory is held until it was downloaded behind the conversion.
                     let taken = unsafe { converter.convert(stream, &conversion, backend) };
-                    let expected = if round % 3 == 2 { Backend::Async } else { Backend::Kernel };
+                    let expected = if backend == Backend::Auto { Backend::Kernel } else { backend };
                     assert_eq!(taken, Ok(expected));
                     let converted = target.download(stream);
                     assert!(
@@ -204,8 +149,8 @@ fn convert_on(device: &CudaDevice, rounds: usize) -> usize {
 
 #[test]
 fn what_was_staged_is_given_back() {
-    let Some(machine) = Machine::new("cuda-staged") else { return };
-    let device = CudaDevice::open(&machine.driver, DeviceId(0)).expect("a device");
+    let Some(library) = TestDriver::new() else { return };
+    let device = device_of(&library);
     let converter = Converter::new(CudaKernels::new(device.clone()).expect("attributes"));
     let shape = BlockShape::new(1, 2, 2, 4, 8, 2).expect("a small shape");
     let source = Chunks::new(&device, &shape, BlockForm::Stack(ChunkOrder::Nhd), 3);
@@ -223,5 +168,5 @@ fn what_was_staged_is_given_back() {
     }
     assert!(free.iter().all(|bytes| *bytes == free[0]), "staging memory is used again: {free:?}");
     drop((source, target, opened, converter, device));
-    machine.assert_nothing_is_left();
+    library.assert_nothing_is_left();
 }

@@ -1,0 +1,117 @@
+//! How the copies of a batch get to the driver.
+
+use std::ffi::c_void;
+use std::ops::Bound;
+
+use super::Shared;
+use super::driver::{CopyAttributes, CopyBatchCall, Handle};
+use crate::{CopyBatch, CopyPiece, DeviceError, Direction};
+
+/// Copies of one call: with some ten thousand the driver has been seen to hang.
+const MOST_AT_ONCE: usize = 4096;
+
+/// Which calls of the driver a batch of copies becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum CopyEngine {
+    /// Many at a time where the driver takes that and there are several, else one by one.
+    #[default]
+    Auto,
+    /// Many at a time (`cuMemcpyBatchAsync`); an error where the driver is older than CUDA 12.8.
+    Batch,
+    /// One by one (`cuMemcpyHtoDAsync` and its like).
+    Single,
+}
+
+impl Shared {
+    /// Whether the driver has what is asked for.
+    pub(super) fn check_engine(&self, engine: CopyEngine) -> Result<(), DeviceError> {
+        if engine == CopyEngine::Batch && self.driver.copy_batch().is_none() {
+            let operation = "batches of copies (cuMemcpyBatchAsync came with the driver of CUDA 12.8)";
+            return Err(DeviceError::Unsupported { device: self.name.clone(), operation });
+        }
+        Ok(())
+    }
+
+    /// Issues the copies; the context is entered, the engine was checked.
+    pub(super) fn issue_copies(
+        &self,
+        batch: &CopyBatch,
+        engine: CopyEngine,
+        stream: Handle,
+    ) -> Result<(), DeviceError> {
+        let direction = batch.direction();
+        let pieces = self.without_seams(batch);
+        let pieces = pieces.as_deref().unwrap_or(batch.pieces());
+        match (engine, self.driver.copy_batch()) {
+            (CopyEngine::Batch, Some(call)) => self.many(call, pieces, stream),
+            (CopyEngine::Auto, Some(call)) if pieces.len() > 1 => self.many(call, pieces, stream),
+            _ => pieces.iter().try_for_each(|piece| self.one(direction, piece, stream)),
+        }
+    }
+
+    /// The pieces, divided where two registrations of host memory meet: the driver takes no copy across. `None` if none
+    /// has to be.
+    fn without_seams(&self, batch: &CopyBatch) -> Option<Vec<CopyPiece>> {
+        let on_host = |piece: &CopyPiece| match batch.direction() {
+            Direction::HostToDevice => Some(piece.src),
+            Direction::DeviceToHost => Some(piece.dst),
+            Direction::DeviceToDevice => None,
+        };
+        let seams = self.seams.read();
+        if seams.is_empty() || batch.direction() == Direction::DeviceToDevice {
+            return None;
+        }
+        let mut pieces = Vec::with_capacity(batch.len());
+        for piece in batch.pieces() {
+            let (host, mut begin) = (on_host(piece)?, 0);
+            let inside = (Bound::Excluded(host), Bound::Excluded(host.saturating_add(piece.len)));
+            for end in seams.range(inside).map(|seam| seam - host).chain([piece.len]) {
+                pieces.push(CopyPiece { src: piece.src + begin, dst: piece.dst + begin, len: end - begin });
+                begin = end;
+            }
+        }
+        Some(pieces)
+    }
+
+    fn many(&self, call: CopyBatchCall, pieces: &[CopyPiece], stream: Handle) -> Result<(), DeviceError> {
+        for some in pieces.chunks(MOST_AT_ONCE) {
+            let mut to: Vec<u64> = some.iter().map(|piece| piece.dst).collect();
+            let mut from: Vec<u64> = some.iter().map(|piece| piece.src).collect();
+            let mut bytes: Vec<usize> = some.iter().map(|piece| piece.len as usize).collect();
+            let mut attributes = CopyAttributes { order: 1, hints: [[0; 2]; 2], flags: 0 };
+            let (mut begin, mut failed) = (0, usize::MAX);
+            let (to, from, bytes) = (to.as_mut_ptr(), from.as_mut_ptr(), bytes.as_mut_ptr());
+            let (attributes, begin, failed) = (&raw mut attributes, &raw mut begin, &raw mut failed);
+            // SAFETY: the three lists are as long as is said, there is one attribute that begins at 0, the stream is not the
+            // default one; the ranges were checked when the pieces were pushed, and the batch holds their memory.
+            let code = unsafe { call(to, from, bytes, some.len(), attributes, begin, 1, failed, stream) };
+            self.check("cuMemcpyBatchAsync", code)?;
+        }
+        Ok(())
+    }
+
+    fn one(&self, direction: Direction, piece: &CopyPiece, stream: Handle) -> Result<(), DeviceError> {
+        let CopyPiece { src, dst, len } = *piece;
+        let (functions, len) = (self.functions(), len as usize);
+        let from_host = || std::ptr::with_exposed_provenance::<c_void>(src as usize);
+        let to_host = || std::ptr::with_exposed_provenance_mut::<c_void>(dst as usize);
+        let (call, code) = match direction {
+            Direction::HostToDevice => {
+                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
+                let code = unsafe { (functions.copy_host_to_device)(dst, from_host(), len, stream) };
+                ("cuMemcpyHtoDAsync", code)
+            }
+            Direction::DeviceToHost => {
+                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
+                let code = unsafe { (functions.copy_device_to_host)(to_host(), src, len, stream) };
+                ("cuMemcpyDtoHAsync", code)
+            }
+            Direction::DeviceToDevice => {
+                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
+                let code = unsafe { (functions.copy_device_to_device)(dst, src, len, stream) };
+                ("cuMemcpyDtoDAsync", code)
+            }
+        };
+        self.check(call, code)
+    }
+}

@@ -1,0 +1,178 @@
+//! Host memory that a GPU reaches: page-locked and registered, in parts on several threads, since the system has to find and
+//! lock every page of it.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::driver::{ALREADY_REGISTERED, OUT_OF_MEMORY};
+use super::{CudaDevice, Shared};
+use crate::{DeviceError, HostRegion, PinnedHost};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: page-locked for every context.
+const PORTABLE: u32 = 1;
+
+/// How host memory is divided to be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinParts {
+    /// Bytes of a part; rounded up to pages.
+    pub bytes: u64,
+    /// Threads that register, at least 1.
+    pub threads: usize,
+}
+
+impl Default for PinParts {
+    /// Parts of 256 MiB, on up to eight threads: what the system's own locks let through.
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+        Self { bytes: 256 << 20, threads }
+    }
+}
+
+/// Registered until dropped.
+struct Registration {
+    shared: Arc<Shared>,
+    start: u64,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.shared.enter() {
+            let start = std::ptr::with_exposed_provenance_mut::<c_void>(self.start as usize);
+            // SAFETY: registered once, unregistered once; still mapped, since `PinnedHost` holds the region longer.
+            let _nothing_to_do_about_it = unsafe { (self.shared.functions().host_unregister)(start) };
+        }
+    }
+}
+
+/// All parts of a region, and the places where they meet.
+struct Registrations {
+    shared: Arc<Shared>,
+    seams: Vec<u64>,
+    parts: Vec<Registration>,
+}
+
+impl Drop for Registrations {
+    fn drop(&mut self) {
+        self.parts.clear();
+        let mut seams = self.shared.seams.write();
+        for seam in &self.seams {
+            seams.remove(seam);
+        }
+    }
+}
+
+impl CudaDevice {
+    /// As [`Device::register_host`](crate::Device::register_host), divided as `parts` says. `progress` gets the bytes that
+    /// are done and the bytes in all, from several threads.
+    ///
+    /// # Errors
+    /// As [`Device::register_host`](crate::Device::register_host); then no part of the region stays registered.
+    pub fn register_host_in_parts(
+        &self,
+        region: HostRegion,
+        parts: PinParts,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<PinnedHost, DeviceError> {
+        let shared = &self.shared;
+        if region.is_empty() {
+            let rule = "a registration needs at least one byte";
+            return Err(DeviceError::Invalid { what: "length", value: 0, rule });
+        }
+        let page = page_bytes();
+        let start = region.address() / page * page;
+        let end = (region.address() + region.len()).next_multiple_of(page);
+        let step = parts.bytes.max(1).next_multiple_of(page);
+        let starts: Vec<u64> = (start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).collect();
+        // Known before anybody copies: a copy must lie in one registration.
+        let seams = starts[1..].to_vec();
+        shared.seams.write().extend(&seams);
+        let mut held = Registrations { shared: Arc::clone(shared), seams, parts: Vec::new() };
+        held.parts = register_all(shared, &starts, (end, step), parts.threads, progress)?;
+        Ok(PinnedHost::new(region, Box::new(held)))
+    }
+}
+
+/// Registers the parts that begin at `starts`; the last one ends at `end`, the others are `step` bytes long.
+fn register_all(
+    shared: &Arc<Shared>,
+    starts: &[u64],
+    (end, step): (u64, u64),
+    threads: usize,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Vec<Registration>, DeviceError> {
+    let total = end - starts[0];
+    let (next, done, failed) = (Mutex::new(starts.iter()), AtomicU64::new(0), AtomicBool::new(false));
+    let some = || -> Result<Vec<Registration>, DeviceError> {
+        let mut held = Vec::new();
+        while !failed.load(Ordering::Relaxed) {
+            let Some(start) = next.lock().next() else { break };
+            let len = step.min(end - start);
+            held.push(register(shared, *start, len).inspect_err(|_| failed.store(true, Ordering::Relaxed))?);
+            progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
+        }
+        Ok(held)
+    };
+    let others = threads.clamp(1, starts.len()) - 1;
+    let results: Vec<_> = std::thread::scope(|scope| {
+        // Where the system refuses threads, fewer do it.
+        let spawn = |_| std::thread::Builder::new().name("kvbm-pin".into()).spawn_scoped(scope, some).ok();
+        let threads: Vec<_> = (0..others).filter_map(spawn).collect();
+        let mine = some();
+        let gone = || Err(DeviceError::Abandoned { what: "a thread that registers host memory" });
+        let theirs = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| gone()));
+        theirs.chain([mine]).collect()
+    });
+    let mut all = Vec::new();
+    let mut error = None;
+    for result in results {
+        match result {
+            Ok(held) => all.extend(held),
+            Err(refused) => error = Some(refused),
+        }
+    }
+    error.map_or(Ok(all), Err)
+}
+
+fn register(shared: &Arc<Shared>, start: u64, len: u64) -> Result<Registration, DeviceError> {
+    let pages = std::ptr::with_exposed_provenance_mut::<c_void>(start as usize);
+    let entered = shared.enter()?;
+    // SAFETY: the pages of the region are mapped, and stay so until `PinnedHost` lets go of it.
+    let code = unsafe { (shared.functions().host_register)(pages, len as usize, PORTABLE) };
+    drop(entered);
+    match code {
+        ALREADY_REGISTERED => return Err(DeviceError::AlreadyPinned { address: start, len }),
+        OUT_OF_MEMORY => return Err(DeviceError::PinLimit { asked: len, limit: lock_limit() }),
+        code => shared.check("cuMemHostRegister", code)?,
+    }
+    Ok(Registration { shared: Arc::clone(shared), start })
+}
+
+/// As the system tells of the device's place on the bus; -1 there means that there is only one node.
+pub(super) fn numa_node(shared: &Shared) -> Option<u32> {
+    let mut name = [0_u8; 32];
+    let length = i32::try_from(name.len()).ok()?;
+    // SAFETY: writes at most as many bytes as it is told there are, a NUL among them.
+    let code =
+        unsafe { (shared.functions().device_bus)(name.as_mut_ptr().cast::<c_char>(), length, shared.handle) };
+    shared.check("cuDeviceGetPCIBusId", code).ok()?;
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let name = std::str::from_utf8(name).ok()?.to_lowercase();
+    let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{name}/numa_node")).ok()?;
+    text.trim().parse().ok()
+}
+
+fn page_bytes() -> u64 {
+    // SAFETY: reads a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+}
+
+fn lock_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes a structure through a pointer to one.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    if failed == 0 { limit.rlim_cur } else { 0 }
+}
