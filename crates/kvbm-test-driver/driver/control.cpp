@@ -38,7 +38,9 @@ API void kvbm_test_no_fabric() { driver.no_fabric = true; }
 API void kvbm_test_go_astray(int after) { driver.fail_operation = after; }
 // The process has started anew.
 API void kvbm_test_revive() {
+  std::unique_lock<std::shared_mutex> nobody_works(driver.working);
   std::lock_guard<std::mutex> lock(driver.mutex);
+  ++driver.life;
   driver.dead = 0;
   driver.fail_operation = -1;
   driver.ranges.clear();

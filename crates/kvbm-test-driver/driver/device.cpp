@@ -5,6 +5,11 @@ Driver driver;
 thread_local int current = 0;
 const uintptr_t kContext = 0xC0;
 
+void kill_context(int code) {
+  std::unique_lock<std::shared_mutex> nobody_works(driver.working);
+  driver.dead = code;
+}
+
 int answer(const char* call, bool needs_context) {
   std::lock_guard<std::mutex> lock(driver.mutex);
   ++driver.counts[call];
@@ -95,7 +100,7 @@ API int cuDevicePrimaryCtxRelease_v2(int) {
 API int cuCtxPushCurrent_v2(uintptr_t context) {
   if (int code = answer("cuCtxPushCurrent_v2", false)) {
     // A context that cannot be entered stays so.
-    driver.dead = code;
+    kill_context(code);
     return code;
   }
   if (driver.dead) return driver.dead;

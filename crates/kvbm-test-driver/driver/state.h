@@ -15,6 +15,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <shared_mutex>
 #include <string>
 
 // Part of the driver's interface; everything else stays inside the library.
@@ -109,6 +110,8 @@ struct Driver {
   std::string failed;   // the call that did
   std::map<std::string, int> counts;
   std::atomic<int> dead{0};
+  std::atomic<int> life{0};     // of the process: work of an earlier one is never done
+  std::shared_mutex working;  // held by work that touches memory: nothing does any more when a context is dead
   std::atomic<int> fail_operation{-1};  // the operation on a stream that kills the context
   std::atomic<int> delay_us{0};
   std::mt19937 random{1};
@@ -117,6 +120,8 @@ struct Driver {
 extern Driver driver;
 extern thread_local int current;  // contexts pushed on this thread
 
+// The context is dead from here on.
+void kill_context(int code);
 // What a call answers before it does anything.
 int answer(const char* call, bool needs_context);
 // Whether the range lies in memory of the device.

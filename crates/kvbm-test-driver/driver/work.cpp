@@ -40,11 +40,22 @@ static int enqueue(Stream* stream, std::function<void()> operation) {
   return OK;
 }
 
-// Work that touches memory. A dead context does nothing.
+// Work that touches memory; whether it goes well. A dead context does nothing.
+static int enqueue_checked(Stream* stream, std::function<bool()> work) {
+  return enqueue(stream, [work, life = driver.life.load()] {
+    if (life != driver.life) return;
+    bool good = !(driver.fail_operation >= 0 && driver.fail_operation-- == 0);
+    if (good) {
+      std::shared_lock<std::shared_mutex> working(driver.working);
+      good = driver.dead || life != driver.life || work();
+    }
+    if (!good) kill_context(ILLEGAL_ADDRESS);
+  });
+}
 static int enqueue_work(Stream* stream, std::function<void()> work) {
-  return enqueue(stream, [work] {
-    if (driver.fail_operation >= 0 && driver.fail_operation-- == 0) driver.dead = ILLEGAL_ADDRESS;
-    if (!driver.dead) work();
+  return enqueue_checked(stream, [work] {
+    work();
+    return true;
   });
 }
 
@@ -261,14 +272,13 @@ API int cuLaunchKernel(Function* function, unsigned grid, unsigned, unsigned, un
   if (extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4]) return INVALID_VALUE;
   const size_t bytes = *(size_t*)extra[3];
   const std::string argument((const char*)extra[1], bytes);
-  return enqueue_work(stream, [=] {
-    if (function->name == "kvbm_test_fill") {
-      Fill fill;
-      memcpy(&fill, argument.data(), sizeof fill);
-      if (!on_device(fill.to, fill.bytes)) driver.dead = ILLEGAL_ADDRESS;
-      else memset((void*)fill.to, (int)fill.byte, fill.bytes);
-    } else if (kvbm_kernels_run(function->name.c_str(), grid, threads, shared_bytes, argument.data(), bytes)) {
-      driver.dead = ILLEGAL_ADDRESS;
-    }
+  return enqueue_checked(stream, [=] {
+    if (function->name != "kvbm_test_fill")
+      return !kvbm_kernels_run(function->name.c_str(), grid, threads, shared_bytes, argument.data(), bytes);
+    Fill fill;
+    memcpy(&fill, argument.data(), sizeof fill);
+    const bool sound = on_device(fill.to, fill.bytes);
+    if (sound) memset((void*)fill.to, (int)fill.byte, fill.bytes);
+    return sound;
   });
 }

@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 
 use super::copies::CopyEngine;
-use super::driver::Handle;
+use super::driver::{Handle, is_fatal};
 use super::event::CudaEvent;
 use super::mark::{CudaMark, TimedEvent};
 use super::module::{CudaFunction, CudaLaunch};
@@ -304,8 +304,7 @@ impl State {
                 }
                 Err(error) => {
                     self.stop(&error);
-                    self.drain();
-                    drop(work);
+                    self.let_go(work);
                     ticket.complete(Err(error));
                 }
             }
@@ -336,13 +335,20 @@ impl State {
         ticket.event.record(self.stream)
     }
 
-    /// After a failed call: what was issued before it may still run, on memory that is about to be let go.
-    fn drain(&self) {
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: the stream is alive. An error means that nothing of it runs any more.
-            let _nothing_to_do_about_it =
-                unsafe { (self.shared.functions().stream_synchronize)(self.stream) };
+    /// After a failed call, which may have left copies behind that still run: lets go of the memory of an operation when the
+    /// device is done with it, or never, if that cannot be found out.
+    fn let_go(&self, work: Option<Work>) {
+        if !self.is_idle() {
+            std::mem::forget(work);
         }
+    }
+
+    /// Waits until nothing of the stream runs any more; whether that is sure. In a dead context nothing does.
+    fn is_idle(&self) -> bool {
+        let Ok(_entered) = self.shared.enter() else { return true };
+        // SAFETY: the stream is alive.
+        let code = unsafe { (self.shared.functions().stream_synchronize)(self.stream) };
+        code == 0 || is_fatal(code)
     }
 
     /// On the device for events of CUDA streams, in this thread for all others.
@@ -380,11 +386,13 @@ impl State {
                 let stream = Arc::clone(&self.name);
                 DeviceError::OperationFailed { stream, operation, reason: error.to_string() }
             });
+            // Its memory is let go before anybody learns that it is complete.
             if let Err(error) = &result {
                 self.stop(error);
+                self.let_go(work);
+            } else {
+                drop(work);
             }
-            // Its memory is let go before anybody learns that it is complete.
-            drop(work);
             ticket.complete(result);
         }
     }

@@ -38,8 +38,9 @@ fn scenario(library: &TestDriver) -> Result<(), String> {
             }
             stream.copy_by(into, engine).map_err(DeviceError::from)?;
         }
-        // SAFETY: the memory is held to the end.
-        unsafe { stream.launch(&function, fill(part.address(), 1024, 9), Vec::new()) }?;
+        let owner: kvbm_device::Owner = std::sync::Arc::new(memory.clone());
+        // SAFETY: the launch holds the memory.
+        unsafe { stream.launch(&function, fill(part.address(), 1024, 9), vec![owner]) }?;
         let mut within = CopyBatch::new(Direction::DeviceToDevice);
         within.push_device_to_device(&memory, 0, &memory, 1 << 15, 4096)?;
         let written = stream.copy(within).map_err(DeviceError::from)?;
