@@ -1,6 +1,7 @@
 //! What every [`EventTransport`] must do: run [`check`] in the tests of an implementation.
 
-use crate::{EventReceiver, EventTransport, Payload};
+use crate::{EventReceiver, EventTransport, Payload, SourceId};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Generous: a correct transport answers much sooner.
@@ -15,6 +16,7 @@ pub fn check<T: EventTransport>(make: impl Fn() -> T) {
     waits_no_longer_than_asked(&make());
     a_stalled_subscriber_harms_nobody(&make());
     a_dropped_subscriber_harms_nobody(&make());
+    questions_are_answered_by_who_answers_for_the_source(&make());
 }
 
 fn payload(number: u32, len: usize) -> Payload {
@@ -87,11 +89,40 @@ fn a_dropped_subscriber_harms_nobody(transport: &dyn EventTransport) {
     expect(transport.name(), reader.as_mut(), &sent);
 }
 
+fn questions_are_answered_by_who_answers_for_the_source(transport: &dyn EventTransport) {
+    let name = transport.name();
+    let ask = |source, question: &Payload| transport.ask(SourceId(source), question, Duration::from_secs(2));
+    let question = payload(1, 300_000);
+    assert!(ask(7, &question).is_err(), "{name}: nobody answers yet");
+    let start = |source: u64| {
+        let responder = move |question: &[u8]| {
+            Payload::from(question.iter().rev().map(|byte| byte ^ source as u8).collect::<Vec<u8>>())
+        };
+        match transport.answer(SourceId(source), Arc::new(responder)) {
+            Ok(answering) => answering,
+            Err(error) => panic!("{name}: answering failed: {error}"),
+        }
+    };
+    let answering = [start(7), start(8)];
+    for source in [8, 7, 8] {
+        let wanted: Vec<u8> = question.iter().rev().map(|byte| byte ^ source as u8).collect();
+        let got = ask(source, &question);
+        assert!(
+            matches!(&got, Ok(answer) if **answer == *wanted),
+            "{name}: who answers for a source gets the question unchanged, and the asker the answer"
+        );
+    }
+    drop(answering);
+    let deadline = Instant::now() + PATIENCE;
+    while ask(7, &question).is_ok() {
+        assert!(Instant::now() < deadline, "{name}: nobody answers any more");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{InProcessConfig, InProcessTransport, TransportError};
-    use std::sync::Arc;
+    use crate::{Answering, InProcessConfig, InProcessTransport, Responder, TransportError};
 
     #[test]
     fn the_in_process_transport_conforms() {
@@ -113,6 +144,17 @@ mod tests {
         }
         fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
             self.0.subscribe()
+        }
+        fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
+            self.0.answer(source, responder)
+        }
+        fn ask(
+            &self,
+            source: SourceId,
+            question: &Payload,
+            timeout: Duration,
+        ) -> Result<Payload, TransportError> {
+            self.0.ask(source, question, timeout)
         }
     }
 

@@ -1,31 +1,11 @@
 //! An index that stays right: events applied, losses repaired by snapshots.
 
 use crate::{
-    Delivery, EventBlock, EventKind, KvEvent, KvIndex, SourceId, StreamId, Subscriber, TransportError,
+    Delivery, EventKind, KvEvent, KvIndex, Snapshot, SnapshotSource, SourceId, StreamId, Subscriber,
+    TransportError,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-
-/// What a stream's shard holds at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// The state is the one after every event below this number and before this one.
-    pub next_sequence: u64,
-    /// Every block at every place, in any order.
-    pub blocks: Vec<EventBlock>,
-}
-
-/// Where snapshots come from: the pool itself in its own process, else a question to the source.
-pub trait SnapshotSource {
-    /// The state of a stream now; `None` when the source cannot say it at the moment: it is asked again.
-    fn snapshot(&mut self, stream: StreamId) -> Option<Snapshot>;
-}
-
-impl<F: FnMut(StreamId) -> Option<Snapshot>> SnapshotSource for F {
-    fn snapshot(&mut self, stream: StreamId) -> Option<Snapshot> {
-        self(stream)
-    }
-}
 
 /// Counters of an [`IndexFollower`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,7 +126,8 @@ impl<S: SnapshotSource> IndexFollower<S> {
         let mut any = false;
         for (stream, reach) in wanted {
             // An older one would leave the gap.
-            let snapshot = self.snapshots.snapshot(stream).filter(|found| found.next_sequence >= reach);
+            let snapshot =
+                self.snapshots.snapshot(stream, reach).filter(|found| found.next_sequence >= reach);
             let Some(snapshot) = snapshot else { continue };
             self.load(stream, snapshot);
             any = true;

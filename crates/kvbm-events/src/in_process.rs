@@ -1,7 +1,8 @@
 //! The transport inside one process: a bounded queue per subscriber.
 
 use crate::queue::{Queue, QueueReceiver};
-use crate::{EventReceiver, EventTransport, Payload, TransportError};
+use crate::responders::Responders;
+use crate::{Answering, EventReceiver, EventTransport, Payload, Responder, SourceId, TransportError};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,16 +26,23 @@ impl Default for InProcessConfig {
 }
 
 /// Delivers to subscribers of the same process. Publishing never waits: a full queue loses its oldest payload.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct InProcessTransport {
     config: InProcessConfig,
     subscribers: Mutex<Vec<Weak<Queue>>>,
+    responders: Arc<Responders>,
+}
+
+impl std::fmt::Debug for InProcessTransport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InProcessTransport").field("config", &self.config).finish_non_exhaustive()
+    }
 }
 
 impl InProcessTransport {
     /// A transport without subscribers.
     pub fn new(config: InProcessConfig) -> Self {
-        Self { config, subscribers: Mutex::default() }
+        Self { config, subscribers: Mutex::default(), responders: Arc::default() }
     }
 
     /// Living subscribers.
@@ -68,6 +76,23 @@ impl EventTransport for InProcessTransport {
         let queue = Arc::new(Queue::default());
         self.subscribers.lock().push(Arc::downgrade(&queue));
         Ok(Box::new(QueueReceiver::new(queue, NAME)))
+    }
+
+    fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
+        Ok(self.responders.add(source, responder))
+    }
+
+    fn ask(
+        &self,
+        source: SourceId,
+        question: &Payload,
+        _timeout: Duration,
+    ) -> Result<Payload, TransportError> {
+        let Some(responder) = self.responders.find(source) else {
+            let reason = format!("nobody answers for source {source}");
+            return Err(TransportError::Unavailable { transport: NAME, reason });
+        };
+        Ok(responder(question))
     }
 }
 

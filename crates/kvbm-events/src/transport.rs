@@ -1,5 +1,6 @@
 //! The seam to whatever carries batches.
 
+use crate::SourceId;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ pub enum TransportError {
 ///
 /// The contract, checked by [`crate::conformance`]: payloads arrive unchanged; those that one thread published arrive
 /// in that order; any may be lost or repeated; no call waits much longer than its `timeout`; a subscriber sees what is
-/// published after [`subscribe`](Self::subscribe) returned; queues are bounded, and a slow subscriber costs only itself.
+/// published after [`subscribe`](Self::subscribe) returned; queues are bounded, and a slow subscriber costs only itself;
+/// questions find who answers for their source, from any end of the transport.
 pub trait EventTransport: Send + Sync {
     /// Name of the implementer, for errors and metrics.
     fn name(&self) -> &'static str;
@@ -57,6 +59,35 @@ pub trait EventTransport: Send + Sync {
 
     /// Starts to collect payloads for a new subscriber.
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError>;
+
+    /// Answers questions about `source` with `responder` until what is returned is dropped. Of two that answer for one
+    /// source, any may be asked.
+    fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError>;
+
+    /// Asks whoever answers for `source`, waiting at most `timeout`. [`TransportError::Unavailable`] when nobody does.
+    fn ask(&self, source: SourceId, question: &Payload, timeout: Duration)
+    -> Result<Payload, TransportError>;
+}
+
+/// Answers a question. It is called on threads of the transport's and may take its time; it must not panic.
+pub type Responder = Arc<dyn Fn(&[u8]) -> Payload + Send + Sync>;
+
+/// Somebody answers as long as this is there.
+pub struct Answering(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl Answering {
+    /// Calls `end` when it is dropped.
+    pub fn new(end: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Some(Box::new(end)))
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        if let Some(end) = self.0.take() {
+            end();
+        }
+    }
 }
 
 /// One subscriber's end of a transport.

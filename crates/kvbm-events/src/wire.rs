@@ -178,7 +178,7 @@ fn write_event(out: &mut Vec<u8>, event: &KvEvent) {
 }
 
 /// Everything of a block but its local hash.
-fn write_block(out: &mut Vec<u8>, block: &EventBlock) {
+pub(crate) fn write_block(out: &mut Vec<u8>, block: &EventBlock) {
     write_uint(out, u64::from(block.identity.namespace.0));
     write_uint(out, u64::from(block.identity.group.0));
     write_bin(out, block.identity.hash.as_bytes());
@@ -299,7 +299,7 @@ fn read_extra(reader: &mut Reader<'_>) -> Result<Vec<(String, String)>, Malforme
 }
 
 /// Everything of a block but its local hash.
-fn read_block(reader: &mut Reader<'_>) -> Result<EventBlock, Malformed> {
+pub(crate) fn read_block(reader: &mut Reader<'_>) -> Result<EventBlock, Malformed> {
     let hash = |reader: &mut Reader<'_>| reader.bin("a hash of 16 bytes").map(SequenceHash::from_bytes);
     let identity = BlockIdentity {
         namespace: NamespaceId(reader.uint("a namespace")?),

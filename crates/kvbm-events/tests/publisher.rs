@@ -5,9 +5,9 @@
 mod support;
 
 use kvbm_events::{
-    ConfigError, Delivery, EventBatch, EventKind, EventManager, EventReceiver, EventTransport, FlushError,
-    InProcessTransport, KvEvent, Payload, Publisher, PublisherConfig, SourceId, Subscriber, TransportError,
-    wire,
+    Answering, ConfigError, Delivery, EventBatch, EventKind, EventManager, EventReceiver, EventTransport,
+    FlushError, InProcessTransport, KvEvent, Payload, Publisher, PublisherConfig, Responder, SourceId,
+    Subscriber, TransportError, wire,
 };
 use kvbm_plan::Epoch;
 use std::sync::mpsc;
@@ -215,6 +215,14 @@ impl EventTransport for Stuck {
         Ok(())
     }
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
+        Err(TransportError::Closed { transport: "stuck" })
+    }
+
+    fn answer(&self, _source: SourceId, _responder: Responder) -> Result<Answering, TransportError> {
+        Err(TransportError::Closed { transport: "stuck" })
+    }
+
+    fn ask(&self, _: SourceId, _: &Payload, _: Duration) -> Result<Payload, TransportError> {
         Err(TransportError::Closed { transport: "stuck" })
     }
 }

@@ -53,8 +53,9 @@ fn zmq_over_ipc_conforms() {
     let number = std::cell::Cell::new(0);
     conformance::check(|| {
         number.set(number.get() + 1);
-        let path = format!("ipc://{}/{}.sock", folder.path().display(), number.get());
-        ZmqTransport::bind(ZmqConfig::default(), &ZmqAddress::new(path)).unwrap()
+        let path = format!("ipc://{}/{}", folder.path().display(), number.get());
+        let address = ZmqAddress::new(format!("{path}.sock")).with_replay(format!("{path}.replay"));
+        ZmqTransport::bind(ZmqConfig::default(), &address).unwrap()
     });
 }
 

@@ -3,21 +3,41 @@
 use super::stream::{self, Kept};
 use super::{Login, NatsConfig, unavailable};
 use crate::queue::{Queue, Sink};
-use crate::{InProcessConfig, Payload, TransportError};
+use crate::{InProcessConfig, Payload, Responder, SourceId, TransportError};
 use async_nats::connection::State;
 use async_nats::{Client, ConnectOptions};
 use bytes::Bytes;
 use crossbeam_channel::Sender;
 use futures_util::StreamExt;
+use futures_util::future::{Either, select};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// What a caller wants. Nobody listens to an answer that comes after the deadline.
 pub(super) enum Command {
-    Publish { payload: Payload, deadline: Instant, answer: Sender<Result<(), TransportError>> },
-    Subscribe { deadline: Instant, answer: Sender<Result<Arc<Queue>, TransportError>> },
+    Publish {
+        payload: Payload,
+        deadline: Instant,
+        answer: Sender<Result<(), TransportError>>,
+    },
+    Subscribe {
+        deadline: Instant,
+        answer: Sender<Result<Arc<Queue>, TransportError>>,
+    },
+    Answer {
+        source: SourceId,
+        responder: Responder,
+        deadline: Instant,
+        answer: Sender<Result<oneshot::Sender<()>, TransportError>>,
+    },
+    Ask {
+        source: SourceId,
+        question: Payload,
+        deadline: Instant,
+        answer: Sender<Result<Payload, TransportError>>,
+    },
 }
 
 /// Messages that the client buffers on their way out: so many batches, no more, are lost with a connection.
@@ -86,6 +106,19 @@ impl Connection {
             Command::Subscribe { deadline, answer } => {
                 let _ = answer.try_send(self.subscribe(deadline).await);
             }
+            Command::Answer { source, responder, deadline, answer } => {
+                let _ = answer.try_send(self.answer(source, responder, deadline).await);
+            }
+            Command::Ask { source, question, deadline, answer } => {
+                // Whoever answers may take long; events go on meanwhile.
+                let (name, client, subject) = (self.name, self.client.clone(), self.asking(source));
+                tokio::spawn(async move {
+                    let asked = client.request(subject, Bytes::from_owner(question));
+                    let what = format!("asking for source {source}");
+                    let found = within(name, deadline, &what, asked).await;
+                    let _ = answer.try_send(found.map(|message| Payload::from(&*message.payload)));
+                });
+            }
         }
     }
 
@@ -125,6 +158,37 @@ impl Connection {
             }
         });
         Ok(queue)
+    }
+
+    /// Subject of questions about a source.
+    fn asking(&self, source: SourceId) -> String {
+        format!("{}.ask.{source}", self.subject)
+    }
+
+    /// Answers questions until what is returned is dropped. The client subscribes again after a lost connection.
+    async fn answer(
+        &self,
+        source: SourceId,
+        responder: Responder,
+        deadline: Instant,
+    ) -> Result<oneshot::Sender<()>, TransportError> {
+        let subscribe = self.client.subscribe(self.asking(source));
+        let mut questions = within(self.name, deadline, "subscribing", subscribe).await?;
+        self.round_trip(deadline).await?;
+        let (guard, mut gone) = oneshot::channel::<()>();
+        let client = self.client.clone();
+        tokio::spawn(async move {
+            while let Either::Left((Some(question), _)) = select(questions.next(), &mut gone).await {
+                let Some(reply) = question.reply else { continue };
+                let responder = Arc::clone(&responder);
+                let answered = tokio::task::spawn_blocking(move || responder(&question.payload)).await;
+                if let Ok(answer) = answered {
+                    // Lost with the connection, it is asked for again.
+                    let _ = client.publish(reply, Bytes::from_owner(answer)).await;
+                }
+            }
+        });
+        Ok(guard)
     }
 
     /// Waits until the server has done all that was asked of it on this connection.

@@ -9,13 +9,15 @@ mod connection;
 mod stream;
 
 use crate::queue::{Queue, QueueReceiver};
-use crate::{EventReceiver, EventTransport, InProcessConfig, Payload, TransportError};
+use crate::{
+    Answering, EventReceiver, EventTransport, InProcessConfig, Payload, Responder, SourceId, TransportError,
+};
 use connection::Command;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// How to reach the server, and what to say there.
 #[derive(Clone, PartialEq, Eq)]
@@ -128,7 +130,7 @@ impl NatsTransport {
         }
     }
 
-    fn ask<T>(
+    fn ask_thread<T>(
         &self,
         timeout: Duration,
         command: impl FnOnce(Instant, crossbeam_channel::Sender<Result<T, TransportError>>) -> Command,
@@ -161,13 +163,31 @@ impl EventTransport for NatsTransport {
 
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
         let payload = Arc::clone(payload);
-        self.ask(timeout, |deadline, answer| Command::Publish { payload, deadline, answer })
+        self.ask_thread(timeout, |deadline, answer| Command::Publish { payload, deadline, answer })
     }
 
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
         let queue: Arc<Queue> =
-            self.ask(self.patience, |deadline, answer| Command::Subscribe { deadline, answer })?;
+            self.ask_thread(self.patience, |deadline, answer| Command::Subscribe { deadline, answer })?;
         Ok(Box::new(QueueReceiver::new(queue, self.name)))
+    }
+
+    fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
+        let answering: oneshot::Sender<()> = self.ask_thread(self.patience, |deadline, answer| {
+            Command::Answer { source, responder, deadline, answer }
+        })?;
+        // The task that answers ends with this.
+        Ok(Answering::new(move || drop(answering)))
+    }
+
+    fn ask(
+        &self,
+        source: SourceId,
+        question: &Payload,
+        timeout: Duration,
+    ) -> Result<Payload, TransportError> {
+        let question = Arc::clone(question);
+        self.ask_thread(timeout, |deadline, answer| Command::Ask { source, question, deadline, answer })
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a publisher shares with its peers: the history for replays, and a bounded queue for each subscriber.
 
+use crate::responders::Responders;
 use crate::{InProcessConfig, Payload};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -48,6 +49,7 @@ impl Window {
 /// A publisher's state, shared by its peers.
 pub(super) struct Hub {
     pub(super) topic: Vec<u8>,
+    pub(super) responders: Arc<Responders>,
     queue: InProcessConfig,
     history: InProcessConfig,
     state: Mutex<State>,
@@ -64,7 +66,14 @@ struct State {
 impl Hub {
     pub(super) fn new(topic: Vec<u8>, queue: InProcessConfig, history: InProcessConfig) -> Self {
         let state = State { next: 0, history: Window::new(), peers: Vec::new() };
-        Self { topic, queue, history, state: Mutex::new(state), dropped: AtomicU64::new(0) }
+        Self {
+            topic,
+            responders: Arc::default(),
+            queue,
+            history,
+            state: Mutex::new(state),
+            dropped: AtomicU64::new(0),
+        }
     }
 
     /// Numbers a message, keeps it for replays and queues it for everyone who wants it. Never waits.

@@ -19,7 +19,9 @@ mod subscribe;
 mod zmtp;
 
 use crate::queue::{Queue, QueueReceiver, Sink};
-use crate::{EventReceiver, EventTransport, InProcessConfig, Payload, TransportError};
+use crate::{
+    Answering, EventReceiver, EventTransport, InProcessConfig, Payload, Responder, SourceId, TransportError,
+};
 use crossbeam_channel::bounded;
 use endpoint::{Endpoint, Listener, refused};
 use hub::Hub;
@@ -30,6 +32,10 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 const NAME: &str = "zmq";
+
+/// Second frames of a question about a source, and of its answer.
+const ASK: &[u8] = b"kvbm-ask";
+const ANSWER: &[u8] = b"kvbm-answer";
 
 /// Time between two heartbeats of a connection without traffic.
 const BEAT: Duration = Duration::from_secs(1);
@@ -303,6 +309,44 @@ impl EventTransport for ZmqTransport {
 
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
         Ok(Box::new(self.messages()?))
+    }
+
+    fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
+        match (&self.hub, self.publishers.first()) {
+            (Some(hub), Some((_, Some(_)))) => Ok(hub.responders.add(source, responder)),
+            (Some(_), _) => Err(refused("questions come over the replay socket: bind one".into())),
+            (None, _) => {
+                Err(refused("it is connected as a subscriber; answer through one that binds".into()))
+            }
+        }
+    }
+
+    fn ask(
+        &self,
+        source: SourceId,
+        question: &Payload,
+        timeout: Duration,
+    ) -> Result<Payload, TransportError> {
+        let replays: Vec<Endpoint> =
+            self.publishers.iter().filter_map(|(_, replay)| replay.as_ref().map(local)).collect();
+        if replays.is_empty() {
+            return Err(refused("questions go to the replay socket: say its address".into()));
+        }
+        let (answer, answered) = bounded(replays.len());
+        for replay in replays {
+            let (answer, question) = (answer.clone(), Arc::clone(question));
+            self.runtime.spawn(async move {
+                // Not answering is an answer: the sender goes.
+                let asked = subscribe::ask(&replay, source, &question);
+                if let Ok(Ok(Some(found))) = tokio::time::timeout(timeout, asked).await {
+                    let _ = answer.try_send(found);
+                }
+            });
+        }
+        drop(answer);
+        answered
+            .recv_timeout(timeout + Duration::from_millis(50))
+            .map_err(|_| unavailable(format!("nobody answered for source {source} within {timeout:?}")))
     }
 }
 

@@ -3,7 +3,8 @@
 use super::endpoint::{Halves, Listener};
 use super::hub::{Hub, Outbox, Outgoing};
 use super::zmtp::{Fault, Incoming, Reader, Socket, Writer, shake_hands};
-use super::{BEAT, HANDSHAKE, SILENT_BEATS};
+use super::{ANSWER, ASK, BEAT, HANDSHAKE, SILENT_BEATS};
+use crate::SourceId;
 use crate::vllm::END_OF_REPLAY;
 use std::future::Future;
 use std::sync::Arc;
@@ -128,8 +129,8 @@ pub(super) fn ping() -> [u8; 2] {
 
 /// Messages that a replay takes from the history at a time.
 const REPLAY_STEP: usize = 16;
-/// How long a client may take for a message of a replay.
-const REPLAY_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may take for a message.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Answers the questions of one client of the replay socket until it goes.
 pub(super) async fn serve_replay(hub: Arc<Hub>, halves: Halves) {
@@ -155,13 +156,53 @@ async fn answer<W: AsyncWrite + Unpin>(
     frames: &[Vec<u8>],
     writer: &mut Writer<W>,
 ) -> Result<(), Fault> {
-    let late = |_| Fault::Protocol("a client that does not read");
-    // `["", start]`; anything else is left unanswered, as vLLM does.
-    let [delimiter, start] = frames else { return Ok(()) };
-    let (true, Ok(start)) = (delimiter.is_empty(), <[u8; 8]>::try_from(start.as_slice())) else {
-        return Ok(());
+    let number = |frame: &[u8]| <[u8; 8]>::try_from(frame).map(u64::from_be_bytes);
+    // Anything else is left unanswered, as vLLM does.
+    match frames {
+        [delimiter, start] if delimiter.is_empty() => match number(start) {
+            Ok(from) => replay(hub, from, writer).await,
+            Err(_) => Ok(()),
+        },
+        [delimiter, ask, source, question] if delimiter.is_empty() && ask == ASK => match number(source) {
+            Ok(source) => reply(hub, SourceId(source), question, writer).await,
+            Err(_) => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// `["", "kvbm-answer", source, answer]`, without the last frame where nobody answers for the source.
+async fn reply<W: AsyncWrite + Unpin>(
+    hub: &Hub,
+    source: SourceId,
+    question: &[u8],
+    writer: &mut Writer<W>,
+) -> Result<(), Fault> {
+    let number = source.0.to_be_bytes();
+    let answer = match hub.responders.find(source) {
+        Some(responder) => {
+            let question = question.to_vec();
+            // It may take a while, and the thread of the connections has others to serve.
+            tokio::task::spawn_blocking(move || responder(&question)).await.ok()
+        }
+        None => None,
     };
-    let mut from = u64::from_be_bytes(start);
+    let sent = match &answer {
+        Some(answer) => timeout(PATIENCE, writer.message(&[b"", ANSWER, &number, answer])).await,
+        None => timeout(PATIENCE, writer.message(&[b"", ANSWER, &number])).await,
+    };
+    sent.map_err(late)?
+}
+
+fn late(_: tokio::time::error::Elapsed) -> Fault {
+    Fault::Protocol("a client that does not read")
+}
+
+async fn replay<W: AsyncWrite + Unpin>(
+    hub: &Hub,
+    mut from: u64,
+    writer: &mut Writer<W>,
+) -> Result<(), Fault> {
     loop {
         let messages = hub.replay(from, REPLAY_STEP);
         let Some(last) = messages.last() else { break };
@@ -169,9 +210,9 @@ async fn answer<W: AsyncWrite + Unpin>(
         for message in &messages {
             let number = message.sequence.to_be_bytes();
             let frames: [&[u8]; 4] = [b"", &hub.topic, &number, &message.payload];
-            timeout(REPLAY_PATIENCE, writer.message(&frames)).await.map_err(late)??;
+            timeout(PATIENCE, writer.message(&frames)).await.map_err(late)??;
         }
     }
     let end = END_OF_REPLAY.to_be_bytes();
-    timeout(REPLAY_PATIENCE, writer.message(&[b"", b"", &end, b""])).await.map_err(late)?
+    timeout(PATIENCE, writer.message(&[b"", b"", &end, b""])).await.map_err(late)?
 }

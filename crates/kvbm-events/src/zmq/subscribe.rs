@@ -3,9 +3,10 @@
 use super::endpoint::Endpoint;
 use super::publish::ping;
 use super::zmtp::{Fault, Incoming, Reader, Socket, Writer, shake_hands};
-use super::{BEAT, HANDSHAKE, Message, SILENT_BEATS};
+use super::{ANSWER, ASK, BEAT, HANDSHAKE, Message, SILENT_BEATS};
 use crate::queue::Sink;
 use crate::vllm::END_OF_REPLAY;
+use crate::{Payload, SourceId};
 use crossbeam_channel::Sender;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -165,6 +166,33 @@ impl Follower {
             if message.sequence >= start && !self.sink.push(message, bytes) {
                 return Ok(());
             }
+        }
+    }
+}
+
+/// The publisher's answer to a question about a source, if it answers for it.
+pub(super) async fn ask(
+    replay: &Endpoint,
+    source: SourceId,
+    question: &[u8],
+) -> Result<Option<Payload>, Fault> {
+    let (mut reader, mut writer, _) = dial(replay, Socket::Dealer).await?;
+    let number = source.0.to_be_bytes();
+    writer.message(&[b"", ASK, &number, question]).await?;
+    loop {
+        let frames = match reader.next().await? {
+            Incoming::Message(frames) => frames,
+            Incoming::Ping(context) => {
+                writer.command("PONG", &context).await?;
+                continue;
+            }
+            _ => continue,
+        };
+        match frames.as_slice() {
+            [_, kind, of, answer] if kind == ANSWER && *of == number => {
+                return Ok(Some(answer.as_slice().into()));
+            }
+            _ => return Ok(None),
         }
     }
 }

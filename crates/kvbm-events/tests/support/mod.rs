@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
 use kvbm_events::{
-    EventBlock, EventKind, EventReceiver, EventSource, EventTransport, InProcessConfig, InProcessTransport,
-    KvEvent, Payload, TransportError,
+    Answering, EventBlock, EventKind, EventReceiver, EventSource, EventTransport, InProcessConfig,
+    InProcessTransport, KvEvent, Payload, Responder, SourceId, TransportError,
 };
 use kvbm_plan::{BlockIdentity, GroupId, Location, NamespaceId, NodeId, SequenceHash, Tier, VolumeId};
 use std::collections::VecDeque;
@@ -153,6 +153,19 @@ impl EventTransport for Faulty {
 
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
         self.inner.subscribe()
+    }
+
+    fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
+        self.inner.answer(source, responder)
+    }
+
+    fn ask(
+        &self,
+        source: SourceId,
+        question: &Payload,
+        timeout: Duration,
+    ) -> Result<Payload, TransportError> {
+        self.inner.ask(source, question, timeout)
     }
 }
 

@@ -1,0 +1,34 @@
+//! What a stream's shard holds, told on request: how a follower that lost something, or came late, gets the whole truth.
+
+mod client;
+mod server;
+mod wire;
+
+pub use client::RemoteSnapshots;
+pub use server::SnapshotServer;
+pub use wire::{Answer, Part, Question};
+
+use crate::{EventBlock, StreamId};
+
+/// What a stream's shard holds at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The state is the one after every event below this number. It may also show some of the events from here on:
+    /// applied again they change nothing.
+    pub next_sequence: u64,
+    /// Every block at every place, in any order.
+    pub blocks: Vec<EventBlock>,
+}
+
+/// Where snapshots come from: the pool itself in its own process, else [`RemoteSnapshots`].
+pub trait SnapshotSource {
+    /// The state of a stream now, after every event below number `reach`; `None` when the source cannot say it at the
+    /// moment: it is asked again.
+    fn snapshot(&mut self, stream: StreamId, reach: u64) -> Option<Snapshot>;
+}
+
+impl<F: FnMut(StreamId) -> Option<Snapshot>> SnapshotSource for F {
+    fn snapshot(&mut self, stream: StreamId, _reach: u64) -> Option<Snapshot> {
+        self(stream)
+    }
+}

@@ -1,0 +1,109 @@
+//! The source's side: answers questions from snapshots that it keeps for a while.
+
+use super::Snapshot;
+use super::wire::{Answer, Question, encode_part_of};
+use crate::{Answering, EventTransport, Payload, SourceId, StreamId, TransportError};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+type Take = dyn Fn(StreamId) -> Option<Snapshot> + Send + Sync;
+
+/// Answers who asks for snapshots of a source. At most [`Self::KEPT`] are kept, for as long as somebody fetches their
+/// parts: memory is bounded by that many times what the pool itself knows.
+pub struct SnapshotServer {
+    take: Box<Take>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    kept: VecDeque<Kept>,
+    tickets: u64,
+}
+
+struct Kept {
+    stream: StreamId,
+    ticket: u64,
+    asked: Instant,
+    snapshot: Arc<Snapshot>,
+}
+
+impl SnapshotServer {
+    /// Most snapshots that are kept between two questions.
+    pub const KEPT: usize = 2;
+
+    /// How long the next question about a snapshot may take.
+    pub const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// Answers with what `take` says; it is called on threads of the transport's.
+    pub fn new(take: impl Fn(StreamId) -> Option<Snapshot> + Send + Sync + 'static) -> Self {
+        Self { take: Box::new(take), state: Mutex::default() }
+    }
+
+    /// Answers questions about `source` over `transport` until what is returned is dropped.
+    pub fn serve(
+        self,
+        transport: &dyn EventTransport,
+        source: SourceId,
+    ) -> Result<Answering, TransportError> {
+        transport.answer(source, Arc::new(move |question: &[u8]| self.answer(question)))
+    }
+
+    /// The answer to a question, in their wire forms. Of what is no question it knows nothing.
+    pub fn answer(&self, question: &[u8]) -> Payload {
+        let part = Question::decode(question).ok().and_then(|question| self.part(&question));
+        part.unwrap_or_else(|| Answer::Nothing.encode()).into()
+    }
+
+    fn part(&self, question: &Question) -> Option<Vec<u8>> {
+        let (ticket, snapshot) = match self.kept(question) {
+            Some(found) => found,
+            None if question.ticket == 0 => self.keep(question.stream, (self.take)(question.stream)?),
+            None => return None,
+        };
+        if snapshot.next_sequence < question.reach {
+            return None;
+        }
+        let part = encode_part_of(&snapshot, ticket, question.part)?;
+        if is_last(&snapshot, question.part) {
+            self.state.lock().kept.retain(|kept| kept.ticket != ticket);
+        }
+        Some(part)
+    }
+
+    /// The snapshot that is asked for, or for ticket 0 any that reaches far enough.
+    fn kept(&self, question: &Question) -> Option<(u64, Arc<Snapshot>)> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        state.kept.retain(|kept| now.saturating_duration_since(kept.asked) <= Self::PATIENCE);
+        let found = state.kept.iter_mut().find(|kept| {
+            kept.stream == question.stream
+                && (question.ticket == kept.ticket
+                    || (question.ticket == 0 && kept.snapshot.next_sequence >= question.reach.max(1)))
+        })?;
+        found.asked = now;
+        Some((found.ticket, Arc::clone(&found.snapshot)))
+    }
+
+    fn keep(&self, stream: StreamId, snapshot: Snapshot) -> (u64, Arc<Snapshot>) {
+        let snapshot = Arc::new(snapshot);
+        let mut state = self.state.lock();
+        state.tickets += 1;
+        let ticket = state.tickets;
+        if !is_last(&snapshot, 0) {
+            if state.kept.len() == Self::KEPT {
+                state.kept.pop_front();
+            }
+            let snapshot = Arc::clone(&snapshot);
+            state.kept.push_back(Kept { stream, ticket, asked: Instant::now(), snapshot });
+        }
+        (ticket, snapshot)
+    }
+}
+
+/// Whether there is no part behind `part`.
+fn is_last(snapshot: &Snapshot, part: u32) -> bool {
+    (part as usize + 1).saturating_mul(super::wire::PART_BLOCKS) >= snapshot.blocks.len()
+}
