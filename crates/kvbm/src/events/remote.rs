@@ -2,7 +2,10 @@
 
 use super::ring::Progress;
 use kvbm_events::url::{EventUrl, OpenError, Side};
-use kvbm_events::{EventReceiver, EventTransport, InProcessTransport, Payload, TransportError};
+use kvbm_events::{
+    Answering, EventReceiver, EventTransport, InProcessTransport, Payload, Responder, SourceId,
+    TransportError,
+};
 use kvbm_pool::Registry;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -104,5 +107,18 @@ impl EventTransport for Outlet {
 
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
         self.local.subscribe()
+    }
+    /// Followers of this process may ask; a remote's do not find the source yet.
+    fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
+        self.local.answer(source, responder)
+    }
+
+    fn ask(
+        &self,
+        source: SourceId,
+        question: &Payload,
+        timeout: Duration,
+    ) -> Result<Payload, TransportError> {
+        self.local.ask(source, question, timeout)
     }
 }
