@@ -29,8 +29,17 @@ pub type Completion = Box<dyn FnOnce(Vec<OpOutcome>) + Send>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
     Read,
-    /// With the checksum that the source is known to have.
-    Write(Option<u64>),
+    Write(Source),
+}
+
+/// What is known of the memory that a write takes its bytes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Unknown,
+    /// Its checksum, to be compared before anything is written.
+    Compare(u64),
+    /// Its checksum, to be recorded.
+    Trust(u64),
 }
 
 #[derive(Debug)]
@@ -74,7 +83,7 @@ impl IoBatch {
 
     /// Writes the block `identity` from `fragments` to `slot`, whatever the slot held before.
     pub fn write(&mut self, slot: BlockId, identity: BlockIdentity, fragments: Fragments) -> &mut Self {
-        self.push(OpKind::Write(None), slot, identity, fragments)
+        self.push(OpKind::Write(Source::Unknown), slot, identity, fragments)
     }
 
     /// Like [`IoBatch::write`], of a block whose checksum is known: refused if the memory no longer has it.
@@ -85,7 +94,19 @@ impl IoBatch {
         fragments: Fragments,
         checksum: u64,
     ) -> &mut Self {
-        self.push(OpKind::Write(Some(checksum)), slot, identity, fragments)
+        self.push(OpKind::Write(Source::Compare(checksum)), slot, identity, fragments)
+    }
+
+    /// Like [`IoBatch::write_checked`], without the comparison, which costs a pass over the bytes. Memory that no longer has
+    /// this checksum is written, and refused by every read.
+    pub fn write_trusted(
+        &mut self,
+        slot: BlockId,
+        identity: BlockIdentity,
+        fragments: Fragments,
+        checksum: u64,
+    ) -> &mut Self {
+        self.push(OpKind::Write(Source::Trust(checksum)), slot, identity, fragments)
     }
 
     /// Writes the block from a shared buffer, which the batch keeps alive.

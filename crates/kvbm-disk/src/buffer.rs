@@ -1,6 +1,7 @@
 //! Memory that takes part in I/O. The only module, beside the system calls, that handles raw pointers.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -62,11 +63,44 @@ impl Fragments {
         self.list.len()
     }
 
+    /// The runs, in order: start and length.
+    pub(crate) fn runs(&self) -> impl ExactSizeIterator<Item = (*mut u8, usize)> + '_ {
+        self.list.iter().map(|run| (run.start.as_ptr(), run.len))
+    }
+
     /// Whether every run starts and ends at a multiple of `alignment`.
     pub(crate) fn is_aligned(&self, alignment: usize) -> bool {
         self.list.iter().all(|run| {
             run.start.as_ptr().addr().is_multiple_of(alignment) && run.len.is_multiple_of(alignment)
         })
+    }
+
+    /// Copies the memory into `staged`, which is at least as long; the rest of that becomes zero.
+    ///
+    /// # Safety
+    /// The contract of [`Fragments::from_raw`] must hold, for a write.
+    pub(crate) unsafe fn gather(&self, staged: &mut [u8]) {
+        let mut at = 0;
+        // SAFETY: by the caller's contract.
+        for run in &unsafe { self.as_source() } {
+            staged[at..at + run.len()].copy_from_slice(run);
+            at += run.len();
+        }
+        staged[at..].fill(0);
+    }
+
+    /// Copies the first bytes of `staged`, which is at least as long, into the memory.
+    ///
+    /// # Safety
+    /// The contract of [`Fragments::from_raw`] must hold, for a read.
+    pub(crate) unsafe fn scatter(&self, staged: &[u8]) {
+        let mut rest = staged;
+        // SAFETY: by the caller's contract.
+        for run in &mut unsafe { self.as_destination() } {
+            let (now, later) = rest.split_at(run.len());
+            run.copy_from_slice(now);
+            rest = later;
+        }
     }
 
     /// The memory as the source of a write.
@@ -94,6 +128,41 @@ impl Fragments {
             IoSliceMut::new(bytes)
         };
         self.list.iter().map(slice).collect()
+    }
+}
+
+/// Host memory that many operations will use, such as a page-locked pool: the kernel can be told once instead of every
+/// time ([`DiskEngine::register_memory`](crate::DiskEngine::register_memory)).
+pub struct IoMemory {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `new` obliges its caller to allow use from any thread; the pointer is only ever given to the kernel.
+unsafe impl Send for IoMemory {}
+
+impl IoMemory {
+    /// `len` bytes from `start` on.
+    ///
+    /// # Safety
+    /// The range is host memory that stays allocated, at this address, until `owner` is dropped.
+    pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { start, len, owner }
+    }
+
+    pub(crate) fn range(&self) -> (*mut u8, usize) {
+        (self.start.as_ptr(), self.len)
+    }
+
+    pub(crate) fn into_owner(self) -> Arc<dyn Any + Send + Sync> {
+        self.owner
+    }
+}
+
+impl std::fmt::Debug for IoMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoMemory").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
     }
 }
 

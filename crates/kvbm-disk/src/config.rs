@@ -8,16 +8,17 @@ use std::time::Duration;
 /// Slots start at multiples of this many bytes, so that direct I/O is possible on every common device.
 pub const SLOT_ALIGNMENT: u64 = 4096;
 
-/// How the slot file is opened.
+/// Who moves bytes between memory and the slot file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum IoMode {
-    /// `O_DIRECT` where a probe of the slot file succeeds, buffered elsewhere. [`EngineInfo::io`](crate::EngineInfo::io)
-    /// says which, and why.
+pub enum EngineMode {
+    /// The first of the others that works here; [`EngineInfo::engine`](crate::EngineInfo::engine) says which, and why.
     #[default]
     Auto,
-    /// `O_DIRECT` or an error.
-    Direct,
-    /// Through the page cache.
+    /// A ring of the kernel around the page cache (`O_DIRECT`), or an error.
+    IoUring,
+    /// A pool of threads around the page cache (`O_DIRECT`), or an error.
+    Threads,
+    /// A pool of threads through the page cache. Works everywhere.
     Buffered,
 }
 
@@ -51,9 +52,11 @@ pub struct DiskConfig {
     /// What lies in a slot: rank slice, layout, axis order, in any encoding; at most
     /// [`DiskConfig::MAX_GEOMETRY_BYTES`]. A directory of another geometry is refused.
     pub geometry: Vec<u8>,
-    /// How the slot file is opened.
-    pub io: IoMode,
-    /// I/O threads, 1 to 256: the number of operations at the device.
+    /// Who moves the bytes.
+    pub engine: EngineMode,
+    /// Operations at the device at a time where a ring moves the bytes, 1 to 4096.
+    pub depth: usize,
+    /// Threads of a pool, 1 to 256: its number of operations at the device.
     pub threads: usize,
     /// Operations that may be queued or running; more are refused with
     /// [`SubmitError::QueueFull`](crate::SubmitError::QueueFull).
@@ -72,7 +75,8 @@ impl DiskConfig {
     /// Longest `geometry`, in bytes.
     pub const MAX_GEOMETRY_BYTES: usize = MAX_GEOMETRY_BYTES;
 
-    /// A configuration with defaults: automatic I/O mode, 8 threads, 1024 operations, commit every 50 ms.
+    /// A configuration with defaults: the best engine, 32 operations at the device (8 without a ring), 1024 queued, commit
+    /// every 50 ms.
     pub fn new(dir: impl Into<PathBuf>, num_slots: u32, block_bytes: u64, namespace: [u8; 16]) -> Self {
         Self {
             dir: dir.into(),
@@ -80,7 +84,8 @@ impl DiskConfig {
             block_bytes,
             namespace,
             geometry: Vec::new(),
-            io: IoMode::Auto,
+            engine: EngineMode::Auto,
+            depth: 32,
             threads: 8,
             queue_depth: 1024,
             commit: GroupCommit::default(),
@@ -109,9 +114,8 @@ impl DiskConfig {
         positive("block_bytes", self.block_bytes)?;
         positive("queue_depth", self.queue_depth as u64)?;
         positive("commit.max_slots", u64::from(self.commit.max_slots))?;
-        if !(1..=256).contains(&self.threads) {
-            return Err(ConfigError::Threads { threads: self.threads });
-        }
+        within("threads", self.threads, 256)?;
+        within("depth", self.depth, 4096)?;
         if self.geometry.len() > Self::MAX_GEOMETRY_BYTES {
             return Err(ConfigError::Geometry { len: self.geometry.len(), max: Self::MAX_GEOMETRY_BYTES });
         }
@@ -121,6 +125,10 @@ impl DiskConfig {
 
 fn positive(field: &'static str, value: u64) -> Result<(), ConfigError> {
     if value == 0 { Err(ConfigError::Zero { field }) } else { Ok(()) }
+}
+
+fn within(field: &'static str, value: usize, max: usize) -> Result<(), ConfigError> {
+    if (1..=max).contains(&value) { Ok(()) } else { Err(ConfigError::Range { field, value, max }) }
 }
 
 #[cfg(test)]
@@ -135,12 +143,13 @@ mod tests {
         assert_eq!(good.validate(), Ok(()));
         assert_eq!(good.slot_stride(), Ok(8192));
         assert_eq!(good.slot_file_bytes(), Ok(4 * 8192));
-        let cases: [(Break, &str); 7] = [
+        let cases: [(Break, &str); 8] = [
             (|c| c.num_slots = 0, "num_slots"),
             (|c| c.block_bytes = 0, "block_bytes"),
             (|c| c.block_bytes = u64::MAX, "18446744073709551615"),
             (|c| c.block_bytes = 1 << 62, "4 slots"),
             (|c| c.threads = 257, "257"),
+            (|c| c.depth = 0, "depth is 0: it must be 1 to 4096"),
             (|c| c.queue_depth = 0, "queue_depth"),
             (|c| c.geometry = vec![0; DiskConfig::MAX_GEOMETRY_BYTES + 1], "geometry"),
         ];

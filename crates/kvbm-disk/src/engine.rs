@@ -6,8 +6,8 @@ use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
 use crate::shared::{Alive, Shared, after};
 use crate::{
-    BatchHandle, BlockChecksum, DiskConfig, EngineInfo, EngineStats, FlushError, FlushReport, IoBatch,
-    OpenError, Recovered, Rejected,
+    BatchHandle, BlockChecksum, DiskConfig, EngineInfo, EngineKind, EngineStats, FlushError, FlushReport,
+    IoBatch, IoMemory, OpenError, Recovered, Rejected,
 };
 use kvbm_plan::BlockId;
 use parking_lot::Mutex;
@@ -54,7 +54,7 @@ impl DiskEngine {
         });
         let start = |source| OpenError::Io { doing: "start a thread".to_owned(), source };
         let committer: Arc<Alive> = Arc::default();
-        let executor = Executor::start(&shared).map_err(start)?;
+        let executor = Executor::start(&shared)?;
         spawn_committer(&shared, journal, &committer).map_err(|error| {
             executor.close();
             start(error)
@@ -68,6 +68,13 @@ impl DiskEngine {
     /// Gives the batch back when the queue has no room for it.
     pub fn submit(&self, batch: IoBatch) -> Result<BatchHandle, Rejected> {
         self.executor.submit(batch)
+    }
+
+    /// Makes memory known to the kernel that many operations will use: they cost less CPU then. Takes effect soon, not at
+    /// once; [`EngineInfo::engine`] says for how many bytes. The engine holds the owner until it is dropped. Without a
+    /// ring this does nothing.
+    pub fn register_memory(&self, memory: IoMemory) {
+        self.executor.register(memory);
     }
 
     /// These slots no longer hold anything that may be read or found after a restart. Unknown, free and
@@ -92,12 +99,13 @@ impl DiskEngine {
     /// What the engine is and holds.
     pub fn info(&self) -> EngineInfo {
         let (config, slots) = (&self.shared.config, &self.shared.slots);
+        let engine = self.executor.choice();
+        let depth = if engine.kind == EngineKind::IoUring { config.depth } else { config.threads };
         let (present_blocks, durable_blocks, quarantined_slots) = self.shared.table.lock().counts();
         EngineInfo {
             location: self.shared.medium.location(),
-            io: slots.io.clone(),
-            executor: "threads",
-            threads: config.threads,
+            engine,
+            depth,
             queue_depth: config.queue_depth,
             queued_ops: self.executor.outstanding(),
             num_slots: config.num_slots,

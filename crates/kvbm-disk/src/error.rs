@@ -1,5 +1,6 @@
 //! What can go wrong, where, and what to do about it.
 
+use crate::EngineKind;
 use kvbm_plan::{BlockId, BlockIdentity, FailureKind};
 use std::io;
 use std::path::PathBuf;
@@ -24,11 +25,15 @@ pub enum ConfigError {
         /// Bytes of a block.
         block_bytes: u64,
     },
-    /// Thread count out of range.
-    #[error("threads is {threads}: it must be 1 to 256")]
-    Threads {
-        /// Threads asked for.
-        threads: usize,
+    /// A number out of range.
+    #[error("{field} is {value}: it must be 1 to {max}")]
+    Range {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// The largest that works.
+        max: usize,
     },
     /// The description is too long for the journal's header.
     #[error("geometry takes {len} bytes, at most {max} fit the header: pass a digest of it")]
@@ -133,9 +138,13 @@ pub enum OpenError {
         /// What the system said.
         source: io::Error,
     },
-    /// Direct I/O was required and refused.
-    #[error("O_DIRECT was required and is not possible: {reason}; use IoMode::Auto or another file system")]
-    NoDirect {
+    /// The engine that was asked for does not work here.
+    #[error(
+        "the engine {engine} is not possible here: {reason}; configure the engine auto, or another directory"
+    )]
+    NoEngine {
+        /// The engine.
+        engine: EngineKind,
         /// What the probe found.
         reason: String,
     },

@@ -11,6 +11,7 @@
 //! | a full disk | [`SimMedium::set_capacity`] |
 //! | power loss: unsynced writes lost or torn, unsynced renames lost | [`SimMedium::crash`] |
 //! | no `O_DIRECT`, or its alignment rules | [`SimMedium::set_direct`] |
+//! | a ring instead of threads | [`SimMedium::set_ring`] |
 //!
 //! The engine must survive all of them: no panic, no wrong byte reported as good, nothing that was durable lost.
 
@@ -109,6 +110,7 @@ struct State {
     files: Vec<Image>,
     injections: Vec<Injection>,
     direct: bool,
+    ring: bool,
     capacity: Option<u64>,
     held: bool,
     waiting: usize,
@@ -164,6 +166,11 @@ impl SimMedium {
     /// Whether files may be opened for direct I/O, which then insists on multiples of 512 bytes.
     pub fn set_direct(&self, direct: bool) {
         self.0.state.lock().direct = direct;
+    }
+
+    /// Whether the engine may run its ring over this medium, emulated. Needs [`SimMedium::set_direct`] too.
+    pub fn set_ring(&self, ring: bool) {
+        self.0.state.lock().ring = ring;
     }
 
     /// Bytes of all files together from which on the disk is full.
@@ -231,6 +238,7 @@ impl SimMedium {
             synced_names: names.clone(),
             files,
             direct: state.direct,
+            ring: state.ring,
             capacity: state.capacity,
             ..State::default()
         };
@@ -420,6 +428,10 @@ impl BlockFile for SimFile {
         }
         state.files[self.index].change(Change::SetLen(bytes));
         Ok(true)
+    }
+
+    fn emulates_ring(&self) -> bool {
+        self.sim.state.lock().ring
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -1,20 +1,50 @@
 //! What an engine tells about itself.
 
 use kvbm_plan::{BlockId, BlockIdentity};
+use std::fmt;
 
-/// How the slot file is accessed, as found by probing.
+/// Who moves bytes between memory and the slot file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// A ring of the kernel, `O_DIRECT`.
+    IoUring,
+    /// Threads with preadv / pwritev, `O_DIRECT`.
+    Threads,
+    /// Threads with preadv / pwritev through the page cache.
+    Buffered,
+}
+
+impl EngineKind {
+    /// As in the configuration: `io_uring`, `threads`, `buffered`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IoUring => "io_uring",
+            Self::Threads => "threads",
+            Self::Buffered => "buffered",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The engine that was chosen, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum IoChoice {
-    /// `O_DIRECT`; memory, lengths and offsets at multiples of `alignment` bytes go without a copy.
-    Direct {
-        /// Alignment in bytes.
-        alignment: u32,
-    },
-    /// Through the page cache.
-    Buffered {
-        /// Why not direct.
-        reason: String,
-    },
+#[non_exhaustive]
+pub struct EngineChoice {
+    /// Who moves the bytes.
+    pub kind: EngineKind,
+    /// Why this one: what was configured, or what a probe of a better one found.
+    pub reason: String,
+    /// Memory, lengths and offsets at multiples of this many bytes go without a copy.
+    pub alignment: u32,
+    /// Bytes of memory that the kernel was told of beforehand.
+    pub registered_bytes: u64,
+    /// Why memory that was to be registered is not, if so: it is used all the same, for a little more CPU.
+    pub unregistered: Option<String>,
 }
 
 /// What an engine is and holds.
@@ -23,12 +53,10 @@ pub enum IoChoice {
 pub struct EngineInfo {
     /// Directory or medium, for people.
     pub location: String,
-    /// How the slot file is accessed.
-    pub io: IoChoice,
-    /// Who moves the bytes: `threads` (preadv / pwritev).
-    pub executor: &'static str,
-    /// I/O threads.
-    pub threads: usize,
+    /// Who moves the bytes, and why.
+    pub engine: EngineChoice,
+    /// Operations at the device at a time.
+    pub depth: usize,
     /// Operations that may be queued or running.
     pub queue_depth: usize,
     /// Operations queued or running now.

@@ -9,6 +9,9 @@
 //! was asked for and the checksum of the bytes matched; everything else is a miss that says why. A slot whose
 //! bytes are damaged is quarantined, and the quarantine survives a restart.
 //!
+//! Bytes are moved by a ring of the kernel (io_uring), by threads around the page cache, or by threads through it: what a
+//! probe finds to work ([`EngineMode`]).
+//!
 //! Write order: data, `fdatasync` of the slot file, append the record, `fdatasync` of the journal, group-committed
 //! by a thread of its own. A block may be read as soon as its write completed; it is *durable* when its record is
 //! synced ([`DiskEngine::flush`]). Byte formats are drawn in `docs/formats.md`.
@@ -52,9 +55,11 @@ mod slots;
 mod table;
 
 pub use batch::{BatchHandle, Completion, IoBatch, OpDone, OpOutcome, Rejected, SubmitError};
-pub use buffer::{Fragments, OwnedBuffer, ReadTarget};
+pub use buffer::{Fragments, IoMemory, OwnedBuffer, ReadTarget};
 pub use checksum::{BlockChecksum, ContentCrc};
-pub use config::{DiskConfig, GroupCommit, IoMode, SLOT_ALIGNMENT};
+pub use config::{DiskConfig, EngineMode, GroupCommit, SLOT_ALIGNMENT};
 pub use engine::DiskEngine;
 pub use error::{ConfigError, Corruption, FlushError, FormatError, OpError, OpenError};
-pub use info::{Dropped, EngineInfo, EngineStats, FlushReport, IoChoice, Recovered, RecoveredSlot};
+pub use info::{
+    Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, FlushReport, Recovered, RecoveredSlot,
+};

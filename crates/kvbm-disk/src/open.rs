@@ -5,7 +5,7 @@ use crate::journal::{Header, JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayErr
 use crate::medium::{BlockFile, Medium, OpenFile, full};
 use crate::slots::{SLOT_FILE, SlotFile};
 use crate::table::{Content, Table};
-use crate::{DiskConfig, Dropped, IoChoice, IoMode, OpenError, OwnedBuffer, Recovered, RecoveredSlot};
+use crate::{DiskConfig, Dropped, EngineKind, EngineMode, OpenError, OwnedBuffer, Recovered, RecoveredSlot};
 use kvbm_plan::{BlockId, SequenceHash};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
@@ -151,19 +151,24 @@ fn open_slots(config: &DiskConfig, medium: &dyn Medium) -> Result<SlotFile, Open
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => OpenError::NoSpace { bytes, source },
         _ => failed("reserve space for", SLOT_FILE, source),
     })?;
-    let direct = match config.io {
-        IoMode::Buffered => Err("configured".to_owned()),
-        IoMode::Auto | IoMode::Direct => open_direct(medium),
+    let direct = match config.engine {
+        EngineMode::Buffered => Err("configured".to_owned()),
+        EngineMode::Auto | EngineMode::IoUring | EngineMode::Threads => open_direct(medium),
     };
-    let io = match direct {
-        Ok((direct_file, alignment)) => {
+    let direct = match (direct, config.engine) {
+        (Ok((direct_file, alignment)), _) => {
             file = direct_file;
-            IoChoice::Direct { alignment }
+            Ok(alignment)
         }
-        Err(reason) if config.io == IoMode::Direct => return Err(OpenError::NoDirect { reason }),
-        Err(reason) => IoChoice::Buffered { reason },
+        (Err(reason), EngineMode::IoUring) => return Err(no_engine(EngineKind::IoUring, reason)),
+        (Err(reason), EngineMode::Threads) => return Err(no_engine(EngineKind::Threads, reason)),
+        (Err(reason), EngineMode::Auto | EngineMode::Buffered) => Err(reason),
     };
-    Ok(SlotFile { file, stride: config.slot_stride()?, io, preallocated })
+    Ok(SlotFile { file, stride: config.slot_stride()?, direct, preallocated })
+}
+
+fn no_engine(engine: EngineKind, reason: String) -> OpenError {
+    OpenError::NoEngine { engine, reason }
 }
 
 /// The slot file opened for direct I/O and the alignment that it needs, or why not.

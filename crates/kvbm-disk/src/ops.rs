@@ -1,32 +1,71 @@
-//! One operation on one slot, from the table to the medium and back.
+//! One operation on one slot, from the table to the medium and back: [`begin`], the transfer, [`end`].
 
-use crate::batch::{Op, OpKind};
+use crate::batch::{Op, OpKind, Source};
 use crate::buffer::Fragments;
 use crate::medium::full::Stopped;
 use crate::shared::Shared;
-use crate::slots::{Bounce, Moved};
+use crate::slots::Moved;
 use crate::table::Content;
 use crate::{ContentCrc, Corruption, OpDone, OpError, OpOutcome};
 use std::io::ErrorKind;
 
-/// Runs `op`.
+/// An operation that has its slot: the transfer may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// With the checksum that the bytes must have.
+    Read { expected: u64 },
+    /// With the checksum of the bytes.
+    Write { checksum: u64 },
+}
+
+/// Takes the slot for `op`. What was begun is ended by [`end`] or [`abandon`].
 ///
 /// # Safety
 /// The contract of [`Fragments::from_raw`] holds for the operation's fragments.
-pub(crate) unsafe fn run(op: &Op, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
     let (slot, bytes, max) = (op.slot, op.fragments.bytes(), shared.config.block_bytes);
     if !(1..=max).contains(&bytes) {
         return Err(OpError::Length { slot, bytes, max });
     }
-    match op.kind {
+    let checksum = match op.kind {
+        OpKind::Read => {
+            let expected = shared.table.lock().begin_read(slot, op.identity, bytes)?;
+            return Ok(Begun::Read { expected });
+        }
+        OpKind::Write(Source::Trust(checksum)) => checksum,
+        OpKind::Write(source) => {
+            // SAFETY: by the caller's contract.
+            let found = shared.checksums.bind(&op.identity, unsafe { content_crc(&op.fragments) });
+            if let Source::Compare(expected) = source
+                && expected != found
+            {
+                return Err(OpError::Source { slot, expected, found });
+            }
+            found
+        }
+    };
+    shared.change(|table| table.begin_write(slot))?;
+    Ok(Begun::Write { checksum })
+}
+
+/// Gives the slot back after the transfer, and says what came of the operation.
+///
+/// # Safety
+/// As for [`begin`]; the transfer is over.
+pub(crate) unsafe fn end(
+    op: &Op,
+    begun: Begun,
+    result: Result<Moved, Stopped>,
+    shared: &Shared,
+) -> OpOutcome {
+    match begun {
         // SAFETY: by the caller's contract.
-        OpKind::Read => unsafe { read(op, shared, bounce) },
-        // SAFETY: by the caller's contract.
-        OpKind::Write(expected) => unsafe { write(op, expected, shared, bounce) },
+        Begun::Read { expected } => unsafe { end_read(op, expected, result, shared) },
+        Begun::Write { checksum } => end_write(op, checksum, result, shared),
     }
 }
 
-/// Cleans up after an operation that unwound.
+/// Gives the slot back after a transfer that unwound.
 pub(crate) fn abandon(op: &Op, shared: &Shared) {
     match op.kind {
         OpKind::Read => shared.table.lock().end_read(op.slot),
@@ -41,12 +80,9 @@ pub(crate) const fn name(kind: OpKind) -> &'static str {
     }
 }
 
-/// Safety: the contract of [`Fragments::from_raw`] holds for a read.
-unsafe fn read(op: &Op, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+/// Safety: the contract of [`Fragments::from_raw`] holds for a read that is over.
+unsafe fn end_read(op: &Op, expected: u64, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
-    let expected = shared.table.lock().begin_read(slot, identity, bytes)?;
-    // SAFETY: by the caller's contract.
-    let result = unsafe { shared.slots.read(slot, &op.fragments, bounce) };
     let verdict = match result {
         Ok(moved) => {
             count_moved(shared, moved);
@@ -75,19 +111,8 @@ unsafe fn read(op: &Op, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
     verdict.map_err(|cause| OpError::Corrupt { slot, identity, cause })
 }
 
-/// Safety: the contract of [`Fragments::from_raw`] holds for a write.
-unsafe fn write(op: &Op, expected: Option<u64>, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+fn end_write(op: &Op, checksum: u64, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
-    // SAFETY: by the caller's contract.
-    let checksum = shared.checksums.bind(&identity, unsafe { content_crc(&op.fragments) });
-    if let Some(expected) = expected
-        && expected != checksum
-    {
-        return Err(OpError::Source { slot, expected, found: checksum });
-    }
-    shared.change(|table| table.begin_write(slot))?;
-    // SAFETY: by the caller's contract.
-    let result = unsafe { shared.slots.write(slot, &op.fragments, bounce) };
     let written = result.is_ok().then_some(Content { identity, checksum, bytes });
     let kept = shared.change(|table| table.end_write(slot, written));
     match result {

@@ -1,8 +1,8 @@
 //! The slot file: where a slot lies, and moving a block between it and memory fragments.
 
-use crate::IoChoice;
 use crate::buffer::{Fragments, OwnedBuffer};
 use crate::medium::{BlockFile, full};
+use crate::{EngineChoice, EngineKind};
 use kvbm_plan::BlockId;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -14,7 +14,8 @@ pub(crate) const SLOT_FILE: &str = "slots.kvbm";
 pub(crate) struct SlotFile {
     pub(crate) file: Arc<dyn BlockFile>,
     pub(crate) stride: u64,
-    pub(crate) io: IoChoice,
+    /// The alignment that direct I/O needs, or why there is none.
+    pub(crate) direct: Result<u32, String>,
     pub(crate) preallocated: bool,
 }
 
@@ -25,30 +26,46 @@ pub(crate) struct Moved {
     pub(crate) continued: u64,
 }
 
-/// An I/O thread's own buffer for memory that direct I/O cannot take; allocated at first need.
+/// A buffer for memory that direct I/O cannot take; allocated at first need.
 #[derive(Debug, Default)]
 pub(crate) struct Bounce(Option<OwnedBuffer>);
 
 impl Bounce {
-    fn buffer(&mut self, stride: u64) -> &mut [u8] {
-        self.0.get_or_insert_with(|| OwnedBuffer::new(stride as usize)).as_mut_slice()
+    /// The part of the buffer that a block of `bytes` bytes takes on its way, whole alignment units.
+    pub(crate) fn part(&mut self, file: &SlotFile, bytes: u64) -> &mut [u8] {
+        let whole = self.0.get_or_insert_with(|| OwnedBuffer::new(file.stride as usize)).as_mut_slice();
+        &mut whole[..(bytes as usize).next_multiple_of(file.alignment() as usize)]
     }
 }
 
 impl SlotFile {
     /// The one place that knows where a slot is.
-    fn offset(&self, slot: BlockId) -> u64 {
+    pub(crate) fn offset(&self, slot: BlockId) -> u64 {
         u64::from(slot.0) * self.stride
     }
 
-    fn alignment(&self) -> u64 {
-        match self.io {
-            IoChoice::Direct { alignment } => alignment.into(),
-            IoChoice::Buffered { .. } => 1,
+    /// What offsets, lengths and addresses must be multiples of.
+    pub(crate) fn alignment(&self) -> u64 {
+        self.direct.as_ref().map_or(1, |alignment| u64::from(*alignment))
+    }
+
+    /// The engine for this file where there is no ring.
+    pub(crate) fn choice(&self) -> EngineChoice {
+        let (kind, reason) = match &self.direct {
+            Ok(_) => (EngineKind::Threads, "configured".to_owned()),
+            Err(reason) => (EngineKind::Buffered, reason.clone()),
+        };
+        EngineChoice {
+            kind,
+            reason,
+            alignment: self.alignment() as u32,
+            registered_bytes: 0,
+            unregistered: None,
         }
     }
 
-    fn needs_bounce(&self, fragments: &Fragments) -> bool {
+    /// Whether the fragments cannot be given to the device as they are. Such a block goes through a buffer: a copy more.
+    pub(crate) fn needs_bounce(&self, fragments: &Fragments) -> bool {
         !fragments.is_aligned(self.alignment() as usize)
     }
 
@@ -62,24 +79,18 @@ impl SlotFile {
         fragments: &Fragments,
         bounce: &mut Bounce,
     ) -> Result<Moved, full::Stopped> {
-        // SAFETY: by the caller's contract.
-        let mut source = unsafe { fragments.as_source() };
         let bounced = self.needs_bounce(fragments);
         let calls = if bounced {
-            let staged = bounce.buffer(self.stride);
-            let mut at = 0;
-            for run in &source {
-                staged[at..at + run.len()].copy_from_slice(run);
-                at += run.len();
-            }
-            let end = at.next_multiple_of(self.alignment() as usize);
-            staged[at..end].fill(0);
-            full::write(&*self.file, self.offset(slot), &mut [IoSlice::new(&staged[..end])], self.alignment())
+            let staged = bounce.part(self, fragments.bytes());
+            // SAFETY: by the caller's contract.
+            unsafe { fragments.gather(staged) };
+            full::write(&*self.file, self.offset(slot), &mut [IoSlice::new(staged)], self.alignment())
         } else {
+            // SAFETY: by the caller's contract.
+            let mut source = unsafe { fragments.as_source() };
             full::write(&*self.file, self.offset(slot), &mut source, self.alignment())
         };
-        let needed = if bounced { 1 } else { fragments.count().div_ceil(full::IOV_MAX) };
-        Ok(Moved { bounced, continued: calls?.saturating_sub(needed as u64) })
+        Ok(Moved::after(calls?, bounced, fragments))
     }
 
     /// Reads the slot into the fragments.
@@ -92,25 +103,27 @@ impl SlotFile {
         fragments: &Fragments,
         bounce: &mut Bounce,
     ) -> Result<Moved, full::Stopped> {
-        // SAFETY: by the caller's contract.
-        let mut destination = unsafe { fragments.as_destination() };
         let bounced = self.needs_bounce(fragments);
         let calls = if bounced {
-            let end = (fragments.bytes() as usize).next_multiple_of(self.alignment() as usize);
-            let staged = &mut bounce.buffer(self.stride)[..end];
-            let calls =
-                full::read(&*self.file, self.offset(slot), &mut [IoSliceMut::new(staged)], self.alignment())?;
-            let mut rest = &staged[..];
-            for run in &mut destination {
-                let (now, later) = rest.split_at(run.len());
-                run.copy_from_slice(now);
-                rest = later;
-            }
+            let staged = bounce.part(self, fragments.bytes());
+            let mut target = [IoSliceMut::new(staged)];
+            let calls = full::read(&*self.file, self.offset(slot), &mut target, self.alignment())?;
+            // SAFETY: by the caller's contract.
+            unsafe { fragments.scatter(staged) };
             Ok(calls)
         } else {
+            // SAFETY: by the caller's contract.
+            let mut destination = unsafe { fragments.as_destination() };
             full::read(&*self.file, self.offset(slot), &mut destination, self.alignment())
         };
+        Ok(Moved::after(calls?, bounced, fragments))
+    }
+}
+
+impl Moved {
+    /// After so many calls of preadv or pwritev.
+    fn after(calls: u64, bounced: bool, fragments: &Fragments) -> Self {
         let needed = if bounced { 1 } else { fragments.count().div_ceil(full::IOV_MAX) };
-        Ok(Moved { bounced, continued: calls?.saturating_sub(needed as u64) })
+        Self { bounced, continued: calls.saturating_sub(needed as u64) }
     }
 }

@@ -5,7 +5,8 @@ mod support;
 
 use kvbm_disk::fault::{Call, Fault, SLOT_FILE, SimMedium};
 use kvbm_disk::{
-    DiskEngine, Fragments, IoBatch, IoChoice, IoMode, OpError, OpOutcome, OpenError, OwnedBuffer, SubmitError,
+    DiskEngine, EngineKind, EngineMode, Fragments, IoBatch, OpError, OpOutcome, OpenError, OwnedBuffer,
+    SubmitError,
 };
 use kvbm_plan::{BlockId, FailureKind};
 use proptest::prelude::*;
@@ -89,10 +90,17 @@ fn read_scattered(engine: &DiskEngine, slot: u32, number: u64, target: &Scattere
 
 #[test]
 fn a_block_of_1100_fragments_works_direct_and_buffered() {
-    for (io, len) in [(IoMode::Auto, 4096), (IoMode::Buffered, 4096), (IoMode::Auto, 100)] {
+    let cases = [
+        (EngineMode::Auto, 4096),
+        (EngineMode::Threads, 4096),
+        (EngineMode::Buffered, 4096),
+        (EngineMode::Auto, 100),
+        (EngineMode::Threads, 100),
+    ];
+    for (io, len) in cases {
         let dir = tempfile::tempdir().unwrap();
         let mut config = config(2);
-        (config.dir, config.io, config.block_bytes) = (dir.path().to_owned(), io, 1100 * 4096);
+        (config.dir, config.engine, config.block_bytes) = (dir.path().to_owned(), io, 1100 * 4096);
         let (engine, _) = DiskEngine::open(config).unwrap();
         let bytes = pattern(1, 1100 * len);
         let source = Scattered::new(&vec![len; 1100], len, &bytes);
@@ -101,7 +109,7 @@ fn a_block_of_1100_fragments_works_direct_and_buffered() {
         let target = Scattered::new(&vec![len; 1100], 2 * len, &[]);
         assert_eq!(read_scattered(&engine, 1, 1, &target).unwrap(), written);
         assert_eq!(target.gather(), bytes);
-        let direct = matches!(engine.info().io, IoChoice::Direct { .. });
+        let direct = engine.info().engine.kind != EngineKind::Buffered;
         assert_eq!(engine.stats().bounced, if direct && len == 100 { 2 } else { 0 });
     }
 }
@@ -115,7 +123,9 @@ proptest! {
     fn fragments_round_trip(
         lens in proptest::collection::vec(1_usize..1500, 1..6),
         gap in 0_usize..3,
-        direct in any::<bool>(),
+        engine_kind in prop_oneof![
+            Just(EngineKind::Buffered), Just(EngineKind::Threads), Just(EngineKind::IoUring)
+        ],
         aligned in any::<bool>(),
         short in proptest::option::of(400_usize..3000),
     ) {
@@ -123,9 +133,10 @@ proptest! {
         let gap = if aligned { gap * 512 } else { gap };
         let total = lens.iter().sum();
         let medium = SimMedium::new();
-        medium.set_direct(direct);
+        medium.set_direct(engine_kind != EngineKind::Buffered);
+        medium.set_ring(engine_kind == EngineKind::IoUring);
         let (engine, _) = open(config(3), &medium);
-        prop_assert_eq!(matches!(engine.info().io, IoChoice::Direct { alignment: 512 }), direct);
+        prop_assert_eq!(engine.info().engine.kind, engine_kind);
         if let Some(bytes) = short {
             // Below the alignment every third call makes no progress, which must not end the transfer.
             medium.inject(SLOT_FILE, Call::Write, 0, 3, Fault::Short(bytes));
@@ -192,6 +203,15 @@ fn a_source_that_lost_its_bytes_is_refused() {
         assert!(good || matches!(outcome[0], Err(OpError::Source { expected: 0xBAD, .. })));
     }
     assert_eq!(engine.stats().corrupt_source, 1);
+    // A trusted checksum that is wrong is found out by the read.
+    let source = Scattered::new(&[64], 0, &pattern(0, 64));
+    let outcome = run(&engine, |batch| {
+        batch.guard(Arc::clone(&source.memory) as _);
+        batch.write_trusted(BlockId(0), identity(0), source.fragments(), 0xBAD);
+    });
+    assert!(matches!(outcome[0], Ok(done) if done.checksum == 0xBAD));
+    let error = read_scattered(&engine, 0, 0, &source).unwrap_err();
+    assert!(matches!(error, OpError::Corrupt { .. }), "{error}");
 }
 
 #[test]
@@ -369,13 +389,38 @@ fn after_shutdown_nothing_is_taken() {
 }
 
 #[test]
-fn the_choice_of_io_is_reported() {
+fn the_choice_of_the_engine_is_reported_and_can_be_forced() {
     let medium = SimMedium::new();
-    let (engine, _) = open(config(1), &medium);
-    assert!(matches!(engine.info().io, IoChoice::Buffered { reason } if reason.contains("O_DIRECT")));
-    drop(engine);
-    let mut direct = config(1);
-    direct.io = IoMode::Direct;
-    let error = DiskEngine::open_on(direct, medium.as_medium()).unwrap_err();
-    assert!(matches!(error, OpenError::NoDirect { .. }), "{error}");
+    let choose = |mode: EngineMode| {
+        let mut config = config(1);
+        config.engine = mode;
+        DiskEngine::open_on(config, medium.as_medium()).map(|(engine, _)| engine.info().engine)
+    };
+    let chosen = |mode| {
+        let choice = choose(mode).unwrap();
+        (choice.kind, choice.reason)
+    };
+    let refused = |mode| {
+        let error = choose(mode).unwrap_err();
+        assert!(matches!(error, OpenError::NoEngine { .. }), "{error}");
+        error.to_string()
+    };
+    let configured = |kind| (kind, "configured".to_owned());
+
+    let (kind, reason) = chosen(EngineMode::Auto);
+    assert!(kind == EngineKind::Buffered && reason.contains("O_DIRECT"), "{reason}");
+    assert!(refused(EngineMode::Threads).contains("threads is not possible here: open with O_DIRECT"));
+    assert!(refused(EngineMode::IoUring).contains("io_uring is not possible here: open with O_DIRECT"));
+
+    medium.set_direct(true);
+    let (kind, reason) = chosen(EngineMode::Auto);
+    assert!(kind == EngineKind::Threads && reason.contains("no io_uring: the medium"), "{reason}");
+    assert!(refused(EngineMode::IoUring).contains("no file descriptor"));
+    assert_eq!(chosen(EngineMode::Threads), configured(EngineKind::Threads));
+
+    medium.set_ring(true);
+    assert_eq!(chosen(EngineMode::Auto), (EngineKind::IoUring, "a ring could be set up".to_owned()));
+    assert_eq!(chosen(EngineMode::IoUring), configured(EngineKind::IoUring));
+    assert_eq!(chosen(EngineMode::Threads), configured(EngineKind::Threads));
+    assert_eq!(chosen(EngineMode::Buffered), configured(EngineKind::Buffered));
 }

@@ -249,17 +249,21 @@ impl ReadClaim {
         self.checksum
     }
 
-    /// Compares bytes and checksum, if the policy says so this time. Whether it was compared.
-    pub(crate) fn verify(&self) -> Result<bool, Failure> {
-        let Some(expected) = self.checksum else { return Ok(false) };
-        let due = match self.tier.verify {
+    /// Whether the policy wants the bytes compared with their checksum this time.
+    pub(crate) fn is_due(&self) -> bool {
+        match self.tier.verify {
             VerifyHost::Never => false,
             VerifyHost::Always => true,
             VerifyHost::Sampled(every) => {
                 self.tier.reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(every))
             }
-        };
-        if due { self.compare(expected).map(|()| true) } else { Ok(false) }
+        }
+    }
+
+    /// Compares bytes and checksum, if the policy says so this time. Whether it was compared.
+    pub(crate) fn verify(&self) -> Result<bool, Failure> {
+        let Some(expected) = self.checksum else { return Ok(false) };
+        if self.is_due() { self.compare(expected).map(|()| true) } else { Ok(false) }
     }
 
     /// Compares bytes and checksum, whatever the policy says: for what leaves this machine.

@@ -8,19 +8,20 @@ use crate::execute::{
     VolumeOrder, Writes,
 };
 use crate::flush::Flusher;
-use crate::host::HostTier;
+use crate::host::{HostTier, host_regions};
 use crate::hub::{Hub, Sink};
 use crate::manager::TransferManager;
 use crate::schedule::{Limits, PathLimits, State};
 use crate::slots::{disk_layout, layouts};
 use crossbeam_channel::bounded;
 use kvbm_device::Direction;
-use kvbm_disk::{BlockChecksum, Recovered};
+use kvbm_disk::{BlockChecksum, DiskEngine, IoMemory, Recovered};
 use kvbm_plan::{Message, Path, Rank, RecoveredBlock, Tier};
 use kvbm_storage::{
     BoundLayout, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
 };
 use parking_lot::Mutex;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
@@ -142,6 +143,9 @@ impl Parts {
                 ));
             }
         }
+        if let (Some(g2), Some(tier)) = (&config.g2, &config.g3) {
+            register(&tier.engine, g2);
+        }
         let paths = std::array::from_fn(|index| available(&config, Path::ALL[index]));
         Ok(Self { config, host, paths })
     }
@@ -258,6 +262,20 @@ fn lane(config: &WorkerConfig, path: Path) -> Result<Lane, StartError> {
     }
 }
 
+/// Tells the disk's engine of memory that its operations use, if it is page-locked: the kernel locks what it is told of.
+fn register(engine: &DiskEngine, bound: &BoundLayout) {
+    if bound.kind() != StorageKind::Pinned {
+        return;
+    }
+    for region in host_regions(bound).into_iter().flatten() {
+        let Some(start) = NonNull::new(region.as_ptr()) else { continue };
+        // SAFETY: a region's memory stays where it is while its owner lives.
+        engine.register_memory(unsafe {
+            IoMemory::new(start, region.len() as usize, Arc::clone(region.owner()))
+        });
+    }
+}
+
 /// The carrier of G3 to G1 with its share of the staging ring, and the bytes of that.
 fn staged(
     config: &WorkerConfig,
@@ -288,6 +306,7 @@ fn staged(
     if config.device.is_some() && ring.kind() != StorageKind::Pinned {
         tracing::warn!(path = %site.path, "the staging ring could not be page-locked: copies to the device are slower");
     }
+    register(&g3.engine, &ring);
     let bytes = ring.layout().total_bytes();
     let lane = lane(config, site.path)?;
     let route = route(site.path, ring.clone(), g1.clone())?;

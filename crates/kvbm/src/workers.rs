@@ -3,7 +3,7 @@
 use crate::config::{self, BandwidthModel, Config, LayoutKind, VerifyHost};
 use crate::worker::{LinkError, MessageSink, WorkerLink};
 use kvbm_device::{Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice, Event, TransferModel};
-use kvbm_disk::{DiskEngine, GroupCommit, OpenError};
+use kvbm_disk::{DiskEngine, EngineMode, GroupCommit, OpenError};
 use kvbm_layout::{
     AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, LayoutError, OuterPlacement,
     SliceError, slice_for_rank,
@@ -185,7 +185,7 @@ impl LocalWorker {
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
         worker_config.device = Some(Arc::clone(&device));
         worker_config.g1 = Some(g1.clone());
-        worker_config.paths = paths(&config.transfer, config.disk.threads);
+        worker_config.paths = paths(&config.transfer, &config.disk);
         worker_config.verify_host = match config.transfer.verify_host {
             VerifyHost::Never => kvbm_transfer::VerifyHost::Never,
             VerifyHost::Sampled => kvbm_transfer::VerifyHost::default(),
@@ -329,11 +329,13 @@ fn open_disk(
         kvbm_disk::DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
     disk.geometry = geometry(config, &layout, rank)?;
     let settings = &config.disk;
-    disk.io = match settings.io {
-        config::IoMode::Auto => kvbm_disk::IoMode::Auto,
-        config::IoMode::Direct => kvbm_disk::IoMode::Direct,
-        config::IoMode::Buffered => kvbm_disk::IoMode::Buffered,
+    disk.engine = match settings.engine {
+        config::DiskEngine::Auto => EngineMode::Auto,
+        config::DiskEngine::IoUring => EngineMode::IoUring,
+        config::DiskEngine::Threads => EngineMode::Threads,
+        config::DiskEngine::Buffered => EngineMode::Buffered,
     };
+    disk.depth = settings.depth as usize;
     disk.threads = settings.threads as usize;
     disk.queue_depth = settings.queue_depth as usize;
     disk.commit = GroupCommit { interval: settings.commit_interval, ..GroupCommit::default() };
@@ -361,14 +363,14 @@ fn geometry(config: &Config, layout: &FullyContiguous, rank: Rank) -> Result<Vec
     Ok(text.into_bytes())
 }
 
-fn paths(config: &config::TransferConfig, disk_threads: u32) -> PathConfigs {
+fn paths(config: &config::TransferConfig, disk: &config::DiskConfig) -> PathConfigs {
     let memory = PathConfig {
         queue_plans: config.queue_depth as usize,
         threads: config.threads as usize,
         ..PathConfig::default()
     };
-    // The engine has threads of its own: one executor keeps them busy.
-    let depth_blocks = (4 * disk_threads as usize).max(PathConfig::default().batch_blocks);
+    // The engine has threads of its own: one executor keeps them busy, with as much waiting as is at the device.
+    let depth_blocks = (2 * disk.depth.max(disk.threads) as usize).max(PathConfig::default().batch_blocks);
     let disk = PathConfig { threads: 1, depth_blocks, ..memory };
     PathConfigs {
         g1_g2: memory,

@@ -3,7 +3,7 @@
 
 mod support;
 
-use kvbm::config::{Blocks, IoMode, ModelConfig};
+use kvbm::config::{Blocks, DiskEngine, ModelConfig};
 use kvbm::{BlockId, FailureKind, KvBlockManager, OnboardError, Owned, Path, Tier, TokenSequence};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -29,7 +29,7 @@ fn rig(g1: u32, g2: u32, g3: u32) -> Rig {
         .configure(|config| {
             unlimited(config);
             config.offload.g2_g3.write_through = true;
-            config.disk.io = IoMode::Buffered;
+            config.disk.engine = DiskEngine::Buffered;
         })
         .build()
         .unwrap();
@@ -223,7 +223,7 @@ fn invariant_5_the_disk_of_other_ranks_is_refused() {
             .host(Blocks(4))
             .disk(dir.path(), Blocks(4))
             .tensor_parallel(ranks)
-            .configure(|config| config.disk.io = IoMode::Buffered)
+            .configure(|config| config.disk.engine = DiskEngine::Buffered)
             .build()
     };
     drop(manager(4).unwrap());

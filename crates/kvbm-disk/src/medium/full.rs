@@ -19,7 +19,8 @@ pub(crate) struct Stopped {
 }
 
 /// Progress of one transfer; counts its continuations.
-struct Progress {
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
     done: u64,
     total: u64,
     /// 1, or what direct I/O needs: a continuation must start at a multiple of it.
@@ -29,12 +30,21 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(total: u64, alignment: u64) -> Self {
+    pub(crate) fn new(total: u64, alignment: u64) -> Self {
         Self { done: 0, total, alignment, calls: 0, stalls: 0 }
     }
 
+    /// Bytes moved for good.
+    pub(crate) fn done(&self) -> u64 {
+        self.done
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done >= self.total
+    }
+
     /// Takes the result of a call that was asked for `asked` bytes; returns by how many bytes to advance.
-    fn advance(&mut self, result: io::Result<usize>, asked: u64) -> Result<usize, Stopped> {
+    pub(crate) fn advance(&mut self, result: io::Result<usize>, asked: u64) -> Result<usize, Stopped> {
         self.calls += 1;
         let stopped = |done, error| Err(Stopped { done, error });
         match result {

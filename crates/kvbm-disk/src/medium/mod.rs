@@ -64,4 +64,8 @@ pub trait BlockFile: Debug + Send + Sync {
     fn raw_fd(&self) -> Option<RawFd> {
         None
     }
+    /// Without a descriptor: whether the ring's logic may run over [`BlockFile::read_at`] and [`BlockFile::write_at`].
+    fn emulates_ring(&self) -> bool {
+        false
+    }
 }

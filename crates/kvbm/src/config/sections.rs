@@ -110,9 +110,12 @@ section! {
         dir: Option<PathBuf> = None, [""];
         /// What G3 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
-        /// How files are opened: `direct` around the page cache, `buffered` through it, `auto` by a probe.
-        io: IoMode = IoMode::Auto, [""];
-        /// I/O threads: operations at the device at a time.
+        /// Who moves the bytes: `io_uring` and `threads` around the page cache, `buffered` through it, or `auto`, the first of
+        /// these that a probe finds to work. One that is named and does not work is an error.
+        engine: DiskEngine = DiskEngine::Auto, [""];
+        /// Operations at the device at a time with `io_uring`.
+        depth: u32 = 32, ["operations per rank"];
+        /// I/O threads of the other engines: their operations at the device at a time.
         threads: u32 = 8, ["threads per rank"];
         /// Operations queued or running; more wait in the queue of their path.
         queue_depth: u32 = 1024, ["operations"];
@@ -302,13 +305,15 @@ choice! {
 }
 
 choice! {
-    /// How disk files are opened.
-    IoMode {
-        /// By a probe of the directory.
+    /// Who moves bytes between host memory and disk.
+    DiskEngine {
+        /// The first of the others that works.
         Auto = "auto",
-        /// Around the page cache, or an error.
-        Direct = "direct",
-        /// Through the page cache.
+        /// A ring of the kernel, around the page cache.
+        IoUring = "io_uring",
+        /// Threads, around the page cache.
+        Threads = "threads",
+        /// Threads, through the page cache.
         Buffered = "buffered",
     }
 }

@@ -139,7 +139,10 @@ fn what_is_wrong_is_named_with_its_place() {
         ("host = 3", "c.toml:1:8: host = 3: expected a table: [host]"),
         ("[offload]\ng1_g2 = true", "c.toml:2:9: offload.g1_g2 = true: expected a table: [offload.g1_g2]"),
         ("[transfer]\ndeadline = 30", "c.toml:2:12: transfer.deadline = 30: expected a duration such as"),
-        ("[disk]\nio = \"fast\"", "disk.io = \"fast\": expected one of \"auto\", \"direct\", \"buffered\""),
+        (
+            "[disk]\nengine = \"fast\"",
+            "disk.engine = \"fast\": expected one of \"auto\", \"io_uring\", \"threads\", \"buffered\"",
+        ),
         ("[offload.g1_g2]\nwatermark = nan", "offload.g1_g2.watermark = NaN: expected a number"),
         ("[namespace]\ntenant_salt = 7", "namespace.tenant_salt = (not shown): expected"),
         ("[host\n", "c.toml:1:6: not valid TOML"),

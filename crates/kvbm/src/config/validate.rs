@@ -131,6 +131,7 @@ impl Config {
             return broken("disk.capacity", &disk.capacity, rule);
         }
         between("disk.threads", disk.threads, 1, MAX_THREADS)?;
+        between("disk.depth", disk.depth, 1, 4096)?;
         between("disk.queue_depth", disk.queue_depth, 1, 1 << 20)?;
         positive("disk.read_deadline", disk.read_deadline)?;
         if !(disk.drive_writes_per_day >= 0.0 && disk.drive_writes_per_day.is_finite()) {

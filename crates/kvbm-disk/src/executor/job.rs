@@ -1,0 +1,130 @@
+//! Operations on their way through the executor. Whatever becomes of one, its batch gets exactly one outcome for it.
+
+use crate::batch::{Completion, IoBatch, Op};
+use crate::ops;
+use crate::shared::Shared;
+use crate::{BatchHandle, OpError, OpOutcome};
+use parking_lot::Mutex;
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// A batch whose operations are under way.
+struct Running {
+    state: Mutex<RunningState>,
+    cancelled: Arc<AtomicBool>,
+    deadline: Option<Instant>,
+    shared: Arc<Shared>,
+}
+
+struct RunningState {
+    outcomes: Vec<Option<OpOutcome>>,
+    left: usize,
+    guards: Vec<Arc<dyn Any + Send + Sync>>,
+    completion: Option<Completion>,
+}
+
+impl Running {
+    /// Records an outcome; the last one drops the guards and calls the completion.
+    fn complete(&self, index: usize, outcome: OpOutcome) {
+        let mut state = self.state.lock();
+        state.outcomes[index] = Some(outcome);
+        state.left -= 1;
+        if state.left > 0 {
+            return;
+        }
+        let outcomes = std::mem::take(&mut state.outcomes);
+        let guards = std::mem::take(&mut state.guards);
+        let completion = state.completion.take();
+        drop(state);
+        // Each on its own: a guard that panics must not take the completion with it.
+        for guard in guards {
+            self.contain(move || drop(guard));
+        }
+        if let Some(completion) = completion {
+            self.contain(move || completion(outcomes.into_iter().flatten().collect()));
+        }
+    }
+
+    /// Runs code of the caller's.
+    fn contain(&self, call: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(call)).is_err() {
+            self.shared.count(|stats| stats.callback_panics += 1);
+        }
+    }
+}
+
+/// One operation. The batch that it belongs to is submitted and not completed while the job lives, so the contract of
+/// [`Fragments::from_raw`](crate::Fragments::from_raw) holds for its fragments.
+pub(super) struct Job {
+    batch: Arc<Running>,
+    index: usize,
+    op: Op,
+    finished: bool,
+}
+
+impl Job {
+    pub(super) fn op(&self) -> &Op {
+        &self.op
+    }
+
+    /// Why the operation must not start.
+    pub(super) fn refusal(&self) -> Option<OpError> {
+        let slot = self.op.slot;
+        if self.batch.cancelled.load(Ordering::Acquire) {
+            return Some(OpError::Cancelled { slot });
+        }
+        self.batch.deadline.filter(|deadline| *deadline <= Instant::now()).map(|_| OpError::Deadline { slot })
+    }
+
+    /// What to say when the medium's code panicked.
+    pub(super) fn panicked(&self) -> OpError {
+        OpError::Io {
+            op: ops::name(self.op.kind),
+            slot: self.op.slot,
+            at: 0,
+            kind: io::ErrorKind::Other,
+            message: "the medium panicked".to_owned(),
+        }
+    }
+
+    pub(super) fn finish(mut self, outcome: OpOutcome) {
+        self.end(outcome);
+    }
+
+    fn end(&mut self, outcome: OpOutcome) {
+        self.finished = true;
+        ops::count(&self.batch.shared, self.op.kind, &outcome);
+        self.batch.complete(self.index, outcome);
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.end(Err(OpError::ShuttingDown { slot: self.op.slot }));
+        }
+    }
+}
+
+/// The jobs of a batch that was admitted.
+pub(super) fn jobs_of(batch: IoBatch, shared: &Arc<Shared>) -> (BatchHandle, Vec<Job>) {
+    let count = batch.ops.len();
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let running = Arc::new(Running {
+        state: Mutex::new(RunningState {
+            outcomes: vec![None; count],
+            left: count,
+            guards: batch.guards,
+            completion: Some(batch.completion),
+        }),
+        cancelled: Arc::clone(&cancelled),
+        deadline: batch.deadline,
+        shared: Arc::clone(shared),
+    });
+    let job = |(index, op)| Job { batch: Arc::clone(&running), index, op, finished: false };
+    (BatchHandle(cancelled), batch.ops.into_iter().enumerate().map(job).collect())
+}

@@ -1,0 +1,122 @@
+//! The executor: a bounded queue, and who takes operations from it: a ring or a pool of threads.
+
+mod job;
+mod pool;
+mod queue;
+mod ring;
+
+use crate::batch::IoBatch;
+use crate::shared::{Alive, Shared};
+use crate::{BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpenError, Rejected};
+use job::jobs_of;
+use queue::Queue;
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+thread_local! {
+    static IS_ENGINE_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the caller runs inside a completion: it must not wait for the threads of an engine.
+pub(crate) fn on_engine_thread() -> bool {
+    IS_ENGINE_THREAD.get()
+}
+
+/// The running executor.
+pub(crate) struct Executor {
+    queue: Arc<Queue>,
+    shared: Arc<Shared>,
+    alive: Arc<Alive>,
+    choice: EngineChoice,
+}
+
+impl Executor {
+    /// Starts what the configuration and the medium allow.
+    pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self, OpenError> {
+        let mut executor = Self {
+            queue: Arc::new(Queue::new(shared.config.queue_depth)),
+            shared: Arc::clone(shared),
+            alive: Arc::default(),
+            choice: shared.slots.choice(),
+        };
+        let mode = shared.config.engine;
+        if executor.choice.kind != EngineKind::Buffered && mode != EngineMode::Threads {
+            match ring::start(&executor.queue, shared, &executor.alive) {
+                Ok(()) => {
+                    executor.choice.kind = EngineKind::IoUring;
+                    executor.choice.reason = reason(mode, "a ring could be set up");
+                    return Ok(executor);
+                }
+                Err(error) if mode == EngineMode::IoUring => {
+                    return Err(OpenError::NoEngine {
+                        engine: EngineKind::IoUring,
+                        reason: error.to_string(),
+                    });
+                }
+                Err(error) => executor.choice.reason = format!("no io_uring: {error}"),
+            }
+        }
+        pool::start(&executor.queue, shared, &executor.alive).map_err(|source| {
+            executor.close();
+            OpenError::Io { doing: "start a thread".to_owned(), source }
+        })?;
+        Ok(executor)
+    }
+
+    /// Who moves the bytes, and why.
+    pub(crate) fn choice(&self) -> EngineChoice {
+        let mut choice = self.choice.clone();
+        (choice.registered_bytes, choice.unregistered) = self.queue.registered();
+        choice
+    }
+
+    /// Lets the kernel know memory that many operations will use.
+    pub(crate) fn register(&self, memory: IoMemory) {
+        if self.choice.kind == EngineKind::IoUring {
+            self.queue.register(memory);
+        }
+    }
+
+    /// Queues all operations of a batch, or none.
+    pub(crate) fn submit(&self, batch: IoBatch) -> Result<BatchHandle, Rejected> {
+        if let Err(error) = self.queue.admit(batch.len()) {
+            return Err(Rejected { batch, error });
+        }
+        let (handle, jobs) = jobs_of(batch, &self.shared);
+        self.queue.push(jobs);
+        Ok(handle)
+    }
+
+    /// Operations queued or running.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.queue.outstanding()
+    }
+
+    /// Takes nothing more, fails what has not started, lets the threads end.
+    pub(crate) fn close(&self) {
+        self.queue.close();
+    }
+
+    /// Whether all threads ended by `deadline`.
+    pub(crate) fn wait(&self, deadline: Instant) -> bool {
+        self.alive.wait_none(deadline)
+    }
+}
+
+fn reason(mode: EngineMode, probed: &str) -> String {
+    if mode == EngineMode::Auto { probed.to_owned() } else { "configured".to_owned() }
+}
+
+/// Starts a thread of the engine, which counts as alive until it ends.
+fn spawn(name: String, alive: &Arc<Alive>, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let guard = alive.guard();
+    let body = move || {
+        IS_ENGINE_THREAD.set(true);
+        body();
+        // The last thing: who waits for the threads may reopen the directory at once.
+        drop(guard);
+    };
+    std::thread::Builder::new().name(name).spawn(body).map(drop)
+}

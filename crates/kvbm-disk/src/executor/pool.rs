@@ -1,0 +1,53 @@
+//! A pool of threads with preadv / pwritev: works everywhere.
+
+use super::job::Job;
+use super::queue::Queue;
+use super::spawn;
+use crate::OpOutcome;
+use crate::ops::{self, Begun};
+use crate::shared::{Alive, Shared};
+use crate::slots::Bounce;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Starts the threads. After an error some may run: closing the queue ends them.
+pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>) -> io::Result<()> {
+    for index in 0..shared.config.threads {
+        let (queue, shared) = (Arc::clone(queue), Arc::clone(shared));
+        spawn(format!("kvbm-disk-{index}"), alive, move || work(&queue, &shared))?;
+    }
+    Ok(())
+}
+
+fn work(queue: &Queue, shared: &Shared) {
+    let mut bounce = Bounce::default();
+    while let Some(job) = queue.wait() {
+        let outcome = match job.refusal() {
+            Some(error) => Err(error),
+            None => run(&job, shared, &mut bounce),
+        };
+        queue.done(1);
+        job.finish(outcome);
+    }
+}
+
+/// Runs one operation. A medium that panics fails the operation, not the thread.
+fn run(job: &Job, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
+    let op = job.op();
+    // SAFETY: the job lives, so the contract of its fragments holds.
+    let begun = unsafe { ops::begin(op, shared) }?;
+    let transfer = AssertUnwindSafe(|| match begun {
+        // SAFETY: as above, and the slot was begun for a read.
+        Begun::Read { .. } => unsafe { shared.slots.read(op.slot, &op.fragments, bounce) },
+        // SAFETY: as above, and the slot was begun for a write.
+        Begun::Write { .. } => unsafe { shared.slots.write(op.slot, &op.fragments, bounce) },
+    });
+    if let Ok(result) = catch_unwind(transfer) {
+        // SAFETY: as above; the transfer is over.
+        unsafe { ops::end(op, begun, result, shared) }
+    } else {
+        ops::abandon(op, shared);
+        Err(job.panicked())
+    }
+}

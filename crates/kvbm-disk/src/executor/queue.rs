@@ -1,0 +1,224 @@
+//! What waits for the executor's threads.
+
+use super::job::Job;
+use super::ring::Bell;
+use crate::batch::OpKind;
+use crate::{IoMemory, SubmitError};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Reads go first, because a request waits for them; but every so many a write does, so that none starves.
+const READS_PER_WRITE: u32 = 8;
+
+#[derive(Default)]
+struct Jobs {
+    reads: VecDeque<Job>,
+    writes: VecDeque<Job>,
+    /// Admitted and not finished.
+    outstanding: usize,
+    reads_in_a_row: u32,
+    closed: bool,
+    /// Memory that the ring has yet to register.
+    memory: Vec<IoMemory>,
+    registered_bytes: u64,
+    unregistered: Option<String>,
+}
+
+impl Jobs {
+    fn next(&mut self) -> Option<Job> {
+        let write_is_due = self.reads.is_empty() || self.reads_in_a_row >= READS_PER_WRITE;
+        if write_is_due && let Some(job) = self.writes.pop_front() {
+            self.reads_in_a_row = 0;
+            return Some(job);
+        }
+        let job = self.reads.pop_front()?;
+        self.reads_in_a_row = self.reads_in_a_row.saturating_add(1);
+        Some(job)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.reads.is_empty() && self.writes.is_empty() && self.memory.is_empty()
+    }
+}
+
+/// What a ring takes at a time.
+#[derive(Default)]
+pub(super) struct Taken {
+    pub(super) jobs: Vec<Job>,
+    pub(super) memory: Vec<IoMemory>,
+    pub(super) closed: bool,
+}
+
+/// The queue. Threads of a pool wait on its condition; a ring is woken by its bell.
+pub(super) struct Queue {
+    depth: usize,
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+    bell: OnceLock<Bell>,
+    /// The ring is about to wait, or waits, and wants the bell for every news.
+    ring_sleeps: AtomicBool,
+}
+
+impl Queue {
+    pub(super) fn new(depth: usize) -> Self {
+        Self {
+            depth,
+            jobs: Mutex::default(),
+            more: Condvar::new(),
+            bell: OnceLock::new(),
+            ring_sleeps: AtomicBool::new(false),
+        }
+    }
+
+    /// Reserves room for `count` operations, which [`Queue::push`] brings.
+    pub(super) fn admit(&self, count: usize) -> Result<(), SubmitError> {
+        let mut jobs = self.jobs.lock();
+        let (queued, depth) = (jobs.outstanding, self.depth);
+        if count == 0 {
+            return Err(SubmitError::Empty);
+        }
+        if jobs.closed {
+            return Err(SubmitError::ShuttingDown);
+        }
+        if queued > 0 && queued.saturating_add(count) > depth {
+            return Err(SubmitError::QueueFull { queued, depth });
+        }
+        jobs.outstanding += count;
+        Ok(())
+    }
+
+    /// Queues operations that were admitted. If the queue was closed meanwhile they fail.
+    pub(super) fn push(&self, new: Vec<Job>) {
+        let count = new.len();
+        let mut jobs = self.jobs.lock();
+        if jobs.closed {
+            jobs.outstanding -= count;
+            drop(jobs);
+            return drop(new);
+        }
+        for job in new {
+            let side = if job.op().kind == OpKind::Read { &mut jobs.reads } else { &mut jobs.writes };
+            side.push_back(job);
+        }
+        drop(jobs);
+        self.wake(count);
+    }
+
+    fn wake(&self, count: usize) {
+        if let Some(bell) = self.bell.get() {
+            // A ring that has not said so looks at the queue before it waits.
+            if self.ring_sleeps.swap(false, Ordering::AcqRel) {
+                bell.ring();
+            }
+        } else {
+            for _ in 0..count.min(self.depth) {
+                self.more.notify_one();
+            }
+        }
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.jobs.lock().outstanding
+    }
+
+    /// So many operations are over. To be said before their outcomes are told: who hears of one may submit another.
+    pub(super) fn done(&self, count: usize) {
+        self.jobs.lock().outstanding -= count;
+    }
+
+    /// Takes nothing more and fails what has not started.
+    pub(super) fn close(&self) {
+        let mut jobs = self.jobs.lock();
+        jobs.closed = true;
+        let reads = std::mem::take(&mut jobs.reads);
+        let writes = std::mem::take(&mut jobs.writes);
+        jobs.memory.clear();
+        jobs.outstanding -= reads.len() + writes.len();
+        drop(jobs);
+        self.more.notify_all();
+        self.wake(1);
+        drop((reads, writes));
+    }
+}
+
+/// A pool's part.
+impl Queue {
+    /// Waits for the next operation; `None` once the queue is closed.
+    pub(super) fn wait(&self) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if let Some(job) = jobs.next() {
+                return Some(job);
+            }
+            if jobs.closed {
+                return None;
+            }
+            self.more.wait(&mut jobs);
+        }
+    }
+}
+
+/// A ring's part.
+impl Queue {
+    /// From here on `bell` says that there is news.
+    pub(super) fn set_bell(&self, bell: Bell) {
+        // There is one ring and it does this once.
+        let _already = self.bell.set(bell);
+    }
+
+    /// Takes up to `room` operations.
+    pub(super) fn take(&self, room: usize) -> Taken {
+        let mut jobs = self.jobs.lock();
+        let mut taken = Taken { closed: jobs.closed, ..Taken::default() };
+        while taken.jobs.len() < room
+            && let Some(job) = jobs.next()
+        {
+            taken.jobs.push(job);
+        }
+        taken.memory = std::mem::take(&mut jobs.memory);
+        taken
+    }
+
+    /// Announces that the ring is about to wait. `false` if it must not, because there is news already.
+    pub(super) fn sleep(&self) -> bool {
+        self.ring_sleeps.store(true, Ordering::Release);
+        let jobs = self.jobs.lock();
+        // Who queues something from here on takes the lock after us, and sees the announcement.
+        if jobs.is_empty() && !jobs.closed {
+            return true;
+        }
+        self.ring_sleeps.store(false, Ordering::Release);
+        false
+    }
+
+    /// The ring is awake for another reason than the bell.
+    pub(super) fn awake(&self) {
+        self.ring_sleeps.store(false, Ordering::Release);
+    }
+
+    pub(super) fn register(&self, memory: IoMemory) {
+        let mut jobs = self.jobs.lock();
+        if !jobs.closed {
+            jobs.memory.push(memory);
+        }
+        drop(jobs);
+        self.wake(1);
+    }
+
+    /// The kernel took `bytes` of memory, or did not because of `refused`.
+    pub(super) fn note_registered(&self, bytes: u64, refused: Option<String>) {
+        let mut jobs = self.jobs.lock();
+        jobs.registered_bytes += bytes;
+        if refused.is_some() {
+            jobs.unregistered = refused;
+        }
+    }
+
+    /// Bytes that the kernel knows, and why it does not know more.
+    pub(super) fn registered(&self) -> (u64, Option<String>) {
+        let jobs = self.jobs.lock();
+        (jobs.registered_bytes, jobs.unregistered.clone())
+    }
+}

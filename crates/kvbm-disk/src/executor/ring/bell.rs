@@ -1,0 +1,48 @@
+//! Wakes the ring's thread: an eventfd, which a ring can wait for beside its operations.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+/// A counter of the kernel that can be waited for. Clones are the same bell.
+#[derive(Clone, Debug)]
+pub(in crate::executor) struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: a system call without memory.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        Ok(Self(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Wakes who waits, or the next one that will.
+    pub(in crate::executor) fn ring(&self) {
+        let one = 1_u64.to_ne_bytes();
+        // A full counter is a bell that rings already.
+        // SAFETY: eight bytes that live through the call.
+        let _written = unsafe { libc::write(self.fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Silences the bell.
+    pub(super) fn reset(&self) {
+        let mut count = [0_u8; 8];
+        // SAFETY: eight bytes that live through the call; the descriptor never blocks.
+        let _read = unsafe { libc::read(self.fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    /// Waits for the bell, and silences it.
+    pub(super) fn wait(&self) {
+        let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure that lives through the call.
+        let _ready = unsafe { libc::poll(&raw mut poll, 1, -1) };
+        self.reset();
+    }
+}

@@ -1,0 +1,80 @@
+//! A port over a medium without descriptors: the driver's logic under every fault that the medium can simulate.
+
+use super::bell::Bell;
+use super::port::{Completed, Port, Ticket};
+use crate::IoMemory;
+use crate::medium::{BlockFile, full::IOV_MAX};
+use libc::iovec;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+struct Request {
+    ticket: Ticket,
+    write: bool,
+    offset: u64,
+    runs: Vec<iovec>,
+}
+
+/// Does requests one by one, the latest first, when asked to wait.
+pub(super) struct EmulatedPort {
+    file: Arc<dyn BlockFile>,
+    bell: Bell,
+    waiting: Vec<Request>,
+}
+
+// SAFETY: made before its thread starts, without a request; from then on used by that thread alone.
+unsafe impl Send for EmulatedPort {}
+
+impl EmulatedPort {
+    pub(super) fn new(file: Arc<dyn BlockFile>, bell: Bell) -> Self {
+        Self { file, bell, waiting: Vec::new() }
+    }
+
+    fn perform(&self, request: &Request) -> io::Result<usize> {
+        let call = || {
+            if request.write {
+                let slice = |run: &iovec| {
+                    // SAFETY: `Port::start` obliges its caller: readable until the completion.
+                    IoSlice::new(unsafe { std::slice::from_raw_parts(run.iov_base.cast(), run.iov_len) })
+                };
+                let buffers: Vec<_> = request.runs.iter().map(slice).collect();
+                self.file.write_at(request.offset, &buffers)
+            } else {
+                let slice = |run: &iovec| {
+                    // SAFETY: `Port::start` obliges its caller: ours alone until the completion.
+                    let bytes = unsafe { std::slice::from_raw_parts_mut(run.iov_base.cast(), run.iov_len) };
+                    IoSliceMut::new(bytes)
+                };
+                let mut buffers: Vec<_> = request.runs.iter().map(slice).collect();
+                self.file.read_at(request.offset, &mut buffers)
+            }
+        };
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the medium panicked")))
+    }
+}
+
+impl Port for EmulatedPort {
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, offset: u64, runs: &[iovec]) -> u64 {
+        let runs = runs[..runs.len().min(IOV_MAX)].to_vec();
+        let asked = runs.iter().map(|run| run.iov_len as u64).sum();
+        self.waiting.push(Request { ticket, write, offset, runs });
+        asked
+    }
+
+    fn submit(&mut self) {}
+
+    fn poll(&mut self, _into: &mut Vec<Completed>) {}
+
+    fn wait(&mut self, into: &mut Vec<Completed>) {
+        match self.waiting.pop() {
+            Some(request) => into.push((request.ticket, self.perform(&request))),
+            None => self.bell.wait(),
+        }
+    }
+
+    fn register(&mut self, memory: IoMemory) -> (u64, Option<String>) {
+        drop(memory);
+        (0, Some("an emulated ring has no use for it".to_owned()))
+    }
+}

@@ -1,0 +1,284 @@
+//! io_uring, with the slot file registered and memory registered as far as the kernel takes it.
+
+use super::bell::Bell;
+use super::port::{Completed, Port, Ticket};
+use crate::medium::full::IOV_MAX;
+use crate::{IoMemory, OwnedBuffer};
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, Fixed};
+use io_uring::{IoUring, Probe, opcode};
+use libc::iovec;
+use std::any::Any;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most memory that the kernel takes as one buffer, in bytes.
+const MAX_BUFFER: usize = 1 << 30;
+/// Buffers of one ring: 4 TiB of memory.
+const MAX_BUFFERS: u32 = 4096;
+/// Bytes of one request: what the kernel moves at most in one, rounded down to a power of two.
+const MAX_REQUEST: usize = 1 << 30;
+/// Marks the completion that says that the bell rang.
+const BELL: u64 = u64::MAX;
+/// The slot file among the registered files.
+const FILE: Fixed = Fixed(0);
+/// Between two attempts when the kernel is short of memory.
+const BREATH: Duration = Duration::from_millis(1);
+
+/// Memory that the kernel knows under a number.
+struct Buffer {
+    start: usize,
+    end: usize,
+    index: u16,
+}
+
+/// A ring of the kernel. Belongs to the thread that made it.
+pub(super) struct KernelPort {
+    ring: IoUring,
+    bell: Bell,
+    /// The ring waits for the bell.
+    armed: bool,
+    under_way: usize,
+    /// Sorted by address.
+    buffers: Vec<Buffer>,
+    /// Whether runs of a registered buffer can be named in one request (Linux 6.15).
+    vectored_buffers: bool,
+    /// Registered memory stays where it is while the kernel knows it.
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Why the table of buffers could not be made.
+    no_buffers: Option<String>,
+}
+
+impl KernelPort {
+    /// A ring for `depth` requests on the file `fd`, which stays open while the ring lives.
+    pub(super) fn new(fd: RawFd, depth: usize, bell: Bell) -> io::Result<Self> {
+        let entries = (depth as u32 + 1).next_power_of_two();
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .build(entries)
+            // Linux before 6.1 knows none of these.
+            .or_else(|_| IoUring::new(entries))
+            .map_err(|error| explained("io_uring_setup", &error))?;
+        ring.submitter().register_files(&[fd]).map_err(|error| explained("register the file", &error))?;
+        let mut known = Probe::new();
+        let vectored_buffers = ring.submitter().register_probe(&mut known).is_ok()
+            && known.is_supported(opcode::ReadvFixed::CODE)
+            && known.is_supported(opcode::WritevFixed::CODE);
+        let sparse = ring.submitter().register_buffers_sparse(MAX_BUFFERS);
+        let no_buffers = sparse.err().map(|error| explained("register buffers", &error).to_string());
+        Ok(Self {
+            ring,
+            bell,
+            armed: false,
+            under_way: 0,
+            buffers: Vec::new(),
+            vectored_buffers,
+            owners: Vec::new(),
+            no_buffers,
+        })
+    }
+
+    /// Reads a page through the ring: a kernel that sets rings up and then refuses requests is found out here.
+    pub(super) fn probe(&mut self) -> io::Result<()> {
+        let mut page = OwnedBuffer::new(4096);
+        let memory = page.as_mut_slice();
+        let run = iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
+        // SAFETY: the page lives until this function returns, which is after the completion.
+        unsafe { self.start(0, false, 0, &[run]) };
+        let mut completed = Vec::new();
+        while completed.is_empty() {
+            self.wait(&mut completed);
+        }
+        match completed.pop() {
+            Some((_, Err(error))) => Err(explained("read through the ring", &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The registered buffer that holds all of `run`.
+    fn buffer_of(&self, run: &iovec) -> Option<u16> {
+        let start = run.iov_base.addr();
+        let after = self.buffers.partition_point(|buffer| buffer.start <= start);
+        let buffer = self.buffers.get(after.checked_sub(1)?)?;
+        (start + run.iov_len <= buffer.end).then_some(buffer.index)
+    }
+
+    /// How many of `runs` one request takes, of how many bytes, and the registered buffer that they all lie in.
+    fn portion(&self, runs: &[iovec]) -> (usize, usize, Option<u16>) {
+        let Some((first, others)) = runs.split_first() else { return (0, 0, None) };
+        let buffer = self.buffer_of(first);
+        if others.is_empty() || first.iov_len >= MAX_REQUEST {
+            return (1, first.iov_len.min(MAX_REQUEST), buffer);
+        }
+        let buffer = buffer.filter(|_| self.vectored_buffers);
+        let mut bytes = first.iov_len;
+        let mut count = 1;
+        for run in others.iter().take(IOV_MAX - 1) {
+            let alike = buffer.is_none() || self.buffer_of(run) == buffer;
+            if !alike || bytes + run.iov_len > MAX_REQUEST {
+                break;
+            }
+            bytes += run.iov_len;
+            count += 1;
+        }
+        (count, bytes, buffer)
+    }
+
+    /// Puts an entry into the submission queue, which has room for `depth` requests and the bell.
+    ///
+    /// # Safety
+    /// What the entry names stays valid until its completion.
+    unsafe fn push(&mut self, entry: &Entry) {
+        // SAFETY: by the caller's contract.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.enter(0);
+        }
+        self.under_way += 1;
+    }
+
+    /// Tells the kernel of new entries and waits for `want` completions. When it cannot take them now it will later.
+    fn enter(&mut self, want: usize) {
+        if let Err(error) = self.ring.submit_and_wait(want)
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            std::thread::sleep(BREATH);
+        }
+    }
+
+    fn collect(&mut self, into: &mut Vec<Completed>) {
+        for completion in self.ring.completion() {
+            self.under_way -= 1;
+            if completion.user_data() == BELL {
+                self.armed = false;
+                self.bell.reset();
+                continue;
+            }
+            let result = completion.result();
+            let moved = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+            into.push((completion.user_data() as Ticket, moved));
+        }
+    }
+
+    fn arm(&mut self) {
+        if !self.armed {
+            let poll = opcode::PollAdd::new(Fd(self.bell.fd()), libc::POLLIN as u32).build();
+            // SAFETY: the entry names no memory, and the bell's descriptor lives as long as this port.
+            unsafe { self.push(&poll.user_data(BELL)) };
+            self.armed = true;
+        }
+    }
+
+    fn register_part(&mut self, start: *mut u8, len: usize) -> io::Result<()> {
+        let index = self.buffers.len() as u32;
+        if index >= MAX_BUFFERS {
+            return Err(io::Error::other(format!("a ring knows {MAX_BUFFERS} buffers at most")));
+        }
+        let part = [iovec { iov_base: start.cast(), iov_len: len }];
+        // SAFETY: the memory is allocated, and `register` keeps its owner as long as the ring.
+        unsafe { self.ring.submitter().register_buffers_update(index, &part, None) }?;
+        let start = start.addr();
+        let at = self.buffers.partition_point(|buffer| buffer.start < start);
+        self.buffers.insert(at, Buffer { start, end: start + len, index: index as u16 });
+        Ok(())
+    }
+}
+
+impl Port for KernelPort {
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, offset: u64, runs: &[iovec]) -> u64 {
+        let (count, bytes, buffer) = self.portion(runs);
+        let (list, len) = (runs.as_ptr(), count as u32);
+        let entry = match (write, buffer, runs) {
+            (false, None, [run, ..]) if count == 1 => {
+                opcode::Read::new(FILE, run.iov_base.cast(), bytes as u32).offset(offset).build()
+            }
+            (true, None, [run, ..]) if count == 1 => {
+                opcode::Write::new(FILE, run.iov_base.cast(), bytes as u32).offset(offset).build()
+            }
+            (false, Some(buffer), [run, ..]) if count == 1 => {
+                opcode::ReadFixed::new(FILE, run.iov_base.cast(), bytes as u32, buffer).offset(offset).build()
+            }
+            (true, Some(buffer), [run, ..]) if count == 1 => {
+                opcode::WriteFixed::new(FILE, run.iov_base.cast(), bytes as u32, buffer)
+                    .offset(offset)
+                    .build()
+            }
+            (false, None, _) => opcode::Readv::new(FILE, list, len).offset(offset).build(),
+            (true, None, _) => opcode::Writev::new(FILE, list, len).offset(offset).build(),
+            (false, Some(buffer), _) => {
+                opcode::ReadvFixed::new(FILE, list, len, buffer).offset(offset).build()
+            }
+            (true, Some(buffer), _) => {
+                opcode::WritevFixed::new(FILE, list, len, buffer).offset(offset).build()
+            }
+        };
+        // SAFETY: by the caller's contract.
+        unsafe { self.push(&entry.user_data(ticket.into())) };
+        bytes as u64
+    }
+
+    fn submit(&mut self) {
+        self.enter(0);
+    }
+
+    fn poll(&mut self, into: &mut Vec<Completed>) {
+        // Completions may wait for a call that lets the kernel deliver them.
+        let pending = {
+            let submission = self.ring.submission();
+            !submission.is_empty() || submission.taskrun()
+        };
+        if pending {
+            self.enter(0);
+        }
+        self.collect(into);
+    }
+
+    fn wait(&mut self, into: &mut Vec<Completed>) {
+        self.arm();
+        self.enter(1);
+        self.collect(into);
+    }
+
+    fn register(&mut self, memory: IoMemory) -> (u64, Option<String>) {
+        if let Some(reason) = &self.no_buffers {
+            return (0, Some(reason.clone()));
+        }
+        let (start, len) = memory.range();
+        self.owners.push(memory.into_owner());
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(MAX_BUFFER);
+            if let Err(error) = self.register_part(start.wrapping_add(done), part) {
+                return (done as u64, Some(explained("register memory", &error).to_string()));
+            }
+            done += part;
+        }
+        (done as u64, None)
+    }
+}
+
+impl Drop for KernelPort {
+    fn drop(&mut self) {
+        // The kernel may still write into memory that the seats own. Only the bell, which names none, may be left.
+        let mut over = Vec::new();
+        while self.under_way > usize::from(self.armed) {
+            self.wait(&mut over);
+        }
+    }
+}
+
+/// What a refusal of the kernel means.
+fn explained(doing: &str, error: &io::Error) -> io::Error {
+    let hint = match error.raw_os_error() {
+        Some(libc::ENOSYS) => "; the kernel has no io_uring",
+        Some(libc::EPERM | libc::EACCES) => {
+            "; forbidden by seccomp or by the sysctl kernel.io_uring_disabled"
+        }
+        Some(libc::ENOMEM) => "; raise the memlock limit (ulimit -l)",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("{doing}: {error}{hint}"))
+}

@@ -1,0 +1,85 @@
+//! A thread of its own with a ring of the kernel: up to `depth` operations at the device, without a thread for each.
+//!
+//! The logic is in [`driver`], over the seam [`port::Port`]: [`kernel`] is io_uring, [`emulated`] does the same calls
+//! by itself over a simulated medium.
+
+mod bell;
+mod driver;
+mod emulated;
+mod kernel;
+mod port;
+mod transfer;
+
+pub(super) use bell::Bell;
+
+use super::queue::Queue;
+use super::spawn;
+use crate::shared::{Alive, Shared};
+use driver::Driver;
+use emulated::EmulatedPort;
+use kernel::KernelPort;
+use port::Port;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+/// How long the kernel may take to set a ring up and read one page through it.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Starts the ring's thread, or says why there is none.
+pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>) -> io::Result<()> {
+    let file = &shared.slots.file;
+    let bell = Bell::new()?;
+    let (started, outcome) = channel();
+    let (theirs, queue_, shared_) = (bell.clone(), Arc::clone(queue), Arc::clone(shared));
+    if let Some(fd) = file.raw_fd() {
+        // The ring belongs to the thread that makes it.
+        spawn("kvbm-disk-ring".to_owned(), alive, move || run_kernel(fd, &started, theirs, queue_, shared_))?;
+    } else if file.emulates_ring() {
+        let port = EmulatedPort::new(Arc::clone(file), bell.clone());
+        spawn("kvbm-disk-ring".to_owned(), alive, move || {
+            let _ = started.send(Ok(()));
+            run(port, queue_, shared_);
+        })?;
+    } else {
+        return Err(io::Error::other("the medium has no file descriptor"));
+    }
+    let no_answer = |_| Err(io::Error::other("the ring's thread did not start"));
+    outcome.recv_timeout(START_DEADLINE).unwrap_or_else(no_answer)?;
+    queue.set_bell(bell);
+    Ok(())
+}
+
+fn run_kernel(
+    fd: RawFd,
+    started: &Sender<io::Result<()>>,
+    bell: Bell,
+    queue: Arc<Queue>,
+    shared: Arc<Shared>,
+) {
+    let probed = KernelPort::new(fd, shared.config.depth, bell).and_then(|mut port| {
+        port.probe()?;
+        Ok(port)
+    });
+    match probed {
+        // Who no longer listens has given up on this ring.
+        Ok(port) if started.send(Ok(())).is_ok() => run(port, queue, shared),
+        Ok(_) => {}
+        Err(error) => drop(started.send(Err(error))),
+    }
+}
+
+fn run(port: impl Port, queue: Arc<Queue>, shared: Arc<Shared>) {
+    /// Without the driver nobody takes what is queued: it fails, rather than wait.
+    struct Closing(Arc<Queue>);
+    impl Drop for Closing {
+        fn drop(&mut self) {
+            self.0.close();
+        }
+    }
+    let closing = Closing(Arc::clone(&queue));
+    Driver::new(port, queue, shared).run();
+    drop(closing);
+}

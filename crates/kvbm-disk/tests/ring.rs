@@ -1,0 +1,296 @@
+//! The ring: the kernel's over a real file, and the same logic emulated over a medium that fails.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
+
+mod support;
+
+use kvbm_disk::fault::{Call, Fault, SLOT_FILE, SimMedium};
+use kvbm_disk::{
+    Corruption, DiskConfig, DiskEngine, EngineKind, Fragments, IoBatch, IoMemory, OpError, OpOutcome,
+    OwnedBuffer, ReadTarget,
+};
+use kvbm_plan::BlockId;
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+use support::*;
+
+fn ring_medium() -> SimMedium {
+    let medium = SimMedium::new();
+    medium.set_direct(true);
+    medium.set_ring(true);
+    medium
+}
+
+fn open_ring(config: DiskConfig, medium: &SimMedium) -> DiskEngine {
+    let (engine, _) = open(config, medium);
+    assert_eq!(engine.info().engine.kind, EngineKind::IoUring);
+    engine
+}
+
+/// An engine with a ring of the kernel in `dir`; `None`, said, where the kernel refuses one.
+fn kernel_ring(mut config: DiskConfig, dir: &tempfile::TempDir) -> Option<DiskEngine> {
+    dir.path().clone_into(&mut config.dir);
+    let (engine, _) = DiskEngine::open(config).unwrap();
+    let choice = engine.info().engine;
+    assert!(!choice.reason.is_empty());
+    if choice.kind != EngineKind::IoUring {
+        eprintln!("skipped: {}", choice.reason);
+        return None;
+    }
+    Some(engine)
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < until, "not in time");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Blocks in one shared memory, each in `fragments` runs that lie a whole stripe apart.
+struct Pool {
+    memory: Arc<Mutex<OwnedBuffer>>,
+    start: NonNull<u8>,
+    blocks: usize,
+    fragments: usize,
+}
+
+impl Pool {
+    fn new(blocks: usize, fragments: usize) -> Self {
+        let mut memory = OwnedBuffer::new(blocks * BLOCK);
+        let start = NonNull::new(memory.as_mut_slice().as_mut_ptr()).unwrap();
+        Self { memory: Arc::new(Mutex::new(memory)), start, blocks, fragments }
+    }
+
+    fn runs(&self, block: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let len = BLOCK / self.fragments;
+        (0..self.fragments).map(move |fragment| ((fragment * self.blocks + block) * len, len))
+    }
+
+    fn fragments(&self, block: usize) -> Fragments {
+        let runs = self.runs(block).map(|(at, len)| (self.start.as_ptr().wrapping_add(at), len));
+        // SAFETY: every batch gets the memory as a guard; no two running operations use the same block.
+        unsafe { Fragments::from_raw(runs) }.unwrap()
+    }
+
+    fn set(&self, block: usize, bytes: &[u8]) {
+        let mut memory = self.memory.lock().unwrap();
+        for ((at, len), part) in self.runs(block).zip(bytes.chunks(BLOCK / self.fragments)) {
+            memory.as_mut_slice()[at..at + len].copy_from_slice(part);
+        }
+    }
+
+    fn get(&self, block: usize) -> Vec<u8> {
+        let memory = self.memory.lock().unwrap();
+        self.runs(block).flat_map(|(at, len)| memory.as_slice()[at..at + len].to_vec()).collect()
+    }
+
+    fn io_memory(&self) -> IoMemory {
+        // SAFETY: the memory stays where it is while the owner lives.
+        unsafe { IoMemory::new(self.start, self.blocks * BLOCK, Arc::clone(&self.memory) as _) }
+    }
+
+    fn submit(&self, engine: &DiskEngine, blocks: &[usize], is_read: bool) -> Vec<OpOutcome> {
+        let (done, outcomes) = mpsc::channel();
+        let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
+        batch.guard(Arc::clone(&self.memory) as _);
+        for &block in blocks {
+            let (slot, identity) = (BlockId(block as u32), identity(block as u64));
+            if is_read {
+                batch.read(slot, identity, self.fragments(block));
+            } else {
+                batch.write(slot, identity, self.fragments(block));
+            }
+        }
+        engine.submit(batch).unwrap();
+        outcomes.recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+#[test]
+fn blocks_of_any_fragments_go_through_registered_and_other_memory() {
+    const BLOCKS: usize = 64;
+    for fragments in [1, 2, 16] {
+        for registered in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let Some(engine) = kernel_ring(config(BLOCKS as u32), &dir) else { return };
+            let pool = Pool::new(BLOCKS, fragments);
+            if registered {
+                engine.register_memory(pool.io_memory());
+                wait_until(|| {
+                    let choice = engine.info().engine;
+                    choice.registered_bytes > 0 || choice.unregistered.is_some()
+                });
+            }
+            let all: Vec<usize> = (0..BLOCKS).collect();
+            for &block in &all {
+                pool.set(block, &pattern(block as u64, BLOCK));
+            }
+            assert!(all_good(&pool.submit(&engine, &all, false)));
+            for &block in &all {
+                pool.set(block, &[0; BLOCK]);
+            }
+            assert!(all_good(&pool.submit(&engine, &all, true)));
+            for &block in &all {
+                assert_eq!(pool.get(block), pattern(block as u64, BLOCK), "block {block}");
+            }
+            // 512 bytes a run: not every device takes that without a buffer.
+            assert!(engine.stats().bounced == 0 || BLOCK / fragments < 4096);
+            assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, BLOCKS as u64);
+            let held = Arc::strong_count(&pool.memory);
+            drop(engine);
+            assert!(!registered || Arc::strong_count(&pool.memory) < held, "the ring gave the memory back");
+        }
+    }
+}
+
+#[test]
+fn memory_in_several_registered_parts_is_found_in_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(engine) = kernel_ring(config(4), &dir) else { return };
+    // Two pools beside one that the kernel does not know; a block of four runs from all three.
+    let pools: Vec<_> = (0..3).map(|_| Pool::new(1, 1)).collect();
+    engine.register_memory(pools[2].io_memory());
+    engine.register_memory(pools[0].io_memory());
+    let quarter = BLOCK / 4;
+    let bytes = pattern(9, BLOCK);
+    for (pool, at) in [(0, 0), (1, 1), (2, 2), (2, 3)] {
+        let mut memory = pools[pool].memory.lock().unwrap();
+        memory.as_mut_slice()[at * quarter..(at + 1) * quarter]
+            .copy_from_slice(&bytes[at * quarter..(at + 1) * quarter]);
+    }
+    let run = |pool: usize, at: usize| (pools[pool].start.as_ptr().wrapping_add(at * quarter), quarter);
+    let (done, outcomes) = mpsc::channel();
+    let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
+    for pool in &pools {
+        batch.guard(Arc::clone(&pool.memory) as _);
+    }
+    // SAFETY: the batch guards the memory, and nobody touches it before the completion.
+    let fragments = unsafe { Fragments::from_raw([run(0, 0), run(1, 1), run(2, 2), run(2, 3)]) }.unwrap();
+    batch.write(BlockId(0), identity(9), fragments);
+    engine.submit(batch).unwrap();
+    assert!(all_good(&outcomes.recv_timeout(PATIENCE).unwrap()));
+    assert_eq!(read(&engine, 0, 9).unwrap(), bytes);
+}
+
+#[test]
+fn the_ring_answers_after_it_was_idle_and_from_many_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(64);
+    config.depth = 3;
+    let Some(engine) = kernel_ring(config, &dir) else { return };
+    std::thread::sleep(Duration::from_millis(20));
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let engine = &engine;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let number = thread * 16 + round % 16;
+                    assert!(all_good(&write(engine, &[(number as u32, number)])));
+                    assert!(is_served(engine, number as u32, number));
+                }
+            });
+        }
+    });
+    assert_eq!(engine.stats().writes, 200);
+}
+
+#[test]
+fn faults_on_the_ring_are_told_one_by_one() {
+    let medium = ring_medium();
+    let engine = open_ring(config(4), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));
+    let fail = |call, fault| medium.inject(SLOT_FILE, call, 0, 1, fault);
+
+    fail(Call::Read, Fault::Error(ErrorKind::Other));
+    assert!(matches!(read(&engine, 0, 0), Err(OpError::Io { op: "read", at: 0, .. })));
+    fail(Call::Read, Fault::Panic);
+    let error = read(&engine, 0, 0).unwrap_err();
+    assert!(error.to_string().contains("panicked"), "{error}");
+    assert!(is_served(&engine, 0, 0), "an error of the device condemns nothing");
+    fail(Call::Read, Fault::Short(4096));
+    assert!(is_served(&engine, 0, 0));
+    assert_eq!(engine.stats().continued, 1);
+    fail(Call::Read, Fault::Lose);
+    assert!(matches!(read(&engine, 1, 1), Err(OpError::Corrupt { cause: Corruption::Checksum { .. }, .. })));
+    medium.edit(SLOT_FILE, |bytes| bytes.truncate(2 * BLOCK + 4096));
+    assert!(matches!(
+        read(&engine, 2, 2),
+        Err(OpError::Corrupt { cause: Corruption::ShortFile { missing: 4096 }, .. })
+    ));
+    fail(Call::Write, Fault::Error(ErrorKind::StorageFull));
+    assert!(matches!(write(&engine, &[(3, 3)])[0], Err(OpError::Io { op: "write", .. })));
+    assert!(matches!(read(&engine, 3, 3), Err(OpError::Missing { .. })));
+    assert!(all_good(&write(&engine, &[(3, 3)])) && is_served(&engine, 3, 3));
+}
+
+/// Mutation that makes it fail: `Driver` keeps the port behind the seats, or drops a flight before its completion.
+#[test]
+fn invariant_3_the_ring_owns_the_memory_until_the_hardware_is_done() {
+    let medium = ring_medium();
+    let mut config = config(4);
+    config.drop_deadline = Duration::from_millis(50);
+    let engine = open_ring(config, &medium);
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    medium.hold();
+    let (done, outcomes) = mpsc::channel();
+    let target = ReadTarget::new(BLOCK);
+    let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
+    assert!(batch.read_target(BlockId(0), identity(0), &target));
+    let handle = engine.submit(batch).unwrap();
+    assert!(medium.wait_for_held(1, PATIENCE));
+    handle.cancel();
+    let mut late = IoBatch::new(|_| ());
+    late.write_buffer(BlockId(1), identity(1), &Arc::new(OwnedBuffer::new(BLOCK)));
+    engine.submit(late).unwrap();
+    drop(engine);
+    let target = target.into_buffer().unwrap_err();
+    assert!(outcomes.try_recv().is_err());
+    medium.let_go();
+    let outcomes: Vec<OpOutcome> = outcomes.recv_timeout(PATIENCE).unwrap();
+    assert!(all_good(&outcomes));
+    assert_eq!(target.into_buffer().unwrap().as_slice(), pattern(0, BLOCK));
+}
+
+/// Random writes and reads on few slots, with faults, against what a map remembers.
+#[test]
+fn random_work_with_faults_agrees_with_a_map() {
+    let mut random = Random(42);
+    for _ in 0..20 {
+        let medium = ring_medium();
+        let mut config = config(6);
+        config.depth = 1 + random.below(4) as usize;
+        let engine = open_ring(config, &medium);
+        let mut held: HashMap<u32, u64> = HashMap::new();
+        for number in 1..60_u64 {
+            let slot = random.below(6) as u32;
+            let fault = match random.below(6) {
+                0 => Some(Fault::Error(ErrorKind::Other)),
+                1 => Some(Fault::Short(512 * (1 + random.below(15)) as usize)),
+                2 => Some(Fault::Error(ErrorKind::Interrupted)),
+                _ => None,
+            };
+            let is_write = random.below(2) == 0;
+            if let Some(fault) = fault {
+                medium.inject(SLOT_FILE, if is_write { Call::Write } else { Call::Read }, 0, 1, fault);
+            }
+            let fails = fault == Some(Fault::Error(ErrorKind::Other));
+            if is_write {
+                held.remove(&slot);
+                if all_good(&write(&engine, &[(slot, number)])) {
+                    assert!(!fails);
+                    held.insert(slot, number);
+                }
+            } else if let Some(&number) = held.get(&slot) {
+                assert_eq!(is_served(&engine, slot, number), !fails);
+            }
+            medium.heal();
+        }
+        for (slot, number) in held {
+            assert!(is_served(&engine, slot, number));
+        }
+    }
+}
