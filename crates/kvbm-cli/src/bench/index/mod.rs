@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use kvbm::plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use kvbm_disk::medium::DirMedium;
-use kvbm_disk::{DiskConfig, DiskEngine, IoBatch, IoMode, OwnedBuffer};
+use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, IoBatch, OwnedBuffer};
 use serde::Serialize;
 
 use super::Rows;
@@ -124,7 +124,7 @@ fn round(dir: &Path, entries: u32) -> Result<Round> {
 
 fn config(dir: &Path, entries: u32) -> DiskConfig {
     let mut config = DiskConfig::new(dir, entries, BLOCK_BYTES as u64, [7; 16]);
-    config.io = IoMode::Buffered;
+    config.engine = EngineMode::Buffered;
     config.threads = 1;
     config.queue_depth = BATCH as usize * BATCHES;
     config
