@@ -36,6 +36,8 @@ pub struct Summary {
     pub paths: BTreeMap<String, PathFigures>,
     /// Blocks that had to leave each tier.
     pub evictions: Evictions,
+    /// What was written to disk, and what it was good for.
+    pub g3: DiskWrites,
     /// The eviction policy.
     pub policy: String,
     /// Blocks that G1, G2 and G3 hold.
@@ -108,6 +110,23 @@ pub struct Evictions {
     pub g2: u64,
     /// Disk.
     pub g3: u64,
+}
+
+/// Writes to disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct DiskWrites {
+    /// Bytes of the blocks that were written, on all ranks together.
+    pub bytes_written: u64,
+    /// Blocks found on disk for each GiB that was written; nothing where nothing was. Blocks from an earlier run count as found.
+    pub hits_per_gib_written: Option<f64>,
+}
+
+impl DiskWrites {
+    /// So many bytes were written, and so many blocks found.
+    pub fn new(bytes_written: u64, hits: u64) -> Self {
+        let gib = bytes_written as f64 / f64::from(1 << 30);
+        Self { bytes_written, hits_per_gib_written: (bytes_written > 0).then(|| hits as f64 / gib) }
+    }
 }
 
 /// Figures of one path.
@@ -211,8 +230,14 @@ mod tests {
         let json = serde_json::to_string(&summary).unwrap();
         assert_eq!(
             json,
-            r#"{"requests":0,"blocks":0,"hits":{"g1":0,"g2":0,"g3":0,"g4":0},"hit_ratio":0.0,"hit_ratio_first_10pct":0.0,"onboarded_blocks":0,"verified_blocks":0,"corrupt_blocks":0,"failed_transfers":0,"quarantined_blocks":0,"offload_dropped":0,"wall_s":0.0,"paths":{"g1_g2":{"blocks":0,"bytes":0,"gb_per_s":0.0,"p50_us":0.0,"p99_us":0.0}},"evictions":{"g1":0,"g2":0,"g3":0},"policy":"","capacity":[0,0,0],"seed":7}"#
+            r#"{"requests":0,"blocks":0,"hits":{"g1":0,"g2":0,"g3":0,"g4":0},"hit_ratio":0.0,"hit_ratio_first_10pct":0.0,"onboarded_blocks":0,"verified_blocks":0,"corrupt_blocks":0,"failed_transfers":0,"quarantined_blocks":0,"offload_dropped":0,"wall_s":0.0,"paths":{"g1_g2":{"blocks":0,"bytes":0,"gb_per_s":0.0,"p50_us":0.0,"p99_us":0.0}},"evictions":{"g1":0,"g2":0,"g3":0},"g3":{"bytes_written":0,"hits_per_gib_written":null},"policy":"","capacity":[0,0,0],"seed":7}"#
         );
+    }
+
+    #[test]
+    fn what_a_written_gib_was_good_for() {
+        assert_eq!(DiskWrites::new(0, 7).hits_per_gib_written, None);
+        assert_eq!(DiskWrites::new(3 << 29, 12).hits_per_gib_written, Some(8.0));
     }
 
     #[test]

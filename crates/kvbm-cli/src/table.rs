@@ -97,6 +97,10 @@ pub fn render(result: &ReplayResult) -> String {
             events.source,
         );
     }
+    if let Some(hits) = summary.g3.hits_per_gib_written {
+        let written = bytes(summary.g3.bytes_written);
+        let _ = writeln!(out, "{written} written to G3: {hits:.1} hits per GiB");
+    }
     if result.left_out > 0 {
         let _ = writeln!(
             out,
@@ -156,7 +160,7 @@ fn paths(result: &ReplayResult) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summary::{Evictions, PathFigures, Summary};
+    use crate::summary::{DiskWrites, Evictions, PathFigures, Summary};
 
     #[test]
     fn the_summary_is_a_table() {
@@ -170,6 +174,7 @@ mod tests {
             verified_blocks: 10_000,
             wall_s: 2.0,
             evictions: Evictions { g1: 9000, g2: 5000, g3: 0 },
+            g3: DiskWrites::new(4 << 30, 1000),
             policy: "lru-leaf".into(),
             capacity: [1000, 4000, 16_000],
             ..Summary::default()
@@ -198,6 +203,7 @@ t.jsonl: 1,000 requests, 24,000 blocks in 2.00 s (12,000 blocks/s), policy lru-l
 
 hit ratio 41.7 % (first 10 %: 5.0 %); 4,000 blocks onboarded, 10,000 verified
 corrupt blocks 0, failed transfers 0, quarantined blocks 0, offloads dropped 0
+4 GiB written to G3: 250.0 hits per GiB
 3 blocks did not fit into G1 together with the rest of their request and were left out
 ";
         assert_eq!(text, expected, "{text}");

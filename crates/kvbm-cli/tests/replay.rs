@@ -137,6 +137,22 @@ fn runs_agree_with_and_without_bytes() {
 }
 
 #[test]
+fn hits_are_told_for_each_byte_that_the_disk_took() {
+    let dir = temp();
+    let disk = "--synthetic 120 --seed 9 --block-bytes 64KiB --capacity 90,200,900 --policy lru-leaf";
+    for mode in ["", "--metadata-only"] {
+        let json = json(dir.path(), &format!("{disk} {mode}"));
+        let written = number(&json, "/g3/bytes_written");
+        assert_eq!(written, number(&json, "/paths/g2_g3/blocks") * (64 << 10), "{mode}");
+        let per_gib = json["g3"]["hits_per_gib_written"].as_f64().unwrap();
+        let expected = number(&json, "/hits/g3") as f64 * f64::from(1 << 30) / written as f64;
+        assert!(written > 0 && per_gib > 0.0 && (per_gib / expected - 1.0).abs() < 1e-9, "{json:#}");
+    }
+    let json = json(dir.path(), "--synthetic 20 --block-bytes 64KiB --capacity 90,200,0");
+    assert_eq!(json["g3"], serde_json::json!({"bytes_written": 0, "hits_per_gib_written": null}));
+}
+
+#[test]
 fn a_kept_directory_is_found_again() {
     let dir = temp();
     let line = "--synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept";

@@ -49,6 +49,12 @@ impl Pinned {
         identities
     }
 
+    /// How many uses the eviction policy expects of each block while as many blocks are used as the largest tier holds; `None`
+    /// where it does not estimate that.
+    pub fn expected_reuse(&self) -> Vec<Option<f32>> {
+        self.shared.core.lock().expected_reuse(self.tier.index(), &self.ids)
+    }
+
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
         let ids = self.ids.split_off(at.min(self.ids.len()));

@@ -3,6 +3,7 @@
 mod core;
 
 use self::core::{Core, RECOVERY_TIMEOUT};
+use crate::admission::AdmissionPolicy;
 use crate::config::{Capacity, Config, ConfigError, ModelConfig, NamespaceConfig};
 use crate::engine::Engine;
 use crate::events::EventsError;
@@ -17,7 +18,6 @@ use kvbm_plan::{Epoch, Rank};
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::{Namespace, NamespaceError};
 use std::path::PathBuf;
-#[cfg(feature = "worker")]
 use std::sync::Arc;
 
 /// Nothing is set yet.
@@ -50,6 +50,7 @@ pub struct WithEngine(Vec<(Arc<dyn Device>, BoundLayout)>);
 pub struct Builder<State> {
     config: Config,
     namespace: Option<Namespace>,
+    admission: Option<Arc<dyn AdmissionPolicy>>,
     state: State,
 }
 
@@ -104,7 +105,7 @@ pub enum BuildError {
 impl<G> KvBlockManager<G> {
     /// Starts a builder.
     pub fn builder() -> Builder<NeedsModel> {
-        Builder { config: Config::default(), namespace: None, state: NeedsModel(()) }
+        Builder { config: Config::default(), namespace: None, admission: None, state: NeedsModel(()) }
     }
 }
 
@@ -112,12 +113,12 @@ impl Builder<NeedsModel> {
     /// The shape of the model's KV cache.
     pub fn model(mut self, model: ModelConfig) -> Builder<NeedsNamespace> {
         self.config.model = model;
-        Builder { config: self.config, namespace: None, state: NeedsNamespace(()) }
+        Builder { config: self.config, namespace: None, admission: None, state: NeedsNamespace(()) }
     }
 
     /// Everything from a configuration, `[device]` included.
     pub fn config(self, config: Config) -> Builder<WithOwned> {
-        Builder { config, namespace: None, state: WithOwned(()) }
+        Builder { config, namespace: None, admission: None, state: WithOwned(()) }
     }
 }
 
@@ -126,7 +127,7 @@ impl Builder<NeedsNamespace> {
     pub fn namespace(self, namespace: Namespace) -> Builder<NeedsDevice> {
         let mut config = self.config;
         config.namespace = NamespaceConfig { model: namespace.model_id().to_owned(), ..config.namespace };
-        Builder { config, namespace: Some(namespace), state: NeedsDevice(()) }
+        Builder { config, namespace: Some(namespace), admission: self.admission, state: NeedsDevice(()) }
     }
 }
 
@@ -134,18 +135,33 @@ impl Builder<NeedsDevice> {
     /// G1 is a pool of ours, of this size on each rank.
     pub fn device(mut self, capacity: impl Into<Capacity>) -> Builder<WithOwned> {
         self.config.device.capacity = capacity.into();
-        Builder { config: self.config, namespace: self.namespace, state: WithOwned(()) }
+        Builder {
+            config: self.config,
+            namespace: self.namespace,
+            admission: self.admission,
+            state: WithOwned(()),
+        }
     }
 
     /// G1 is the engine's, of this many blocks on each rank; the workers, elsewhere, know its memory.
     pub fn engine_blocks(self, blocks: u32) -> Builder<WithEngineBlocks> {
-        Builder { config: self.config, namespace: self.namespace, state: WithEngineBlocks(blocks) }
+        Builder {
+            config: self.config,
+            namespace: self.namespace,
+            admission: self.admission,
+            state: WithEngineBlocks(blocks),
+        }
     }
 
     /// G1 is the engine's: for each rank its device and its KV tensors, bound to the layout they have.
     #[cfg(feature = "worker")]
     pub fn engine_device(self, ranks: Vec<(Arc<dyn Device>, BoundLayout)>) -> Builder<WithEngine> {
-        Builder { config: self.config, namespace: self.namespace, state: WithEngine(ranks) }
+        Builder {
+            config: self.config,
+            namespace: self.namespace,
+            admission: self.admission,
+            state: WithEngine(ranks),
+        }
     }
 }
 
@@ -172,6 +188,13 @@ impl<State> Builder<State> {
         self
     }
 
+    /// Who decides which blocks get a copy on a lower tier, in place of what `policy.admission` names.
+    #[must_use]
+    pub fn admission(mut self, policy: impl AdmissionPolicy + 'static) -> Self {
+        self.admission = Some(Arc::new(policy));
+        self
+    }
+
     /// Any other setting.
     #[must_use]
     pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
@@ -187,7 +210,7 @@ impl Builder<WithOwned> {
     /// [`BuildError`] names the setting, the file or the device.
     #[cfg(feature = "worker")]
     pub fn build(self) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, None)?;
+        let core = Core::new(self.config, self.namespace, self.admission, None)?;
         let workers = core.local_workers(&DeviceMemoryOf::Owned)?;
         core.finish(workers, Owned(()))
     }
@@ -197,7 +220,7 @@ impl Builder<WithOwned> {
     /// # Errors
     /// [`BuildError`] names the setting.
     pub fn build_metadata_only(self) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, None)?;
+        let core = Core::new(self.config, self.namespace, self.admission, None)?;
         core.connect_metadata();
         core.finish_remote(Owned(()))
     }
@@ -211,7 +234,7 @@ impl Builder<WithOwned> {
         self,
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, None)?;
+        let core = Core::new(self.config, self.namespace, self.admission, None)?;
         core.connect(connect);
         core.finish_remote(Owned(()))
     }
@@ -227,7 +250,7 @@ impl Builder<WithEngineBlocks> {
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Engine>, BuildError> {
         let blocks = self.state.0;
-        let core = Core::new(self.config, self.namespace, Some(blocks))?;
+        let core = Core::new(self.config, self.namespace, self.admission, Some(blocks))?;
         core.connect(connect);
         core.finish_remote(Engine::new(blocks))
     }
@@ -238,7 +261,7 @@ impl Builder<WithEngineBlocks> {
     /// [`BuildError`] names the setting.
     pub fn build_metadata_only(self) -> Result<KvBlockManager<Engine>, BuildError> {
         let blocks = self.state.0;
-        let core = Core::new(self.config, self.namespace, Some(blocks))?;
+        let core = Core::new(self.config, self.namespace, self.admission, Some(blocks))?;
         core.connect_metadata();
         core.finish_remote(Engine::new(blocks))
     }
@@ -257,7 +280,7 @@ impl Builder<WithEngine> {
             return Err(BuildError::Ranks { given: memory.len(), ranks });
         }
         let blocks = memory.iter().map(|(_, bound)| bound.num_blocks()).min().unwrap_or(0);
-        let core = Core::new(self.config, self.namespace, Some(blocks))?;
+        let core = Core::new(self.config, self.namespace, self.admission, Some(blocks))?;
         let workers = core.local_workers(&DeviceMemoryOf::Engine(&memory))?;
         core.finish(workers, Engine::new(blocks))
     }

@@ -38,6 +38,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 mod builder;
 pub mod config;
 mod engine;

@@ -20,7 +20,9 @@ use kvbm::{FailureKind, KvBlockManager, Owned, Path as TransferPath, Tier};
 use crate::args::{OffloadMode, ReplayArgs};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
-use crate::summary::{EventFigures, Evictions, Hits, PathFigures, ReplayResult, Summary, Timeline};
+use crate::summary::{
+    DiskWrites, EventFigures, Evictions, Hits, PathFigures, ReplayResult, Summary, Timeline,
+};
 use crate::trace::{self, Trace};
 use crate::{human, interrupt};
 use engine::Engine;
@@ -189,6 +191,9 @@ fn result(
     let failures = |path| FailureKind::ALL.iter().map(move |&kind| metrics.path(path).failures(kind).get());
     let dropped = |path| DropReason::ALL.iter().map(move |&reason| metrics.path(path).dropped(reason).get());
     let onboarded = [TransferPath::G2_G1, TransferPath::G3_G1].map(|path| metrics.path(path).blocks.get());
+    let config = manager.config();
+    let block_bytes = config.rank_block_bytes() * u64::from(config.parallelism.tensor_parallel);
+    let written = metrics.path(TransferPath::G2_G3).blocks.get() * block_bytes;
     let quarantined = Tier::SLOTTED.map(|tier| metrics.tier(tier).quarantined.get());
     let summary = Summary {
         requests: requests.len() as u64,
@@ -205,6 +210,7 @@ fn result(
         wall_s: wall.as_secs_f64(),
         paths: used.iter().map(|(name, path)| (name.clone(), PathFigures::from(path.summary()))).collect(),
         evictions: Evictions { g1: evicted(Tier::G1), g2: evicted(Tier::G2), g3: evicted(Tier::G3) },
+        g3: DiskWrites::new(written, hits[Tier::G3.index()]),
         policy: args.policy.as_str().to_owned(),
         capacity: setup::capacity_blocks(manager),
         seed: args.seed,

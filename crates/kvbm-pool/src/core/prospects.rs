@@ -125,6 +125,13 @@ impl Core {
         }
     }
 
+    /// What the policy expects of the blocks in these slots of `tier`.
+    pub(crate) fn expected_reuse(&self, tier: usize, ids: &[BlockId]) -> Vec<Option<f32>> {
+        let policy = self.policy.as_ref();
+        let of = |id: &BlockId| self.entries[self.tiers[tier].slots[id.index()].entry].memory();
+        ids.iter().map(|id| policy.and_then(|policy| policy.expected_reuse(of(id)))).collect()
+    }
+
     /// The caller says that nothing will continue a request: its blocks from the end up to the first that something
     /// else continues.
     pub(crate) fn branch_ends(&mut self, group: GroupId, hashes: &[SequenceHash]) {

@@ -97,6 +97,12 @@ pub trait EvictionPolicy: Send {
     /// evictable. None only where none is evictable.
     fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>);
 
+    /// Uses expected of a block while as many blocks are used as the largest tier holds, if the policy estimates that.
+    fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {
+        let _ = memory;
+        None
+    }
+
     /// Whether a slot of `tier` is evictable.
     fn has_victim(&self, tier: usize) -> bool;
 }

@@ -1,12 +1,13 @@
 //! What every manager has: bookkeeping, leader, threads.
 
 use super::BuildError;
-use crate::config::{Capacity, Config, ConfigError, EvictionPolicy, NamespaceConfig};
+use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
+use crate::config::{Admission, Capacity, Config, ConfigError, EvictionPolicy, NamespaceConfig};
 use crate::events::{BlockFacts, EventPump};
 use crate::leader::edge::Edge;
 use crate::leader::offload::Offloads;
 use crate::leader::wear::WearBudget;
-use crate::leader::{Leader, Settings};
+use crate::leader::{BlockCosts, Leader, Settings};
 use crate::manager::KvBlockManager;
 use crate::metrics::Metrics;
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
@@ -39,6 +40,7 @@ impl Core {
     pub(super) fn new(
         mut config: Config,
         namespace: Option<Namespace>,
+        admission: Option<Arc<dyn AdmissionPolicy>>,
         engine_blocks: Option<u32>,
     ) -> Result<Self, BuildError> {
         if engine_blocks.is_some() {
@@ -67,9 +69,14 @@ impl Core {
             max_plan_blocks: MAX_PLAN_BLOCKS,
             transfer_deadline: config.transfer.deadline,
             read_deadline: config.disk.read_deadline,
+            block_costs: block_costs(&config),
         };
         let offloads = Offloads::new(edges(&config, blocks));
-        let leader = Leader::new(registry, settings, Metrics::new(), offloads);
+        let admission = admission.unwrap_or_else(|| match config.policy.admission {
+            Admission::Cost => Arc::new(CostAdmission) as Arc<dyn AdmissionPolicy>,
+            Admission::All => Arc::new(AdmitAll),
+        });
+        let leader = Leader::new(registry, settings, Metrics::new(), offloads, admission);
         Ok(Self { config, namespace, hasher, blocks, leader })
     }
 
@@ -134,11 +141,9 @@ impl Core {
             self.recover()?;
         }
         watch_deadlines(&self.leader)?;
-        let facts = BlockFacts {
-            block_bytes: self.config.rank_block_bytes() * u64::from(self.config.parallelism.tensor_parallel),
-            block_tokens: self.config.model.page_size,
-            node: NodeId(self.config.events.node),
-        };
+        let BlockCosts { bytes, tokens, .. } = self.leader.settings.block_costs;
+        let facts =
+            BlockFacts { block_bytes: bytes, block_tokens: tokens, node: NodeId(self.config.events.node) };
         let events = Arc::new(EventPump::start(self.leader.registry.clone(), &self.config.events, facts)?);
         let set = self.leader.events.set(Arc::downgrade(&events));
         debug_assert!(set.is_ok(), "events are started once");
@@ -189,6 +194,16 @@ fn registry(config: &Config, blocks: [u32; 3]) -> Result<Registry, kvbm_pool::Co
         epoch: epoch(),
         ..RegistryConfig::new(blocks)
     })
+}
+
+fn block_costs(config: &Config) -> BlockCosts {
+    let tokens = config.model.page_size;
+    let speed = config.policy.prefill_tokens_per_s;
+    BlockCosts {
+        bytes: config.rank_block_bytes() * u64::from(config.parallelism.tensor_parallel),
+        tokens,
+        recompute: (speed > 0.0).then(|| Duration::from_secs_f64(f64::from(tokens) / speed)),
+    }
 }
 
 /// Larger in every life of this machine: microseconds of the wall clock.

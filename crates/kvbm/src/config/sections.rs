@@ -244,13 +244,19 @@ section! {
 }
 
 section! {
-    /// What is evicted first.
+    /// What is evicted first, and what is copied to lower tiers.
     PolicyConfig, "policy", |config| config.policy, {
         /// The policy, which chooses among the blocks without a child: `hazard` learns which are used again, `lru-leaf` goes by recency,
         /// `s3-fifo` by a small and a main queue.
         eviction: EvictionPolicy = EvictionPolicy::Hazard, [""];
         /// Seed of the samples that `hazard` draws.
         seed: u64 = 0, [""];
+        /// Which of the blocks that the triggers offer get a copy on a lower tier: `cost` weighs what a copy saves against what it
+        /// costs, `all` takes them as they come.
+        admission: Admission = Admission::Cost, [""];
+        /// How fast the engine computes prompts, on all ranks together. With it, no copies are made on a tier from which
+        /// blocks come back more slowly than they are computed; 0 for not known.
+        prefill_tokens_per_s: f64 = 0.0, ["tokens per second"];
     }
 }
 
@@ -337,6 +343,16 @@ choice! {
         DropOldest = "drop-oldest",
         /// Whoever registers blocks waits.
         Block = "block",
+    }
+}
+
+choice! {
+    /// Which blocks get a copy on a lower tier.
+    Admission {
+        /// Those whose copy saves more than it costs.
+        Cost = "cost",
+        /// All that the triggers offer.
+        All = "all",
     }
 }
 

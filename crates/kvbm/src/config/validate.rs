@@ -51,6 +51,10 @@ impl Config {
         between("transfer.queue_depth", self.transfer.queue_depth, 1, 1 << 20)?;
         between("transfer.threads", self.transfer.threads, 1, MAX_THREADS)?;
         positive("transfer.deadline", self.transfer.deadline)?;
+        let speed = self.policy.prefill_tokens_per_s;
+        if speed != 0.0 && !(1.0..=1e12).contains(&speed) {
+            return broken("policy.prefill_tokens_per_s", &speed, "must be 0 (not known), or from 1 to 1e12");
+        }
         self.validate_events()
     }
 

@@ -120,6 +120,7 @@ impl Leader {
         path.leave();
         if arrived > 0 {
             path.arrived(arrived as u64, finished.bytes, finished.elapsed);
+            self.speeds.saw(finished.path, arrived, finished.elapsed);
         }
     }
 }

@@ -14,6 +14,9 @@ const MAX_RUNNING: usize = 8;
 /// Blocks of one operation: several are under way for a large batch, and one that finds no room fails alone.
 const MAX_BATCH: usize = 128;
 
+/// Blocks among which to choose for each that the write budget allows.
+const CHOICE: usize = 4;
+
 /// One step down.
 pub(crate) struct Edge {
     pub(crate) path: Path,
@@ -113,6 +116,12 @@ impl Edge {
         let Some(wear) = &self.wear else { return wanted };
         let waiting = self.backlog().queued_blocks;
         wear.affordable(wanted.saturating_add(waiting)).saturating_sub(waiting)
+    }
+
+    /// How many blocks to offer where `wanted` could go: where the write budget is smaller than that, a few times as many as it
+    /// allows, to choose the best from; none where nothing may be written.
+    pub(crate) fn choice(&self, wanted: usize) -> usize {
+        wanted.min(self.affordable(wanted).saturating_mul(CHOICE))
     }
 
     /// The next batch to start, if one may.

@@ -3,6 +3,7 @@
 //! Callers' threads start operations (`sending`); workers' threads bring the answers (`answers`), and the last answer of an
 //! operation settles it (`settle`).
 
+mod admission;
 mod ancestors;
 mod answers;
 pub(crate) mod edge;
@@ -16,10 +17,13 @@ mod sending;
 mod settle;
 pub(crate) mod wear;
 
+use crate::admission::AdmissionPolicy;
 use crate::events::EventPump;
 use crate::metrics::Metrics;
 use crate::onboard::Joins;
 use crate::worker::WorkerLink;
+pub(crate) use admission::BlockCosts;
+use admission::Speeds;
 use answers::Inbox;
 use flush::Flushes;
 use inflight::Inflight;
@@ -46,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) transfer_deadline: Duration,
     /// After this a read from disk counts as failed: recomputing is faster.
     pub(crate) read_deadline: Duration,
+    pub(crate) block_costs: BlockCosts,
 }
 
 /// See the module.
@@ -54,6 +59,8 @@ pub(crate) struct Leader {
     pub(crate) settings: Settings,
     pub(crate) metrics: Metrics,
     pub(crate) offloads: Offloads,
+    pub(crate) admission: Arc<dyn AdmissionPolicy>,
+    speeds: Speeds,
     pub(crate) joins: Joins,
     pub(crate) flushes: Flushes,
     pub(crate) recoveries: Recoveries,
@@ -81,6 +88,7 @@ impl Leader {
         settings: Settings,
         metrics: Metrics,
         offloads: Offloads,
+        admission: Arc<dyn AdmissionPolicy>,
     ) -> Arc<Self> {
         let (epoch, ranks) = (settings.epoch, settings.ranks);
         let capacity = registry.capacity(Tier::G3);
@@ -89,6 +97,8 @@ impl Leader {
             settings,
             metrics,
             offloads,
+            admission,
+            speeds: Speeds::default(),
             joins: Joins::default(),
             flushes: Flushes::default(),
             recoveries: Recoveries::new(ranks, capacity),

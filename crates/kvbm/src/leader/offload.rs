@@ -3,6 +3,7 @@
 //! Nothing here ever makes an allocation wait. What is queued pins its source, so a queue holds at most a share of that
 //! tier; beyond it the oldest queued blocks are let go, and counted.
 
+use crate::admission::Trigger;
 use crate::leader::Leader;
 use crate::leader::edge::{Batch, Edge};
 use crate::leader::operation::{Destination, Move, Parts, Purpose};
@@ -148,11 +149,8 @@ impl Leader {
     }
 
     fn write_through(&self, edge: &Edge, round: Round, blocks: Pinned) {
-        let mut blocks = self.without_copied(edge, blocks);
-        let over = blocks.split_off(edge.affordable(blocks.len()));
-        self.metrics.path(edge.path).dropped(DropReason::WearBudget).add(over.len() as u64);
-        drop(over.into_transfer());
-        self.enqueue(edge, round, blocks);
+        let blocks = self.without_copied(edge, blocks);
+        self.enqueue(edge, round, self.admitted(edge, Trigger::WriteThrough, blocks));
     }
 
     /// `blocks` less the first ones that have a copy below: the next tier holds the beginnings of chains.
@@ -217,31 +215,34 @@ impl Leader {
         }
         let backlog = edge.backlog();
         let wanted = excess.saturating_sub(backlog.queued_blocks + backlog.running_blocks);
-        self.offload_coldest(edge, round, wanted, 0);
+        self.offload_coldest(edge, round, wanted, 0, Trigger::Watermark);
     }
 
     /// Copies what eviction will take next. The watermark alone does not see to that: blocks that came up from the lower tier
     /// count as copied, wherever they are in the order.
     fn check_victims(&self, edge: &Edge, round: Round) {
         let share = edge.triggers.ahead_share;
-        let wanted = edge.affordable(edge.room());
+        let wanted = edge.choice(edge.room());
         if share > 0.0 && wanted > 0 {
             let Path { src, dst } = edge.path;
-            self.enqueue(edge, round, self.registry.uncopied_victims(src, share, wanted, dst));
+            let victims = self.registry.uncopied_victims(src, share, wanted, dst);
+            self.enqueue(edge, round, self.admitted(edge, Trigger::Eviction, victims));
         }
     }
 
     fn check_idle(&self, edge: &Edge, round: Round) {
         if edge.triggers.idle_iterations > 0 {
             // A part at a time, so that an idle hour does not fill the queue for a busy minute.
-            self.offload_coldest(edge, round, (edge.limit / 4).max(1), edge.triggers.idle_iterations);
+            let wanted = (edge.limit / 4).max(1);
+            self.offload_coldest(edge, round, wanted, edge.triggers.idle_iterations, Trigger::Idle);
         }
     }
 
-    fn offload_coldest(&self, edge: &Edge, round: Round, wanted: usize, min_idle: u64) {
-        let affordable = edge.affordable(wanted.min(edge.room()));
-        if affordable > 0 {
-            self.enqueue(edge, round, self.coldest(edge, affordable, min_idle));
+    fn offload_coldest(&self, edge: &Edge, round: Round, wanted: usize, min_idle: u64, trigger: Trigger) {
+        let wanted = edge.choice(wanted.min(edge.room()));
+        if wanted > 0 {
+            let coldest = self.coldest(edge, wanted, min_idle);
+            self.enqueue(edge, round, self.admitted(edge, trigger, coldest));
         }
     }
 

@@ -52,6 +52,8 @@ label! {
         NoSlot = "no_slot",
         /// The disk's write budget is used up.
         WearBudget = "wear_budget",
+        /// The admission policy sees no gain in the copy.
+        NotWorthIt = "not_worth_it",
         /// The copy failed.
         Failed = "failed",
         /// The manager shut down first.

@@ -72,6 +72,8 @@ pub struct Hazard {
     /// Blocks used so far, and how many make a unit of time.
     uses: u64,
     unit_shift: u32,
+    /// Slots of the largest tier.
+    largest: usize,
     next: [Next; TIERS],
     /// Turn of the request that is under way.
     turn: u8,
@@ -97,6 +99,7 @@ impl Hazard {
             tiers: capacity.map(Leaves::new),
             random: Random::new(seed),
             uses: 0,
+            largest,
             unit_shift: (largest / UNITS).max(1).ilog2(),
             next: [Next::NOTHING; TIERS],
             turn: 0,
@@ -113,6 +116,10 @@ impl Hazard {
     #[inline]
     fn now(&self) -> u16 {
         (self.uses >> self.unit_shift) as u16
+    }
+
+    fn units_per_turnover(&self) -> f32 {
+        (self.largest >> self.unit_shift).max(1) as f32
     }
 
     #[inline]
@@ -279,6 +286,10 @@ impl EvictionPolicy for Hazard {
             self.tiers[tier].remove(slot);
             out.push(slot);
         }
+    }
+
+    fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {
+        Some(self.worth_of(memory.time, class_of(memory), 0) * self.units_per_turnover())
     }
 
     fn has_victim(&self, tier: usize) -> bool {

@@ -1,0 +1,134 @@
+//! Which blocks are worth a copy on a lower tier: the seam, and the policies that ship.
+//!
+//! The triggers (write-through, watermark, idleness, approaching eviction) say which blocks *could* go down now; an
+//! [`AdmissionPolicy`] says which of them *do*. It is asked on every edge of the tiers, and what it may weigh is in the
+//! [`Offer`]: where from and where to, how deep each block lies in its prefix, how likely it is to be used again, what computing it again
+//! costs the engine, what reading it back has cost lately, and how much may still be written.
+//!
+//! What no policy can change: only whole registered blocks are offered, never a part of one; a block whose parent was refused is
+//! refused with it (a lower tier holds beginnings of chains); what goes beyond the write budget is refused. What a caller asks
+//! for by name (`offload`) is not offered: it goes.
+//!
+//! There is no filter by frequency here, and none is missing. On the public traces a disk that takes only blocks seen twice loses more
+//! than half of its hits: the first copy of a conversation's turn is the one that its next turn reads.
+
+mod cost;
+#[cfg(test)]
+mod tests;
+
+pub use cost::CostAdmission;
+
+use kvbm_plan::{BlockIdentity, Path};
+use std::fmt;
+use std::time::Duration;
+
+/// Why blocks are offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Trigger {
+    /// They have just been registered on the upper tier.
+    WriteThrough,
+    /// The upper tier is full beyond its watermark; these are its coldest.
+    Watermark,
+    /// They are among the next to be evicted.
+    Eviction,
+    /// Nobody used them for long.
+    Idle,
+}
+
+/// A block that could be copied down: a whole, registered one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Which block. Its `position` is the number of blocks of the prefix before it.
+    pub identity: BlockIdentity,
+    /// Uses of the block expected while as many blocks are used as the largest tier holds, if the eviction policy estimates
+    /// that.
+    pub expected_reuse: Option<f32>,
+}
+
+/// What the copies of an offer cost and save. All blocks of an offer are of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Costs {
+    /// Bytes of a block, on all ranks together.
+    pub block_bytes: u64,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Time in which the engine computes a block again, where the configuration says how fast it computes
+    /// (`policy.prefill_tokens_per_s`). Deep blocks cost more than that: their attention reaches over the whole prefix.
+    pub recompute: Option<Duration>,
+    /// Time in which a block came back from the lower tier to G1 lately, waiting included; `None` while too little was read.
+    pub read_back: Option<Duration>,
+    /// Blocks that may be written now; `None` for any number.
+    pub write_budget: Option<usize>,
+}
+
+/// Blocks that could be copied down one edge, parents before their children.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer<'a> {
+    /// From which tier to which.
+    pub path: Path,
+    /// Why now.
+    pub trigger: Trigger,
+    /// The blocks.
+    pub blocks: &'a [Candidate],
+    /// The same for all of them.
+    pub costs: Costs,
+}
+
+/// What becomes of one block of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// It is copied.
+    Admit,
+    /// Its copy would not be worth it.
+    Refuse,
+    /// Others are worth more of the write budget, or nothing is left of it.
+    OverBudget,
+}
+
+/// Decides which blocks get a copy on a lower tier.
+///
+/// Called by whatever thread registers blocks or ends an iteration, with no lock held. It must be quick and must not call the
+/// manager.
+pub trait AdmissionPolicy: Send + Sync {
+    /// Sets `verdicts[i]` for `offer.blocks[i]`. All are [`Verdict::Admit`] before; there are as many as blocks.
+    fn judge(&self, offer: &Offer<'_>, verdicts: &mut [Verdict]);
+}
+
+/// Admits whatever the triggers offer, as far as the write budget goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AdmitAll;
+
+impl AdmissionPolicy for AdmitAll {
+    fn judge(&self, _offer: &Offer<'_>, _verdicts: &mut [Verdict]) {}
+}
+
+impl fmt::Debug for dyn AdmissionPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdmissionPolicy")
+    }
+}
+
+/// Holds a policy to the rules that no policy can change.
+pub(crate) fn judge(policy: &dyn AdmissionPolicy, offer: &Offer<'_>) -> Vec<Verdict> {
+    let mut verdicts = vec![Verdict::Admit; offer.blocks.len()];
+    policy.judge(offer, &mut verdicts);
+    let mut left = offer.costs.write_budget.unwrap_or(usize::MAX);
+    let mut refused = std::collections::HashMap::new();
+    for (candidate, verdict) in offer.blocks.iter().zip(&mut verdicts) {
+        let parent = candidate.identity.parent.and_then(|parent| refused.get(&parent).copied());
+        if *verdict == Verdict::Admit {
+            *verdict = match parent {
+                Some(refusal) => refusal,
+                None if left == 0 => Verdict::OverBudget,
+                None => Verdict::Admit,
+            };
+        }
+        if *verdict == Verdict::Admit {
+            left -= 1;
+        } else {
+            refused.insert(candidate.identity.hash, *verdict);
+        }
+    }
+    verdicts
+}

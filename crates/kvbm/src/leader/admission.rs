@@ -1,0 +1,158 @@
+//! What may go down an edge: the admission policy is asked, and told what the deployment knows of costs.
+
+use crate::admission::{self, Candidate, Costs, Offer, Trigger, Verdict};
+use crate::leader::Leader;
+use crate::leader::edge::Edge;
+use crate::metrics::DropReason;
+use kvbm_plan::{Path, Tier};
+use kvbm_pool::Pinned;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Blocks that have to be read before their speed says anything.
+const EVIDENCE: f64 = 64.0;
+/// What one plan more leaves of what the earlier ones count for.
+const KEEP: f64 = 0.95;
+/// A speed that was measured longer ago than this is not known any more: a path that is slow gets another chance.
+const VALID: Duration = Duration::from_secs(600);
+
+/// What the leader knows of the deployment's costs, apart from what it measures.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockCosts {
+    pub(crate) bytes: u64,
+    pub(crate) tokens: u32,
+    pub(crate) recompute: Option<Duration>,
+}
+
+/// How long blocks took along each path lately, from when their plan was sent.
+#[derive(Default)]
+pub(crate) struct Speeds {
+    paths: Mutex<HashMap<Path, Speed>>,
+}
+
+struct Speed {
+    seconds: f64,
+    blocks: f64,
+    seen: Instant,
+}
+
+impl Speeds {
+    /// A plan of so many blocks was over after `elapsed`.
+    pub(crate) fn saw(&self, path: Path, blocks: usize, elapsed: Duration) {
+        self.saw_at(path, blocks, elapsed, Instant::now());
+    }
+
+    fn saw_at(&self, path: Path, blocks: usize, elapsed: Duration, now: Instant) {
+        let mut paths = self.paths.lock();
+        let speed = paths.entry(path).or_insert(Speed { seconds: 0.0, blocks: 0.0, seen: now });
+        if now.saturating_duration_since(speed.seen) > VALID {
+            *speed = Speed { seconds: 0.0, blocks: 0.0, seen: now };
+        }
+        speed.seconds = speed.seconds * KEEP + elapsed.as_secs_f64();
+        speed.blocks = speed.blocks * KEEP + blocks as f64;
+        speed.seen = now;
+    }
+
+    /// The time of a block, if enough of them went along `path` lately.
+    fn per_block(&self, path: Path, now: Instant) -> Option<Duration> {
+        let paths = self.paths.lock();
+        let speed = paths.get(&path)?;
+        let known = speed.blocks >= EVIDENCE && now.saturating_duration_since(speed.seen) <= VALID;
+        known.then(|| Duration::from_secs_f64(speed.seconds / speed.blocks))
+    }
+}
+
+impl Leader {
+    /// What the policy admits of `blocks`, which are in the order of an offer. The others are counted and let go.
+    pub(crate) fn admitted(&self, edge: &Edge, trigger: Trigger, blocks: Pinned) -> Pinned {
+        if blocks.is_empty() {
+            return blocks;
+        }
+        let costs = self.costs(edge, blocks.len());
+        let candidates: Vec<Candidate> = blocks
+            .identities()
+            .into_iter()
+            .zip(blocks.expected_reuse())
+            .map(|(identity, expected_reuse)| Candidate { identity, expected_reuse })
+            .collect();
+        let offer = Offer { path: edge.path, trigger, blocks: &candidates, costs };
+        let verdicts = admission::judge(&*self.admission, &offer);
+        self.count_refusals(edge, trigger, &verdicts);
+        keep_admitted(blocks, &verdicts)
+    }
+
+    fn costs(&self, edge: &Edge, wanted: usize) -> Costs {
+        let BlockCosts { bytes, tokens, recompute } = self.settings.block_costs;
+        let back = Path::new(edge.path.dst, Tier::G1);
+        Costs {
+            block_bytes: bytes,
+            block_tokens: tokens,
+            recompute,
+            read_back: self.speeds.per_block(back, Instant::now()),
+            write_budget: edge.wear.as_ref().map(|_| edge.affordable(wanted)),
+        }
+    }
+
+    /// What a background trigger has passed over for the budget's sake, it will offer again: that is not given up.
+    fn count_refusals(&self, edge: &Edge, trigger: Trigger, verdicts: &[Verdict]) {
+        let count = |wanted| verdicts.iter().filter(|verdict| **verdict == wanted).count() as u64;
+        let path = self.metrics.path(edge.path);
+        path.dropped(DropReason::NotWorthIt).add(count(Verdict::Refuse));
+        if matches!(trigger, Trigger::WriteThrough | Trigger::Eviction) {
+            path.dropped(DropReason::WearBudget).add(count(Verdict::OverBudget));
+        }
+    }
+}
+
+/// The admitted ones of `blocks`; the others are let go.
+fn keep_admitted(mut blocks: Pinned, verdicts: &[Verdict]) -> Pinned {
+    if verdicts.iter().all(|verdict| *verdict == Verdict::Admit) {
+        return blocks;
+    }
+    let mut kept = blocks.split_off(blocks.len());
+    let mut runs: Vec<Pinned> = Vec::new();
+    let mut end = verdicts.len();
+    while end > 0 {
+        let admit = verdicts[end - 1] == Verdict::Admit;
+        let start = verdicts[..end].iter().rposition(|verdict| (*verdict == Verdict::Admit) != admit);
+        let start = start.map_or(0, |at| at + 1);
+        let run = blocks.split_off(start);
+        if admit {
+            runs.push(run);
+        } else {
+            drop(run.into_transfer());
+        }
+        end = start;
+    }
+    for run in runs.into_iter().rev() {
+        // Of the same registry, tier and kind of pin, so it is never refused.
+        let _refused = kept.append(run);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_need_evidence_follow_change_and_are_forgotten() {
+        let (speeds, path, start) = (Speeds::default(), Path::G3_G1, Instant::now());
+        let at = |s| start + Duration::from_secs(s);
+        assert_eq!(speeds.per_block(path, start), None);
+        speeds.saw_at(path, 63, Duration::from_millis(63), start);
+        assert_eq!(speeds.per_block(path, start), None, "too little");
+        speeds.saw_at(path, 64, Duration::from_millis(64), at(1));
+        let ms = |speed: Option<Duration>| speed.map(|time| time.as_micros().div_ceil(10));
+        assert_eq!(ms(speeds.per_block(path, at(1))), Some(100));
+        assert_eq!(speeds.per_block(Path::G2_G1, at(1)), None, "another path");
+        for _ in 0..200 {
+            speeds.saw_at(path, 16, Duration::from_millis(80), at(2));
+        }
+        assert_eq!(ms(speeds.per_block(path, at(2))), Some(500), "the newer ones count");
+        assert_eq!(speeds.per_block(path, at(2 + 601)), None, "too long ago");
+        speeds.saw_at(path, 100, Duration::from_millis(100), at(2 + 700));
+        assert_eq!(ms(speeds.per_block(path, at(2 + 700))), Some(100), "begins anew");
+    }
+}
