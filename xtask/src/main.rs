@@ -18,6 +18,7 @@ mod steps;
 mod test;
 mod tidy;
 mod workspace;
+mod zmq;
 
 use std::process::ExitCode;
 

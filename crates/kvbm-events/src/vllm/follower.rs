@@ -109,6 +109,14 @@ impl Follower {
         Ok(heard)
     }
 
+    /// Goes on behind a message whose payload could not be read: what it said is missing.
+    pub fn skip(&mut self, sequence: u64) {
+        if self.place(sequence) != Heard::Repeated {
+            self.started = true;
+            self.next = sequence.saturating_add(1);
+        }
+    }
+
     fn place(&self, sequence: u64) -> Heard {
         if sequence == self.next {
             Heard::Next

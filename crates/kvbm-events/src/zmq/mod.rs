@@ -13,6 +13,7 @@
 //! [`insecure`](ZmqConfig::insecure).
 
 mod endpoint;
+mod engines;
 mod hub;
 mod publish;
 mod subscribe;
@@ -24,6 +25,7 @@ use crate::{
 };
 use crossbeam_channel::bounded;
 use endpoint::{Endpoint, Listener, refused};
+pub use engines::EngineFollower;
 use hub::Hub;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
