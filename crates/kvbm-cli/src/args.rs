@@ -39,7 +39,7 @@ pub enum Command {
     },
     /// Say what this machine offers to kvbm, what is missing, and which command would fix it.
     Doctor(DoctorArgs),
-    /// Read what travels on the event plane.
+    /// Follow what travels on the event plane.
     Events {
         /// What to do.
         #[command(subcommand)]
@@ -249,7 +249,7 @@ pub struct DoctorArgs {
 }
 
 /// The text is kept: it may hold a password, so nobody shows it.
-fn events_url(text: &str) -> Result<Secret, String> {
+pub(crate) fn events_url(text: &str) -> Result<Secret, String> {
     text.parse::<EventUrl>().map(|_| Secret::new(text)).map_err(|error| error.to_string())
 }
 

@@ -49,7 +49,7 @@ pub fn run() -> ExitCode {
         }
         Some(Command::Bench { command }) => bench::run(command),
         Some(Command::Doctor(args)) => run_doctor(args),
-        Some(Command::Events { command }) => events::run(command).and_then(|text| show(&text, false)),
+        Some(Command::Events { command }) => events::run(command),
         Some(Command::Layout { command }) => layout::run(command).and_then(|text| show(&text, false)),
     };
     match done {

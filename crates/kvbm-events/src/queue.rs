@@ -98,6 +98,10 @@ impl<T: Into<Payload> + Send> EventReceiver for QueueReceiver<T> {
     fn dropped(&self) -> u64 {
         self.queue.state.lock().dropped
     }
+
+    fn waiting(&self) -> usize {
+        self.queue.state.lock().items.len()
+    }
 }
 
 /// Where a network's thread puts what comes in, as long as somebody may read it. Says when no more will come.

@@ -98,4 +98,9 @@ pub trait EventReceiver: Send {
     /// Payloads that this subscriber's own bounded queue has dropped so far, oldest first. Loss elsewhere is not
     /// counted here; gaps in the numbers show it all.
     fn dropped(&self) -> u64;
+
+    /// Payloads that wait in this subscriber's queue: how far its reader is behind. 0 where that is not known.
+    fn waiting(&self) -> usize {
+        0
+    }
 }

@@ -71,6 +71,76 @@ fn what_no_transport_of_this_build_can_do_is_said_when_the_manager_is_built() {
     }));
 }
 
+/// A port of this machine that nobody uses now.
+#[cfg(feature = "zmq")]
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Everything that a follower of `manager` holds once it has heard of everything.
+#[cfg(feature = "zmq")]
+fn follow_to_the_end(
+    manager: &KvBlockManager<Owned>,
+    mut subscriber: kvbm::events_plane::Subscriber,
+) -> std::collections::BTreeSet<(Tier, kvbm::SequenceHash)> {
+    use kvbm::events_plane::Delivery;
+    assert!(manager.events().flush(Duration::from_secs(20)));
+    let (published, mut heard) = (manager.events().status().published, 0);
+    let mut index = kvbm::events_plane::KvIndex::default();
+    while heard < published {
+        match subscriber.next(Duration::from_secs(20)).unwrap() {
+            Some(Delivery::Events { stream, events }) => {
+                assert_eq!(stream.source, manager.events().source());
+                heard += events.len() as u64;
+                index.apply(stream, &events);
+            }
+            other => panic!("{heard} of {published} events, then {other:?}"),
+        }
+    }
+    index.holdings().map(|(place, _, hash)| (place.location.tier, hash)).collect()
+}
+
+#[cfg(feature = "zmq")]
+#[test]
+fn a_follower_over_zmq_comes_to_what_the_tiers_hold() {
+    use kvbm::events_plane::{EventUrl, Subscriber, url::Side};
+    let url = format!("zmq+tcp://127.0.0.1:{}?replay={}&from=start", free_port(), free_port());
+    let manager = books([16, 32, 0], |config| {
+        config.events.url = Some(Secret::new(&url));
+        config.events.worker_id = 77;
+    });
+    assert_eq!(manager.events().source().0, 77);
+    register(&manager, 5);
+    // Late: what was before comes from the replay socket.
+    assert!(manager.events().pump());
+    let transport = url.parse::<EventUrl>().unwrap().open(Side::Subscriber, Duration::from_secs(20)).unwrap();
+    let subscriber = Subscriber::new(transport.subscribe().unwrap());
+    register(&manager, 9);
+    assert!(manager.wait_offloads(support::soon()));
+    let told = follow_to_the_end(&manager, subscriber);
+    let held = manager.events().snapshot().blocks;
+    let held: std::collections::BTreeSet<_> =
+        held.iter().map(|block| (block.location.tier, block.identity.hash)).collect();
+    assert_eq!(told, held);
+}
+
+#[cfg(feature = "zmq")]
+#[test]
+fn an_address_that_cannot_be_bound_is_an_error_of_build() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let build = |url: String| {
+        let builder = KvBlockManager::<Owned>::builder()
+            .model(support::model())
+            .namespace(support::namespace())
+            .device(kvbm::config::Blocks(8))
+            .configure(|config| config.events.url = Some(Secret::new(url)));
+        builder.build_metadata_only().err().unwrap().to_string()
+    };
+    let address = taken.local_addr().unwrap();
+    assert!(build(format!("zmq+tcp://{address}")).contains("cannot publish events"));
+    assert!(build("zmq+tcp://0.0.0.0:5557".into()).contains("insecure"));
+}
+
 #[test]
 fn a_snapshot_is_what_the_tiers_hold() {
     let manager = books([16, 32, 0], |_| ());

@@ -3,12 +3,17 @@
 //! ```text
 //! nats://[USER:PASSWORD@|TOKEN@]HOST:PORT[?subject=..&tls=..&ca=FILE&creds=FILE&stream=NAME..]
 //! jetstream+nats://HOST:PORT[?stream=NAME&storage=file|memory&max_bytes=N&max_age=SECONDS&from=new|start..]
+//! zmq+tcp://HOST:PORT[,HOST:PORT..][?replay=PORT|ADDRESS&topic=..&from=new|start&insecure=true]
+//! zmq+ipc://PATH[?replay=ipc://PATH..]
 //! ```
-//! `tls://` and `jetstream+tls://` are the same with TLS. A parameter that a scheme does not have is an error.
+//! `tls://` and `jetstream+tls://` are the same with TLS. A publisher over `ZeroMQ` binds its one address, subscribers
+//! connect to any number of them. A parameter that a scheme does not have is an error.
 
 #[cfg(feature = "nats")]
 mod nats;
 mod parts;
+#[cfg(feature = "zmq")]
+mod zmq;
 
 use crate::{EventTransport, TransportError};
 use parts::Parts;
@@ -38,7 +43,7 @@ pub enum UrlError {
         reason: String,
     },
     /// No transport is called so.
-    #[error("event URL: there is no transport '{scheme}'; known are {}", KNOWN.join(", "))]
+    #[error("event URL: there is no transport '{scheme}'; known are {}", known())]
     Scheme {
         /// As it was written.
         scheme: String,
@@ -86,8 +91,19 @@ pub enum OpenError {
     Transport(#[from] TransportError),
 }
 
-/// Schemes, those of features that were left out too.
-const KNOWN: &[&str] = &["nats", "tls", "jetstream+nats", "jetstream+tls"];
+/// Every scheme, with the feature that brings it.
+const KNOWN: &[(&str, &str)] = &[
+    ("nats", "nats"),
+    ("tls", "nats"),
+    ("jetstream+nats", "nats"),
+    ("jetstream+tls", "nats"),
+    ("zmq+tcp", "zmq"),
+    ("zmq+ipc", "zmq"),
+];
+
+fn known() -> String {
+    KNOWN.iter().map(|(scheme, _)| *scheme).collect::<Vec<_>>().join(", ")
+}
 
 /// Where events are published and read; see the module's text. It shows without user and password.
 #[derive(Clone, PartialEq, Eq)]
@@ -111,40 +127,78 @@ impl EventUrl {
         &self.parts.scheme
     }
 
+    /// Whether a publisher opens sockets of its own rather than connect to a server: what fails then will fail again.
+    pub fn binds(&self) -> bool {
+        self.scheme().starts_with("zmq+")
+    }
+
     /// Everything but the network.
     fn check(&self) -> Result<(), UrlError> {
+        match self.transport()? {
+            #[cfg(feature = "nats")]
+            Transport::Nats => nats::config(&self.parts).map(drop),
+            #[cfg(feature = "zmq")]
+            Transport::Zmq => zmq::config(&self.parts).map(drop),
+        }
+    }
+
+    fn transport(&self) -> Result<Transport, UrlError> {
         match self.scheme() {
             #[cfg(feature = "nats")]
-            "nats" | "tls" | "jetstream+nats" | "jetstream+tls" => nats::config(&self.parts).map(drop),
-            #[cfg(not(feature = "nats"))]
-            "nats" | "tls" | "jetstream+nats" | "jetstream+tls" => {
-                Err(UrlError::NotBuilt { scheme: self.scheme().to_owned(), feature: "nats" })
+            "nats" | "tls" | "jetstream+nats" | "jetstream+tls" => Ok(Transport::Nats),
+            #[cfg(feature = "zmq")]
+            "zmq+tcp" | "zmq+ipc" => Ok(Transport::Zmq),
+            other => {
+                let feature = KNOWN.iter().find(|(known, _)| *known == other).map(|(_, feature)| *feature);
+                let scheme = other.to_owned();
+                Err(match feature {
+                    Some(feature) => UrlError::NotBuilt { scheme, feature },
+                    None => UrlError::Scheme { scheme },
+                })
             }
-            other => Err(UrlError::Scheme { scheme: other.to_owned() }),
         }
     }
 
     /// Opens one end, within `timeout`.
     ///
     /// # Errors
-    /// [`OpenError::Transport`] where the other side cannot be reached: worth another attempt.
-    #[cfg_attr(
-        not(feature = "nats"),
-        expect(unused_variables, reason = "no transport of this build has a URL")
-    )]
+    /// [`OpenError::Transport`] with [`TransportError::Unavailable`] where the other side cannot be reached: worth another
+    /// attempt.
     pub fn open(&self, side: Side, timeout: Duration) -> Result<Arc<dyn EventTransport>, OpenError> {
-        match self.scheme() {
+        // Both ends of a NATS connection are alike.
+        let _ = (side, timeout);
+        match self.transport()? {
             #[cfg(feature = "nats")]
-            "nats" | "tls" | "jetstream+nats" | "jetstream+tls" => {
-                // Both ends of a NATS connection are alike.
-                let _ = side;
+            Transport::Nats => {
                 let config =
                     crate::nats::NatsConfig { connect_timeout: timeout, ..nats::config(&self.parts)? };
                 Ok(Arc::new(crate::nats::NatsTransport::connect(config)?))
             }
-            other => Err(UrlError::Scheme { scheme: other.to_owned() }.into()),
+            #[cfg(feature = "zmq")]
+            Transport::Zmq => {
+                let (config, addresses) = zmq::config(&self.parts)?;
+                let config = crate::zmq::ZmqConfig { connect_timeout: timeout, ..config };
+                let transport = match (side, addresses.as_slice()) {
+                    (Side::Subscriber, addresses) => crate::zmq::ZmqTransport::connect(config, addresses)?,
+                    (Side::Publisher, [address]) => crate::zmq::ZmqTransport::bind(config, address)?,
+                    (Side::Publisher, _) => {
+                        let reason = "a publisher has one address";
+                        return Err(parts::malformed(&self.parts.shown(), reason).into());
+                    }
+                };
+                Ok(Arc::new(transport))
+            }
         }
     }
+}
+
+/// What a scheme stands for, of what this build has.
+#[derive(Clone, Copy)]
+enum Transport {
+    #[cfg(feature = "nats")]
+    Nats,
+    #[cfg(feature = "zmq")]
+    Zmq,
 }
 
 impl fmt::Display for EventUrl {
@@ -173,5 +227,7 @@ mod tests {
         assert!(error("kafka://host:1").contains("known are nats"));
         #[cfg(not(feature = "nats"))]
         assert!(error("nats://host:4222").contains("--features nats"));
+        #[cfg(not(feature = "zmq"))]
+        assert!(error("zmq+tcp://host:4222").contains("--features zmq"));
     }
 }

@@ -59,7 +59,7 @@ impl Parts {
 }
 
 /// What the parameters of a scheme say, asked for one by one.
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "nats", feature = "zmq"))]
 impl Parts {
     /// Refuses parameters that are not `known`, and those that stand there twice.
     pub(super) fn expect_only(&self, known: &'static [&'static str]) -> Result<(), UrlError> {

@@ -379,6 +379,10 @@ impl EventReceiver for MessageReceiver {
     fn dropped(&self) -> u64 {
         self.0.dropped()
     }
+
+    fn waiting(&self) -> usize {
+        self.0.waiting()
+    }
 }
 
 fn unavailable(reason: String) -> TransportError {

@@ -6,7 +6,7 @@ mod ring;
 
 use crate::config::{EventsConfig, WhenFull};
 use crate::metrics::Metrics;
-use kvbm_events::url::UrlError;
+use kvbm_events::url::OpenError;
 use kvbm_events::{
     EventBlock, EventManager, EventTransport, EventUrl, InProcessConfig, InProcessTransport, KvEvent,
     Publisher, PublisherConfig, PublisherStats, Snapshot, SourceId, Subscriber, TransportError,
@@ -62,8 +62,8 @@ pub enum EventsError {
     #[error(transparent)]
     Config(#[from] kvbm_events::ConfigError),
     /// Where the events should go.
-    #[error(transparent)]
-    Url(#[from] UrlError),
+    #[error("cannot publish events: {0}")]
+    Open(#[from] OpenError),
     /// The system refused a thread.
     #[error("cannot start the event thread: {0}; raise the limit of threads")]
     Thread(#[from] std::io::Error),
@@ -95,10 +95,11 @@ impl EventPump {
         config: &EventsConfig,
         facts: BlockFacts,
     ) -> Result<Self, EventsError> {
-        let url = config.url.as_ref().map(|url| url.expose().parse::<EventUrl>()).transpose()?;
+        let url = config.url.as_ref().map(|url| url.expose().parse::<EventUrl>());
+        let url = url.transpose().map_err(OpenError::from)?;
         let progress = Arc::new(Progress::default());
         let outlet = Arc::new(Outlet {
-            remote: url.map(Remote::new),
+            remote: url.map(|url| Remote::new(url, config.publish_timeout)).transpose()?,
             local: InProcessTransport::new(InProcessConfig::default()),
             registry: registry.clone(),
             progress: Arc::clone(&progress),

@@ -31,8 +31,14 @@ enum State {
 }
 
 impl Remote {
-    pub(super) fn new(url: EventUrl) -> Self {
-        Self { url, state: Mutex::new(State::Failed { again: None, reason: "not connected yet".into() }) }
+    /// Opens what needs nobody else, so that it fails now or never.
+    pub(super) fn new(url: EventUrl, timeout: Duration) -> Result<Self, OpenError> {
+        let state = if url.binds() {
+            State::Open(url.open(Side::Publisher, timeout)?)
+        } else {
+            State::Failed { again: None, reason: "not connected yet".into() }
+        };
+        Ok(Self { url, state: Mutex::new(state) })
     }
 
     /// The open transport; opens it, unless that has just failed. Only the publisher's thread does.

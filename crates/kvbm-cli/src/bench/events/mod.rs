@@ -100,6 +100,7 @@ const CASES: &[Case] = &[
             )
         },
     },
+    Case { name: "zmq", nats: false, url: |port, _| format!("zmq+tcp://127.0.0.1:{port}?topic=kvbm-bench") },
 ];
 
 /// Measures, and says what was found.

@@ -1,31 +1,30 @@
-//! `kvbm events`: what travels on the event plane, readable.
+//! `kvbm events decode`: a payload of the event plane, readable.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Subcommand, ValueEnum};
-use kvbm::events_plane::{EventBatch, EventBlock, EventKind, KvEvent, vllm, wire};
-use serde_json::{Map, Value, json};
+use clap::{Args, ValueEnum};
+use kvbm::events_plane::{EventBatch, vllm, wire};
+use serde_json::{Value, json};
 
-/// What to do with events.
-#[derive(Debug, Subcommand)]
-pub enum EventsCommand {
-    /// Print a payload as one line of JSON.
-    Decode {
-        /// Whose payload it is.
-        #[arg(long, value_enum)]
-        format: Format,
+use super::shown::event_json;
 
-        /// Write the payload back to OUT, encoded again: the same bytes, if the format was right.
-        #[arg(long, value_name = "OUT")]
-        recode: Option<PathBuf>,
+/// Options of `kvbm events decode`.
+#[derive(Clone, Debug, Args)]
+pub struct DecodeArgs {
+    /// Whose payload it is.
+    #[arg(long, value_enum)]
+    pub format: Format,
 
-        /// The payload alone, without topic and sequence frames.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
-    },
+    /// Write the payload back to OUT, encoded again: the same bytes, if the format was right.
+    #[arg(long, value_name = "OUT")]
+    pub recode: Option<PathBuf>,
+
+    /// The payload alone, without topic and sequence frames.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
 }
 
 /// A format of payloads.
@@ -38,8 +37,8 @@ pub enum Format {
 }
 
 /// Carries out the command; what it prints.
-pub fn run(command: &EventsCommand) -> Result<String> {
-    let EventsCommand::Decode { format, recode, file } = command;
+pub(super) fn run(args: &DecodeArgs) -> Result<String> {
+    let DecodeArgs { format, recode, file } = args;
     let bytes = read(file)?;
     let shown = file.display();
     let (json, recoded) = match format {
@@ -79,59 +78,18 @@ fn batch_json(batch: &EventBatch) -> Value {
     })
 }
 
-fn event_json(event: &KvEvent) -> Value {
-    let mut fields = Map::new();
-    let kind = match &event.kind {
-        EventKind::Store(_) => "store",
-        EventKind::Remove(_) => "remove",
-        EventKind::Cleared => "cleared",
-    };
-    fields.insert("sequence".into(), json!(event.sequence));
-    fields.insert("event_type".into(), json!(kind));
-    if let Some(block) = event.kind.block() {
-        block_json(block, &mut fields);
-    }
-    let extra: Map<String, Value> =
-        event.extra.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
-    fields.insert("extra_metadata".into(), extra.into());
-    fields.insert("unknown_fields".into(), json!(event.unknown.values()));
-    fields.into()
-}
-
-fn block_json(block: &EventBlock, fields: &mut Map<String, Value>) {
-    let identity = &block.identity;
-    let location = json!({
-        "tier": block.location.tier.as_str(),
-        "node": block.location.node.0,
-        "volume": block.location.volume.map(|volume| volume.0),
-    });
-    let of_block = [
-        ("sequence_hash", json!(identity.hash.to_string())),
-        ("prefix_hash", json!(block.prefix_hash.to_string())),
-        ("parent_hash", json!(identity.parent.map(|parent| parent.to_string()))),
-        ("local_hash", json!(block.local_hash.map(|hash| hash.0))),
-        ("position", json!(identity.position)),
-        ("namespace", json!(format!("{:08x}", identity.namespace.0))),
-        ("group", json!(identity.group.0)),
-        ("block_bytes", json!(block.block_bytes)),
-        ("block_tokens", json!(block.block_tokens)),
-        ("storage_location", location),
-    ];
-    fields.extend(of_block.map(|(name, value)| (name.to_owned(), value)));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const VLLM: &[u8] = include_bytes!("../../kvbm-events/tests/golden/vllm/cpuspec_018.msgpack");
-    const OURS: &[u8] = include_bytes!("../../kvbm-events/tests/golden/batch_v1.bin");
+    const VLLM: &[u8] = include_bytes!("../../../kvbm-events/tests/golden/vllm/cpuspec_018.msgpack");
+    const OURS: &[u8] = include_bytes!("../../../kvbm-events/tests/golden/batch_v1.bin");
 
     fn decode(format: Format, bytes: &[u8]) -> Result<(Value, Vec<u8>)> {
         let dir = tempfile::tempdir()?;
         let (file, out) = (dir.path().join("payload"), dir.path().join("out"));
         std::fs::write(&file, bytes)?;
-        let text = run(&EventsCommand::Decode { format, recode: Some(out.clone()), file })?;
+        let text = run(&DecodeArgs { format, recode: Some(out.clone()), file })?;
         assert_eq!(text.matches('\n').count(), 1, "one line");
         Ok((serde_json::from_str(&text)?, std::fs::read(out)?))
     }
@@ -140,7 +98,7 @@ mod tests {
     fn payloads_become_json_and_are_written_back() {
         let (json, recoded) = decode(Format::Vllm, VLLM).unwrap();
         assert_eq!(recoded, VLLM);
-        let wanted = include_str!("../../kvbm-events/tests/golden/vllm/cpuspec_018.json");
+        let wanted = include_str!("../../../kvbm-events/tests/golden/vllm/cpuspec_018.json");
         let wanted: Value = serde_json::from_str(wanted).unwrap();
         assert_eq!(
             [&json["ts"], &json["events"], &json["data_parallel_rank"]],
@@ -160,8 +118,7 @@ mod tests {
         let error = format!("{:#}", decode(Format::Vllm, OURS).unwrap_err());
         assert!(error.contains("payload: malformed engine event payload"), "{error}");
         assert!(decode(Format::Kvbm, VLLM).is_err());
-        let command =
-            EventsCommand::Decode { format: Format::Kvbm, recode: None, file: "no/such/file".into() };
-        assert!(run(&command).unwrap_err().to_string().contains("cannot open no/such/file"));
+        let args = DecodeArgs { format: Format::Kvbm, recode: None, file: "no/such/file".into() };
+        assert!(run(&args).unwrap_err().to_string().contains("cannot open no/such/file"));
     }
 }
