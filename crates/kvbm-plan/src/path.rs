@@ -27,15 +27,15 @@ impl Path {
 
     /// Offload of a host block to a volume.
     pub const G2_G4: Self = Self::new(Tier::G2, Tier::G4);
-    /// Onboard of a volume's block to host memory.
-    pub const G4_G2: Self = Self::new(Tier::G4, Tier::G2);
+    /// Onboard of a volume's block to the device, through host memory that is no tier.
+    pub const G4_G1: Self = Self::new(Tier::G4, Tier::G1);
 
     /// The paths that a worker without peers and volumes executes.
     pub const LOCAL: [Self; 5] = [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1];
 
     /// The paths that a worker without peers executes: [`LOCAL`](Self::LOCAL), then those of volumes.
     pub const ALL: [Self; 7] =
-        [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1, Self::G2_G4, Self::G4_G2];
+        [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1, Self::G2_G4, Self::G4_G1];
 
     /// A path from `src` to `dst`.
     pub const fn new(src: Tier, dst: Tier) -> Self {

@@ -11,9 +11,9 @@ use std::fmt;
 /// Where a block of a prefix is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixBlock {
-    /// Slot.
+    /// Slot; none on G4.
     pub block: BlockId,
-    /// Nearest tier that holds the block.
+    /// Nearest tier that holds the block; G4 for what [`Prefix::extend_on_volume`] added.
     pub tier: Tier,
 }
 
@@ -121,6 +121,18 @@ impl Prefix {
         (0..self.blocks.len()).map(|index| self.identity_at(self.start + index)).collect()
     }
 
+    /// Adds the next `more` blocks of the sequence that was looked up, which lie on no tier of the registry but on a volume, as the
+    /// caller knows. They count as on [`Tier::G4`], have no slot and are not pinned. At most as many as the sequence has; how many.
+    pub fn extend_on_volume(&mut self, namespace: NamespaceId, more: usize) -> usize {
+        let more = more.min(self.hashes.len().saturating_sub(self.len()));
+        if self.blocks.is_empty() {
+            self.namespace = namespace;
+        }
+        let outside = PrefixBlock { block: BlockId(u32::MAX), tier: Tier::G4 };
+        self.blocks.extend(std::iter::repeat_n(outside, more));
+        more
+    }
+
     /// Keeps the first `len` blocks of the prefix and lets go of the others.
     pub fn truncate(&mut self, len: usize) {
         drop(self.split_off(len));
@@ -172,7 +184,7 @@ impl Drop for Prefix {
             return;
         }
         let mut core = self.shared.core.lock();
-        for block in self.blocks.iter().rev() {
+        for block in self.blocks.iter().rev().filter(|block| block.tier != Tier::G4) {
             core.unpin(block.tier.index(), block.block.0, Pin::Use);
         }
     }

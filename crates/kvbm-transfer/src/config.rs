@@ -64,8 +64,8 @@ pub struct PathConfigs {
     pub g3_g1: PathConfig,
     /// Host to volumes.
     pub g2_g4: PathConfig,
-    /// Volumes to host.
-    pub g4_g2: PathConfig,
+    /// Volumes to the device, through a staging ring like that of disks.
+    pub g4_g1: PathConfig,
 }
 
 impl PathConfigs {
@@ -78,7 +78,7 @@ impl PathConfigs {
             g3_g2: config,
             g3_g1: config,
             g2_g4: config,
-            g4_g2: config,
+            g4_g1: config,
         }
     }
 
@@ -90,7 +90,7 @@ impl PathConfigs {
             (Path::G3_G2, self.g3_g2),
             (Path::G3_G1, self.g3_g1),
             (Path::G2_G4, self.g2_g4),
-            (Path::G4_G2, self.g4_g2),
+            (Path::G4_G1, self.g4_g1),
         ]
     }
 }
@@ -152,7 +152,7 @@ pub struct WorkerConfig {
     pub g3: Option<DiskTier>,
     /// G4. Needs `g2`, through which its blocks come and go.
     pub volumes: Option<VolumeTier>,
-    /// Blocks in the staging ring between G3 and G1, outside G2. 0 leaves the path G3 to G1 out.
+    /// Blocks in each of the staging rings between G3 and G1 and between G4 and G1, outside G2. 0 leaves these paths out.
     pub staging_blocks: u32,
     /// Bounds of the paths.
     pub paths: PathConfigs,

@@ -173,24 +173,6 @@ impl HostTier {
         Ok(self.sums.bind(identity, content.finish()))
     }
 
-    /// Visits the pieces of `slot`: where each is in memory, and where in a block of the byte order of `order`.
-    fn each_fragment(
-        &self,
-        slot: u32,
-        order: &FragmentList,
-        mut visit: impl FnMut(&HostRegion, u64, Range<usize>) -> Result<(), DeviceError>,
-    ) -> Result<(), Failure> {
-        let failed =
-            |error: String| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {error}"));
-        for fragment in order.fragments(slot).map_err(|error| failed(error.to_string()))? {
-            let start = fragment.slot_offset as usize;
-            let region = &self.regions[fragment.region as usize];
-            visit(region, fragment.offset, start..start + fragment.len as usize)
-                .map_err(|error| failed(error.to_string()))?;
-        }
-        Ok(())
-    }
-
     /// The memory of `slot`, in the byte order of the disk, and what keeps it allocated.
     fn io_memory(&self, slot: u32) -> Result<(Fragments, Vec<Owner>), Failure> {
         io_memory(&self.regions, &self.fragments, slot)
@@ -228,6 +210,22 @@ pub(crate) fn io_memory(
     // slot of its own staging ring) keeps others away from the bytes until the completion.
     let fragments = unsafe { Fragments::from_raw(runs) };
     fragments.map(|fragments| (fragments, owners)).ok_or_else(|| "its fragments are no memory".into())
+}
+
+/// Visits the pieces of `slot`: where each is in memory, and where in a block of the byte order of `order`.
+pub(crate) fn each_fragment(
+    regions: &[HostRegion],
+    order: &FragmentList,
+    slot: u32,
+    mut visit: impl FnMut(&HostRegion, u64, Range<usize>) -> Result<(), DeviceError>,
+) -> Result<(), String> {
+    for fragment in order.fragments(slot).map_err(|error| error.to_string())? {
+        let start = fragment.slot_offset as usize;
+        let region = regions.get(fragment.region as usize).ok_or("a fragment lies in no region")?;
+        visit(region, fragment.offset, start..start + fragment.len as usize)
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
 fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
@@ -289,10 +287,11 @@ impl ReadClaim {
     /// Copies the block out, in the byte order of `order`.
     pub(crate) fn gather(&self, order: &FragmentList) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![0; order.slot_bytes() as usize];
-        let copied = self.tier.each_fragment(self.slot, order, |region, offset, place| {
+        let copied = each_fragment(&self.tier.regions, order, self.slot, |region, offset, place| {
             region.read_at(offset, &mut bytes[place])
         });
-        copied.map(|()| bytes)
+        let failed = |why| Failure::new(FailureKind::Unsupported, format!("slot {} of G2: {why}", self.slot));
+        copied.map(|()| bytes).map_err(failed)
     }
 
     /// The slot's bytes turned out to be damaged: nobody reads them again.
@@ -324,12 +323,6 @@ pub(crate) struct WriteClaim {
 impl WriteClaim {
     pub(crate) fn io_memory(&self) -> Result<(Fragments, Vec<Owner>), Failure> {
         self.tier.io_memory(self.slot)
-    }
-
-    /// Copies a block in that lies in the byte order of `order`.
-    pub(crate) fn scatter(&self, order: &FragmentList, bytes: &[u8]) -> Result<(), Failure> {
-        self.tier
-            .each_fragment(self.slot, order, |region, offset, place| region.write_at(offset, &bytes[place]))
     }
 
     /// The bytes arrived, with a checksum that was verified on the way.

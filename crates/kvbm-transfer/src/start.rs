@@ -4,8 +4,8 @@ use crate::asks;
 use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
 use crate::error::StartError;
 use crate::execute::{
-    Carrier, DiskCarrier, Executor, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier, VolumeCarrier,
-    VolumeOrder, Writes,
+    Carrier, DiskCarrier, Executor, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier, VolumeReader,
+    VolumeWriter, Writes,
 };
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
@@ -185,16 +185,21 @@ impl Parts {
         let config = &self.config;
         let depth = limits.depth_blocks;
         let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
-        if site.path == Path::G3_G1 {
-            let (carrier, bytes) = staged(config, site, limits)?;
-            *staging_bytes += bytes;
-            return Ok(carrier);
+        if let Path::G3_G1 | Path::G4_G1 = site.path {
+            let (ring, route, lane) = staging_ring(config, site.path, limits)?;
+            *staging_bytes += ring.layout().total_bytes();
+            if let (Path::G3_G1, Some(g3)) = (site.path, &config.g3) {
+                register(&g3.engine, &ring);
+                let engine = Arc::clone(&g3.engine);
+                return Ok(Box::new(StagedCarrier::new(site, &ring, engine, route, lane)?));
+            }
+            let tier = config.volumes.as_ref().ok_or_else(missing)?;
+            return Ok(Box::new(VolumeReader::start(site, &ring, tier, route, lane, config)?));
         }
         let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);
-        if let Path::G2_G4 | Path::G4_G2 = site.path {
-            let tier = config.volumes.clone().ok_or_else(missing)?;
-            let order = VolumeOrder::of(host.bound().layout().as_ref())?;
-            return Ok(Box::new(VolumeCarrier::start(site, host, tier, order, config, limits)?));
+        if site.path == Path::G2_G4 {
+            let tier = config.volumes.as_ref().ok_or_else(missing)?;
+            return Ok(Box::new(VolumeWriter::start(site, host, tier, config, limits)?));
         }
         if site.path.src != Tier::G3 && site.path.dst != Tier::G3 {
             let g1 = config.g1.clone().ok_or_else(missing)?;
@@ -226,7 +231,7 @@ fn available(config: &WorkerConfig, path: Path) -> Result<(), String> {
     if let Some(tier) = [path.src, path.dst].into_iter().find(|tier| !has(*tier)) {
         return Err(format!("this worker has no {tier}; configure it"));
     }
-    if path == Path::G3_G1 && config.staging_blocks == 0 {
+    if matches!(path, Path::G3_G1 | Path::G4_G1) && config.staging_blocks == 0 {
         return Err("this worker has no staging ring; set staging_blocks".into());
     }
     Ok(())
@@ -276,20 +281,20 @@ fn register(engine: &DiskEngine, bound: &BoundLayout) {
     }
 }
 
-/// The carrier of G3 to G1 with its share of the staging ring, and the bytes of that.
-fn staged(
+/// A thread's share of the staging ring of `path`, and the way from there to G1.
+fn staging_ring(
     config: &WorkerConfig,
-    site: Site,
+    path: Path,
     limits: PathConfig,
-) -> Result<(Box<dyn Carrier>, u64), StartError> {
-    let (Some(g1), Some(g2), Some(g3)) = (&config.g1, &config.g2, &config.g3) else {
-        return Err(bad("paths", site.path.to_string(), "its tiers are not configured"));
+) -> Result<(BoundLayout, Route, Lane), StartError> {
+    let (Some(g1), Some(g2)) = (&config.g1, &config.g2) else {
+        return Err(bad("paths", path.to_string(), "its tiers are not configured"));
     };
     let threads = u32::try_from(limits.threads).unwrap_or(u32::MAX);
     let blocks =
         (config.staging_blocks / threads).min(u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX));
     if blocks == 0 {
-        let rule = format!("must be at least 1 per thread of path {} ({threads})", site.path);
+        let rule = format!("must be at least 1 per thread of path {path} ({threads})");
         return Err(bad("staging_blocks", config.staging_blocks.to_string(), rule));
     }
     let failed = |reason: String| StartError::Staging { blocks, reason };
@@ -304,12 +309,9 @@ fn staged(
     let ring =
         BoundLayout::allocate(Arc::new(layout), &*allocator).map_err(|error| failed(error.to_string()))?;
     if config.device.is_some() && ring.kind() != StorageKind::Pinned {
-        tracing::warn!(path = %site.path, "the staging ring could not be page-locked: copies to the device are slower");
+        tracing::warn!(%path, "the staging ring could not be page-locked: copies to the device are slower");
     }
-    register(&g3.engine, &ring);
-    let bytes = ring.layout().total_bytes();
-    let lane = lane(config, site.path)?;
-    let route = route(site.path, ring.clone(), g1.clone())?;
-    let carrier = StagedCarrier::new(site, &ring, Arc::clone(&g3.engine), route, lane)?;
-    Ok((Box::new(carrier), bytes))
+    let lane = lane(config, path)?;
+    let route = route(path, ring.clone(), g1.clone())?;
+    Ok((ring, route, lane))
 }

@@ -379,6 +379,6 @@ fn paths(config: &config::TransferConfig, disk: &config::DiskConfig) -> PathConf
         g3_g2: disk,
         g3_g1: disk,
         g2_g4: disk,
-        g4_g2: disk,
+        g4_g1: disk,
     }
 }

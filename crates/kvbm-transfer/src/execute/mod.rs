@@ -13,7 +13,7 @@ pub(crate) use copy::{Lane, Route};
 pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
-pub(crate) use volume::{VolumeCarrier, VolumeOrder, failure_of};
+pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of};
 
 use crate::hub::{Hub, Producer};
 use crate::schedule::Portion;
@@ -37,8 +37,8 @@ pub(crate) struct Done {
 pub(crate) enum Stage {
     Copy(Result<(), DeviceError>),
     Disk(OpOutcome),
-    /// Outcomes of blocks of a plan, by index, and the bytes that arrived.
-    Volume(Vec<(u32, BlockOutcome)>, u64),
+    /// Checksums of the blocks of a task, in order, or why they did not arrive.
+    Volume(Vec<Result<u64, Failure>>),
 }
 
 /// Where a carrier works and whom it tells.

@@ -131,7 +131,7 @@ impl Carrier for StagedCarrier {
         match message.result {
             Stage::Disk(result) => self.read_over(message.ticket, result),
             Stage::Copy(result) => self.copier.complete(message.ticket, result),
-            Stage::Volume(..) => {}
+            Stage::Volume(_) => {}
         }
         self.settle();
     }

@@ -336,7 +336,7 @@ fn invariant_7_what_a_worker_cannot_do_is_said_at_once() {
         ("g1_g4", |plan| plan.dst = Endpoint::Volume(VolumeId(4))),
         ("name a volume", |plan| plan.dst = Endpoint::Local(Tier::G4)),
         ("kvbm-volume", |plan| {
-            (plan.src, plan.dst) = (Endpoint::Volume(VolumeId(4)), Endpoint::Local(Tier::G2));
+            (plan.src, plan.dst) = (Endpoint::Volume(VolumeId(4)), Endpoint::Local(Tier::G1));
             plan.layers = Some(LayerRange { first: 0, count: 1 });
         }),
         ("g1_g3", |plan| plan.dst = Endpoint::Local(Tier::G3)),

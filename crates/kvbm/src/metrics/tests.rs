@@ -60,7 +60,7 @@ fn each_handle_counts_its_own_series() {
         metrics.path(path).arrived(n, n * 100, Duration::from_micros(n));
         metrics.path(path).dropped(DropReason::WearBudget).add(n);
     }
-    metrics.path(Path::new(Tier::G4, Tier::G1)).arrived(7, 7, Duration::from_micros(7));
+    metrics.path(Path::new(Tier::G4, Tier::G2)).arrived(7, 7, Duration::from_micros(7));
 
     let text = metrics.encode();
     let expect = |series: String, n: u64| assert_eq!(value(&text, &series), Some(n as f64), "{series}");

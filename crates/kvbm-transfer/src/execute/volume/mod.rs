@@ -1,0 +1,194 @@
+//! Between host memory and volumes. Volumes block, so threads of the carriers' own wait for them.
+//!
+//! Objects hold blocks in universal order, a piece for each head, so that what a rank writes does not depend on how its memory is
+//! laid out. The conversion is a copy into, or out of, the buffer that a store needs anyway.
+
+mod reader;
+mod writer;
+
+pub(crate) use reader::VolumeReader;
+pub(crate) use writer::VolumeWriter;
+
+use super::{Done, Site, Stage};
+use crate::config::{VolumeTier, WorkerConfig};
+use crate::error::StartError;
+use crate::slots::{disk_layout, layouts};
+use crate::start::spawn;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selection};
+use kvbm_plan::{BlockIdentity, Endpoint, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId};
+use kvbm_volume::{BlobKey, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What went wrong, in the words of reports.
+pub(crate) fn failure_of(error: &VolumeError) -> FailureKind {
+    match error {
+        error if error.is_corrupt() => FailureKind::Corrupt,
+        error if error.is_miss() => FailureKind::Missing,
+        error if error.is_late() => FailureKind::Deadline,
+        VolumeError::Full { .. } => FailureKind::Full,
+        VolumeError::BadForm { .. } => FailureKind::Unsupported,
+        _ => FailureKind::Io,
+    }
+}
+
+/// How blocks of host memory lie in objects.
+struct VolumeOrder {
+    fragments: FragmentList,
+    form: PayloadForm,
+}
+
+impl VolumeOrder {
+    /// Universal order; where the layout has opaque planes or too many heads for it, the order of the disk.
+    fn of(host: &dyn BlockLayout) -> Result<Self, StartError> {
+        let differ = |error: &dyn std::fmt::Display| layouts(Tier::G2, Tier::G4, &error.to_string());
+        let mut config = host.config().clone();
+        (config.num_blocks, config.alignment) = (1, 1);
+        let heads = config.num_heads;
+        let universal = FullyContiguous::new(config, AxisOrder::Universal).ok();
+        let fragments =
+            universal.and_then(|stored| FragmentList::between(host, &stored, &Selection::all()).ok());
+        let whole = |list: &FragmentList| {
+            list.covers_slot()
+                && heads <= MAX_PIECES
+                && list.slot_bytes().is_multiple_of(u64::from(heads))
+                && list.slot_bytes() == host.bytes_per_block()
+        };
+        if let Some(fragments) = fragments.filter(whole) {
+            let form = PayloadForm { order: StoredOrder::Universal, pieces: heads };
+            return Ok(Self { fragments, form });
+        }
+        let stored = disk_layout(host, 1).map_err(|error| differ(&error))?;
+        let fragments =
+            FragmentList::between(host, &stored, &Selection::all()).map_err(|error| differ(&error))?;
+        Ok(Self { fragments, form: PayloadForm::default() })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.fragments.slot_bytes()
+    }
+}
+
+/// Checksum of a block that arrived, or why it did not.
+type Arrived = Result<u64, Failure>;
+
+/// Moves the blocks of a task, all in one call of the volume. `T` is what keeps others off a block's place in host memory.
+trait Mover<T>: Send + Sync + 'static {
+    fn transfer(
+        &self,
+        volume: &dyn Volume,
+        blocks: Vec<(BlockIdentity, T)>,
+        deadline: Instant,
+    ) -> Vec<Arrived>;
+}
+
+/// Blocks of one plan on their way to or from a volume.
+struct Task<T> {
+    ticket: u64,
+    volume: VolumeId,
+    deadline: Option<Instant>,
+    blocks: Vec<(BlockIdentity, T)>,
+}
+
+/// The threads of a path, and the queue that they work on. They end when it is dropped; the hub waits for them.
+struct Crew<T> {
+    tasks: Sender<Task<T>>,
+    next_ticket: u64,
+}
+
+impl<T: Send + 'static> Crew<T> {
+    /// `depth`: blocks that are under way at most.
+    fn start(
+        site: &Site,
+        tier: &VolumeTier,
+        config: &WorkerConfig,
+        depth: usize,
+        mover: impl Mover<T>,
+    ) -> Result<Self, StartError> {
+        // Never full: a task has at least one block.
+        let (tasks, queue) = bounded(depth.max(1));
+        let mover = Arc::new(mover);
+        for number in 0..tier.threads {
+            let name = format!("{}-{number}", site.path);
+            let (mover, queue, site, tier) = (Arc::clone(&mover), queue.clone(), site.clone(), tier.clone());
+            let alive = site.hub.producer();
+            let body = move || {
+                work(&queue, &*mover, &tier, &site);
+                drop(alive);
+            };
+            drop(spawn(config.rank, &name, body)?);
+        }
+        Ok(Self { tasks, next_ticket: 1 })
+    }
+
+    /// Hands blocks of `plan` over. Their ticket, which is odd.
+    fn send(
+        &mut self,
+        plan: &TransferPlan,
+        deadline: Option<Instant>,
+        blocks: Vec<(BlockIdentity, T)>,
+    ) -> u64 {
+        let volume = match (plan.src, plan.dst) {
+            (Endpoint::Volume(volume), _) | (_, Endpoint::Volume(volume)) => volume,
+            // Plans of these paths have a volume at one end; no volume has this id.
+            _ => VolumeId(u32::MAX),
+        };
+        let ticket = self.next_ticket;
+        self.next_ticket += 2;
+        // The threads live as long as the queue, which has room for every block under way.
+        drop(self.tasks.try_send(Task { ticket, volume, deadline, blocks }));
+        ticket
+    }
+}
+
+fn work<T: 'static>(queue: &Receiver<Task<T>>, mover: &dyn Mover<T>, tier: &VolumeTier, site: &Site) {
+    for Task { ticket, volume, deadline, blocks } in queue {
+        let count = blocks.len();
+        let failed = |kind, detail: String| vec![Err(Failure::new(kind, detail)); count];
+        let results = match tier.registry.get(volume) {
+            Ok(volume) => {
+                let ours = Instant::now() + volume.descriptor().deadline;
+                let deadline = deadline.map_or(ours, |deadline| deadline.min(ours));
+                // A volume is foreign code. What its panic leaves behind never became readable.
+                catch_unwind(AssertUnwindSafe(|| mover.transfer(&*volume, blocks, deadline)))
+            }
+            Err(error) => Ok(failed(FailureKind::Unsupported, error.to_string())),
+        };
+        let results = results.unwrap_or_else(|_| {
+            failed(FailureKind::Io, format!("volume {volume} panicked; report it to its vendor"))
+        });
+        // The executor is gone only after all its tickets came back, and the channel has room for each.
+        drop(site.done.try_send(Done { ticket, result: Stage::Volume(results) }));
+    }
+}
+
+/// The names of a rank's objects.
+struct Names {
+    namespace: NamespaceTag,
+    tier: VolumeTier,
+}
+
+impl Names {
+    fn new(config: &WorkerConfig, tier: VolumeTier) -> Self {
+        Self { namespace: NamespaceTag::from_bytes(config.namespace), tier }
+    }
+
+    fn key(&self, identity: &BlockIdentity) -> BlobKey {
+        BlobKey::of(self.namespace, identity, self.tier.slice)
+    }
+}
+
+fn told(error: &VolumeError) -> Failure {
+    Failure::new(failure_of(error), error.to_string())
+}
+
+/// An implementation that gives fewer results than it was asked for has broken its contract.
+fn no_result(volume: &dyn Volume) -> Failure {
+    let id = volume.descriptor().id;
+    Failure::new(
+        FailureKind::Io,
+        format!("volume {id} gave no result for the block; report it to its vendor"),
+    )
+}

@@ -1,0 +1,136 @@
+//! G2 to G4.
+
+use super::{Arrived, Crew, Mover, Names, VolumeOrder, no_result, told};
+use crate::config::{PathConfig, VolumeTier, WorkerConfig};
+use crate::error::StartError;
+use crate::execute::{Carrier, Done, Site, Stage, disk::done};
+use crate::host::{HostTier, ReadClaim};
+use crate::schedule::Portion;
+use kvbm_plan::{BlockIdentity, Failure, TransferPlan};
+use kvbm_volume::{PutRequest, Volume};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Moves blocks from host memory to volumes.
+pub(crate) struct VolumeWriter {
+    site: Site,
+    host: Arc<HostTier>,
+    crew: Crew<ReadClaim>,
+    /// Indices of the blocks in the threads' hands, by ticket.
+    flying: HashMap<u64, (Arc<TransferPlan>, Vec<u32>)>,
+    in_flight: usize,
+    depth: usize,
+    block_bytes: u64,
+}
+
+impl VolumeWriter {
+    pub(crate) fn start(
+        site: Site,
+        host: Arc<HostTier>,
+        tier: &VolumeTier,
+        config: &WorkerConfig,
+        limits: PathConfig,
+    ) -> Result<Self, StartError> {
+        let depth = limits.depth_blocks;
+        let order = VolumeOrder::of(host.bound().layout().as_ref())?;
+        let block_bytes = order.bytes();
+        let puts = Puts { order, names: Names::new(config, tier.clone()) };
+        let crew = Crew::start(&site, tier, config, depth, puts)?;
+        Ok(Self { site, host, crew, flying: HashMap::new(), in_flight: 0, depth, block_bytes })
+    }
+}
+
+impl Carrier for VolumeWriter {
+    fn room(&self) -> usize {
+        self.depth.saturating_sub(self.in_flight)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn issue(&mut self, portion: Portion) {
+        let Portion { plan, indices, deadline } = portion;
+        let (mut taken, mut blocks, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+        for index in indices {
+            let block = plan.blocks[index as usize];
+            match self.host.read(block.src.0, &block.identity, None) {
+                Ok(claim) => {
+                    taken.push(index);
+                    blocks.push((block.identity, claim));
+                }
+                Err(Failure { kind, detail }) => {
+                    failed.push((index, self.site.failure(&block, kind, &detail)));
+                }
+            }
+        }
+        if !failed.is_empty() {
+            self.site.hub.settle(plan.plan_id, failed, 0);
+        }
+        if !blocks.is_empty() {
+            self.in_flight += blocks.len();
+            let ticket = self.crew.send(&plan, deadline, blocks);
+            self.flying.insert(ticket, (plan, taken));
+        }
+    }
+
+    fn complete(&mut self, message: Done) {
+        let Stage::Volume(results) = message.result else { return };
+        let Some((plan, indices)) = self.flying.remove(&message.ticket) else { return };
+        self.in_flight -= indices.len();
+        let bytes = self.block_bytes * results.iter().filter(|result| result.is_ok()).count() as u64;
+        let outcome = |(index, result): (u32, Arrived)| match result {
+            Ok(checksum) => (index, done(&plan, checksum)),
+            Err(Failure { kind, detail }) => {
+                (index, self.site.failure(&plan.blocks[index as usize], kind, &detail))
+            }
+        };
+        let outcomes = indices.into_iter().zip(results).map(outcome).collect();
+        self.site.hub.settle(plan.plan_id, outcomes, bytes);
+    }
+
+    fn is_parked(&self) -> bool {
+        false
+    }
+
+    fn retry(&mut self) {}
+}
+
+struct Puts {
+    order: VolumeOrder,
+    names: Names,
+}
+
+impl Mover<ReadClaim> for Puts {
+    fn transfer(
+        &self,
+        volume: &dyn Volume,
+        blocks: Vec<(BlockIdentity, ReadClaim)>,
+        deadline: Instant,
+    ) -> Vec<Arrived> {
+        let gather = |(_, claim): &(BlockIdentity, ReadClaim)| {
+            // Memory that changed since it was filled never leaves this machine.
+            claim.verify_always()?;
+            claim.gather(&self.order.fragments)
+        };
+        let payloads: Vec<Result<Vec<u8>, Failure>> = blocks.iter().map(gather).collect();
+        let writes = self.names.tier.writes;
+        let sound = blocks.iter().zip(&payloads).filter_map(|((identity, _), payload)| {
+            let pieces = vec![&**payload.as_ref().ok()?];
+            Some(PutRequest { key: self.names.key(identity), form: self.order.form, pieces })
+        });
+        let requests: Vec<_> = if writes { sound.collect() } else { Vec::new() };
+        let mut stored = volume.put(&requests, deadline).into_iter();
+        drop(requests);
+        let settle = |((_, claim), payload): ((BlockIdentity, ReadClaim), Result<Vec<u8>, Failure>)| {
+            payload?;
+            if writes {
+                let result = stored.next().ok_or_else(|| no_result(volume))?;
+                result.map_err(|error| told(&error))?;
+            }
+            Ok(claim.checksum().unwrap_or(0))
+        };
+        blocks.into_iter().zip(payloads).map(settle).collect()
+    }
+}
