@@ -51,8 +51,8 @@ pub struct RegistryConfig {
 }
 
 impl RegistryConfig {
-    /// Most slots of one tier: reference counts and queue positions have room for no more.
-    pub const MAX_CAPACITY: u32 = 1 << 30;
+    /// Most slots of one tier: reference counts and the policy's lists have room for no more.
+    pub const MAX_CAPACITY: u32 = 1 << 28;
 
     /// Most cache groups.
     pub const MAX_GROUPS: usize = 256;

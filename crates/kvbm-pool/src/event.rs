@@ -1,6 +1,7 @@
 //! Events: what became visible, what is gone. Fixed-size records in a preallocated ring.
 
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
+use std::collections::VecDeque;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,57 +102,93 @@ impl Stored {
     }
 }
 
-/// The ring. When it is full the oldest record is overwritten and counted: what remains always ends with the truth.
+/// The ring. When it is full the oldest record is given up and counted: what remains always ends with the truth. It is
+/// made of parts, so that it takes no more memory than the records that once waited at a time.
 pub(crate) struct EventRing {
-    records: Box<[Stored]>,
+    parts: VecDeque<Box<[Stored]>>,
+    /// A part that is not in use.
+    spare: Option<Box<[Stored]>>,
+    /// `seq` of the first record of the first part, over the length of a part.
+    base: u64,
+    /// Records of a part, a power of two.
+    part: u64,
+    capacity: u64,
     /// `seq` of the next record to write.
     next: u64,
     /// `seq` of the oldest record kept.
     first: u64,
-    /// Overwritten since the last drain.
+    /// Given up since the last drain.
     lost: u64,
     lost_total: u64,
 }
 
+/// Records of a part, at most.
+const PART: u64 = 1024;
+
 impl EventRing {
     pub(crate) fn new(capacity: u32) -> Self {
         // A power of two, so that a record's place is a mask away.
-        let length = if capacity == 0 { 0 } else { capacity.next_power_of_two() as usize };
-        let records = vec![Stored::UNWRITTEN; length].into_boxed_slice();
-        Self { records, next: 0, first: 0, lost: 0, lost_total: 0 }
+        let capacity = if capacity == 0 { 0 } else { u64::from(capacity).next_power_of_two() };
+        let part = capacity.clamp(1, PART);
+        let parts = VecDeque::with_capacity((capacity / part) as usize + 1);
+        Self { parts, spare: None, base: 0, part, capacity, next: 0, first: 0, lost: 0, lost_total: 0 }
     }
 
     /// Whether events are wanted at all.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        !self.records.is_empty()
+        self.capacity > 0
     }
 
     pub(crate) fn push(&mut self, kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) {
-        let capacity = self.records.len() as u64;
-        if capacity == 0 {
+        if self.capacity == 0 {
             return;
         }
-        if self.next - self.first == capacity {
-            self.first += 1;
+        if self.next - self.first == self.capacity {
             self.lost += 1;
             self.lost_total += 1;
+            self.let_go(1);
         }
-        let seq = self.next;
-        self.records[(seq & (capacity - 1)) as usize] = Stored::new(kind, tier, block, identity);
+        if self.next & (self.part - 1) == 0 {
+            self.add_part();
+        }
+        let (part, at) = self.place(self.next);
+        self.parts[part][at] = Stored::new(kind, tier, block, identity);
         self.next += 1;
+    }
+
+    #[cold]
+    fn add_part(&mut self) {
+        let unwritten = || vec![Stored::UNWRITTEN; self.part as usize].into_boxed_slice();
+        let part = self.spare.take().unwrap_or_else(unwritten);
+        self.parts.push_back(part);
+    }
+
+    /// Part and index there of a record.
+    #[inline]
+    fn place(&self, seq: u64) -> (usize, usize) {
+        ((seq / self.part - self.base) as usize, (seq & (self.part - 1)) as usize)
+    }
+
+    /// The oldest records are not needed any more.
+    fn let_go(&mut self, records: u64) {
+        self.first += records;
+        while self.base < self.first / self.part {
+            self.base += 1;
+            self.spare = self.parts.pop_front().or(self.spare.take());
+        }
     }
 
     /// Moves up to `max` records, but no more than `out` has room for without allocating.
     pub(crate) fn drain(&mut self, out: &mut Vec<EventRecord>, max: usize) -> Drained {
-        let mask = (self.records.len() as u64).wrapping_sub(1);
         let room = out.capacity() - out.len();
         let take = max.min(room).min((self.next - self.first) as usize);
         let lost = std::mem::take(&mut self.lost);
         for seq in self.first..self.first + take as u64 {
-            out.push(self.records[(seq & mask) as usize].record(seq));
+            let (part, at) = self.place(seq);
+            out.push(self.parts[part][at].record(seq));
         }
-        self.first += take as u64;
+        self.let_go(take as u64);
         Drained { records: take, lost, next_seq: self.first, waiting: (self.next - self.first) as usize }
     }
 
@@ -168,7 +205,7 @@ impl EventRing {
     }
 
     pub(crate) fn backlog(&self) -> EventBacklog {
-        let (waiting, capacity) = (self.waiting(), self.records.len());
+        let (waiting, capacity) = (self.waiting(), self.capacity as usize);
         EventBacklog { next_seq: self.next, waiting, capacity, lost: self.lost_total }
     }
 }
@@ -224,6 +261,28 @@ mod tests {
         let drained = ring.drain(&mut out, 100);
         assert_eq!(drained, Drained { records: 2, lost: 0, next_seq: 11, waiting: 0 });
         assert_eq!(ring.backlog(), EventBacklog { next_seq: 11, waiting: 0, capacity: 4, lost: 6 });
+    }
+
+    #[test]
+    fn records_of_many_parts_keep_their_order() {
+        let mut ring = EventRing::new(4 * PART as u32);
+        let (mut out, mut pushed, mut seen, mut lost) = (Vec::with_capacity(3000), 0, 0, 0);
+        for round in 0..200_u32 {
+            for _ in 0..round * 37 % 2500 {
+                push(&mut ring, pushed);
+                pushed += 1;
+            }
+            out.clear();
+            let drained = ring.drain(&mut out, (round * 91 % 2900) as usize);
+            lost += drained.lost;
+            for record in &out {
+                assert!(record.seq >= seen && u64::from(record.block.0) == record.seq, "{record:?}");
+                seen = record.seq + 1;
+            }
+            assert_eq!(drained.next_seq + drained.waiting as u64, u64::from(pushed));
+            assert!(ring.parts.len() <= 5);
+        }
+        assert!(lost > 0 && ring.lost_total() == lost);
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub use error::{AllocError, RegisterError, Rejected, SequenceError};
 pub use event::{Drained, EventBacklog, EventKind, EventRecord};
 pub use metadata::BlockMetadata;
 pub use pinned::{Cached, ImmutableBlock, Pinned, PublishHandle, RegistrationHandle};
-pub use policy::{BlockMemory, BlockUse, EvictionPolicy, Hazard, RequestPart, S3Fifo};
+pub use policy::{BlockMemory, BlockUse, EvictionPolicy, Hazard, Numbers, RequestPart, S3Fifo};
 pub use pool::{BlockPool, Duplicates};
 pub use prefix::{ArrivingBlock, Prefix, PrefixBlock, PrefixParts};
 pub use registry::{Quarantine, Registry, Removed, RestoreError, Restored, Selection};

@@ -5,5 +5,5 @@ pub(crate) use std::sync::{Arc, Weak};
 
 /// Lets a waiting thread in, if there is one, in the middle of long work.
 pub(crate) fn yield_to_waiters<T>(guard: &mut MutexGuard<'_, T>) {
-    MutexGuard::bump(guard);
+    MutexGuard::unlocked(guard, || {});
 }

@@ -35,7 +35,7 @@ impl Core {
     fn fetch_oldest(&self, tier: usize, count: usize) {
         let TierCore { order, slots, .. } = &self.tiers[tier];
         let first = order.first();
-        let next = (first..first + count.min(LOOKUPS) as u64).filter_map(|place| order.at(place, slots));
+        let next = order.places(first..u64::MAX, slots).take(count.min(LOOKUPS)).filter_map(|(_, slot)| slot);
         let entries = next.map(|slot| slots[slot as usize].entry).filter(|&index| index != NONE);
         self.entries.fetch(entries.map(|index| (self.entries[index].group(), self.entries[index].hash)));
     }

@@ -189,6 +189,9 @@ impl Core {
     /// One more user of a Registered slot.
     #[inline]
     pub(crate) fn pin(&mut self, tier: usize, slot: u32, pin: Pin) {
+        if self.tiers[tier].slots[slot as usize].is_listed() {
+            self.unlist(tier, slot);
+        }
         let tier_core = &mut self.tiers[tier];
         let state = &mut tier_core.slots[slot as usize];
         if state.refs() == 0 && state.usage() == Usage::Registered {
@@ -198,9 +201,6 @@ impl Core {
         state.add_ref();
         if pin == Pin::Transfer {
             tier_core.transfer_pins += 1;
-        }
-        if state.is_listed() {
-            self.unlist(tier, slot);
         }
     }
 

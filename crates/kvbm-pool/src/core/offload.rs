@@ -1,8 +1,10 @@
 //! Which blocks to copy down before they would be evicted.
 
 use super::slot::Usage;
+use super::tiers::TierCore;
 use super::{Core, NONE, Pin, Presence};
 use kvbm_plan::BlockId;
+use std::ops::Range;
 
 /// Places of the eviction order looked at in one hold of the lock.
 const MAX_LOOKED_AT: usize = 4096;
@@ -33,21 +35,37 @@ impl Core {
         min_idle: u64,
         out: &mut Vec<BlockId>,
     ) {
-        let (first, end) = (self.tiers[tier].order.first(), self.tiers[tier].order.end());
-        let cursor = self.tiers[tier].cursor;
-        let start = if (first..end).contains(&cursor) { cursor } else { first };
-        // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
-        let places = (start..end).chain(first..start).take(MAX_LOOKED_AT);
+        let TierCore { order, cursor, .. } = &self.tiers[tier];
+        let first = order.first();
+        let start = if (first..order.end()).contains(cursor) { *cursor } else { first };
         let mut search = Search { tier, not_on, n, min_idle, pinned_too: false, missing: Vec::new(), out };
-        self.tiers[tier].cursor = first;
-        for at in places {
-            if search.out.len() == n {
-                self.tiers[tier].cursor = at;
-                return;
-            }
-            self.choose(at, &mut search);
-            self.tiers[tier].cursor = at + 1;
+        // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
+        let mut budget = MAX_LOOKED_AT;
+        let mut at = self.search(start..u64::MAX, &mut budget, &mut search);
+        if budget > 0 && search.out.len() < n {
+            at = self.search(first..start, &mut budget, &mut search);
         }
+        self.tiers[tier].cursor = at;
+    }
+
+    /// Chooses among the places with these numbers, until enough is chosen or `budget` places were looked at. Returns
+    /// the number to go on from.
+    fn search(&mut self, numbers: Range<u64>, budget: &mut usize, search: &mut Search<'_>) -> u64 {
+        let mut at = numbers.start;
+        while search.out.len() < search.n {
+            let TierCore { order, slots, .. } = &self.tiers[search.tier];
+            let Some((number, slot)) = order.places(at..numbers.end, slots).next().filter(|_| *budget > 0)
+            else {
+                return at;
+            };
+            *budget -= 1;
+            if let Some(slot) = slot {
+                self.choose(slot, search);
+            }
+            // Where room ended there may be only ancestors in it: the block itself comes next time.
+            at = if search.out.len() < search.n { number + 1 } else { number };
+        }
+        at
     }
 
     /// Pins up to `n` blocks that are among the next victims of `tier` and are neither on `not_on` nor on their way
@@ -69,23 +87,15 @@ impl Core {
         let (first, end) = (order.first(), order.end());
         let target = first + ((end - first) as f64 * share) as u64;
         let start = order.watched().max(first);
-        let end = target.min(start + MAX_LOOKED_AT as u64);
         let mut search = Search { tier, not_on, n, min_idle: 0, pinned_too: true, missing: Vec::new(), out };
-        let mut at = start;
-        while at < end && search.out.len() < n {
-            self.choose(at, &mut search);
-            // Where room ended there may be only ancestors in it: the block itself comes next time.
-            if search.out.len() < n {
-                at += 1;
-            }
-        }
+        let mut budget = MAX_LOOKED_AT;
+        let at = self.search(start..target.max(start), &mut budget, &mut search);
         self.tiers[tier].order.watch(at);
     }
 
-    /// Pins the block at place `at`, if it is wanted, with the ancestors that must go before it.
-    fn choose(&mut self, at: u64, search: &mut Search<'_>) {
+    /// Pins the block in `slot`, if it is wanted, with the ancestors that must go before it.
+    fn choose(&mut self, slot: u32, search: &mut Search<'_>) {
         let &mut Search { tier, not_on, n, .. } = search;
-        let Some(slot) = self.tiers[tier].order.at(at, &self.tiers[tier].slots) else { return };
         if !self.is_wanted(slot, search) {
             return;
         }

@@ -1,74 +1,157 @@
-//! The eviction order of a tier: a ring of slot ids, the old end at the head.
+//! The eviction order of a tier: a queue of slot ids, the old end in front.
 //!
 //! A use appends the slot again and remembers the new place in the slot; places that the slot does not point to are
 //! stale and skipped when they come up. So a use costs one sequential write, nothing is ever unlinked from the middle,
-//! and the next victims can be prefetched. When stale places fill the ring, it is compacted in place.
+//! and the next victims are known ahead.
+//!
+//! The queue is made of segments. When stale places have made it too long, they are cleaned out from the old end on,
+//! a few places for each use, so that nobody waits for it: valid places move from a segment to the one before it.
 
 use super::NONE;
 use super::slot::Slot;
+use std::collections::VecDeque;
 
-/// Heap of the ring, for each slot of the tier.
+/// Places of a segment; a place is the number of its segment, then its index there.
+const LEN: usize = 1 << LEN_BITS;
+const LEN_BITS: u32 = 10;
+
+/// Heap of the queue for each slot of the tier, while cleaning keeps up; without stale places it is two thirds of that.
 pub(crate) const BYTES_PER_SLOT: usize = size_of::<u32>() * 3 / 2;
 
-pub(crate) struct Order {
-    ring: Box<[u32]>,
+/// Places cleaned for each use while that is under way.
+const CLEANED_PER_USE: usize = 4;
+
+struct Segment {
+    places: Box<[u32; LEN]>,
+    /// Number of the first place, counted over the life of the queue: a cursor survives pops. Numbers rise along the
+    /// queue, with gaps where it was cleaned.
+    start: u64,
     head: usize,
-    len: usize,
-    /// Number of the place at the head, counted over the life of the ring: a cursor survives pops.
-    base: u64,
+    tail: usize,
+}
+
+impl Segment {
+    fn first(&self) -> u64 {
+        self.start + self.head as u64
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.tail as u64
+    }
+}
+
+pub(crate) struct Order {
+    segments: Vec<Segment>,
+    /// Segments in use, oldest first, and those that are not in use.
+    queue: VecDeque<u32>,
+    spare: Vec<u32>,
+    /// Index in the queue of the segment that valid places move to; those of the next segment follow.
+    cleaning: Option<usize>,
+    /// Segments in use at which cleaning begins.
+    long: usize,
     /// Places before this number were looked at by whoever copies victims before they go.
     watched: u64,
 }
 
+/// Number of the first place: there is room before it.
+const MIDDLE: u64 = 1 << 62;
+
 impl Order {
-    /// For a tier of `capacity` slots. At most that many places are valid, so compaction always frees a third.
+    /// For a tier of `capacity` slots: at most that many places are valid.
     pub(crate) fn new(capacity: usize) -> Self {
-        let ring = vec![NONE; capacity + capacity / 2 + 8].into_boxed_slice();
-        Self { ring, head: 0, len: 0, base: 1 << 32, watched: 0 }
+        let long = (capacity + capacity / 4).div_ceil(LEN) + 2;
+        let most = long + long / 2;
+        Self {
+            segments: Vec::with_capacity(most),
+            queue: VecDeque::with_capacity(most),
+            spare: Vec::with_capacity(most),
+            cleaning: None,
+            long,
+            watched: 0,
+        }
     }
 
-    #[inline]
-    fn index(&self, offset: usize) -> usize {
-        let index = self.head + offset;
-        if index >= self.ring.len() { index - self.ring.len() } else { index }
+    /// A segment that is not in use, empty.
+    fn take_spare(&mut self, start: u64, at: usize) -> u32 {
+        let id = self.spare.pop().unwrap_or_else(|| {
+            self.segments.push(Segment { places: Box::new([NONE; LEN]), start, head: 0, tail: 0 });
+            self.segments.len() as u32 - 1
+        });
+        let segment = &mut self.segments[id as usize];
+        (segment.start, segment.head, segment.tail) = (start, at, at);
+        id
     }
 
     /// Makes `slot` the youngest.
     #[inline]
     pub(crate) fn push_young(&mut self, slot: u32, slots: &mut [Slot]) {
-        if self.len == self.ring.len() {
-            self.compact(slots);
+        let full = |segment: &Segment| segment.tail == LEN;
+        let last = match self.queue.back() {
+            Some(&id) if !full(&self.segments[id as usize]) => id,
+            _ => self.append(),
+        };
+        self.put(last, slot, slots);
+        if self.cleaning.is_some() {
+            self.clean(CLEANED_PER_USE, slots);
         }
-        let index = self.index(self.len);
-        self.ring[index] = slot;
-        self.len += 1;
-        slots[slot as usize].place = index as u32;
+    }
+
+    /// Writes `slot` at the end of a segment that has room.
+    #[inline]
+    fn put(&mut self, id: u32, slot: u32, slots: &mut [Slot]) {
+        let segment = &mut self.segments[id as usize];
+        segment.places[segment.tail] = slot;
+        slots[slot as usize].place = id << LEN_BITS | segment.tail as u32;
+        segment.tail += 1;
+    }
+
+    /// A new segment at the young end.
+    #[cold]
+    fn append(&mut self) -> u32 {
+        let start = self.queue.back().map_or(MIDDLE, |&id| self.segments[id as usize].start + LEN as u64);
+        let id = self.take_spare(start, 0);
+        self.queue.push_back(id);
+        if self.cleaning.is_none() && self.queue.len() > self.long {
+            let first = self.take_spare(self.segments[self.queue[0] as usize].start, 0);
+            self.queue.push_front(first);
+            self.cleaning = Some(0);
+        }
+        id
     }
 
     /// Makes `slot` the oldest.
     pub(crate) fn push_old(&mut self, slot: u32, slots: &mut [Slot]) {
-        if self.len == self.ring.len() {
-            self.compact(slots);
-        }
-        self.head = if self.head == 0 { self.ring.len() - 1 } else { self.head - 1 };
-        self.ring[self.head] = slot;
-        self.len += 1;
-        self.base -= 1;
-        slots[slot as usize].place = self.head as u32;
+        let room = self.queue.front().copied().filter(|&id| self.segments[id as usize].head > 0);
+        let first = room.unwrap_or_else(|| {
+            let start = self.queue.front().map_or(MIDDLE, |&id| self.segments[id as usize].start);
+            let id = self.take_spare(start - LEN as u64, LEN);
+            self.queue.push_front(id);
+            self.cleaning = self.cleaning.map(|at| at + 1);
+            id
+        });
+        let segment = &mut self.segments[first as usize];
+        segment.head -= 1;
+        segment.places[segment.head] = slot;
+        slots[slot as usize].place = first << LEN_BITS | segment.head as u32;
     }
 
     /// Takes the oldest slot out; `None` when none is left. `budget` counts down for every place looked at, and 0
     /// ends the search.
     #[inline]
     pub(crate) fn pop_old(&mut self, slots: &mut [Slot], budget: &mut usize) -> Option<u32> {
-        while self.len > 0 && *budget > 0 {
+        while *budget > 0
+            && let Some(&id) = self.queue.front()
+        {
+            let segment = &mut self.segments[id as usize];
+            if segment.head == segment.tail {
+                self.remove(0);
+                continue;
+            }
             *budget -= 1;
-            let index = self.head;
-            let slot = self.ring[index];
-            self.head = self.index(1);
-            self.len -= 1;
-            self.base += 1;
-            if slots[slot as usize].place == index as u32 {
+            let slot = segment.places[segment.head];
+            let place = id << LEN_BITS | segment.head as u32;
+            segment.head += 1;
+            if slots[slot as usize].place == place {
                 slots[slot as usize].place = NONE;
                 return Some(slot);
             }
@@ -76,18 +159,76 @@ impl Order {
         None
     }
 
+    /// Takes a segment without places out of the queue.
+    fn remove(&mut self, at: usize) {
+        if let Some(id) = self.queue.remove(at) {
+            self.spare.push(id);
+        }
+        self.cleaning = match self.cleaning {
+            // What valid places move to is gone: the rest is cleaned when the queue is long again.
+            Some(to) if at == to => None,
+            Some(to) if at < to => Some(to - 1),
+            other => other,
+        };
+    }
+
+    /// Moves the valid ones of the next `places` towards the old end.
+    fn clean(&mut self, places: usize, slots: &mut [Slot]) {
+        for _ in 0..places {
+            let Some(to) = self.cleaning else { return };
+            // The youngest segment is still written.
+            if to + 2 >= self.queue.len() {
+                self.cleaning = None;
+                return;
+            }
+            let from = self.queue[to + 1];
+            let segment = &mut self.segments[from as usize];
+            if segment.head == segment.tail {
+                self.remove(to + 1);
+                continue;
+            }
+            let number = segment.first();
+            let place = from << LEN_BITS | segment.head as u32;
+            let slot = segment.places[segment.head];
+            segment.head += 1;
+            if slots[slot as usize].place == place {
+                self.move_to(to, number, slot, slots);
+            }
+        }
+    }
+
+    /// Moves the place with `number` to the segment at index `to` of the queue.
+    fn move_to(&mut self, mut to: usize, number: u64, slot: u32, slots: &mut [Slot]) {
+        if self.segments[self.queue[to] as usize].tail == LEN {
+            let start = self.segments[self.queue[to + 1] as usize].start;
+            let id = self.take_spare(start, 0);
+            to += 1;
+            self.queue.insert(to, id);
+            self.cleaning = Some(to);
+        }
+        let id = self.queue[to];
+        let moved = self.segments[id as usize].end();
+        if number >= self.watched && moved < self.watched {
+            self.watched = moved;
+        }
+        self.put(id, slot, slots);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.queue.iter().all(|&id| {
+            let segment = &self.segments[id as usize];
+            segment.head == segment.tail
+        })
     }
 
     /// Number of the oldest place.
     pub(crate) fn first(&self) -> u64 {
-        self.base
+        self.queue.front().map_or(MIDDLE, |&id| self.segments[id as usize].first())
     }
 
     /// Number after the youngest place.
     pub(crate) fn end(&self) -> u64 {
-        self.base + self.len as u64
+        self.queue.back().map_or(MIDDLE, |&id| self.segments[id as usize].end())
     }
 
     /// Places before this number were looked at.
@@ -100,75 +241,106 @@ impl Order {
         self.watched = number;
     }
 
-    /// The slot at place `number`, unless the place is stale or gone.
-    pub(crate) fn at(&self, number: u64, slots: &[Slot]) -> Option<u32> {
-        let offset = number.checked_sub(self.base)? as usize;
-        if offset >= self.len {
-            return None;
-        }
-        let index = self.index(offset);
-        let slot = self.ring[index];
-        (slots[slot as usize].place == index as u32).then_some(slot)
-    }
-
-    #[cold]
-    fn compact(&mut self, slots: &mut [Slot]) {
-        let mut kept = 0;
-        for offset in 0..self.len {
-            let from = self.index(offset);
-            let slot = self.ring[from];
-            if slots[slot as usize].place == from as u32 {
-                let to = self.index(kept);
-                self.ring[to] = slot;
-                slots[slot as usize].place = to as u32;
-                kept += 1;
-            }
-        }
-        self.len = kept;
-        // Places have new numbers.
-        self.watched = self.base;
+    /// Places with numbers of a range, oldest first: number, and slot unless the place is stale.
+    pub(crate) fn places(
+        &self,
+        numbers: std::ops::Range<u64>,
+        slots: &[Slot],
+    ) -> impl Iterator<Item = (u64, Option<u32>)> {
+        let before = |&id: &u32| self.segments[id as usize].end() <= numbers.start;
+        let first = self.queue.partition_point(before);
+        let from_segment = move |&id: &u32| {
+            let segment = &self.segments[id as usize];
+            let from = numbers.start.clamp(segment.first(), segment.end()) - segment.start;
+            let to = numbers.end.clamp(segment.first(), segment.end()) - segment.start;
+            (from as usize..to as usize).map(move |index| {
+                let slot = segment.places[index];
+                let valid = slots[slot as usize].place == id << LEN_BITS | index as u32;
+                (segment.start + index as u64, valid.then_some(slot))
+            })
+        };
+        self.queue.range(first..).flat_map(from_segment)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::VecDeque;
 
-    #[test]
-    fn agrees_with_a_list_over_random_uses() {
-        let count = 9_u32;
+    fn valid(order: &Order, slots: &[Slot]) -> Vec<u32> {
+        order.places(0..u64::MAX, slots).filter_map(|(_, slot)| slot).collect()
+    }
+
+    fn agrees_with_a_list(count: u32, steps: usize, pop_one_in: u64) -> usize {
         let mut slots = vec![Slot::NEW; count as usize];
         let mut order = Order::new(slots.len());
         let mut oracle: VecDeque<u32> = VecDeque::new();
         let mut random = 99_u64;
-        for _ in 0..20_000 {
+        let mut longest = 0;
+        for step in 0..steps {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let slot = (random >> 33) as u32 % count;
-            match random >> 60 {
-                0..=1 => {
-                    let expected = oracle.pop_front();
-                    assert_eq!(order.pop_old(&mut slots, &mut 1000), expected);
-                }
-                2 => {
-                    oracle.retain(|&other| other != slot);
-                    oracle.push_front(slot);
-                    order.push_old(slot, &mut slots);
-                }
-                3 => {
-                    // A slot that leaves for another reason only forgets its place.
-                    oracle.retain(|&other| other != slot);
-                    slots[slot as usize].place = NONE;
-                }
-                _ => {
-                    oracle.retain(|&other| other != slot);
-                    oracle.push_back(slot);
-                    order.push_young(slot, &mut slots);
-                }
+            let choice = random >> 48;
+            if choice.is_multiple_of(pop_one_in) {
+                let expected = oracle.pop_front();
+                assert_eq!(order.pop_old(&mut slots, &mut 100_000), expected);
+            } else if choice % 16 == 1 {
+                oracle.retain(|&other| other != slot);
+                oracle.push_front(slot);
+                order.push_old(slot, &mut slots);
+            } else if choice % 16 == 2 {
+                // A slot that leaves for another reason only forgets its place.
+                oracle.retain(|&other| other != slot);
+                slots[slot as usize].place = NONE;
+            } else {
+                oracle.retain(|&other| other != slot);
+                oracle.push_back(slot);
+                order.push_young(slot, &mut slots);
             }
-            let walked: Vec<u32> =
-                (order.first()..order.end()).filter_map(|place| order.at(place, &slots)).collect();
-            assert_eq!(walked, oracle.iter().copied().collect::<Vec<_>>());
+            if step % 97 == 0 {
+                assert_eq!(valid(&order, &slots), oracle.iter().copied().collect::<Vec<_>>(), "step {step}");
+                let numbers: Vec<u64> = order.places(0..u64::MAX, &slots).map(|(number, _)| number).collect();
+                assert!(numbers.is_sorted_by(|a, b| a < b), "numbers rise along the queue");
+            }
+            longest = longest.max(order.queue.len());
+        }
+        longest
+    }
+
+    #[test]
+    fn agrees_with_a_list_over_random_uses() {
+        agrees_with_a_list(9, 40_000, 7);
+    }
+
+    /// More uses than evictions, so that stale places have to be cleaned out again and again.
+    #[test]
+    fn stale_places_are_cleaned_out_on_the_way() {
+        let longest = agrees_with_a_list(3000, 120_000, 1009);
+        assert!(longest <= 3000 * 2 / LEN + 4, "{longest} segments");
+    }
+
+    #[test]
+    fn a_mark_that_cleaning_passes_misses_nothing() {
+        let mut slots = vec![Slot::NEW; 2048];
+        let mut order = Order::new(slots.len());
+        let push = |order: &mut Order, slots: &mut Vec<Slot>, slot: u32| order.push_young(slot, slots);
+        for slot in 0..2048 {
+            push(&mut order, &mut slots, slot);
+        }
+        order.watch(order.end());
+        // Slots below 1000 are used over and over; those from 1500 on once more, behind the mark.
+        for round in 0..8 {
+            for slot in 0..1000 {
+                push(&mut order, &mut slots, slot);
+            }
+            if round == 0 {
+                (1500..2048).for_each(|slot| push(&mut order, &mut slots, slot));
+            }
+        }
+        let numbers = order.watched()..u64::MAX;
+        let after: Vec<u32> = order.places(numbers, &slots).filter_map(|(_, slot)| slot).collect();
+        for slot in (0..1000).chain(1500..2048) {
+            assert!(after.contains(&slot), "{slot} was used after the mark");
         }
     }
 

@@ -8,7 +8,7 @@ use super::entry::LOOKUPS;
 use super::evict::MAX_VICTIMS;
 use super::slot::Usage;
 use super::{Core, NONE, Presence};
-use crate::policy::{BlockUse, RequestPart, mix};
+use crate::policy::{BlockUse, Numbers, RequestPart, mix};
 use crate::tier::TIERS;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
 
@@ -52,28 +52,34 @@ impl Core {
             return;
         }
         if let Some(policy) = &mut self.policy {
-            self.tiers[tier].slots[slot as usize].set_listed(evictable);
+            let slots = &mut self.tiers[tier].slots;
             if evictable {
-                policy.evictable(tier, slot, entry.memory(), entry.priority);
+                slots[slot as usize].set_listed(true);
+                policy.evictable(tier, slot, entry.memory(), entry.priority, &mut Numbers(slots));
             } else {
-                policy.kept(tier, slot);
+                policy.kept(tier, slot, &mut Numbers(slots));
+                slots[slot as usize].set_listed(false);
             }
         }
     }
 
     /// A listed slot is not evictable any more.
     pub(crate) fn unlist(&mut self, tier: usize, slot: u32) {
-        self.tiers[tier].slots[slot as usize].set_listed(false);
+        let slots = &mut self.tiers[tier].slots;
         if let Some(policy) = &mut self.policy {
-            policy.kept(tier, slot);
+            policy.kept(tier, slot, &mut Numbers(slots));
         }
+        slots[slot as usize].set_listed(false);
     }
 
     /// The block in `slot` was removed.
     pub(crate) fn empty(&mut self, tier: usize, slot: u32) {
         if let Some(policy) = &mut self.policy {
-            self.tiers[tier].slots[slot as usize].set_listed(false);
-            policy.emptied(tier, slot);
+            let slots = &mut self.tiers[tier].slots;
+            policy.emptied(tier, slot, &mut Numbers(slots));
+            if slots[slot as usize].is_listed() {
+                slots[slot as usize].set_listed(false);
+            }
         }
     }
 
@@ -118,8 +124,9 @@ impl Core {
         for tier in 0..TIERS {
             if entry.presence(tier) == Presence::Present {
                 let slot = entry.slots[tier];
-                if self.tiers[tier].slots[slot as usize].is_listed() {
-                    policy.evictable(tier, slot, entry.memory(), entry.priority);
+                let slots = &mut self.tiers[tier].slots;
+                if slots[slot as usize].is_listed() {
+                    policy.evictable(tier, slot, entry.memory(), entry.priority, &mut Numbers(slots));
                 }
             }
         }
@@ -246,7 +253,7 @@ impl Core {
         while left > 0 {
             chosen.clear();
             let Some(policy) = &mut self.policy else { break };
-            policy.victims(tier, left, &mut chosen);
+            policy.victims(tier, left, &mut chosen, &mut Numbers(&mut self.tiers[tier].slots));
             if chosen.is_empty() {
                 break;
             }

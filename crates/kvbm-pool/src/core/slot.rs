@@ -45,7 +45,8 @@ const LISTED: u32 = 1 << 31;
 pub(crate) struct Slot {
     /// Entry of the block in it, or `NONE`.
     pub entry: u32,
-    /// Listed (1 bit), usage (3 bits) and references (28 bits; of an Arriving slot the rest of the ticket).
+    /// Listed (1 bit), usage (3 bits) and 28 bits: references; of a listed slot, which has none, its number in the
+    /// policy's list; of an Arriving slot the rest of the ticket.
     word: u32,
     /// Index in the eviction order of the slot's only valid place, or `NONE`.
     pub place: u32,
@@ -75,20 +76,37 @@ impl Slot {
         self.word & LISTED != 0
     }
 
+    /// Only a slot without references is listed.
     #[inline]
     pub(crate) fn set_listed(&mut self, listed: bool) {
-        self.word = self.word & !LISTED | if listed { LISTED } else { 0 };
+        debug_assert_eq!(self.refs(), 0, "a slot in use is not evictable");
+        self.word = self.word & !(LISTED | MAX_REFS) | if listed { LISTED | MAX_REFS } else { 0 };
+    }
+
+    /// The policy's number of a listed slot.
+    #[inline]
+    pub(crate) fn number(&self) -> Option<u32> {
+        Some(self.word & MAX_REFS).filter(|&number| self.is_listed() && number != MAX_REFS)
+    }
+
+    /// Sets or clears the policy's number of a listed slot; of others nothing changes.
+    #[inline]
+    pub(crate) fn set_number(&mut self, number: Option<u32>) {
+        if self.is_listed() {
+            self.word = self.word & !MAX_REFS | number.unwrap_or(MAX_REFS) & MAX_REFS;
+        }
     }
 
     #[inline]
     pub(crate) fn refs(&self) -> u32 {
-        self.word & MAX_REFS
+        if self.is_listed() { 0 } else { self.word & MAX_REFS }
     }
 
     /// One reference more. A count that reaches its maximum stays there: the block is then pinned for ever, which is
     /// safe, where a wrapped count would free it under its users.
     #[inline]
     pub(crate) fn add_ref(&mut self) {
+        debug_assert!(!self.is_listed(), "a listed slot is taken off the policy's list first");
         if self.refs() < MAX_REFS {
             self.word += 1;
         }
@@ -148,6 +166,24 @@ mod tests {
         slot.add_ref();
         assert_eq!(slot.drop_ref(), MAX_REFS);
         assert_eq!(slot.usage(), Usage::Free);
+    }
+
+    #[test]
+    fn a_listed_slot_carries_a_number_instead_of_references() {
+        let mut slot = Slot::NEW;
+        slot.set_usage(Usage::Registered);
+        slot.set_number(Some(7));
+        assert_eq!((slot.number(), slot.refs()), (None, 0), "only listed slots have one");
+        slot.set_listed(true);
+        assert_eq!((slot.number(), slot.refs(), slot.usage()), (None, 0, Usage::Registered));
+        slot.set_number(Some(MAX_REFS - 1));
+        assert_eq!((slot.number(), slot.refs(), slot.usage()), (Some(MAX_REFS - 1), 0, Usage::Registered));
+        slot.set_number(None);
+        assert_eq!(slot.number(), None);
+        slot.set_number(Some(9));
+        slot.set_listed(false);
+        slot.add_ref();
+        assert_eq!((slot.number(), slot.refs()), (None, 1));
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub use hazard::Hazard;
 pub use s3_fifo::S3Fifo;
 
 use crate::config::PolicyKind;
+use crate::core::slot::Slot;
 use crate::tier::TIERS;
 
 /// What a policy keeps with each block while the block is on any tier.
@@ -38,6 +39,26 @@ pub enum RequestPart {
     Used,
     /// Those that come.
     Registered,
+}
+
+/// A number that the registry keeps with each evictable slot of a tier for the policy: where the slot is in a list, say.
+/// It lies in the slot itself, where references are otherwise, so it costs no memory and no further cache miss.
+pub struct Numbers<'a>(pub(crate) &'a mut [Slot]);
+
+impl Numbers<'_> {
+    /// The number of `slot`; none before it is set, and none where the slot is not evictable.
+    #[inline]
+    pub fn get(&self, slot: u32) -> Option<u32> {
+        self.0.get(slot as usize).and_then(Slot::number)
+    }
+
+    /// Sets (below 2^28 - 1) or clears the number of an evictable slot. It is gone when the slot is not evictable any more.
+    #[inline]
+    pub fn set(&mut self, slot: u32, number: Option<u32>) {
+        if let Some(state) = self.0.get_mut(slot as usize) {
+            state.set_number(number);
+        }
+    }
 }
 
 /// Chooses victims on all tiers of one registry.
@@ -78,14 +99,21 @@ pub trait EvictionPolicy: Send {
 
     /// `slot` of `tier` may be evicted from now on; or it may already, and what is kept of its block has changed.
     /// `priority` is that of its [`BlockMetadata`](crate::BlockMetadata).
-    fn evictable(&mut self, tier: usize, slot: u32, memory: BlockMemory, priority: u8);
+    fn evictable(
+        &mut self,
+        tier: usize,
+        slot: u32,
+        memory: BlockMemory,
+        priority: u8,
+        numbers: &mut Numbers<'_>,
+    );
 
     /// `slot` of `tier` must not be evicted any more, or is empty.
-    fn kept(&mut self, tier: usize, slot: u32);
+    fn kept(&mut self, tier: usize, slot: u32, numbers: &mut Numbers<'_>);
 
     /// The block in `slot` of `tier` was removed on request: the next one there is another.
-    fn emptied(&mut self, tier: usize, slot: u32) {
-        self.kept(tier, slot);
+    fn emptied(&mut self, tier: usize, slot: u32, numbers: &mut Numbers<'_>) {
+        self.kept(tier, slot, numbers);
     }
 
     /// A block in `slot` of `tier` was used (it may not be evictable).
@@ -95,7 +123,7 @@ pub trait EvictionPolicy: Send {
 
     /// Chooses at least one and at most `want` evictable slots of `tier`, appends them to `out`, and counts them as not
     /// evictable. None only where none is evictable.
-    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>);
+    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>);
 
     /// Uses expected of a block while as many blocks are used as the largest tier holds, if the policy estimates that.
     fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {

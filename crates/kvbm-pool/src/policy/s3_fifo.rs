@@ -4,7 +4,7 @@
 //! A slot that is not evictable when it comes up leaves its queue; it comes back at the old end when it is evictable again.
 
 use super::hazard::history::History;
-use super::{BlockMemory, BlockUse, EvictionPolicy, RequestPart};
+use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart};
 use crate::tier::TIERS;
 use std::collections::VecDeque;
 
@@ -85,7 +85,14 @@ impl EvictionPolicy for S3Fifo {
         self.history.put(tag, BlockMemory { time: now, class: memory.class }, |time| now.wrapping_sub(time));
     }
 
-    fn evictable(&mut self, tier: usize, slot: u32, memory: BlockMemory, _priority: u8) {
+    fn evictable(
+        &mut self,
+        tier: usize,
+        slot: u32,
+        memory: BlockMemory,
+        _priority: u8,
+        _numbers: &mut Numbers<'_>,
+    ) {
         let tier = &mut self.tiers[tier];
         let state = &mut tier.states[slot as usize];
         if !std::mem::replace(&mut state.evictable, true) {
@@ -109,15 +116,15 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn kept(&mut self, tier: usize, slot: u32) {
+    fn kept(&mut self, tier: usize, slot: u32, _numbers: &mut Numbers<'_>) {
         let tier = &mut self.tiers[tier];
         if std::mem::replace(&mut tier.states[slot as usize].evictable, false) {
             tier.evictable -= 1;
         }
     }
 
-    fn emptied(&mut self, tier: usize, slot: u32) {
-        self.kept(tier, slot);
+    fn emptied(&mut self, tier: usize, slot: u32, numbers: &mut Numbers<'_>) {
+        self.kept(tier, slot, numbers);
         let state = &mut self.tiers[tier].states[slot as usize];
         // Its place stays in the queue, for whatever block is in the slot when it comes up.
         let queue = if state.queued { state.queue } else { Queue::None };
@@ -129,7 +136,7 @@ impl EvictionPolicy for S3Fifo {
         state.uses = (state.uses + 1).min(MOST);
     }
 
-    fn victims(&mut self, tier: usize, _want: usize, out: &mut Vec<u32>) {
+    fn victims(&mut self, tier: usize, _want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
         let tier = &mut self.tiers[tier];
         let mut steps = 0;
         while tier.evictable > 0 {

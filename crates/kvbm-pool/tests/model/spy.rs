@@ -1,6 +1,6 @@
 //! A policy that evicts at random and can be watched: what it is told must be what the model knows.
 
-use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, RequestPart};
+use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -37,15 +37,22 @@ impl EvictionPolicy for Spy {
         assert_eq!(memory, mark(tag), "what was kept of a block belongs to it");
     }
 
-    fn evictable(&mut self, tier: usize, slot: u32, _memory: BlockMemory, _priority: u8) {
+    fn evictable(
+        &mut self,
+        tier: usize,
+        slot: u32,
+        _memory: BlockMemory,
+        _priority: u8,
+        _numbers: &mut Numbers<'_>,
+    ) {
         self.seen.lock().expect("the driver does not panic while it looks").evictable[tier].insert(slot);
     }
 
-    fn kept(&mut self, tier: usize, slot: u32) {
+    fn kept(&mut self, tier: usize, slot: u32, _numbers: &mut Numbers<'_>) {
         self.seen.lock().expect("the driver does not panic while it looks").evictable[tier].remove(&slot);
     }
 
-    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>) {
+    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
         let mut seen = self.seen.lock().expect("the driver does not panic while it looks");
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let some = 1 + (self.random >> 40) as usize % want;

@@ -1,7 +1,6 @@
 //! The evictable slots of a tier: a dense array of packed records, so that a sample is a few cache lines.
 
-use crate::core::NONE;
-use crate::policy::BlockMemory;
+use crate::policy::{BlockMemory, Numbers};
 
 /// A slot with all that its value depends on.
 #[derive(Clone, Copy)]
@@ -36,31 +35,28 @@ impl Leaf {
 /// Leaves of a part of the array: it grows by parts, since most blocks are no leaves most of the time.
 const PART: usize = 4096;
 
-/// The array, and where each slot is in it.
+/// The array. Where a slot is in it is its number ([`Numbers`]).
 pub(crate) struct Leaves {
     parts: Vec<Box<[Leaf]>>,
     len: usize,
-    places: Box<[u32]>,
 }
 
 impl Leaves {
     pub(crate) fn new(capacity: usize) -> Self {
-        let parts = Vec::with_capacity(capacity.div_ceil(PART));
-        Self { parts, len: 0, places: vec![NONE; capacity].into_boxed_slice() }
+        Self { parts: Vec::with_capacity(capacity.div_ceil(PART)), len: 0 }
     }
 
     /// Adds `slot`, or changes what is known of it.
-    pub(crate) fn put(&mut self, slot: u32, memory: BlockMemory, priority: u8) {
+    pub(crate) fn put(&mut self, slot: u32, memory: BlockMemory, priority: u8, numbers: &mut Numbers<'_>) {
         let leaf = Leaf::new(slot, memory, priority);
-        let place = self.places[slot as usize];
-        if place != NONE {
+        if let Some(place) = numbers.get(slot) {
             *self.at(place) = leaf;
             return;
         }
         if self.len == self.parts.len() * PART {
             self.parts.push(vec![Leaf(0); PART].into_boxed_slice());
         }
-        self.places[slot as usize] = self.len as u32;
+        numbers.set(slot, Some(self.len as u32));
         self.len += 1;
         *self.at(self.len as u32 - 1) = leaf;
     }
@@ -71,20 +67,15 @@ impl Leaves {
     }
 
     /// Takes `slot` out, if it is in.
-    pub(crate) fn remove(&mut self, slot: u32) {
-        let place = std::mem::replace(&mut self.places[slot as usize], NONE);
-        if place != NONE {
-            self.len -= 1;
-            let last = *self.at(self.len as u32);
-            if place as usize != self.len {
-                *self.at(place) = last;
-                self.places[last.slot() as usize] = place;
-            }
+    pub(crate) fn remove(&mut self, slot: u32, numbers: &mut Numbers<'_>) {
+        let Some(place) = numbers.get(slot) else { return };
+        numbers.set(slot, None);
+        self.len -= 1;
+        let last = *self.at(self.len as u32);
+        if place as usize != self.len {
+            *self.at(place) = last;
+            numbers.set(last.slot(), Some(place));
         }
-    }
-
-    pub(crate) fn contains(&self, slot: u32) -> bool {
-        self.places[slot as usize] != NONE
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -103,16 +94,27 @@ impl Leaves {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::slot::Slot;
+
+    fn listed(slots: u32) -> Vec<Slot> {
+        let mut all = vec![Slot::NEW; slots as usize];
+        for slot in &mut all {
+            slot.set_listed(true);
+        }
+        all
+    }
 
     #[test]
     fn grows_by_parts_and_windows_stay_in_one() {
         let slots = 2 * PART as u32 + 100;
         let mut leaves = Leaves::new(slots as usize);
+        let mut states = listed(slots);
+        let mut numbers = Numbers(&mut states);
         for slot in 0..slots {
-            leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0);
+            leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0, &mut numbers);
         }
         for slot in (0..slots).filter(|slot| slot % 3 > 0) {
-            leaves.remove(slot);
+            leaves.remove(slot, &mut numbers);
         }
         assert_eq!(leaves.len(), slots.div_ceil(3) as usize);
         let mut seen: Vec<u32> = Vec::new();
@@ -129,21 +131,23 @@ mod tests {
     #[test]
     fn slots_come_change_and_go() {
         let mut leaves = Leaves::new(8);
+        let mut states = listed(8);
+        let mut numbers = Numbers(&mut states);
         let memory = |time, class| BlockMemory { time, class };
         for slot in 0..8 {
-            leaves.put(slot, memory(slot as u16, slot as u8), 1);
+            leaves.put(slot, memory(slot as u16, slot as u8), 1, &mut numbers);
         }
-        leaves.put(3, memory(300, 200), 2);
-        leaves.remove(0);
-        leaves.remove(0);
-        leaves.remove(7);
+        leaves.put(3, memory(300, 200), 2, &mut numbers);
+        leaves.remove(0, &mut numbers);
+        leaves.remove(0, &mut numbers);
+        leaves.remove(7, &mut numbers);
         let mut rest: Vec<_> = leaves.window(0, 99).iter().map(|leaf| (leaf.slot(), leaf.time())).collect();
         rest.sort_unstable();
         assert_eq!(rest, [(1, 1), (2, 2), (3, 300), (4, 4), (5, 5), (6, 6)]);
         let changed = leaves.window(0, 99).iter().find(|leaf| leaf.slot() == 3).unwrap();
         assert_eq!((changed.class(), changed.priority()), (200, 2));
         for slot in 0..8 {
-            leaves.remove(slot);
+            leaves.remove(slot, &mut numbers);
         }
         assert_eq!(leaves.len(), 0);
         assert!(leaves.window(0, 4).is_empty());

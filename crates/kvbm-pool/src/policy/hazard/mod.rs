@@ -12,7 +12,7 @@ pub(super) mod history;
 mod leaves;
 mod model;
 
-use super::{BlockMemory, BlockUse, EvictionPolicy, Random, RequestPart};
+use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, RequestPart};
 use crate::core::NONE;
 use crate::tier::TIERS;
 use history::History;
@@ -23,9 +23,9 @@ use std::cmp::Ordering;
 /// Leaves looked at for a victim, and how many lie side by side.
 const SAMPLE: usize = 64;
 const WINDOW: usize = 8;
-/// Entries of the history for each slot of the largest tier; where that is more than [`LONG_HISTORY`], fewer, down to one.
+/// Entries of the history for each slot of the largest tier; where that is more than [`LONG_HISTORY`], fewer, down to a half.
 const HISTORY: usize = 4;
-const LONG_HISTORY: usize = 1 << 20;
+const LONG_HISTORY: usize = 1 << 19;
 /// Units of time in which as many blocks are used as the largest tier holds.
 const UNITS: usize = 1024;
 /// Blocks older than this count as of this age. A block is looked at long before its time wraps.
@@ -95,7 +95,7 @@ impl Hazard {
         let fade_every = (largest as u64).max(4096);
         Self {
             model: Model::new(),
-            history: History::new((HISTORY * largest).min(LONG_HISTORY).max(largest)),
+            history: History::new((HISTORY * largest).min(LONG_HISTORY).max(largest / 2)),
             tiers: capacity.map(Leaves::new),
             random: Random::new(seed),
             uses: 0,
@@ -270,20 +270,27 @@ impl EvictionPolicy for Hazard {
         self.history.put(tag, memory, |time| now.wrapping_sub(time));
     }
 
-    fn evictable(&mut self, tier: usize, slot: u32, memory: BlockMemory, priority: u8) {
-        self.tiers[tier].put(slot, memory, priority);
+    fn evictable(
+        &mut self,
+        tier: usize,
+        slot: u32,
+        memory: BlockMemory,
+        priority: u8,
+        numbers: &mut Numbers<'_>,
+    ) {
+        self.tiers[tier].put(slot, memory, priority, numbers);
         self.next[tier].consider(slot, self.worth_of(memory.time, class_of(memory), priority));
     }
 
-    fn kept(&mut self, tier: usize, slot: u32) {
-        self.tiers[tier].remove(slot);
+    fn kept(&mut self, tier: usize, slot: u32, numbers: &mut Numbers<'_>) {
+        self.tiers[tier].remove(slot, numbers);
     }
 
-    fn victims(&mut self, tier: usize, _want: usize, out: &mut Vec<u32>) {
-        let follow = self.next[tier].take().filter(|&slot| self.tiers[tier].contains(slot));
+    fn victims(&mut self, tier: usize, _want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>) {
+        let follow = self.next[tier].take().filter(|&slot| numbers.get(slot).is_some());
         let victim = follow.or_else(|| self.sample(tier));
         if let Some(slot) = victim {
-            self.tiers[tier].remove(slot);
+            self.tiers[tier].remove(slot, numbers);
             out.push(slot);
         }
     }
