@@ -187,6 +187,11 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "metadata_only")]
     pub dir: Option<PathBuf>,
 
+    /// After every N requests, wait until all blocks on disk are durable, and say so: they survive whatever happens to the process
+    /// from then on.
+    #[arg(long, value_name = "N", requires = "dir", value_parser = clap::value_parser!(u32).range(1..))]
+    pub flush_every: Option<u32>,
+
     /// Write the results as JSON; - for standard output (the table goes to standard error then).
     #[arg(long, value_name = "FILE")]
     pub json: Option<Output>,
@@ -328,6 +333,8 @@ mod tests {
             ("--concurrency 0", "1..=1024"),
             ("--metrics here", "127.0.0.1:9400"),
             ("--metadata-only --dir d", "cannot be used with"),
+            ("--flush-every 5", "--dir"),
+            ("--dir d --flush-every 0", "1.."),
             ("--dir d --capacity 5,5,0", "--dir has no use without G3"),
             ("--events x", "it has no scheme"),
         ] {

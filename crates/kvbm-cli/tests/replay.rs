@@ -49,6 +49,13 @@ fn hits(json: &Value) -> [u64; 3] {
     ["/hits/g1", "/hits/g2", "/hits/g3"].map(|field| number(json, field))
 }
 
+/// The slot file in the only namespace of `dir`.
+fn slot_file(dir: &Path) -> std::path::PathBuf {
+    let namespaces: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(namespaces.len(), 1);
+    namespaces[0].join("rank-0-of-1/slots.kvbm")
+}
+
 fn temp() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -167,11 +174,40 @@ fn a_kept_directory_is_found_again() {
 }
 
 #[test]
+fn other_namespaces_share_a_directory_and_no_block() {
+    let dir = temp();
+    let line = "--synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept";
+    let first = json(dir.path(), line);
+    let other = json(dir.path(), &format!("{line} --namespace other"));
+    assert_eq!(other["hits"], first["hits"], "as on an empty disk");
+    let second = json(dir.path(), line);
+    assert!(hits(&second)[2] > hits(&first)[2] + 100, "{first:#} {second:#}");
+    assert_eq!(number(&second, "/failed_transfers"), 0);
+}
+
+#[test]
+fn what_was_flushed_survives_kill_9() {
+    let dir = temp();
+    let line = "--synthetic 300 --block-bytes 4KiB --capacity 50,100,4000 --dir kept";
+    let mut running = Running::start(dir.path(), &format!("{line} --flush-every 100"));
+    let told = running.line_with("flushed after 200 requests");
+    let durable: u64 = told.split(' ').nth(4).unwrap().parse().unwrap();
+    running.child.kill().unwrap();
+    running.child.wait().unwrap();
+    let second = json(dir.path(), line);
+    assert_eq!(number(&second, "/corrupt_blocks"), 0);
+    assert_eq!(number(&second, "/verified_blocks"), hits(&second).iter().sum::<u64>());
+    let first = json(dir.path(), &line.replace("kept", "fresh"));
+    assert!(durable > 200, "{told}");
+    assert!(hits(&second).iter().sum::<u64>() > hits(&first).iter().sum::<u64>() + 200, "{second:#}");
+}
+
+#[test]
 fn planted_faults_are_counted_and_never_served() {
     let dir = temp();
     let line = "--synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept";
     let healthy = json(dir.path(), line);
-    let slots = dir.path().join("kept/rank-0/slots.kvbm");
+    let slots = slot_file(&dir.path().join("kept"));
     let mut bytes = std::fs::read(&slots).unwrap();
     // One bit in every fourth block.
     for block in bytes.chunks_mut(4 << 12) {

@@ -324,7 +324,7 @@ fn open_disk(
 ) -> Result<DiskTier, WorkerError> {
     let layout = disk_layout(&**host.layout(), blocks)
         .map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
-    let dir = dir.join(format!("rank-{rank}"));
+    let dir = rank_dir(dir, tag, rank, config.parallelism.tensor_parallel);
     let mut disk =
         kvbm_disk::DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
     disk.geometry = geometry(config, &layout, rank)?;
@@ -343,22 +343,34 @@ fn open_disk(
     Ok(DiskTier { engine: Arc::new(engine), recovered })
 }
 
-/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change. Which heads
-/// of the model a rank holds belongs to it: with other ranks, a slice of the same size may be of other heads.
+/// Where a rank keeps its blocks in `dir`. Namespaces, and deployments of another number of ranks, lie side by side: none is
+/// served to another one, and none is damaged by it.
+fn rank_dir(dir: &std::path::Path, tag: NamespaceTag, rank: Rank, ranks: u32) -> PathBuf {
+    let [a, b, c, d, e, f, g, h, ..] = *tag.as_bytes();
+    let namespace = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+    dir.join(format!("ns-{namespace:016x}")).join(format!("rank-{rank}-of-{ranks}"))
+}
+
+/// What tells one slot's content from that of another shape, in the words of `docs/formats.md`: everything but the number of
+/// blocks, which may change. Which layers and heads of the model a rank holds belongs to it, so that ranks of another
+/// deployment can tell which part of a block they read.
 fn geometry(config: &Config, layout: &FullyContiguous, rank: Rank) -> Result<Vec<u8>, WorkerError> {
-    let total = config.model.num_kv_heads;
-    let heads = slice_for_rank(total, config.parallelism.tensor_parallel, u32::from(rank.0))?.heads;
+    let (total, ranks) = (config.model.num_kv_heads, config.parallelism.tensor_parallel);
+    let heads = slice_for_rank(total, ranks, u32::from(rank.0))?.heads;
     let shape = layout.config();
-    let order = layout.axis_order();
     let text = format!(
-        "rank {rank}: {} layers x {} outer x {} tokens x heads {}..{} of {total}, inner {}, {}, {order}",
-        shape.num_layers,
+        "model={}; rank={rank}/{ranks}; order={}; layers=0..{layers}/{layers}; outer={}; tokens={}; heads={}..{}/{total}; \
+         head_dim={}; dtype={}; pieces=1",
+        // The id is for people: the tag tells namespaces apart. What would end the field, or the header, is left out.
+        config.namespace.model.chars().filter(|c| *c != ';' && !c.is_control()).take(128).collect::<String>(),
+        layout.axis_order(),
         shape.outer_dim,
         shape.page_size,
         heads.start,
         heads.end,
-        shape.inner_dim,
-        shape.dtype
+        config.model.head_dim,
+        shape.dtype,
+        layers = shape.num_layers,
     );
     Ok(text.into_bytes())
 }

@@ -4,10 +4,11 @@
 mod support;
 
 use kvbm::config::{Blocks, DiskEngine, ModelConfig};
-use kvbm::{BlockId, FailureKind, KvBlockManager, OnboardError, Owned, Path, Tier, TokenSequence};
+use kvbm::{BlockId, FailureKind, KvBlockManager, Namespace, OnboardError, Owned, Path, Tier, TokenSequence};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use support::{namespace, serve, soon, tokens, unlimited};
+use std::time::Duration;
+use support::{namespace, serve, slot_file, soon, tokens, unlimited};
 
 /// Bytes of a block, and of its slot.
 const BLOCK: u64 = 4096;
@@ -38,7 +39,7 @@ fn rig(g1: u32, g2: u32, g3: u32) -> Rig {
 
 impl Rig {
     fn slots(&self) -> File {
-        File::options().read(true).write(true).open(self.dir.path().join("rank-0/slots.kvbm")).unwrap()
+        File::options().read(true).write(true).open(slot_file(self.dir.path())).unwrap()
     }
 
     /// Serves `sequence` and leaves it on disk only.
@@ -212,22 +213,37 @@ fn invariant_5_a_bad_slot_stays_bad_after_a_restart() {
     assert_eq!((serve(&manager, &bad), serve(&manager, &good)), (0, 2));
 }
 
+/// Mutation that makes it fail: `rank_dir` leaves the number of ranks out, and `geometry` the heads.
 #[test]
-fn invariant_5_the_disk_of_other_ranks_is_refused() {
+fn invariant_5_ranks_of_another_deployment_and_other_namespaces_keep_their_disks() {
     let dir = tempfile::tempdir().unwrap();
-    let manager = |ranks| {
+    let manager = |ranks: u32, weights: &str| {
         KvBlockManager::<Owned>::builder()
             .model(ModelConfig { num_layers: 1, num_kv_heads: 2, head_dim: 64, ..ModelConfig::default() })
-            .namespace(namespace())
+            .namespace(Namespace::new("test-model").weights(weights))
             .device(Blocks(4))
             .host(Blocks(4))
             .disk(dir.path(), Blocks(4))
             .tensor_parallel(ranks)
             .configure(|config| config.disk.engine = DiskEngine::Buffered)
             .build()
+            .unwrap()
     };
-    drop(manager(4).unwrap());
-    let error = manager(2).err().expect("rank 1 of 4 has head 0, rank 1 of 2 has head 1").to_string();
-    assert!(error.contains("rank-1"), "{error}");
-    assert!(manager(4).is_ok());
+    let durable =
+        |manager: &KvBlockManager<Owned>| manager.flush(Duration::from_secs(60)).unwrap().durable_blocks;
+    let first = manager(2, "1");
+    let chain = tokens(&first, 1, 3);
+    let (done, _) = first.commit(first.allocate(3).unwrap(), &chain, 0).unwrap();
+    drop(first.register(done).unwrap());
+    assert!(first.shutdown(Duration::from_secs(60)).is_complete());
+    drop(first);
+    // Of four ranks two share a head; of other weights nothing is the same.
+    for (ranks, weights) in [(4, "1"), (1, "1"), (2, "2")] {
+        let other = manager(ranks, weights);
+        assert!(other.look_up(&tokens(&other, 1, 3)).is_empty(), "{ranks} ranks, weights {weights}");
+        assert_eq!(durable(&other), 0);
+    }
+    let again = manager(2, "1");
+    assert_eq!(again.look_up(&tokens(&again, 1, 3)).len(), 3);
+    assert_eq!(durable(&again), 3);
 }

@@ -4,7 +4,7 @@ mod support;
 
 use kvbm::config::{Blocks, EvictionPolicy};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier};
-use support::{model, namespace, serve, soon, tokens, two_tiers};
+use support::{model, namespace, serve, slot_file, soon, tokens, two_tiers};
 
 #[test]
 fn a_block_evicted_from_g1_comes_back_from_g2() {
@@ -92,7 +92,7 @@ fn a_quarantined_slot_stays_unused_after_a_restart() {
     assert!(manager.wait_offloads(soon()));
     shut_down(manager);
 
-    let path = dir.path().join("rank-0/slots.kvbm");
+    let path = slot_file(dir.path());
     let mut bytes = std::fs::read(&path).unwrap();
     let used = bytes.iter().position(|&byte| byte != 0).unwrap();
     bytes[used] ^= 1;

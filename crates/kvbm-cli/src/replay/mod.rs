@@ -98,6 +98,9 @@ fn replay(
             anyhow::ensure!(!interrupt::asked(), "interrupted at request {index} of {}", requests.len());
             mine.push((index, server.serve(index, engine.as_mut())?));
             progress.advance(1);
+            if args.flush_every.is_some_and(|every| (index + 1).is_multiple_of(every as usize)) {
+                flush(manager, index + 1)?;
+            }
             if index.is_multiple_of(METRICS_EVERY) && args.metrics.is_some() {
                 manager.metrics();
             }
@@ -150,6 +153,13 @@ fn tell_the_rest(manager: &KvBlockManager<Owned>) -> EventFigures {
         batches: stats.batches,
         held: Tier::SLOTTED.map(on),
     }
+}
+
+/// Makes durable what is on disk.
+fn flush(manager: &KvBlockManager<Owned>, requests: usize) -> Result<()> {
+    let report = manager.flush(SHUTDOWN_TIMEOUT)?;
+    eprintln!("flushed after {requests} requests: {} blocks are durable", report.durable_blocks);
+    Ok(())
 }
 
 /// Leaves the directory so that another run finds everything.

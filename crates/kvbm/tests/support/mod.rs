@@ -19,6 +19,13 @@ pub fn namespace() -> Namespace {
     Namespace::new("test-model").weights("1")
 }
 
+/// The slot file of rank 0 of 1 in the only namespace of `dir`.
+pub fn slot_file(dir: &Path) -> std::path::PathBuf {
+    let namespaces: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(namespaces.len(), 1);
+    namespaces[0].join("rank-0-of-1/slots.kvbm")
+}
+
 pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }

@@ -11,7 +11,6 @@ use super::pump::Sample;
 use super::ring::BareDisk;
 use crate::human;
 use crate::table::Table;
-use kvbm_disk::IoChoice;
 
 /// A path at its worst size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -72,13 +71,9 @@ impl Samples {
 
     /// Says what was measured, for people.
     pub(super) fn note(&mut self, disk: &Disk, bare: &BareDisk, threads: Option<usize>) {
-        let info = disk.engine.info();
-        let direct = match &info.io {
-            IoChoice::Direct { .. } => "direct".to_owned(),
-            IoChoice::Buffered { reason } => format!("buffered ({reason})"),
-        };
+        let chosen = disk.engine.info().engine;
         let mut notes = vec![
-            format!("disk engine: {}, {direct}", info.executor),
+            format!("disk engine: {}: {}", chosen.kind, chosen.reason),
             format!("limit of disk paths: {}", bare.describe()),
         ];
         notes.extend(threads.map(|threads| format!("limit of memory paths: memcpy on {threads} thread(s)")));
