@@ -35,6 +35,8 @@ usage: cargo xtask COMMAND
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   test-gpu                         the tests that need a CUDA device; fails where there is none
+  gpu-bundle [--rehearse]          programs for a machine with a GPU and without Rust, in target/gpu-bundle; --rehearse runs
+                                   them here on the test driver
 ";
 
 fn main() -> ExitCode {
@@ -93,6 +95,14 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             };
             kernels::regenerate(&workspace::Workspace::load()?, mode).map(|()| true)
         }
+        "gpu-bundle" => {
+            let mode = match rest {
+                [] => gpu::Mode::Write,
+                [rehearse] if rehearse == "--rehearse" => gpu::Mode::Rehearse,
+                _ => return usage(format!("`gpu-bundle` takes only --rehearse: {}", rest.join(" "))),
+            };
+            gpu::bundle(&workspace::Workspace::load()?, mode).map(|()| true)
+        }
         "tidy" | "test-gpu" | "verify-kernels" if !rest.is_empty() => {
             usage(format!("`{command}` takes no argument: {}", rest[0]))
         }
@@ -127,6 +137,7 @@ mod tests {
             "test --only",
             "test --only nothing",
             "test-gpu x",
+            "gpu-bundle x",
             "verify-kernels x",
             "regen-kernels --force",
         ] {

@@ -114,6 +114,38 @@ impl fmt::Display for Capacities {
     }
 }
 
+/// The device that G1 lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// Emulated in host memory.
+    Emulated,
+    /// The NVIDIA GPU of this number.
+    Cuda(u32),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = match text.split_once(':') {
+            None if text == "emulated" => return Ok(Self::Emulated),
+            None if text == "cuda" => Some(0),
+            Some(("cuda", number)) => number.parse().ok(),
+            _ => None,
+        };
+        number.map(Self::Cuda).ok_or_else(|| format!("{text}: give emulated, cuda or cuda:N"))
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Emulated => f.write_str("emulated"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
 /// What to do with a request's offloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OffloadMode {
@@ -142,6 +174,10 @@ pub struct ReplayArgs {
     /// Bytes of a block, like 65536 or 64KiB: a multiple of 512 (8 layers of keys and values of 16 tokens, 2 bytes each).
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     pub block_bytes: Bytes,
+
+    /// The device of G1: emulated, or an NVIDIA GPU, cuda or cuda:N (its driver's library may be named in `KVBM_CUDA_DRIVER`).
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Emulated, conflicts_with = "metadata_only")]
+    pub device: DeviceChoice,
 
     /// Eviction policy, among the blocks that no other block on their tier follows. hazard: the one least likely to be used again soon,
     /// by what was seen so far; lru-leaf: the one used longest ago; s3-fifo: by a small and a main queue.
@@ -309,6 +345,9 @@ mod tests {
         assert_eq!(args.block_bytes, Bytes::kib(16));
         assert_eq!(args.offload, OffloadMode::Drop);
         assert_eq!(args.metrics, Some("127.0.0.1:9400".parse().unwrap()));
+        assert_eq!(ReplayArgs::defaults().device, DeviceChoice::Emulated);
+        assert_eq!(replay("--device cuda").unwrap().device, DeviceChoice::Cuda(0));
+        assert_eq!(replay("--device cuda:3").unwrap().device.to_string(), "cuda:3");
         assert_eq!(replay("--metrics localhost:1").unwrap().metrics, Some("127.0.0.1:1".parse().unwrap()));
         let defaults = ReplayArgs::defaults();
         assert_eq!(defaults.offload, OffloadMode::Wait);
@@ -330,6 +369,9 @@ mod tests {
             ("--hint-accuracy 2", "from 0 to 1"),
             ("--hint-accuracy nan", "from 0 to 1"),
             ("--offload never", "wait, drop"),
+            ("--device gpu", "emulated, cuda or cuda:N"),
+            ("--device cuda:x", "emulated, cuda or cuda:N"),
+            ("--device cuda --metadata-only", "cannot be used with"),
             ("--concurrency 0", "1..=1024"),
             ("--metrics here", "127.0.0.1:9400"),
             ("--metadata-only --dir d", "cannot be used with"),

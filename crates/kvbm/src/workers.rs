@@ -1,8 +1,11 @@
 //! The workers of this process: one per rank, with the memory they move bytes in.
 
-use crate::config::{self, BandwidthModel, Config, LayoutKind, VerifyHost};
+use crate::config::{self, BandwidthModel, Config, DeviceKind, LayoutKind, VerifyHost};
 use crate::worker::{LinkError, MessageSink, WorkerLink};
-use kvbm_device::{Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice, Event, TransferModel};
+use kvbm_device::{
+    CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice,
+    Event, TransferModel,
+};
 use kvbm_disk::{DiskEngine, EngineMode, GroupCommit, OpenError};
 use kvbm_layout::{
     AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, LayoutError, OuterPlacement,
@@ -67,6 +70,15 @@ pub enum WorkerError {
         /// What the device said.
         #[source]
         source: DeviceError,
+    },
+    /// No CUDA device.
+    #[error("device.kind = \"cuda\", rank {rank}: {source}")]
+    Cuda {
+        /// The rank.
+        rank: Rank,
+        /// What is missing.
+        #[source]
+        source: CudaUnavailable,
     },
     /// The directory of G3 cannot be opened.
     #[error("G3 in {}: {source}", dir.display())]
@@ -239,6 +251,21 @@ impl WorkerLink for LocalLink {
 }
 
 fn device(config: &config::DeviceConfig, rank: Rank, bytes: u64) -> Result<Arc<dyn Device>, WorkerError> {
+    match config.kind {
+        DeviceKind::Emulated => emulated_device(config, rank, bytes),
+        DeviceKind::Cuda => {
+            let ordinal = DeviceId(config.ordinal.saturating_add(u32::from(rank.0)));
+            let opened = CudaDriver::open().and_then(|driver| CudaDevice::open(&driver, ordinal));
+            Ok(Arc::new(opened.map_err(|source| WorkerError::Cuda { rank, source })?))
+        }
+    }
+}
+
+fn emulated_device(
+    config: &config::DeviceConfig,
+    rank: Rank,
+    bytes: u64,
+) -> Result<Arc<dyn Device>, WorkerError> {
     let model = match config.bandwidth_model {
         BandwidthModel::Unlimited => TransferModel::unlimited(),
         BandwidthModel::Reference => TransferModel::reference(),

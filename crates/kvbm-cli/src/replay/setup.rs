@@ -1,12 +1,12 @@
 //! The manager that a replay runs on.
 
 use anyhow::{Context, Result, bail};
-use kvbm::config::{Config, ModelConfig, WhenFull};
+use kvbm::config::{Config, DeviceKind, ModelConfig, WhenFull};
 use kvbm::layout::DType;
 use kvbm::{KvBlockManager, Owned};
 use std::path::Path;
 
-use crate::args::{OffloadMode, ReplayArgs};
+use crate::args::{DeviceChoice, OffloadMode, ReplayArgs};
 
 /// With two tensors each, 16 fragments a block: the layer-separate G1 that engines have.
 const LAYERS: u32 = 8;
@@ -29,6 +29,9 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
     let mut config = Config { model: model(args.block_bytes.get())?, ..Config::default() };
     config.namespace.model.clone_from(&args.namespace);
     config.device.capacity = g1;
+    if let DeviceChoice::Cuda(ordinal) = args.device {
+        (config.device.kind, config.device.ordinal) = (DeviceKind::Cuda, ordinal);
+    }
     config.host.capacity = g2;
     config.policy.eviction = args.policy;
     config.policy.seed = args.seed;

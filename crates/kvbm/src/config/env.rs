@@ -8,6 +8,9 @@ use super::schema::{PREFIX, Section};
 use super::value::Raw;
 use super::{Config, ConfigError, Origin};
 
+/// Variables of ours that are no settings: they are read where they are used.
+const ELSEWHERE: [&str; 1] = ["KVBM_CUDA_DRIVER"];
+
 /// Applies every variable whose name begins with `KVBM_`; others are not looked at.
 pub(super) fn apply(
     config: &mut Config,
@@ -20,6 +23,9 @@ pub(super) fn apply(
         .into_iter()
         .filter_map(|(name, value)| {
             let name = name.into_string().ok().filter(|name| name.starts_with(PREFIX))?;
+            if ELSEWHERE.contains(&name.as_str()) {
+                return None;
+            }
             Some((name, value))
         })
         .collect();

@@ -79,8 +79,11 @@ section! {
 section! {
     /// Tier G1: accelerator memory of ours. Where the engine owns G1, nothing of this section is used.
     DeviceConfig, "device", |config| config.device, {
-        /// The device: `emulated` keeps its memory in the host's, out of the program's reach.
+        /// The device: `cuda` is an NVIDIA GPU, through the driver's library or the one that the variable `KVBM_CUDA_DRIVER` names;
+        /// `emulated` keeps its memory in the host's, out of the program's reach.
         kind: DeviceKind = DeviceKind::Emulated, [""];
+        /// Number of the GPU of rank 0, as CUDA counts; the other ranks of this process have the next ones.
+        ordinal: u32 = 0, [""];
         /// What G1 holds.
         capacity: Capacity = Capacity::Blocks(Blocks(1024)), ["per rank"];
         /// How a block lies in G1: `layer-separate` as engines have it, or `fully-contiguous`.
@@ -287,6 +290,8 @@ choice! {
     DeviceKind {
         /// Emulated in host memory.
         Emulated = "emulated",
+        /// An NVIDIA GPU.
+        Cuda = "cuda",
     }
 }
 

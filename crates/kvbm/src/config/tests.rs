@@ -72,7 +72,8 @@ fn a_full_file_sets_every_key() {
     config.validate().unwrap();
     let defaults = Config::default();
     for key in keys() {
-        let only_choice = key.path() == "device.kind";
+        // The other one has no meaning on a GPU.
+        let only_choice = key.path() == "device.bandwidth_model";
         let set = only_choice || key.secret || key.value(&config) != key.value(&defaults);
         assert!(set, "{} has its default {:?}", key.path(), key.value(&config));
     }
@@ -93,6 +94,7 @@ fn variables_come_after_the_file_and_unknown_ones_are_refused() {
     config
         .apply_variables(vars(&[
             ("PATH", "/bin"),
+            ("KVBM_CUDA_DRIVER", "/opt/libcuda.so.1"),
             ("KVBM_HOST_CAPACITY", "4_000"),
             ("KVBM_HOST_HUGE_PAGES", "FALSE"),
             ("KVBM_OFFLOAD_G2_G3_WATERMARK", "0.5"),
@@ -167,6 +169,11 @@ fn rules_name_the_key_and_the_way_out() {
             "parallelism.tensor_parallel = 3: must divide model.num_kv_heads (8)",
         ),
         (&[("disk.capacity", "5"), ("host.capacity", "5")], "disk.capacity = 5 blocks: needs disk.dir"),
+        (&[("device.ordinal", "2")], "device.ordinal = 2: has a meaning only with device.kind = \"cuda\""),
+        (
+            &[("device.kind", "cuda"), ("device.bandwidth_model", "reference")],
+            "device.bandwidth_model = reference: slows the emulated device only",
+        ),
         (&[("disk.dir", "d")], "disk.dir = d: needs disk.capacity"),
         (&[("disk.capacity", "5"), ("disk.dir", "d")], "needs host.capacity"),
         (&[("host.capacity", "1MiB")], "host.capacity = 1MiB: holds not one block of 2097152 bytes"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::sections::ChainRootKind;
+use super::sections::{BandwidthModel, ChainRootKind, DeviceKind};
 use super::{Config, ConfigError, Section};
 use kvbm_events::EventUrl;
 use kvbm_plan::Tier;
@@ -32,6 +32,7 @@ impl Config {
         }
         self.validate_model()?;
         self.validate_namespace()?;
+        self.validate_device()?;
         self.validate_tiers()?;
         let offload = &self.offload;
         share(
@@ -114,6 +115,20 @@ impl Config {
                 let rule = "changes with every process, so nothing can be kept on disk: remove [disk], or give the \
                             engine a fixed hash seed and use \"external\"";
                 broken("namespace.chain_root", &kind, rule)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_device(&self) -> Result<(), ConfigError> {
+        let device = &self.device;
+        match device.kind {
+            DeviceKind::Emulated if device.ordinal != 0 => {
+                broken("device.ordinal", &device.ordinal, "has a meaning only with device.kind = \"cuda\"")
+            }
+            DeviceKind::Cuda if device.bandwidth_model != BandwidthModel::Unlimited => {
+                let rule = "slows the emulated device only: leave it out with device.kind = \"cuda\"";
+                broken("device.bandwidth_model", &device.bandwidth_model, rule)
             }
             _ => Ok(()),
         }

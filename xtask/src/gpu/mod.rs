@@ -1,8 +1,13 @@
-//! `cargo xtask test-gpu`: the tests that need a CUDA device, which fail where there is none.
+//! `cargo xtask test-gpu`: the tests that need a CUDA device, which fail where there is none; `gpu-bundle`: what such a
+//! machine needs to run them without Rust.
+
+mod bundle;
 
 use crate::steps::Outcome;
 use crate::test::counted;
 use crate::workspace::{Workspace, cargo};
+
+pub(crate) use bundle::{Mode, run as bundle};
 
 /// Packages and the tests of them that use a device: the real one if there is one.
 const RUNS: &[(&str, &[&str])] =

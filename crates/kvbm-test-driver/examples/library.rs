@@ -1,0 +1,16 @@
+//! Builds the test driver and prints where it is: for programs that load it by `KVBM_CUDA_DRIVER`.
+
+use kvbm_test_driver::{BuildError, build};
+
+fn main() -> std::process::ExitCode {
+    match build() {
+        Ok(library) => {
+            println!("{}", library.display());
+            std::process::ExitCode::SUCCESS
+        }
+        Err(BuildError::NoCompiler(why) | BuildError::Failed(why)) => {
+            eprintln!("{why}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
