@@ -1,7 +1,8 @@
 //! Our prefix index (`KvIndex` of `kvbm-events`) and the strongest public peer's three (`dynamo-kv-router` 1.6.1) on the
 //! same generated workload in one run: `cargo xtask bench-peers index --json FILE`.
 //!
-//! Every worker holds every block: sequences of 128 blocks, eight of which share their first 32. Figures are of one
+//! `store_1` takes events of one block, as kvbm tells them (`KvIndex::apply`); `store_16` takes events of sixteen blocks of a
+//! chain, as engines tell them (`KvIndex::store`), the same for all. Every worker holds every block: sequences of 128 blocks, eight of which share their first 32. Figures are of one
 //! thread's CPU time and end when every update is applied. `ratio` compares ours with the best of the peer's three;
 //! above 1 means that ours is better. Trust ratios, not absolute figures.
 
@@ -86,10 +87,10 @@ const QUERIES: usize = 300_000;
 /// One round of ours.
 fn round_ours(work: &Workload, suffix: &str, figures: &mut Figures) {
     let events = ours::Events::new(work);
-    for per_call in [1, 16] {
-        let (index, seconds) = events.store(work, per_call);
-        figures.note(format!("store_{per_call}{suffix}"), work.holdings() as f64 / seconds / 1e6);
-        if per_call == 1 {
+    for per_event in [1, 16] {
+        let (index, seconds) = events.store(work, per_event);
+        figures.note(format!("store_{per_event}{suffix}"), work.holdings() as f64 / seconds / 1e6);
+        if per_event == 1 {
             let seconds = ours::find(work, &index, QUERIES);
             figures.note(format!("find_128{suffix}"), QUERIES as f64 / seconds / 1e6);
         }

@@ -2,7 +2,7 @@
 
 use crate::clock::cpu_seconds;
 use crate::workload::{LENGTH, Step, Workload, random};
-use kvbm_events::{EventBlock, EventKind, KvEvent, KvIndex, SourceId, StreamId};
+use kvbm_events::{EventBlock, EventKind, KvEvent, KvIndex, Place, SourceId, StreamId};
 use kvbm_plan::{BlockIdentity, Epoch, GroupId, Location, NamespaceId, NodeId, SequenceHash, Tier};
 use std::hint::black_box;
 
@@ -16,7 +16,12 @@ fn chain(work: &Workload, sequence: usize) -> Vec<SequenceHash> {
 }
 
 /// The events of every sequence: the same for every worker.
-pub struct Events(Vec<KvEvent>);
+pub struct Events {
+    /// One of each block, as kvbm tells it.
+    single: Vec<KvEvent>,
+    /// The same blocks, for events of several at once, as engines tell them.
+    hashes: Vec<SequenceHash>,
+}
 
 impl Events {
     pub fn new(work: &Workload) -> Self {
@@ -38,17 +43,31 @@ impl Events {
             };
             KvEvent::new(0, EventKind::Store(block))
         };
-        Self((0..work.sequences()).flat_map(|s| (0..LENGTH).map(move |at| event(s, at))).collect())
+        let all = || (0..work.sequences()).flat_map(|s| (0..LENGTH).map(move |at| (s, at)));
+        Self {
+            single: all().map(|(s, at)| event(s, at)).collect(),
+            hashes: all().map(|(s, at)| hash(work.block(s, at))).collect(),
+        }
     }
 
-    /// An index that has taken every event, `per_call` at a time, and the CPU seconds that this took.
-    pub fn store(&self, work: &Workload, per_call: usize) -> (KvIndex, f64) {
+    /// An index that has taken every event of `per_event` blocks, and the CPU seconds that this took.
+    pub fn store(&self, work: &Workload, per_event: usize) -> (KvIndex, f64) {
         let mut index = KvIndex::default();
         let seconds = cpu_seconds(|| {
             work.steps(|Step { worker, sequence, from }| {
-                let stream = StreamId { source: SourceId(worker as u64), epoch: Epoch(1), shard: 0 };
-                for events in self.0[sequence * LENGTH + from..(sequence + 1) * LENGTH].chunks(per_call) {
-                    index.apply(stream, events);
+                let (first, end) = (sequence * LENGTH + from, (sequence + 1) * LENGTH);
+                if per_event == 1 {
+                    let stream = StreamId { source: SourceId(worker as u64), epoch: Epoch(1), shard: 0 };
+                    for event in &self.single[first..end] {
+                        index.apply(stream, std::slice::from_ref(event));
+                    }
+                    return;
+                }
+                let location = Location::on(NodeId(0), Tier::G1);
+                let place = Place { source: SourceId(worker as u64), shard: 0, location };
+                for at in (first..end).step_by(per_event) {
+                    let parent = (at % LENGTH > 0).then(|| self.hashes[at - 1]);
+                    index.store(place, GroupId(0), parent, &self.hashes[at..end.min(at + per_event)]);
                 }
             });
         });

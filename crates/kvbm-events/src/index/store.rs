@@ -2,6 +2,7 @@
 
 use super::run::{MAX_RUN, Run};
 use super::spans::Span;
+use super::table::Entry;
 use super::workers::{At, PlaceId};
 use super::{KvIndex, Place};
 use kvbm_plan::{GroupId, SequenceHash};
@@ -25,7 +26,12 @@ impl KvIndex {
         while let Some(first) = rest.first() {
             let known = match before {
                 Some(at) if self.follows(at, first) => Some(At { block: at.block + 1, ..at }),
-                _ => self.table.find(&self.runs, group, first),
+                _ => {
+                    if rest.len() > 1 {
+                        self.table.touch(group, &rest[..rest.len().min(MAX_RUN)]);
+                    }
+                    self.table.find(&self.runs, group, first)
+                }
             };
             let stored = match known {
                 Some(at) => Some(self.store_known(id, at, rest)),
@@ -93,18 +99,19 @@ impl KvIndex {
             None => self.add_run(Run::new(group)),
         };
         if blocks.len() > 1 {
-            self.table.touch(group, &blocks[1..blocks.len().min(MAX_RUN)]);
             self.runs[run as usize].reserve(blocks.len());
         }
         let first = self.runs[run as usize].push(blocks[0]);
         self.table.insert(&self.runs, At { run, block: first });
         let (mut stored, mut last) = (1, first);
         for hash in blocks[1..].iter().take(room - 1) {
-            if self.runs[run as usize].is_full() || self.table.find(&self.runs, group, hash).is_some() {
+            if self.runs[run as usize].is_full() {
                 break;
             }
+            self.table.make_room(&self.runs);
+            let Entry::Vacant(vacant) = self.table.entry(&self.runs, group, hash) else { break };
             last = self.runs[run as usize].push(*hash);
-            self.table.insert(&self.runs, At { run, block: last });
+            self.table.fill(&vacant, At { run, block: last });
             stored += 1;
         }
         self.hold(id, run, first, last);

@@ -77,6 +77,43 @@ impl Table {
         None
     }
 
+    /// Finds a block, or where it belongs. [`Self::make_room`] first.
+    pub(super) fn entry(&self, runs: &[Run], group: GroupId, hash: &SequenceHash) -> Entry {
+        let key = mix(self.seed, group, hash);
+        let mut vacant = None;
+        for (slot, word) in self.probe(key) {
+            if word >= SPECIAL {
+                vacant = vacant.or(Some(slot));
+                if word == EMPTY {
+                    break;
+                }
+            } else if (word ^ key) & TAG == 0 {
+                let at = place(word);
+                let run = &runs[at.run as usize];
+                if run.hashes()[usize::from(at.block)] == *hash && run.group == group {
+                    return Entry::There(at);
+                }
+            }
+        }
+        // There is always an empty slot: a quarter of them at least.
+        Entry::Vacant(Vacant { slot: vacant.unwrap_or(0), tag: key & TAG })
+    }
+
+    /// Puts a block where [`Self::entry`] said, before anything else changes.
+    pub(super) fn fill(&mut self, vacant: &Vacant, at: At) {
+        let slot = &mut self.slots[vacant.slot];
+        self.used += usize::from(*slot == EMPTY);
+        *slot = word(at, vacant.tag);
+        self.len += 1;
+    }
+
+    /// Makes room for one more block. Every block that stands in a run must be there.
+    pub(super) fn make_room(&mut self, runs: &[Run]) {
+        if self.used >= self.slots.len() / 4 * 3 {
+            self.rebuild(runs);
+        }
+    }
+
     /// Reads where `hashes` would stand, all before any answer is needed, so that the memory works on them at once.
     pub(super) fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
         let mask = self.slots.len() - 1;
@@ -101,7 +138,7 @@ impl Table {
         let found = self.probe(key).find(|(_, word)| *word >= SPECIAL);
         // There is always an empty slot: a quarter of them at least.
         let Some((slot, word)) = found else { return };
-        self.slots[slot] = u64::from(at.run) << 32 | u64::from(at.block) << TAG_BITS | key & TAG;
+        self.slots[slot] = self::word(at, key & TAG);
         self.len += 1;
         self.used += usize::from(word == EMPTY);
     }
@@ -111,6 +148,7 @@ impl Table {
         let slots = (2 * self.len).next_power_of_two().max(MIN_SLOTS);
         (self.slots, self.len, self.used) = (vec![EMPTY; slots], 0, 0);
         for (index, run) in runs.iter().enumerate() {
+            self.touch(run.group, run.hashes());
             for (block, hash) in run.hashes().iter().enumerate() {
                 self.put(mix(self.seed, run.group, hash), At { run: index as u32, block: block as u8 });
             }
@@ -136,7 +174,23 @@ impl Table {
     }
 }
 
+/// What [`Table::entry`] found.
+pub(super) enum Entry {
+    There(At),
+    Vacant(Vacant),
+}
+
+/// Where a block belongs.
+pub(super) struct Vacant {
+    slot: usize,
+    tag: u64,
+}
+
 const TAG: u64 = (1 << TAG_BITS) - 1;
+
+fn word(at: At, tag: u64) -> u64 {
+    u64::from(at.run) << 32 | u64::from(at.block) << TAG_BITS | tag
+}
 
 fn place(word: u64) -> At {
     At { run: (word >> 32) as u32, block: (word >> TAG_BITS) as u8 }
