@@ -307,7 +307,7 @@ fn policies() -> impl TypedValueParser<Value = EvictionPolicy> {
     })
 }
 
-fn metrics_addr(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn metrics_addr(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.trim_start_matches(':').parse() {
         return Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
     }

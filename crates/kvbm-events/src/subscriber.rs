@@ -3,7 +3,7 @@
 use crate::{
     Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats, TransportError, wire,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Counters of a [`Subscriber`].
@@ -28,6 +28,7 @@ pub struct Subscriber {
     batches: u64,
     malformed: u64,
     last_malformed: Option<wire::DecodeError>,
+    heard: BTreeMap<SourceId, Instant>,
 }
 
 impl Subscriber {
@@ -38,8 +39,8 @@ impl Subscriber {
 
     /// A follower that knows what `tracker` has seen, for example after subscribing again.
     pub fn with_tracker(receiver: Box<dyn EventReceiver>, tracker: Tracker) -> Self {
-        let (ready, scratch) = (VecDeque::new(), Vec::new());
-        Self { receiver, tracker, ready, scratch, batches: 0, malformed: 0, last_malformed: None }
+        let (ready, scratch, heard) = (VecDeque::new(), Vec::new(), BTreeMap::new());
+        Self { receiver, tracker, ready, scratch, batches: 0, malformed: 0, last_malformed: None, heard }
     }
 
     /// The next delivery, or `None` when there was none within `timeout`. Heartbeats that report no loss deliver
@@ -63,8 +64,19 @@ impl Subscriber {
         self.ready.extend(self.tracker.resynced(stream, next_sequence));
     }
 
+    /// When each source that is followed was heard of last; a heartbeat counts.
+    pub fn heard(&self) -> impl Iterator<Item = (SourceId, Instant)> + '_ {
+        self.heard.iter().map(|(source, at)| (*source, *at))
+    }
+
+    /// Payloads that wait to be read, where that is known.
+    pub fn waiting(&self) -> usize {
+        self.receiver.waiting()
+    }
+
     /// Forgets a source; see [`Tracker::forget`].
     pub fn forget(&mut self, source: SourceId) {
+        self.heard.remove(&source);
         self.tracker.forget(source);
     }
 
@@ -87,7 +99,12 @@ impl Subscriber {
         self.batches += 1;
         match wire::decode(payload) {
             Ok(batch) => {
+                let stream = batch.stream;
                 self.tracker.accept(batch, &mut self.scratch);
+                // As many as the tracker follows, no more.
+                if self.tracker.next_sequence(stream).is_some() {
+                    self.heard.insert(stream.source, Instant::now());
+                }
                 self.ready.extend(self.scratch.drain(..));
             }
             Err(error) => {

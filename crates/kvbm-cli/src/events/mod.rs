@@ -2,6 +2,7 @@
 
 mod decode;
 mod follow;
+mod serve;
 mod shown;
 mod stats;
 mod tail;
@@ -10,6 +11,7 @@ use anyhow::Result;
 use clap::Subcommand;
 
 pub use decode::{DecodeArgs, Format};
+pub use serve::ServeIndexArgs;
 pub use stats::StatsArgs;
 pub use tail::TailArgs;
 
@@ -20,6 +22,8 @@ pub enum EventsCommand {
     Tail(TailArgs),
     /// Print rates, losses and how far behind the reader is, every now and then.
     Stats(StatsArgs),
+    /// Keep an index of who has which prefix and answer questions about it over HTTP.
+    ServeIndex(ServeIndexArgs),
     /// Print a payload as one line of JSON.
     Decode(DecodeArgs),
 }
@@ -29,6 +33,7 @@ pub fn run(command: &EventsCommand) -> Result<()> {
     match command {
         EventsCommand::Tail(args) => tail::run(args, &mut std::io::stdout().lock()),
         EventsCommand::Stats(args) => stats::run(args, &mut std::io::stdout().lock()),
+        EventsCommand::ServeIndex(args) => serve::run(args),
         EventsCommand::Decode(args) => crate::show(&decode::run(args)?, false),
     }
 }

@@ -8,8 +8,9 @@ use crate::config::{EventsConfig, WhenFull};
 use crate::metrics::Metrics;
 use kvbm_events::url::OpenError;
 use kvbm_events::{
-    EventBlock, EventManager, EventTransport, EventUrl, InProcessConfig, InProcessTransport, KvEvent,
-    Publisher, PublisherConfig, PublisherStats, Snapshot, SourceId, Subscriber, TransportError,
+    Answering, EventBlock, EventManager, EventTransport, EventUrl, InProcessConfig, InProcessTransport,
+    KvEvent, Publisher, PublisherConfig, PublisherStats, Responder, Snapshot, SnapshotServer, SourceId,
+    StreamId, Subscriber, TransportError,
 };
 use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier};
 use kvbm_pool::Registry;
@@ -31,6 +32,7 @@ pub struct EventPump {
     progress: Arc<Progress>,
     /// Longest wait for room in the ring; zero where the oldest events go instead.
     full_wait: Duration,
+    _answering: Answering,
 }
 
 /// What every event of this manager says about its blocks.
@@ -64,6 +66,9 @@ pub enum EventsError {
     /// Where the events should go.
     #[error("cannot publish events: {0}")]
     Open(#[from] OpenError),
+    /// Followers could not ask.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
     /// The system refused a thread.
     #[error("cannot start the event thread: {0}; raise the limit of threads")]
     Thread(#[from] std::io::Error),
@@ -86,6 +91,9 @@ pub struct EventsStatus {
     pub unavailable: u64,
 }
 
+/// The pool numbers all of its events in one row.
+const ONLY_SHARD: u16 = 0;
+
 /// How often a caller that waits for room looks.
 const ROOM_TICK: Duration = Duration::from_millis(1);
 
@@ -98,8 +106,11 @@ impl EventPump {
         let url = config.url.as_ref().map(|url| url.expose().parse::<EventUrl>());
         let url = url.transpose().map_err(OpenError::from)?;
         let progress = Arc::new(Progress::default());
+        let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });
+        let responder = responder(registry.clone(), facts, source);
+        let remote = url.map(|url| Remote::new(url, config.publish_timeout, source, Arc::clone(&responder)));
         let outlet = Arc::new(Outlet {
-            remote: url.map(|url| Remote::new(url, config.publish_timeout)).transpose()?,
+            remote: remote.transpose()?,
             local: InProcessTransport::new(InProcessConfig::default()),
             registry: registry.clone(),
             progress: Arc::clone(&progress),
@@ -111,15 +122,24 @@ impl EventPump {
             heartbeat: config.heartbeat,
             publish_timeout: config.publish_timeout,
         };
-        let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });
+        let answering = outlet.local.answer(source, responder)?;
         let mut manager = EventManager::new(publishing, source, registry.epoch(), outlet.clone())?;
         let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&progress));
-        manager.add_shard(0, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
+        manager.add_shard(ONLY_SHARD, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
         let full_wait = match config.when_full {
             WhenFull::DropOldest => Duration::ZERO,
             WhenFull::Block => config.full_wait,
         };
-        Ok(Self { outlet, publisher: manager.spawn()?, source, registry, facts, progress, full_wait })
+        Ok(Self {
+            outlet,
+            publisher: manager.spawn()?,
+            source,
+            registry,
+            facts,
+            progress,
+            full_wait,
+            _answering: answering,
+        })
     }
 
     /// A subscriber in this process that sees every event from now on, and every loss. Where the configuration names a remote
@@ -136,17 +156,15 @@ impl EventPump {
         self.source
     }
 
+    /// A subscriber's end in this process: to follow, and to ask this manager for snapshots.
+    pub fn transport(&self) -> Arc<dyn EventTransport> {
+        Arc::clone(&self.outlet) as Arc<dyn EventTransport>
+    }
+
     /// What this manager holds now, as a follower needs it that has lost events or comes late. Takes time and memory in proportion
     /// to the tiers, in part under the pool's lock.
     pub fn snapshot(&self) -> Snapshot {
-        let (held, next_sequence) = self.registry.snapshot_all();
-        let mut roots = HashMap::with_capacity(held.len());
-        let blocks = held.into_iter().map(|(tier, identity)| {
-            let of_parent = identity.parent.map(|parent| roots.get(&parent).copied().unwrap_or(parent));
-            let root = *roots.entry(identity.hash).or_insert(of_parent.unwrap_or(identity.hash));
-            self.facts.block(tier, identity, root)
-        });
-        Snapshot { next_sequence, blocks: blocks.collect() }
+        snapshot(&self.registry, self.facts)
     }
 
     /// Publishes what has happened so far rather than at the next tick. `false` if that did not work in a second.
@@ -220,6 +238,27 @@ impl EventPump {
         metrics.events_waiting.set(status.waiting);
         metrics.event_lag_us.set(u64::try_from(status.lag.as_micros()).unwrap_or(u64::MAX));
     }
+}
+
+/// What the tiers hold, each block with the first one of its chain.
+fn snapshot(registry: &Registry, facts: BlockFacts) -> Snapshot {
+    let (held, next_sequence) = registry.snapshot_all();
+    let mut roots = HashMap::with_capacity(held.len());
+    let blocks = held.into_iter().map(|(tier, identity)| {
+        let of_parent = identity.parent.map(|parent| roots.get(&parent).copied().unwrap_or(parent));
+        let root = *roots.entry(identity.hash).or_insert(of_parent.unwrap_or(identity.hash));
+        facts.block(tier, identity, root)
+    });
+    Snapshot { next_sequence, blocks: blocks.collect() }
+}
+
+/// Answers whoever asks what this manager holds.
+fn responder(registry: Registry, facts: BlockFacts, source: SourceId) -> Responder {
+    let server = SnapshotServer::new(move |stream| {
+        let ours = stream == StreamId { source, epoch: registry.epoch(), shard: ONLY_SHARD };
+        ours.then(|| snapshot(&registry, facts))
+    });
+    Arc::new(move |question: &[u8]| server.answer(question))
 }
 
 /// A number that no other manager has, on this machine or another: hash keys that the system drew at random, different with every call.

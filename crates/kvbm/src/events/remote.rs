@@ -18,33 +18,52 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// manager starts costs nothing but the events that the ring cannot hold.
 pub(super) struct Remote {
     url: EventUrl,
+    /// Answers followers that lost something or come late.
+    source: SourceId,
+    responder: Responder,
     state: Mutex<State>,
 }
 
 enum State {
-    Open(Arc<dyn EventTransport>),
-    /// Not tried again before `again`.
-    Failed {
-        again: Option<Instant>,
-        reason: String,
+    Open {
+        transport: Arc<dyn EventTransport>,
+        /// Followers get their answers as long as this is there.
+        _answering: Option<Answering>,
     },
+    /// Not tried again before `again`.
+    Failed { again: Option<Instant>, reason: String },
 }
 
 impl Remote {
     /// Opens what needs nobody else, so that it fails now or never.
-    pub(super) fn new(url: EventUrl, timeout: Duration) -> Result<Self, OpenError> {
-        let state = if url.binds() {
-            State::Open(url.open(Side::Publisher, timeout)?)
-        } else {
-            State::Failed { again: None, reason: "not connected yet".into() }
-        };
-        Ok(Self { url, state: Mutex::new(state) })
+    pub(super) fn new(
+        url: EventUrl,
+        timeout: Duration,
+        source: SourceId,
+        responder: Responder,
+    ) -> Result<Self, OpenError> {
+        let nothing = State::Failed { again: None, reason: "not connected yet".into() };
+        let remote = Self { url, source, responder, state: Mutex::new(nothing) };
+        if remote.url.binds() {
+            let transport = remote.url.open(Side::Publisher, timeout)?;
+            remote.begin(transport);
+        }
+        Ok(remote)
+    }
+
+    /// Publishes and answers over `transport` from now on.
+    fn begin(&self, transport: Arc<dyn EventTransport>) {
+        let answering = transport.answer(self.source, Arc::clone(&self.responder));
+        if let Err(error) = &answering {
+            tracing::warn!(target: "kvbm", url = %self.url, %error, "followers cannot ask for snapshots");
+        }
+        *self.state.lock() = State::Open { transport, _answering: answering.ok() };
     }
 
     /// The open transport; opens it, unless that has just failed. Only the publisher's thread does.
     fn open(&self, timeout: Duration) -> Result<Arc<dyn EventTransport>, TransportError> {
         let before = match &*self.state.lock() {
-            State::Open(transport) => return Ok(Arc::clone(transport)),
+            State::Open { transport, .. } => return Ok(Arc::clone(transport)),
             State::Failed { again: Some(again), reason } if Instant::now() < *again => {
                 return Err(unavailable(reason.clone()));
             }
@@ -53,7 +72,7 @@ impl Remote {
         match self.url.open(Side::Publisher, timeout) {
             Ok(transport) => {
                 tracing::info!(target: "kvbm", url = %self.url, "events are published");
-                *self.state.lock() = State::Open(Arc::clone(&transport));
+                self.begin(Arc::clone(&transport));
                 Ok(transport)
             }
             Err(error) => {
@@ -114,7 +133,7 @@ impl EventTransport for Outlet {
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
         self.local.subscribe()
     }
-    /// Followers of this process may ask; a remote's do not find the source yet.
+
     fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
         self.local.answer(source, responder)
     }
