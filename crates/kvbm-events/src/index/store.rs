@@ -2,7 +2,6 @@
 
 use super::run::{MAX_RUN, Run};
 use super::spans::Span;
-use super::table::Entry;
 use super::workers::{At, PlaceId};
 use super::{KvIndex, Place};
 use kvbm_plan::{GroupId, SequenceHash};
@@ -109,7 +108,7 @@ impl KvIndex {
                 break;
             }
             self.table.make_room(&self.runs);
-            let Entry::Vacant(vacant) = self.table.entry(&self.runs, group, hash) else { break };
+            let Some(vacant) = self.table.vacancy(&self.runs, group, hash) else { break };
             last = self.runs[run as usize].push(*hash);
             self.table.fill(&vacant, At { run, block: last });
             stored += 1;

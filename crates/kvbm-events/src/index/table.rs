@@ -77,8 +77,8 @@ impl Table {
         None
     }
 
-    /// Finds a block, or where it belongs. [`Self::make_room`] first.
-    pub(super) fn entry(&self, runs: &[Run], group: GroupId, hash: &SequenceHash) -> Entry {
+    /// Where a block belongs; `None` if it is there. [`Self::make_room`] first.
+    pub(super) fn vacancy(&self, runs: &[Run], group: GroupId, hash: &SequenceHash) -> Option<Vacant> {
         let key = mix(self.seed, group, hash);
         let mut vacant = None;
         for (slot, word) in self.probe(key) {
@@ -91,15 +91,15 @@ impl Table {
                 let at = place(word);
                 let run = &runs[at.run as usize];
                 if run.hashes()[usize::from(at.block)] == *hash && run.group == group {
-                    return Entry::There(at);
+                    return None;
                 }
             }
         }
         // There is always an empty slot: a quarter of them at least.
-        Entry::Vacant(Vacant { slot: vacant.unwrap_or(0), tag: key & TAG })
+        vacant.map(|slot| Vacant { slot, tag: key & TAG })
     }
 
-    /// Puts a block where [`Self::entry`] said, before anything else changes.
+    /// Puts a block where [`Self::vacancy`] said, before anything else changes.
     pub(super) fn fill(&mut self, vacant: &Vacant, at: At) {
         let slot = &mut self.slots[vacant.slot];
         self.used += usize::from(*slot == EMPTY);
@@ -172,12 +172,6 @@ impl Table {
             self.rebuild(runs);
         }
     }
-}
-
-/// What [`Table::entry`] found.
-pub(super) enum Entry {
-    There(At),
-    Vacant(Vacant),
 }
 
 /// Where a block belongs.
