@@ -37,6 +37,16 @@ pub struct CopyPiece {
     pub len: u64,
 }
 
+/// Looks at the bytes of a batch while they pass, so that a checksum costs no second trip to memory.
+///
+/// A device whose bytes pass through the processor shows an observer every byte of the source, in the order of the pieces and in
+/// order inside a piece; any other device shows it nothing. It never shows a part of a batch that succeeds.
+pub trait CopyObserver: Send + Sync {
+    /// Some bytes of piece number `piece`; the next ones follow with the next call. Called on the thread of the stream, with no
+    /// lock held; must not block.
+    fn passed(&self, piece: usize, bytes: &[u8]);
+}
+
 /// A batch of copies in one direction. It holds every memory that it touches until the hardware is done with it.
 ///
 /// Pieces have no order among themselves, so their destinations must not overlap, nor one's source another's destination.
@@ -47,6 +57,7 @@ pub struct CopyBatch {
     bytes: u64,
     device: Option<crate::DeviceId>,
     owners: Vec<Owner>,
+    observer: Option<Arc<dyn CopyObserver>>,
 }
 
 impl CopyBatch {
@@ -58,7 +69,7 @@ impl CopyBatch {
 
     /// An empty batch.
     pub fn new(direction: Direction) -> Self {
-        Self { direction, pieces: Vec::new(), bytes: 0, device: None, owners: Vec::new() }
+        Self { direction, pieces: Vec::new(), bytes: 0, device: None, owners: Vec::new(), observer: None }
     }
 
     /// An empty batch with room for `pieces`.
@@ -166,6 +177,16 @@ impl CopyBatch {
         if !held {
             self.owners.push(Arc::clone(owner));
         }
+    }
+
+    /// Lets `observer` see the bytes of this batch, if the device can show them.
+    pub fn observe(&mut self, observer: Arc<dyn CopyObserver>) {
+        self.observer = Some(observer);
+    }
+
+    /// Who wants to see the bytes.
+    pub fn observer(&self) -> Option<&dyn CopyObserver> {
+        self.observer.as_deref()
     }
 
     fn push(

@@ -47,7 +47,7 @@ mod memory;
 mod model;
 mod stream;
 
-pub use batch::{CopyBatch, CopyPiece, CopyRejected, Direction};
+pub use batch::{CopyBatch, CopyObserver, CopyPiece, CopyRejected, Direction};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cuda::{
     CopyEngine, CudaDevice, CudaDriver, CudaFunction, CudaLaunch, CudaMark, CudaModule, CudaStream,

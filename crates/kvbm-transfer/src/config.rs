@@ -41,16 +41,44 @@ pub struct PathConfig {
     pub depth_blocks: usize,
     /// Blocks handed to the hardware in one piece of work, at most `depth_blocks`.
     pub batch_blocks: usize,
+    /// Bytes of such a piece of work between G1 and G2, where blocks are large; one block always goes.
+    pub batch_bytes: u64,
+}
+
+/// Batches of one executor between memories: one is copied, one is ready, others are being reported.
+const BATCHES_IN_FLIGHT: usize = 4;
+
+impl PathConfig {
+    /// For copies between memories: two threads, because one neither fills the memory's bandwidth nor computes checksums
+    /// while it copies. Larger batches and more threads were not faster.
+    pub const MEMORY: Self = Self { threads: 2, ..Self::DISK };
+    /// For paths to and from the disk, whose engine keeps many blocks under way for one thread.
+    pub const DISK: Self = Self {
+        queue_plans: 1024,
+        queue_blocks: 65_536,
+        threads: 1,
+        depth_blocks: 64,
+        batch_blocks: 16,
+        batch_bytes: 4 << 20,
+    };
+
+    /// With the bounds that blocks of `block_bytes` bytes have between memories: large ones go in small batches, so that what
+    /// was copied is in the cache when it is looked at, and reports come early.
+    pub(crate) fn for_memory(self, block_bytes: u64) -> Self {
+        let fit = usize::try_from(self.batch_bytes / block_bytes.max(1)).unwrap_or(usize::MAX);
+        let batch_blocks = fit.clamp(1, self.batch_blocks.max(1));
+        Self { batch_blocks, depth_blocks: self.depth_blocks.min(BATCHES_IN_FLIGHT * batch_blocks), ..self }
+    }
 }
 
 impl Default for PathConfig {
     fn default() -> Self {
-        Self { queue_plans: 1024, queue_blocks: 65_536, threads: 1, depth_blocks: 64, batch_blocks: 16 }
+        Self::DISK
     }
 }
 
 /// One [`PathConfig`] per path of [`Path::ALL`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathConfigs {
     /// Device to host.
     pub g1_g2: PathConfig,
@@ -66,6 +94,12 @@ pub struct PathConfigs {
     pub g2_g4: PathConfig,
     /// Volumes to the device, through a staging ring like that of disks.
     pub g4_g1: PathConfig,
+}
+
+impl Default for PathConfigs {
+    fn default() -> Self {
+        Self { g1_g2: PathConfig::MEMORY, g2_g1: PathConfig::MEMORY, ..Self::all(PathConfig::DISK) }
+    }
 }
 
 impl PathConfigs {
@@ -190,7 +224,7 @@ impl WorkerConfig {
 
     pub(crate) fn validate(&self) -> Result<(), StartError> {
         for (path, config) in self.paths.in_order() {
-            let PathConfig { queue_plans, queue_blocks, threads, depth_blocks, batch_blocks } = config;
+            let PathConfig { queue_plans, queue_blocks, threads, depth_blocks, batch_blocks, .. } = config;
             at_least("queue_plans", path, queue_plans, 1)?;
             at_least("queue_blocks", path, queue_blocks, TransferPlan::MAX_BLOCKS)?;
             at_least("threads", path, threads, 1)?;

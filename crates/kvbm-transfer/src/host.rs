@@ -9,7 +9,7 @@ use crate::error::StartError;
 use crate::slots::{disk_layout, layouts};
 use kvbm_device::{DeviceError, HostRegion, Owner};
 use kvbm_disk::{BlockChecksum, ContentCrc, Fragments};
-use kvbm_layout::{FragmentList, Selection};
+use kvbm_layout::{CopyPlan, FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, LayerRange, Tier};
 use kvbm_storage::{BoundLayout, RegionBytes};
 use parking_lot::Mutex;
@@ -72,6 +72,23 @@ impl HostTier {
 
     pub(crate) fn bound(&self) -> &BoundLayout {
         &self.bound
+    }
+
+    /// Whether `plan`, into this tier, copies a block in the order in which its checksum takes the bytes.
+    pub(crate) fn sums_in_order_of(&self, plan: &CopyPlan) -> bool {
+        let (Ok(runs), Ok(fragments)) = (plan.runs(0, 0), self.fragments.fragments(0)) else { return false };
+        let mut places = fragments.map(|fragment| (fragment.region, fragment.offset, fragment.len));
+        let mut place = (0, 0, 0);
+        for run in runs {
+            if place.2 == 0 {
+                place = places.next().unwrap_or_default();
+            }
+            if (run.dst_region, run.dst_offset) != (place.0, place.1) || run.len > place.2 {
+                return false;
+            }
+            place = (place.0, place.1 + run.len, place.2 - run.len);
+        }
+        place.2 == 0 && places.next().is_none()
     }
 
     pub(crate) fn bytes_per_block(&self) -> u64 {
@@ -330,15 +347,15 @@ impl WriteClaim {
         self.close(true, Some(checksum));
     }
 
-    /// The bytes arrived. With `compute`, a whole block gets its checksum now; it is returned. A block that came in
-    /// parts gets it with the last part.
-    pub(crate) fn finish(mut self, compute: bool) -> Result<Option<u64>, Failure> {
+    /// The bytes arrived. With `compute`, a whole block gets its checksum now, from that of its `content` if that was computed
+    /// on the way; it is returned. A block that came in parts gets it with the last part.
+    pub(crate) fn finish(mut self, compute: bool, content: Option<u64>) -> Result<Option<u64>, Failure> {
         if self.span == self.tier.all_layers() {
-            let checksum = if compute {
+            let checksum = match content {
+                _ if !compute => None,
+                Some(content) => Some(self.tier.sums.bind(&self.identity, content)),
                 // SAFETY: this claim is on all layers and its copy is complete, so nobody writes the slot.
-                Some(unsafe { self.tier.checksum(self.slot, &self.identity) }?)
-            } else {
-                None
+                None => Some(unsafe { self.tier.checksum(self.slot, &self.identity) }?),
             };
             self.close(true, checksum);
             return Ok(checksum);
@@ -442,7 +459,7 @@ mod tests {
         let claim = write(&tier, 1, None).unwrap();
         assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing, "being written");
         assert_eq!(write(&tier, 2, None).unwrap_err(), FailureKind::QueueFull);
-        assert!(claim.finish(true).unwrap().is_some());
+        assert!(claim.finish(true, None).unwrap().is_some());
         let readers = [read(&tier, 1, None).unwrap(), read(&tier, 1, LAYER[1]).unwrap()];
         assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Corrupt);
         assert_eq!(write(&tier, 2, None).unwrap_err(), FailureKind::QueueFull);
@@ -458,12 +475,12 @@ mod tests {
         let tier = tier();
         let [first, second] = LAYER.map(|layer| write(&tier, 1, layer).unwrap());
         assert_eq!(write(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::QueueFull);
-        assert_eq!(second.finish(true), Ok(None), "not whole yet");
+        assert_eq!(second.finish(true, None), Ok(None), "not whole yet");
         assert!(read(&tier, 1, LAYER[1]).is_ok());
         assert_eq!(read(&tier, 1, LAYER[0]).unwrap_err(), FailureKind::Missing);
-        let whole = first.finish(true).unwrap().expect("the last layer completes the block");
+        let whole = first.finish(true, None).unwrap().expect("the last layer completes the block");
         assert_eq!(read(&tier, 1, None).unwrap().checksum(), Some(whole));
-        write(&tier, 2, LAYER[0]).unwrap().finish(true).unwrap();
+        write(&tier, 2, LAYER[0]).unwrap().finish(true, None).unwrap();
         assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Missing, "layer 1 is of another block");
         assert_eq!(read(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::Corrupt);
     }
@@ -471,7 +488,7 @@ mod tests {
     #[test]
     fn a_condemned_slot_is_not_read_again_until_it_is_written() {
         let tier = tier();
-        write(&tier, 1, None).unwrap().finish(true).unwrap();
+        write(&tier, 1, None).unwrap().finish(true, None).unwrap();
         tier.regions[0].fill(tier.bytes_per_block(), 1, 0xff).unwrap();
         let claim = read(&tier, 1, None).unwrap();
         assert_eq!(claim.verify().unwrap_err().kind, FailureKind::Corrupt);

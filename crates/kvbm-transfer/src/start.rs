@@ -54,7 +54,11 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
     }
     let reporter = hub.reporter();
     manager.threads.get_mut().push(spawn(config.rank, "reports", move || reporter.run())?);
-    for (path, limits, bell) in bells {
+    let block_bytes = parts.block_bytes();
+    for (path, mut limits, bell) in bells {
+        if [path.src, path.dst].iter().all(|tier| matches!(tier, Tier::G1 | Tier::G2)) {
+            limits = limits.for_memory(block_bytes);
+        }
         let (done, completions) = bounded(2 * limits.depth_blocks + config.staging_blocks as usize + 1);
         let site = Site { hub: Arc::clone(&hub), path, done };
         let carrier = parts.carrier(site.clone(), limits, &mut manager.staging_bytes)?;
@@ -150,6 +154,12 @@ impl Parts {
         Ok(Self { config, host, paths })
     }
 
+    /// Bytes of a block of this rank.
+    fn block_bytes(&self) -> u64 {
+        let layout = self.config.g1.as_ref().or(self.config.g2.as_ref());
+        layout.map_or(1, BoundLayout::bytes_per_block)
+    }
+
     fn has(&self, path: Path) -> &Result<(), String> {
         let index = Path::ALL.iter().position(|known| *known == path).unwrap_or(0);
         &self.paths[index]
@@ -210,6 +220,7 @@ impl Parts {
             };
             let lane = lane(config, site.path)?;
             let route = route(site.path, src, dst)?;
+            let route = route.summed_if(|plan| site.path.dst == Tier::G2 && host.sums_in_order_of(plan));
             return Ok(Box::new(MemoryCarrier::new(site, host, route, lane, depth)));
         }
         let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);

@@ -406,7 +406,7 @@ fn paths(config: &config::TransferConfig, disk: &config::DiskConfig) -> PathConf
     let memory = PathConfig {
         queue_plans: config.queue_depth as usize,
         threads: config.threads as usize,
-        ..PathConfig::default()
+        ..PathConfig::MEMORY
     };
     // The engine has threads of its own: one executor keeps them busy, with as much waiting as is at the device.
     let depth_blocks = (2 * disk.depth.max(disk.threads) as usize).max(PathConfig::default().batch_blocks);

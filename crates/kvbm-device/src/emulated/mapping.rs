@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
+use super::streaming::{self, Fence};
 use crate::DeviceError;
 
 /// The shown address is aligned to this (a huge page), and so are allocations that ask for as much.
@@ -67,6 +68,50 @@ impl DoubleMapping {
         // SAFETY: as in `read`, with the roles exchanged.
         unsafe { to.copy_from_nonoverlapping(from, len as usize) };
         Ok(())
+    }
+
+    /// As [`DoubleMapping::read`], past the caches.
+    ///
+    /// # Safety
+    /// As [`DoubleMapping::read`]; `fence` must be dropped before another thread is told.
+    pub(super) unsafe fn stream_out(
+        &self,
+        offset: u64,
+        to: *mut u8,
+        len: u64,
+        fence: &Fence,
+    ) -> Result<(), DeviceError> {
+        let from = self.at(offset, len)?;
+        // SAFETY: as in `read`.
+        unsafe { streaming::copy(from, to, len as usize, fence) };
+        Ok(())
+    }
+
+    /// As [`DoubleMapping::write`], past the caches.
+    ///
+    /// # Safety
+    /// As [`DoubleMapping::write`]; `fence` must be dropped before another thread is told.
+    pub(super) unsafe fn stream_in(
+        &self,
+        offset: u64,
+        from: *const u8,
+        len: u64,
+        fence: &Fence,
+    ) -> Result<(), DeviceError> {
+        let to = self.at(offset, len)?;
+        // SAFETY: as in `write`.
+        unsafe { streaming::copy(from, to, len as usize, fence) };
+        Ok(())
+    }
+
+    /// The device bytes at `offset`, in place.
+    ///
+    /// # Safety
+    /// Nobody may write them while the slice lives.
+    pub(super) unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
+        let start = self.at(offset, len)?;
+        // SAFETY: `at` checked the range, which is mapped while `self` lives; the caller excludes writers.
+        Ok(unsafe { std::slice::from_raw_parts(start, len as usize) })
     }
 
     /// Copies inside the device; the ranges may overlap.

@@ -13,6 +13,7 @@ mod mapping;
 mod pin;
 mod queue;
 mod stream;
+mod streaming;
 mod work;
 
 use std::any::Any;

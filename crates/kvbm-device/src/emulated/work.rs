@@ -6,10 +6,15 @@ use std::sync::Arc;
 use super::Shared;
 use super::arena::Allocation;
 use super::delays::Disorder;
-use crate::{CopyBatch, CopyPiece, DeviceError, DeviceMemory, Direction, Link, ModelPath};
+use super::streaming::Fence;
+use crate::{CopyBatch, CopyObserver, CopyPiece, DeviceError, DeviceMemory, Direction, Link, ModelPath};
 
 /// A link is reserved in parts of this size, so that concurrent copies share it.
 const LINK_PART_BYTES: u64 = 256 << 10;
+/// Bytes shown to an observer at a time, and copied while the first cache still holds them.
+const OBSERVED_PART_BYTES: u64 = 8 << 10;
+/// Batches of fewer bytes go through the caches, where whoever reads them next may find them.
+const STREAMING_BYTES: u64 = 128 << 10;
 
 /// Device addresses -> offsets of the mapping; remembers the last allocation, because neighbours mostly share one.
 struct Lookup<'a> {
@@ -47,25 +52,31 @@ pub(super) fn copy(
     disorder: Option<&mut Disorder>,
 ) -> Result<(), DeviceError> {
     let mut throttle = Throttle::new(device, batch.direction());
-    let mut copier =
-        Copier { from: Lookup::new(device), to: Lookup::new(device), direction: batch.direction() };
+    // Pieces in another order than the batch's are not for observers.
+    let observer = batch.observer().filter(|_| disorder.is_none());
+    let mut copier = Copier {
+        from: Lookup::new(device),
+        to: Lookup::new(device),
+        direction: batch.direction(),
+        streaming: batch.bytes() >= STREAMING_BYTES,
+        fence: Fence,
+    };
+    let part_bytes = if observer.is_some() { OBSERVED_PART_BYTES } else { LINK_PART_BYTES };
     let mut left = limit;
-    let mut one = |piece: &CopyPiece| -> Result<(), DeviceError> {
+    let mut one = |index: usize, piece: &CopyPiece| -> Result<(), DeviceError> {
         let piece = CopyPiece { len: piece.len.min(left), ..*piece };
         left -= piece.len;
-        if piece.len <= LINK_PART_BYTES {
-            copier.copy(piece)?;
-            throttle.passed(piece.len);
-            return Ok(());
-        }
-        for part in parts(piece) {
+        for part in parts(piece, part_bytes) {
+            if let Some(observer) = observer {
+                copier.show(part, index, observer)?;
+            }
             copier.copy(part)?;
             throttle.passed(part.len);
         }
         Ok(())
     };
     match disorder {
-        None => batch.pieces().iter().try_for_each(&mut one)?,
+        None => (0..).zip(batch.pieces()).try_for_each(|(index, piece)| one(index, piece))?,
         Some(disorder) => {
             let mut pieces = batch.pieces().to_vec();
             disorder.shuffle(&mut pieces);
@@ -73,7 +84,7 @@ pub(super) fn copy(
                 if index == pieces.len() / 2 {
                     disorder.pause();
                 }
-                one(piece)?;
+                one(index, piece)?;
             }
         }
     }
@@ -81,14 +92,10 @@ pub(super) fn copy(
     Ok(())
 }
 
-fn parts(piece: CopyPiece) -> impl Iterator<Item = CopyPiece> {
-    (0..piece.len.div_ceil(LINK_PART_BYTES)).map(move |index| {
-        let start = index * LINK_PART_BYTES;
-        CopyPiece {
-            src: piece.src + start,
-            dst: piece.dst + start,
-            len: LINK_PART_BYTES.min(piece.len - start),
-        }
+fn parts(piece: CopyPiece, bytes: u64) -> impl Iterator<Item = CopyPiece> {
+    (0..piece.len.div_ceil(bytes)).map(move |index| {
+        let start = index * bytes;
+        CopyPiece { src: piece.src + start, dst: piece.dst + start, len: bytes.min(piece.len - start) }
     })
 }
 
@@ -96,23 +103,60 @@ struct Copier<'a> {
     from: Lookup<'a>,
     to: Lookup<'a>,
     direction: Direction,
+    streaming: bool,
+    /// Dropped with this, before the operation is reported.
+    fence: Fence,
 }
 
 impl Copier<'_> {
+    /// Shows the source of `piece`, which the copy then finds in the cache.
+    fn show(
+        &mut self,
+        piece: CopyPiece,
+        index: usize,
+        observer: &dyn CopyObserver,
+    ) -> Result<(), DeviceError> {
+        let CopyPiece { src, len, .. } = piece;
+        let bytes = match self.direction {
+            Direction::HostToDevice => {
+                let start: *const u8 = ptr::with_exposed_provenance(src as usize);
+                // SAFETY: as in `copy`; nobody writes the source of a copy before it is complete (`Stream`'s contract).
+                unsafe { std::slice::from_raw_parts(start, len as usize) }
+            }
+            Direction::DeviceToHost | Direction::DeviceToDevice => {
+                let from = self.from.offset(src, len)?;
+                // SAFETY: nobody writes the source of a copy before it is complete (`Stream`'s contract).
+                unsafe { self.from.device.arena.mapping().bytes(from, len) }?
+            }
+        };
+        observer.passed(index, bytes);
+        Ok(())
+    }
+
     fn copy(&mut self, piece: CopyPiece) -> Result<(), DeviceError> {
         let CopyPiece { src, dst, len } = piece;
         let mapping = self.from.device.arena.mapping();
         match self.direction {
             Direction::HostToDevice => {
                 let to = self.to.offset(dst, len)?;
-                // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host range against a region (exposing
-                // its provenance), whose owner the batch holds until the operation is complete.
-                unsafe { mapping.write(to, ptr::with_exposed_provenance(src as usize), len) }
+                let from = ptr::with_exposed_provenance(src as usize);
+                if self.streaming {
+                    // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host range against a region
+                    // (exposing its provenance), whose owner the batch holds until the operation is complete.
+                    return unsafe { mapping.stream_in(to, from, len, &self.fence) };
+                }
+                // SAFETY: as above.
+                unsafe { mapping.write(to, from, len) }
             }
             Direction::DeviceToHost => {
                 let from = self.from.offset(src, len)?;
+                let to = ptr::with_exposed_provenance_mut(dst as usize);
+                if self.streaming {
+                    // SAFETY: as above, for the destination.
+                    return unsafe { mapping.stream_out(from, to, len, &self.fence) };
+                }
                 // SAFETY: as above, for the destination.
-                unsafe { mapping.read(from, ptr::with_exposed_provenance_mut(dst as usize), len) }
+                unsafe { mapping.read(from, to, len) }
             }
             Direction::DeviceToDevice => {
                 let from = self.from.offset(src, len)?;

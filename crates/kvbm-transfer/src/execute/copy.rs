@@ -1,10 +1,11 @@
 //! Copies between two memories: batched and scattered on a device stream, or by the CPU where both are host memory.
 
+use super::sums::PassingSums;
 use super::{Done, Stage};
 use crossbeam_channel::Sender;
-use kvbm_device::{CopyBatch, Device, DeviceError, Direction, Stream};
+use kvbm_device::{CopyBatch, CopyObserver, Device, DeviceError, Direction, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
-use kvbm_plan::{LayerRange, TransferPlan};
+use kvbm_plan::{ChecksumMode, LayerRange, TransferPlan};
 use kvbm_storage::{BoundLayout, RegionBytes};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,12 +21,20 @@ pub(crate) struct Route {
     dst: BoundLayout,
     whole: Arc<CopyPlan>,
     ranges: HashMap<(u32, u32), Arc<CopyPlan>>,
+    /// Whether whole blocks are copied in the order in which their content is summed.
+    summed: bool,
 }
 
 impl Route {
     pub(crate) fn new(src: BoundLayout, dst: BoundLayout) -> Result<Self, PlanError> {
         let whole = CopyPlan::between(src.layout().as_ref(), dst.layout().as_ref(), &Selection::all())?;
-        Ok(Self { src, dst, whole: Arc::new(whole), ranges: HashMap::new() })
+        Ok(Self { src, dst, whole: Arc::new(whole), ranges: HashMap::new(), summed: false })
+    }
+
+    /// Lets whole blocks be summed while they are copied, if `in_order` says of their plan that it has the right order.
+    pub(crate) fn summed_if(mut self, in_order: impl FnOnce(&CopyPlan) -> bool) -> Self {
+        self.summed = in_order(&self.whole);
+        self
     }
 
     fn plan(&mut self, layers: Option<LayerRange>) -> Result<Arc<CopyPlan>, PlanError> {
@@ -85,16 +94,25 @@ struct Batch<T> {
     attempts: u8,
 }
 
+/// A batch that a stream has.
+struct Flying<T> {
+    batch: Batch<T>,
+    sums: Option<Arc<PassingSums>>,
+}
+
+/// What came of a block: the checksum of its content, where it was computed on the way.
+pub(crate) type Copied = Result<Option<u64>, DeviceError>;
+
 /// Copies batches of blocks over one route. Results gather until [`Copier::finished`] takes them.
 pub(crate) struct Copier<T> {
     route: Route,
     lane: Lane,
     done: Sender<Done>,
     next_ticket: u64,
-    flying: HashMap<u64, Batch<T>>,
+    flying: HashMap<u64, Flying<T>>,
     parked: VecDeque<Batch<T>>,
     blocks: usize,
-    finished: Vec<(Item<T>, Result<(), DeviceError>)>,
+    finished: Vec<(Item<T>, Copied)>,
 }
 
 impl<T> Copier<T> {
@@ -142,7 +160,7 @@ impl<T> Copier<T> {
     }
 
     /// Blocks that are over since the last call.
-    pub(crate) fn finished(&mut self) -> Vec<(Item<T>, Result<(), DeviceError>)> {
+    pub(crate) fn finished(&mut self) -> Vec<(Item<T>, Copied)> {
         let finished = std::mem::take(&mut self.finished);
         self.blocks -= finished.len();
         finished
@@ -150,20 +168,25 @@ impl<T> Copier<T> {
 
     /// An event of this copier completed.
     pub(crate) fn complete(&mut self, ticket: u64, result: Result<(), DeviceError>) {
-        let Some(batch) = self.flying.remove(&ticket) else { return };
+        let Some(Flying { batch, sums }) = self.flying.remove(&ticket) else { return };
         match result {
-            Ok(()) => self.finish(batch, &Ok(())),
-            Err(error) => self.recover(batch, error),
+            Ok(()) => {
+                let sums = sums.and_then(|sums| sums.of(batch.items.len()));
+                let sum = |index: usize| sums.as_ref().and_then(|sums| sums.get(index).copied());
+                let items = batch.items.into_iter().enumerate();
+                self.finished.extend(items.map(|(index, item)| (item, Ok(sum(index)))));
+            }
+            Err(error) => self.recover(batch, &error),
         }
     }
 
     /// One bad block must not fail the others: those that were not run are issued again, and those that shared a batch
     /// with a failure are issued one by one.
-    fn recover(&mut self, batch: Batch<T>, error: DeviceError) {
+    fn recover(&mut self, batch: Batch<T>, error: &DeviceError) {
         let not_run = matches!(error, DeviceError::Poisoned { .. } | DeviceError::Closed { .. });
         let attempts = batch.attempts + 1;
         if attempts > MAX_ATTEMPTS || (!not_run && batch.items.len() == 1) {
-            self.finish(batch, &Err(error));
+            self.fail(batch, error);
         } else if not_run {
             self.launch(Batch { attempts, ..batch });
         } else {
@@ -173,15 +196,15 @@ impl<T> Copier<T> {
         }
     }
 
-    fn finish(&mut self, batch: Batch<T>, result: &Result<(), DeviceError>) {
-        self.finished.extend(batch.items.into_iter().map(|item| (item, result.clone())));
+    fn fail(&mut self, batch: Batch<T>, error: &DeviceError) {
+        self.finished.extend(batch.items.into_iter().map(|item| (item, Err(error.clone()))));
     }
 
     fn launch(&mut self, batch: Batch<T>) {
         let layers = batch.items.first().and_then(|item| item.plan.layers);
         let plan = match self.route.plan(layers) {
             Ok(plan) => plan,
-            Err(error) => return self.finish(batch, &Err(refused(&error))),
+            Err(error) => return self.fail(batch, &refused(&error)),
         };
         match &mut self.lane {
             Lane::Host => self.copy_now(batch, &plan),
@@ -189,7 +212,7 @@ impl<T> Copier<T> {
                 if stream.status().is_err() {
                     match device.create_stream(stream.name()) {
                         Ok(fresh) => *stream = fresh,
-                        Err(error) => return self.finish(batch, &Err(error)),
+                        Err(error) => return self.fail(batch, &error),
                     }
                 }
                 self.launch_on_device(batch, &plan);
@@ -200,8 +223,16 @@ impl<T> Copier<T> {
     fn copy_now(&mut self, batch: Batch<T>, plan: &CopyPlan) {
         for item in batch.items {
             let result = copy_on_host(&self.route, plan, item.from, item.to);
-            self.finished.push((item, result));
+            self.finished.push((item, result.map(|()| None)));
         }
+    }
+
+    /// What sums whole blocks up on their way, if somebody will want that.
+    fn sums(&self, batch: &Batch<T>, plan: &CopyPlan) -> Option<Arc<PassingSums>> {
+        let wanted =
+            |item: &Item<T>| item.plan.layers.is_none() && item.plan.checksums == ChecksumMode::Required;
+        let summed = self.route.summed && batch.items.iter().all(wanted);
+        summed.then(|| Arc::new(PassingSums::new(plan.num_runs() as usize, plan.bytes_per_block())))
     }
 
     fn launch_on_device(&mut self, mut batch: Batch<T>, plan: &CopyPlan) {
@@ -220,13 +251,17 @@ impl<T> Copier<T> {
                 self.launch_on_device(Batch { items: second, attempts }, plan);
                 return;
             }
-            Err(error) => return self.finish(batch, &Err(error)),
+            Err(error) => return self.fail(batch, &error),
+        }
+        let sums = self.sums(&batch, plan);
+        if let Some(sums) = &sums {
+            copies.observe(Arc::clone(sums) as Arc<dyn CopyObserver>);
         }
         match stream.copy(copies) {
             Ok(event) => {
                 let ticket = self.next_ticket;
                 self.next_ticket += 2;
-                self.flying.insert(ticket, batch);
+                self.flying.insert(ticket, Flying { batch, sums });
                 let done = self.done.clone();
                 // The executor is gone only after all its tickets came back, and the channel has room for each.
                 event.on_complete(move |result| {
@@ -235,7 +270,7 @@ impl<T> Copier<T> {
             }
             Err(rejected) => match rejected.error {
                 DeviceError::QueueFull { .. } => self.parked.push_back(batch),
-                error => self.recover(batch, error),
+                error => self.recover(batch, &error),
             },
         }
     }

@@ -1,10 +1,9 @@
 //! G1 and G2: memory to memory.
 
-use super::copy::{Copier, Item, Lane, Route};
+use super::copy::{Copied, Copier, Item, Lane, Route};
 use super::{Carrier, Done, Settled, Site, Stage};
 use crate::host::{HostTier, ReadClaim, WriteClaim};
 use crate::schedule::Portion;
-use kvbm_device::DeviceError;
 use kvbm_plan::{BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, Tier, TransferPlan};
 use std::sync::Arc;
 
@@ -60,15 +59,16 @@ impl MemoryCarrier {
         }
     }
 
-    fn outcome(&self, item: Item<Claim>, result: Result<(), DeviceError>) -> BlockOutcome {
+    fn outcome(&self, item: Item<Claim>, result: Copied) -> BlockOutcome {
         let block = item.plan.blocks[item.index as usize];
-        if let Err(error) = result {
-            return self.site.failure(&block, FailureKind::Device, &error.to_string());
-        }
+        let content = match result {
+            Ok(content) => content,
+            Err(error) => return self.site.failure(&block, FailureKind::Device, &error.to_string()),
+        };
         let required = item.plan.checksums == ChecksumMode::Required;
         let checksum = match item.hold {
             Claim::Read(claim) => Ok(claim.checksum()),
-            Claim::Write(claim) => claim.finish(required),
+            Claim::Write(claim) => claim.finish(required, content),
         };
         match checksum {
             Ok(checksum) => BlockOutcome::Done { checksum: checksum.filter(|_| required).unwrap_or(0) },

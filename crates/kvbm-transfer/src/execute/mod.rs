@@ -7,6 +7,7 @@ mod copy;
 mod disk;
 mod memory;
 mod staged;
+mod sums;
 mod volume;
 
 pub(crate) use copy::{Lane, Route};

@@ -1,0 +1,94 @@
+//! Copies past the caches: a pool of blocks is larger than any cache, and what is copied is not read again soon, so stores that
+//! do not fetch the line first save a third of the memory traffic.
+
+#[cfg(target_arch = "x86_64")]
+/// Pieces below this go through the caches: their ends cost more than is saved.
+const MIN_BYTES: usize = 512;
+
+/// Makes the stores of [`copy`] visible to whoever learns later that they are done, when dropped.
+pub(super) struct Fence;
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instruction is part of every x86-64 processor and touches nothing.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+}
+
+/// Copies `len` bytes with non-temporal stores where the processor has them and `len` is worth it.
+///
+/// # Safety
+/// `from` must be valid for reads and `to` for writes of `len` bytes, and they must not overlap. `_fence` must be dropped before
+/// another thread is told of the copy.
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, _fence: &Fence) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= MIN_BYTES && std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: the processor has AVX; the ranges are the caller's promise.
+        return unsafe { x86::copy(from, to, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { to.copy_from_nonoverlapping(from, len) };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+
+    const VECTOR: usize = size_of::<__m256i>();
+    const VECTORS: usize = 4;
+
+    /// # Safety
+    /// As for [`super::copy`]; the processor must have AVX.
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        // Streaming stores need aligned addresses.
+        let head = to.align_offset(VECTOR).min(len);
+        let end = head + (len - head) / (VECTOR * VECTORS) * (VECTOR * VECTORS);
+        // SAFETY: `head <= len`.
+        unsafe { to.copy_from_nonoverlapping(from, head) };
+        for at in (head..end).step_by(VECTOR * VECTORS) {
+            // SAFETY: four vectors from `at` on are inside both ranges; after `head`, `to` is aligned.
+            unsafe { stream_four(from.wrapping_add(at).cast(), to.wrapping_add(at).cast()) };
+        }
+        // SAFETY: `end <= len`.
+        unsafe { to.wrapping_add(end).copy_from_nonoverlapping(from.wrapping_add(end), len - end) };
+    }
+
+    /// # Safety
+    /// Four vectors at `from` can be read, and at `to`, which is aligned, written.
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn stream_four(from: *const __m256i, to: *mut __m256i) {
+        // SAFETY: the caller's promise.
+        let load = |index| unsafe { _mm256_loadu_si256(from.wrapping_add(index)) };
+        let vectors: [__m256i; VECTORS] = std::array::from_fn(load);
+        for (index, vector) in vectors.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { _mm256_stream_si256(to.wrapping_add(index), vector) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
+        let source: Vec<u8> = (0..5000_u32).map(|index| (index * 7 + index / 256) as u8).collect();
+        for len in [0, 1, 31, 511, 512, 513, 640, 1000, 4096, 4900] {
+            for (skip, start) in [(0, 0), (1, 0), (0, 1), (3, 17), (33, 31), (64, 32)] {
+                let mut target = vec![0xEE_u8; 5100];
+                let fence = Fence;
+                // SAFETY: both ranges lie inside their vectors.
+                unsafe { copy(source[skip..].as_ptr(), target[start..].as_mut_ptr(), len, &fence) };
+                drop(fence);
+                assert!(target[start..start + len] == source[skip..skip + len], "{len} {skip} {start}");
+                assert!(target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0xEE));
+            }
+        }
+    }
+}
