@@ -43,21 +43,21 @@ pub struct CopyPiece {
 /// order inside a piece; any other device shows it nothing. It never shows a part of a batch that succeeds.
 pub trait CopyObserver: Send + Sync {
     /// Some bytes of piece number `piece`; the next ones follow with the next call. Called on the thread of the stream, with no
-    /// lock held; must not block.
-    fn passed(&self, piece: usize, bytes: &[u8]);
+    /// lock held; must not block. It had better take no lock of its own either: that waits for the stores on their way. The
+    /// observer is dropped with its batch, before the batch's event completes.
+    fn passed(&mut self, piece: usize, bytes: &[u8]);
 }
 
 /// A batch of copies in one direction. It holds every memory that it touches until the hardware is done with it.
 ///
 /// Pieces have no order among themselves, so their destinations must not overlap, nor one's source another's destination.
-#[derive(Clone)]
 pub struct CopyBatch {
     direction: Direction,
     pieces: Vec<CopyPiece>,
     bytes: u64,
     device: Option<crate::DeviceId>,
     owners: Vec<Owner>,
-    observer: Option<Arc<dyn CopyObserver>>,
+    observer: Option<Box<dyn CopyObserver>>,
 }
 
 impl CopyBatch {
@@ -180,13 +180,13 @@ impl CopyBatch {
     }
 
     /// Lets `observer` see the bytes of this batch, if the device can show them.
-    pub fn observe(&mut self, observer: Arc<dyn CopyObserver>) {
+    pub fn observe(&mut self, observer: Box<dyn CopyObserver>) {
         self.observer = Some(observer);
     }
 
-    /// Who wants to see the bytes.
-    pub fn observer(&self) -> Option<&dyn CopyObserver> {
-        self.observer.as_deref()
+    /// Takes out who wants to see the bytes.
+    pub(crate) fn take_observer(&mut self) -> Option<Box<dyn CopyObserver>> {
+        self.observer.take()
     }
 
     fn push(

@@ -141,9 +141,10 @@ impl Runner {
         let halfway = failed("injected fault half-way");
         let panicked = failed("the kernel panicked");
         match work {
-            Work::Copy(batch) => {
+            Work::Copy(mut batch) => {
+                let observer = batch.take_observer();
                 let bytes = if fault == Some(Fault::FailHalfway) { batch.bytes() / 2 } else { batch.bytes() };
-                work::copy(&self.device, &batch, bytes, self.disorder.as_mut())?;
+                work::copy(&self.device, &batch, observer, bytes, self.disorder.as_mut())?;
                 match fault {
                     Some(Fault::FailHalfway) => Err(halfway),
                     Some(Fault::FlipBit) => work::flip_bit(&self.device, &batch),

@@ -11,8 +11,8 @@ use crate::{CopyBatch, CopyObserver, CopyPiece, DeviceError, DeviceMemory, Direc
 
 /// A link is reserved in parts of this size, so that concurrent copies share it.
 const LINK_PART_BYTES: u64 = 256 << 10;
-/// Bytes shown to an observer at a time, and copied while the first cache still holds them.
-const OBSERVED_PART_BYTES: u64 = 8 << 10;
+/// Bytes copied and then shown to an observer at a time: the first cache still holds them.
+const OBSERVED_PART_BYTES: u64 = 16 << 10;
 /// Batches of fewer bytes go through the caches, where whoever reads them next may find them.
 const STREAMING_BYTES: u64 = 128 << 10;
 
@@ -48,12 +48,13 @@ impl<'a> Lookup<'a> {
 pub(super) fn copy(
     device: &Shared,
     batch: &CopyBatch,
+    observer: Option<Box<dyn CopyObserver>>,
     limit: u64,
     disorder: Option<&mut Disorder>,
 ) -> Result<(), DeviceError> {
     let mut throttle = Throttle::new(device, batch.direction());
     // Pieces in another order than the batch's are not for observers.
-    let observer = batch.observer().filter(|_| disorder.is_none());
+    let mut observer = observer.filter(|_| disorder.is_none());
     let mut copier = Copier {
         from: Lookup::new(device),
         to: Lookup::new(device),
@@ -67,10 +68,10 @@ pub(super) fn copy(
         let piece = CopyPiece { len: piece.len.min(left), ..*piece };
         left -= piece.len;
         for part in parts(piece, part_bytes) {
-            if let Some(observer) = observer {
-                copier.show(part, index, observer)?;
-            }
             copier.copy(part)?;
+            if let Some(observer) = &mut observer {
+                copier.show(part, index, &mut **observer)?;
+            }
             throttle.passed(part.len);
         }
         Ok(())
@@ -109,12 +110,12 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Shows the source of `piece`, which the copy then finds in the cache.
+    /// Shows the source of `piece`, which the copy has left in the cache.
     fn show(
         &mut self,
         piece: CopyPiece,
         index: usize,
-        observer: &dyn CopyObserver,
+        observer: &mut dyn CopyObserver,
     ) -> Result<(), DeviceError> {
         let CopyPiece { src, len, .. } = piece;
         let bytes = match self.direction {

@@ -1,9 +1,9 @@
 //! Copies between two memories: batched and scattered on a device stream, or by the CPU where both are host memory.
 
-use super::sums::PassingSums;
+use super::sums::{PassingSums, Summed};
 use super::{Done, Stage};
 use crossbeam_channel::Sender;
-use kvbm_device::{CopyBatch, CopyObserver, Device, DeviceError, Direction, Stream};
+use kvbm_device::{CopyBatch, Device, DeviceError, Direction, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
 use kvbm_plan::{ChecksumMode, LayerRange, TransferPlan};
 use kvbm_storage::{BoundLayout, RegionBytes};
@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Times that blocks are issued again because a block before them stopped their stream.
 const MAX_ATTEMPTS: u8 = 8;
+/// Shorter runs are summed faster when the whole block has arrived: each piece costs as much as some kilobytes.
+const MIN_SUMMED_RUN: u64 = 16 << 10;
 /// Copy plans of layer ranges that are kept.
 const MAX_RANGES: usize = 1024;
 
@@ -33,7 +35,8 @@ impl Route {
 
     /// Lets whole blocks be summed while they are copied, if `in_order` says of their plan that it has the right order.
     pub(crate) fn summed_if(mut self, in_order: impl FnOnce(&CopyPlan) -> bool) -> Self {
-        self.summed = in_order(&self.whole);
+        let run = self.whole.bytes_per_block() / self.whole.num_runs().max(1);
+        self.summed = run >= MIN_SUMMED_RUN && in_order(&self.whole);
         self
     }
 
@@ -97,7 +100,7 @@ struct Batch<T> {
 /// A batch that a stream has.
 struct Flying<T> {
     batch: Batch<T>,
-    sums: Option<Arc<PassingSums>>,
+    sums: Option<Summed>,
 }
 
 /// What came of a block: the checksum of its content, where it was computed on the way.
@@ -227,12 +230,11 @@ impl<T> Copier<T> {
         }
     }
 
-    /// What sums whole blocks up on their way, if somebody will want that.
-    fn sums(&self, batch: &Batch<T>, plan: &CopyPlan) -> Option<Arc<PassingSums>> {
+    /// Whether whole blocks are summed up on their way, because somebody will want that.
+    fn is_summed(&self, batch: &Batch<T>) -> bool {
         let wanted =
             |item: &Item<T>| item.plan.layers.is_none() && item.plan.checksums == ChecksumMode::Required;
-        let summed = self.route.summed && batch.items.iter().all(wanted);
-        summed.then(|| Arc::new(PassingSums::new(plan.num_runs() as usize, plan.bytes_per_block())))
+        self.route.summed && batch.items.iter().all(wanted)
     }
 
     fn launch_on_device(&mut self, mut batch: Batch<T>, plan: &CopyPlan) {
@@ -253,10 +255,11 @@ impl<T> Copier<T> {
             }
             Err(error) => return self.fail(batch, &error),
         }
-        let sums = self.sums(&batch, plan);
-        if let Some(sums) = &sums {
-            copies.observe(Arc::clone(sums) as Arc<dyn CopyObserver>);
-        }
+        let sums = self.is_summed(&batch).then(|| {
+            let (sums, summed) = PassingSums::new(plan.num_runs() as usize, plan.bytes_per_block());
+            copies.observe(Box::new(sums));
+            summed
+        });
         match stream.copy(copies) {
             Ok(event) => {
                 let ticket = self.next_ticket;

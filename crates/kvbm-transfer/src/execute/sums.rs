@@ -3,49 +3,59 @@
 use kvbm_device::CopyObserver;
 use kvbm_disk::ContentCrc;
 use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// The content of each block of a batch, piece after piece.
 pub(crate) struct PassingSums {
     pieces_per_block: usize,
     block_bytes: u64,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
     content: ContentCrc,
     bytes: u64,
     finished: Vec<u64>,
+    result: Arc<Mutex<Vec<u64>>>,
 }
+
+/// What [`PassingSums`] leaves behind: the content's checksums of whole blocks, in order, as far as they were seen.
+pub(crate) struct Summed(Arc<Mutex<Vec<u64>>>);
 
 impl PassingSums {
     /// Of blocks of `block_bytes` bytes, each in so many pieces, in the order in which their content is summed.
-    pub(crate) fn new(pieces_per_block: usize, block_bytes: u64) -> Self {
-        Self { pieces_per_block: pieces_per_block.max(1), block_bytes, state: Mutex::default() }
+    pub(crate) fn new(pieces_per_block: usize, block_bytes: u64) -> (Self, Summed) {
+        let result = Arc::default();
+        let summed = Summed(Arc::clone(&result));
+        let (pieces_per_block, content) = (pieces_per_block.max(1), ContentCrc::new());
+        (Self { pieces_per_block, block_bytes, content, bytes: 0, finished: Vec::new(), result }, summed)
     }
+}
 
-    /// The content's checksum of every block, if `blocks` whole blocks passed.
-    pub(crate) fn of(&self, blocks: usize) -> Option<Vec<u64>> {
-        let mut state = self.state.lock();
-        let whole = state.bytes == 0 && state.finished.len() == blocks;
-        whole.then(|| std::mem::take(&mut state.finished))
+impl Summed {
+    /// The checksum of every block, if `blocks` whole blocks passed.
+    pub(crate) fn of(self, blocks: usize) -> Option<Vec<u64>> {
+        let finished = std::mem::take(&mut *self.0.lock());
+        (finished.len() == blocks).then_some(finished)
     }
 }
 
 impl CopyObserver for PassingSums {
-    fn passed(&self, piece: usize, bytes: &[u8]) {
-        let mut state = self.state.lock();
-        if piece / self.pieces_per_block != state.finished.len() {
-            // Not what was promised: what follows would be of another block. `of` sees that something is missing.
-            state.finished.clear();
+    fn passed(&mut self, piece: usize, bytes: &[u8]) {
+        if piece / self.pieces_per_block != self.finished.len() {
+            // Not what was promised: what follows would be of another block. That something is missing shows at the end.
+            self.finished.clear();
             return;
         }
-        state.content.update(bytes);
-        state.bytes += bytes.len() as u64;
-        if state.bytes == self.block_bytes {
-            let content = std::mem::take(&mut state.content).finish();
-            state.finished.push(content);
-            state.bytes = 0;
+        self.content.update(bytes);
+        self.bytes += bytes.len() as u64;
+        if self.bytes == self.block_bytes {
+            self.finished.push(std::mem::take(&mut self.content).finish());
+            self.bytes = 0;
+        }
+    }
+}
+
+impl Drop for PassingSums {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            *self.result.lock() = std::mem::take(&mut self.finished);
         }
     }
 }
@@ -63,15 +73,20 @@ mod tests {
     #[test]
     fn blocks_are_summed_whatever_the_parts_and_a_part_is_none() {
         let bytes: Vec<u8> = (0..48).collect();
-        let sums = PassingSums::new(2, 24);
-        for (piece, range) in [(0, 0..10), (1, 10..17), (1, 17..24), (2, 24..40), (3, 40..48)] {
-            assert_eq!(sums.of(2), None, "not whole yet");
-            sums.passed(piece, &bytes[range]);
-        }
-        assert_eq!(sums.of(2), Some(vec![content(&bytes[..24]), content(&bytes[24..])]));
-        let sums = PassingSums::new(2, 24);
+        let parts = [(0, 0..10), (1, 10..17), (1, 17..24), (2, 24..40), (3, 40..48)];
+        let pass = |count: usize| {
+            let (mut sums, summed) = PassingSums::new(2, 24);
+            parts[..count].iter().for_each(|(piece, range)| sums.passed(*piece, &bytes[range.clone()]));
+            drop(sums);
+            summed
+        };
+        assert_eq!(pass(5).of(2), Some(vec![content(&bytes[..24]), content(&bytes[24..])]));
+        assert_eq!(pass(4).of(2), None, "the second is not whole");
+        assert_eq!(pass(3).of(2), None, "there is no second");
+        assert_eq!(pass(0).of(1), None, "the device showed nothing");
+        let (mut sums, summed) = PassingSums::new(2, 24);
         sums.passed(2, &bytes[..24]);
-        assert_eq!(sums.of(1), None, "a block was skipped");
-        assert_eq!(PassingSums::new(1, 8).of(1), None, "the device showed nothing");
+        drop(sums);
+        assert_eq!(summed.of(1), None, "a block was skipped");
     }
 }

@@ -12,6 +12,9 @@ use kvbm::storage::{BoundLayout, RegionBytes, SystemAllocator};
 use super::bed::Bed;
 use super::pump::{Sample, Watch};
 
+/// No memory needs more to be busy.
+const MAX_THREADS: usize = 8;
+
 /// One fragment of a block: where it lies in the memory that stands for G1, and in that which stands for G2.
 struct Copy {
     g1: *mut u8,
@@ -28,7 +31,6 @@ pub(super) struct Copies {
     list: Vec<Copy>,
     per_block: usize,
     bytes: u64,
-    threads: usize,
     _memory: [BoundLayout; 2],
 }
 
@@ -55,30 +57,19 @@ impl Copies {
             region.fill(0, region.len(), 1)?;
         }
         let per_block = copies.len() / bed.shape.slots as usize;
-        let mut limit =
-            Self { list: copies, per_block, bytes: bed.shape.set_bytes(), threads: 1, _memory: memory };
-        limit.threads = limit.best_threads();
-        Ok(limit)
+        Ok(Self { list: copies, per_block, bytes: bed.shape.set_bytes(), _memory: memory })
     }
 
-    pub(super) fn threads(&self) -> usize {
-        self.threads
-    }
-
-    /// Copies all fragments, again and again, for `time`.
+    /// Copies all fragments on one thread, again and again, for `time`.
     pub(super) fn run(&self, path: Path, time: Duration) -> Sample {
-        self.run_on(self.threads, path, time)
+        self.run_on(1, path, time)
     }
 
-    /// The number of threads that copies most.
-    fn best_threads(&self) -> usize {
-        let most = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-        let rate = |threads: usize| {
-            let sample = || self.run_on(threads, Path::G1_G2, Duration::ZERO).gb_per_s();
-            (0..3).map(|_| sample()).fold(0.0, f64::max)
-        };
-        let rates: Vec<(usize, f64)> = (1..=most).map(|threads| (threads, rate(threads))).collect();
-        rates.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(1, |best| best.0)
+    /// Bytes (10^9) per second on the number of threads that copies most.
+    pub(super) fn on_all_cores(&self, path: Path) -> f64 {
+        let most = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let rate = |threads| self.run_on(threads, path, Duration::ZERO).gb_per_s();
+        (1..=most).flat_map(|threads| [rate(threads), rate(threads), rate(threads)]).fold(0.0, f64::max)
     }
 
     fn run_on(&self, threads: usize, path: Path, time: Duration) -> Sample {

@@ -1,6 +1,7 @@
 //! `kvbm bench transfer`: every path of a worker beside what the hardware does without it, in one run, interleaved.
 //!
-//! - Between G1 and G2 the limit is a memcpy of the same fragments, from and to ordinary memory.
+//! - Between G1 and G2 the limit is a memcpy of the same fragments on one thread, from and to ordinary memory. What as many
+//!   threads as help would copy is told beside it.
 //! - Between G2 and G3 it is a bare io_uring loop on the same file: registered memory, direct I/O, queue depth 32, and a sync
 //!   as often as the engine commits. A path from G3 to G1 has the same limit, since it reads the disk.
 //!
@@ -134,7 +135,10 @@ impl Course<'_> {
         let [bed, scattered] = [&place.bed(shape, 0)?, &place.bed(scattered, 1)?];
         let copies = &Copies::new(bed)?;
         let bare = &BareDisk::open(&place.disk, 2)?;
-        samples.note(&place.disk, bare, Some(copies.threads()));
+        samples.note(&place.disk, bare);
+        for (name, path) in [("g1_g2", Route::G1_G2), ("g2_g1", Route::G2_G1)] {
+            samples.note_all_cores(name, block_bytes, copies.on_all_cores(path));
+        }
         let pump = |bed, path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
         let copy = |path| -> Step<'_> { Box::new(move |time| Ok(copies.run(path, time))) };
         let disk = |way| -> Step<'_> { Box::new(move |time| bare.run(way, time)) };
@@ -167,7 +171,7 @@ impl Course<'_> {
         let place = Place::new(&self.args.dir, shape)?;
         let bed = &place.bed(shape, 0)?;
         let bare = &BareDisk::open(&place.disk, 1)?;
-        samples.note(&place.disk, bare, None);
+        samples.note(&place.disk, bare);
         let pump = |path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
         let disk = |way| -> Step<'_> { Box::new(move |time| bare.run(way, time)) };
         let groups = [

@@ -46,6 +46,9 @@ pub(super) struct Size {
     pub cpu_ms_per_gb: f64,
     /// The same of the limit.
     pub limit_cpu_ms_per_gb: f64,
+    /// Between memories: what a memcpy on all cores reaches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub all_cores_gb_per_s: Option<f64>,
 }
 
 /// Measurements of a path by the bytes of a block: its own and its limit's.
@@ -56,6 +59,7 @@ type BySize = BTreeMap<u64, Vec<[Sample; 2]>>;
 pub(super) struct Samples {
     /// In the order in which they were first measured.
     paths: Vec<(String, BySize)>,
+    all_cores: BTreeMap<(String, u64), f64>,
     notes: Vec<String>,
 }
 
@@ -69,14 +73,19 @@ impl Samples {
         self.paths[index].1.entry(block_bytes).or_default().push([own, limit]);
     }
 
+    /// A memcpy of the fragments of that path reaches so many bytes (10^9) per second on all cores.
+    pub(super) fn note_all_cores(&mut self, name: &str, block_bytes: u64, gb_per_s: f64) {
+        self.all_cores.insert((name.to_owned(), block_bytes), gb_per_s);
+    }
+
     /// Says what was measured, for people.
-    pub(super) fn note(&mut self, disk: &Disk, bare: &BareDisk, threads: Option<usize>) {
+    pub(super) fn note(&mut self, disk: &Disk, bare: &BareDisk) {
         let chosen = disk.engine.info().engine;
-        let mut notes = vec![
+        let notes = [
             format!("disk engine: {}: {}", chosen.kind, chosen.reason),
             format!("limit of disk paths: {}", bare.describe()),
+            "limit of memory paths: memcpy of the same fragments on one thread".to_owned(),
         ];
-        notes.extend(threads.map(|threads| format!("limit of memory paths: memcpy on {threads} thread(s)")));
         for note in notes {
             if !self.notes.contains(&note) {
                 self.notes.push(note);
@@ -87,7 +96,12 @@ impl Samples {
     /// A row for each path.
     pub(super) fn rows(&self) -> Vec<Row> {
         let row = |(name, sizes): &(String, BySize)| {
-            let sizes: Vec<Size> = sizes.iter().map(|(bytes, samples)| size(*bytes, samples)).collect();
+            let all_cores = |bytes: u64| self.all_cores.get(&(name.clone(), bytes)).copied();
+            let size = |(bytes, samples): (&u64, &Vec<_>)| Size {
+                all_cores_gb_per_s: all_cores(*bytes),
+                ..size(*bytes, samples)
+            };
+            let sizes: Vec<Size> = sizes.iter().map(size).collect();
             let worst = *sizes.iter().min_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
             let cpu_ms_per_gb = sizes.iter().map(|size| size.cpu_ms_per_gb).fold(0.0, f64::max);
             let Size { block_bytes, gb_per_s, limit_gb_per_s, ratio, .. } = worst;
@@ -118,6 +132,7 @@ fn size(block_bytes: u64, samples: &[[Sample; 2]]) -> Size {
         ratio: gb_per_s / limit_gb_per_s,
         cpu_ms_per_gb: of(0, Sample::cpu_ms_per_gb),
         limit_cpu_ms_per_gb: of(1, Sample::cpu_ms_per_gb),
+        all_cores_gb_per_s: None,
     }
 }
 
@@ -129,7 +144,8 @@ fn median(figures: &mut [f64]) -> f64 {
 
 /// Every path at every size.
 pub(super) fn table(dir: &Path, samples: &Samples, rows: &[Row]) -> String {
-    let mut table = Table::new(["path", "block", "GB/s", "limit", "of it", "CPU ms/GB", "of limit"]);
+    let mut table =
+        Table::new(["path", "block", "GB/s", "limit", "of it", "CPU ms/GB", "of limit", "all cores"]);
     for row in rows {
         for size in &row.sizes {
             table.row([
@@ -140,6 +156,7 @@ pub(super) fn table(dir: &Path, samples: &Samples, rows: &[Row]) -> String {
                 human::percent(size.ratio),
                 format!("{:.1}", size.cpu_ms_per_gb),
                 format!("{:.1}", size.limit_cpu_ms_per_gb),
+                size.all_cores_gb_per_s.map_or_else(String::new, |rate| format!("{rate:.2}")),
             ]);
         }
     }

@@ -94,7 +94,7 @@ impl VolumeReader {
             let Item { plan, index, hold, .. } = item;
             self.free.push(hold.slot);
             let outcome = match result {
-                Ok(()) => done(&plan, hold.checksum),
+                Ok(_) => done(&plan, hold.checksum),
                 Err(error) => {
                     self.site.failure(&plan.blocks[index as usize], FailureKind::Device, &error.to_string())
                 }
