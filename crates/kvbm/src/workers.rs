@@ -373,8 +373,8 @@ fn open_disk(
 /// Where a rank keeps its blocks in `dir`. Namespaces, and deployments of another number of ranks, lie side by side: none is
 /// served to another one, and none is damaged by it.
 fn rank_dir(dir: &std::path::Path, tag: NamespaceTag, rank: Rank, ranks: u32) -> PathBuf {
-    let [a, b, c, d, e, f, g, h, ..] = *tag.as_bytes();
-    let namespace = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+    // The first eight of the tag's sixteen bytes: the high half of the number that they are in big-endian order.
+    let namespace = u128::from_be_bytes(*tag.as_bytes()) >> 64;
     dir.join(format!("ns-{namespace:016x}")).join(format!("rank-{rank}-of-{ranks}"))
 }
 
