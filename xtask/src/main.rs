@@ -7,6 +7,7 @@
 
 mod bench_peers;
 mod dependencies;
+mod events;
 mod gpu;
 mod kernels;
 mod miri;

