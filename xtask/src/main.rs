@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench_peers;
+mod crash_test;
 mod dependencies;
 mod events;
 mod gpu;
@@ -33,6 +34,9 @@ usage: cargo xtask COMMAND
                                    our bookkeeping and the strongest peer's, side by side
   bench-peers index [--json FILE] [--rounds N] [--blocks N] [--workers N]
                                    our prefix index and the strongest peer's three, side by side
+  crash-test [--rounds N] [--json FILE] [--seed N]
+                                   processes killed while they write to disk, file systems shut down, lost and torn
+                                   writes simulated; N defaults to 200
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   test-gpu                         the tests that need a CUDA device; fails where there is none
@@ -86,6 +90,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         },
         "bench-peers" => match bench_peers::Options::parse(rest) {
             Ok(options) => bench_peers::run(&options),
+            Err(text) => usage(text),
+        },
+        "crash-test" => match crash_test::Options::parse(rest) {
+            Ok(options) => crash_test::run(&options),
             Err(text) => usage(text),
         },
         "regen-kernels" => {

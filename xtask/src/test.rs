@@ -2,7 +2,7 @@
 
 use crate::steps::{Outcome, Report};
 use crate::workspace::{Workspace, cargo, line_of, succeed};
-use crate::{dependencies, events, kernels, miri, nats, outside, s3, smoke, tidy, zmq};
+use crate::{crash_test, dependencies, events, kernels, miri, nats, outside, s3, smoke, tidy, zmq};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
@@ -49,6 +49,12 @@ const STEPS: &[Step] = &[
         run: events::check,
     },
     Step { name: "s3", quick: false, about: "G4 over a real S3 server", run: s3::check },
+    Step {
+        name: "crash",
+        quick: false,
+        about: "what is durable survives kill -9 and power loss",
+        run: crash_test::check,
+    },
     Step { name: "miri", quick: false, about: "undefined behaviour in the unsafe parts", run: miri::check },
 ];
 

@@ -147,6 +147,10 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
             shared.commit.cycle_done(processed, result);
         }
         if stop {
+            if healthy && shared.table.lock().is_at_rest() {
+                // Without the mark the next opening is more careful, and that is all.
+                let _unmarked = contained(|| journal.mark_clean());
+            }
             shared.commit.ended();
             return;
         }

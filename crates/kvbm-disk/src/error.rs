@@ -231,6 +231,12 @@ pub enum OpError {
         /// The slot.
         slot: BlockId,
     },
+    /// The slot was being overwritten when the engine's last life ended without a shutdown: a miss. It is free now.
+    #[error("slot {slot} was being overwritten when the process before this one ended: recompute the block")]
+    CutShort {
+        /// The slot.
+        slot: BlockId,
+    },
     /// The slot is quarantined: its bytes were damaged once. Use another slot.
     #[error("slot {slot} is quarantined: use another slot")]
     Quarantined {
@@ -308,7 +314,7 @@ impl OpError {
     pub const fn kind(&self) -> FailureKind {
         match self {
             Self::Corrupt { .. } | Self::Source { .. } => FailureKind::Corrupt,
-            Self::Missing { .. } | Self::Released { .. } => FailureKind::Missing,
+            Self::Missing { .. } | Self::CutShort { .. } | Self::Released { .. } => FailureKind::Missing,
             Self::Quarantined { .. } | Self::Busy { .. } | Self::Io { .. } => FailureKind::Io,
             Self::NoSuchSlot { .. } | Self::Length { .. } => FailureKind::Unsupported,
             Self::Deadline { .. } => FailureKind::Deadline,

@@ -103,6 +103,8 @@ pub struct EngineStats {
     pub corrupt_source: u64,
     /// Reads of a slot that holds nothing.
     pub missing: u64,
+    /// Reads of a slot that was being overwritten when the last life ended without a shutdown.
+    pub cut_short: u64,
     /// Operations that the device failed.
     pub io_errors: u64,
     /// Operations refused for another reason (busy, quarantined, deadline, cancelled, shut down, bad arguments).
@@ -160,6 +162,9 @@ pub struct Recovered {
     pub quarantined: Vec<BlockId>,
     /// What was dropped.
     pub dropped: Dropped,
+    /// The last life ended with a shutdown. Otherwise a slot whose bytes turn out wrong at the first read was being
+    /// overwritten then: it is free again, not quarantined.
+    pub clean: bool,
 }
 
 /// Result of a flush.

@@ -34,30 +34,35 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
     };
     let found = read_journal(config, &header, &**medium)?;
     let slots = open_slots(config, &**medium)?;
-    let (table, dropped, journal) = match found {
+    let (table, dropped, clean, journal) = match found {
         None => {
             let table = Mutex::new(Table::new(config.num_slots));
             let journal = create_journal(config, header, medium, &table)?;
-            (table, Dropped::default(), journal)
+            (table, Dropped::default(), true, journal)
         }
         Some(Found { file, replayed, mut table }) => {
             let mut dropped = replayed.dropped;
             dropped.duplicates = drop_duplicates(&mut table);
+            if !replayed.clean {
+                table.distrust();
+            }
             let table = Mutex::new(table);
             let journal = if replayed.header.num_slots == config.num_slots {
+                // With the torn tail goes the mark of a shutdown, before anything is written.
                 file.set_len(replayed.end())
-                    .map_err(|error| failed("cut the torn tail of", JOURNAL_FILE, error))?;
+                    .and_then(|()| file.sync_data())
+                    .map_err(|error| failed("cut the tail of", JOURNAL_FILE, error))?;
                 let (medium, slack) = (Arc::clone(medium), config.compact_slack_records);
                 Journal::resume(medium, file, replayed.header, replayed.records, slack)
             } else {
                 create_journal(config, header, medium, &table)?
             };
-            (table, dropped, journal)
+            (table, dropped, replayed.clean, journal)
         }
     };
     let locked = table.lock();
     let recovered =
-        Recovered { blocks: blocks_by_age(&locked), quarantined: locked.quarantined_slots(), dropped };
+        Recovered { blocks: blocks_by_age(&locked), quarantined: locked.quarantined_slots(), dropped, clean };
     drop(locked);
     Ok(Opened { slots, table, journal, recovered })
 }

@@ -102,13 +102,18 @@ unsafe fn end_read(op: &Op, expected: u64, result: Result<Moved, Stopped>, share
             return Err(io_error(op, done, &error));
         }
     };
-    shared.change(|table| {
+    let cut_short = shared.change(|table| {
         table.end_read(slot);
-        if verdict.is_err() {
-            table.quarantine(slot);
+        match verdict {
+            Ok(_) => table.prove(slot),
+            Err(_) => return table.refute(slot),
         }
+        false
     });
-    verdict.map_err(|cause| OpError::Corrupt { slot, identity, cause })
+    match verdict {
+        Err(_) if cut_short => Err(OpError::CutShort { slot }),
+        verdict => verdict.map_err(|cause| OpError::Corrupt { slot, identity, cause }),
+    }
 }
 
 fn end_write(op: &Op, checksum: u64, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
@@ -166,6 +171,7 @@ pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
         },
         Err(OpError::Source { .. }) => stats.corrupt_source += 1,
         Err(OpError::Missing { .. }) => stats.missing += 1,
+        Err(OpError::CutShort { .. }) => stats.cut_short += 1,
         Err(OpError::Io { .. }) => stats.io_errors += 1,
         Err(_) => stats.refused += 1,
     });

@@ -40,6 +40,8 @@ struct Slot {
     dirty: bool,
     /// The journal may say that the slot holds a block: a change must be written there.
     recorded: bool,
+    /// Recovered after a crash and not read since: the slot may have been overwritten when the process ended.
+    unproven: bool,
 }
 
 /// All slots. Guarded by one leaf lock; every method is short and calls nothing outside.
@@ -57,7 +59,14 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(num_slots: u32) -> Self {
-        let free = Slot { generation: 0, state: State::Free, readers: 0, dirty: false, recorded: false };
+        let free = Slot {
+            generation: 0,
+            state: State::Free,
+            readers: 0,
+            dirty: false,
+            recorded: false,
+            unproven: false,
+        };
         Self {
             slots: vec![free; num_slots as usize],
             last_generation: 0,
@@ -81,12 +90,24 @@ impl Table {
             RecordState::Present { identity, checksum, bytes } => {
                 State::Present { content: Content { identity, checksum, bytes }, durable: true }
             }
-            RecordState::Free => State::Free,
+            RecordState::Free | RecordState::Clean => State::Free,
             RecordState::Quarantined => State::Quarantined,
         };
         let recorded = matches!(state, State::Present { .. });
         self.set_state(record.slot, state);
         self.slots[record.slot.index()].recorded = recorded;
+    }
+
+    /// The last life ended without a shutdown: any slot may have been half overwritten then.
+    pub(crate) fn distrust(&mut self) {
+        for slot in &mut self.slots {
+            slot.unproven = matches!(slot.state, State::Present { .. });
+        }
+    }
+
+    /// Nothing is being written, and the journal knows everything.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.dirty.is_empty() && !self.slots.iter().any(|slot| matches!(slot.state, State::Writing(_)))
     }
 
     /// Every block with its generation, in slot order.
@@ -178,6 +199,25 @@ impl Table {
         }
     }
 
+    /// The slot was read in full and holds what its record says.
+    pub(crate) fn prove(&mut self, slot: BlockId) {
+        if let Ok(entry) = self.entry(slot) {
+            entry.unproven = false;
+        }
+    }
+
+    /// The slot's bytes are not what its record says. Whether that is because a write was cut short by the end of the last
+    /// life: then the slot is free. Otherwise it is quarantined.
+    pub(crate) fn refute(&mut self, slot: BlockId) -> bool {
+        let unproven = self.entry(slot).is_ok_and(|entry| std::mem::take(&mut entry.unproven));
+        if unproven {
+            self.release(slot);
+        } else {
+            self.quarantine(slot);
+        }
+        unproven
+    }
+
     pub(crate) fn release(&mut self, slot: BlockId) {
         match self.entry(slot).map(|entry| entry.state) {
             Ok(State::Present { .. }) => self.change(slot, State::Free),
@@ -203,6 +243,7 @@ impl Table {
     fn change(&mut self, slot: BlockId, state: State) {
         self.last_generation = self.last_generation.saturating_add(1);
         self.slots[slot.index()].generation = self.last_generation;
+        self.slots[slot.index()].unproven = false;
         self.set_state(slot, state);
         self.mark_dirty(slot);
     }

@@ -15,10 +15,6 @@ use support::*;
 const HEADER: usize = 4096;
 const RECORD: usize = 80;
 
-fn recovered_numbers(recovered: &kvbm_disk::Recovered) -> Vec<(u32, u32)> {
-    recovered.blocks.iter().map(|block| (block.slot.0, block.identity.position)).collect()
-}
-
 #[test]
 fn a_clean_restart_finds_everything_in_age_order() {
     let medium = SimMedium::new();
@@ -40,61 +36,53 @@ fn a_clean_restart_finds_everything_in_age_order() {
     assert_eq!((engine.info().present_blocks, engine.info().durable_blocks), (2, 2));
 }
 
-/// Random life, power loss at a random moment: everything flushed and not touched since is back and verified; nothing
-/// is served that is not exactly what was written.
-fn crash_and_recover(seed: u64) {
-    const SLOTS: u32 = 6;
-    let mut random = Random(seed);
-    let medium = SimMedium::new();
-    let mut config = lazy_config(SLOTS);
-    config.compact_slack_records = random.below(12);
-    let (engine, _) = open(config.clone(), &medium);
-    let mut held: Vec<Option<u64>> = vec![None; SLOTS as usize];
-    let mut durable: Vec<Option<u64>> = held.clone();
-    for number in 0..random.below(40) {
-        let slot = random.below(u64::from(SLOTS)) as usize;
-        match random.below(6) {
-            0 => {
-                assert_eq!(engine.flush(PATIENCE).unwrap().pending_blocks, 0);
-                durable.clone_from(&held);
-            }
-            1 => {
-                engine.release(&[BlockId(slot as u32)]);
-                held[slot] = None;
-                durable[slot] = None;
-            }
-            _ => {
-                assert!(all_good(&write(&engine, &[(slot as u32, number)])));
-                held[slot] = Some(number);
-                durable[slot] = None;
-            }
-        }
-    }
-    let after = medium.crash(random.next());
-    drop(engine);
-    let (engine, recovered) = open(config, &after);
-    for (slot, number) in durable.iter().enumerate().filter_map(|(slot, number)| Some((slot, (*number)?))) {
-        assert!(
-            recovered_numbers(&recovered).contains(&(slot as u32, number as u32)),
-            "seed {seed}: {number} lost"
-        );
-        assert!(
-            is_served(&engine, slot as u32, number),
-            "seed {seed}: block {number} of slot {slot} is damaged"
-        );
-    }
-    for (slot, number) in recovered_numbers(&recovered) {
-        // Right bytes or none: `is_served` compares them.
-        let served = is_served(&engine, slot, u64::from(number));
-        assert!(served || durable[slot as usize] != Some(u64::from(number)), "seed {seed}");
-    }
-}
-
 #[test]
 fn power_loss_keeps_everything_that_was_flushed() {
-    for seed in 0..400 {
-        crash_and_recover(seed);
+    let durable: usize = (0..400).map(crash_and_recover).sum();
+    assert!(durable > 400, "{durable} blocks are a weak test");
+}
+
+/// A slot that was being overwritten at the crash is free; one that went bad is quarantined.
+///
+/// Mutation that makes it fail: `Table::refute` never takes a slot for unproven, or always; or `open` keeps the mark.
+#[test]
+fn slots_cut_short_by_a_crash_are_told_from_bad_ones() {
+    let medium = SimMedium::new();
+    let (engine, recovered) = open(lazy_config(3), &medium);
+    assert!(recovered.clean);
+    assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));
+    engine.flush(PATIENCE).unwrap();
+    // Overwritten, and never recorded.
+    assert!(all_good(&write(&engine, &[(0, 7)])));
+    let torn = SimMedium::new();
+    for file in [SLOT_FILE, JOURNAL_FILE] {
+        torn.edit(file, |bytes| *bytes = medium.bytes(file));
     }
+    drop(engine);
+    let (engine, recovered) = open(lazy_config(3), &torn);
+    assert!(!recovered.clean && recovered.blocks.len() == 3);
+    assert!(matches!(read(&engine, 0, 0), Err(OpError::CutShort { slot: BlockId(0) })));
+    assert!(matches!(read(&engine, 0, 0), Err(OpError::Missing { .. })));
+    assert!(is_served(&engine, 1, 1) && is_served(&engine, 2, 2));
+    assert_eq!((engine.stats().cut_short, engine.info().quarantined_slots), (1, 0));
+    // What was read well once and is bad later is bad; what is written is trusted.
+    torn.edit(SLOT_FILE, |bytes| bytes[BLOCK] ^= 1);
+    assert!(matches!(read(&engine, 1, 1), Err(OpError::Corrupt { .. })));
+    assert!(all_good(&write(&engine, &[(0, 8)])));
+    torn.edit(SLOT_FILE, |bytes| bytes[0] ^= 1);
+    assert!(matches!(read(&engine, 0, 8), Err(OpError::Corrupt { .. })));
+    drop(engine);
+
+    // After a shutdown there is no excuse.
+    let (engine, recovered) = open(lazy_config(3), &torn);
+    assert!(recovered.clean);
+    torn.edit(SLOT_FILE, |bytes| bytes[2 * BLOCK] ^= 1);
+    assert!(matches!(read(&engine, 2, 2), Err(OpError::Corrupt { .. })));
+    // The mark is gone as soon as the directory is opened.
+    let killed = torn.crash(1);
+    drop(engine);
+    assert!(!open(lazy_config(3), &killed).1.clean);
+    assert!(open(lazy_config(3), &torn).1.clean);
 }
 
 #[test]
@@ -205,9 +193,9 @@ fn foreign_directories_are_refused_and_left_alone() {
     refuse(&other, &["rank 0 of 2", "rank 1 of 2"]);
 
     let good = medium.bytes(JOURNAL_FILE);
-    medium.edit(JOURNAL_FILE, |bytes| bytes[8] = 2);
-    let error = refuse(&ours, &["version 2", "reads 1", "clear"]);
-    assert!(matches!(error, OpenError::Format { source: FormatError::Version { found: 2, .. }, .. }));
+    medium.edit(JOURNAL_FILE, |bytes| bytes[8] = 3);
+    let error = refuse(&ours, &["version 3", "reads 2", "clear"]);
+    assert!(matches!(error, OpenError::Format { source: FormatError::Version { found: 3, .. }, .. }));
     medium.edit(JOURNAL_FILE, |bytes| bytes[0] = b'X');
     refuse(&ours, &["another directory"]);
     medium.edit(JOURNAL_FILE, |bytes| bytes.truncate(100));

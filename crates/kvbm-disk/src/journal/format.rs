@@ -6,7 +6,7 @@ use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 
 pub(crate) const MAGIC: [u8; 8] = *b"KVBMG3\r\n";
 /// Version of header and record together.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 pub(crate) const HEADER_BYTES: usize = 4096;
 const GEOMETRY_AT: usize = 128;
 const HEADER_CRC_AT: usize = HEADER_BYTES - 8;
@@ -87,9 +87,15 @@ fn expect(field: &'static str, value: u32, expected: u32) -> Result<(), FormatEr
 /// What a slot holds from a generation on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordState {
-    Present { identity: BlockIdentity, checksum: u64, bytes: u64 },
+    Present {
+        identity: BlockIdentity,
+        checksum: u64,
+        bytes: u64,
+    },
     Free,
     Quarantined,
+    /// Of no slot: the engine was shut down, and no write was under way. Counts as the last record only.
+    Clean,
 }
 
 /// One line of the journal. The highest generation of a slot wins, wherever it stands.
@@ -112,15 +118,20 @@ pub(crate) enum RecordError {
 const PRESENT: u8 = 1;
 const FREE: u8 = 2;
 const QUARANTINED: u8 = 3;
+const CLEAN: u8 = 4;
 const HAS_PARENT: u8 = 1;
 
 impl Record {
+    /// The last record of a journal that was closed in order.
+    pub(crate) const CLEAN: Self = Self { slot: BlockId(0), generation: 0, state: RecordState::Clean };
+
     pub(crate) fn encode(&self, journal_id: u64) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         bytes[0] = match self.state {
             RecordState::Present { .. } => PRESENT,
             RecordState::Free => FREE,
             RecordState::Quarantined => QUARANTINED,
+            RecordState::Clean => CLEAN,
         };
         put(&mut bytes, 4, &self.slot.0.to_le_bytes());
         put(&mut bytes, 8, &self.generation.to_le_bytes());
@@ -159,6 +170,7 @@ impl Record {
             },
             (FREE, 0) => RecordState::Free,
             (QUARANTINED, 0) => RecordState::Quarantined,
+            (CLEAN, 0) => RecordState::Clean,
             _ => return Err(RecordError::Invalid),
         };
         Ok(Self { slot: BlockId(u32_at(bytes, 4)), generation: u64_at(bytes, 8), state })
@@ -196,7 +208,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/journal_v1.kvbm");
+    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/journal_v2.kvbm");
 
     fn header() -> Header {
         Header {
@@ -205,11 +217,11 @@ mod tests {
             num_slots: 1000,
             block_bytes: 5000,
             slot_stride: 8192,
-            geometry: b"rank 0 of 2, layers 0..32, heads 0..4".to_vec(),
+            geometry: b"model=m; rank=0/2; order=NHD; layers=0..32/32; outer=2; tokens=16; heads=0..4/8; head_dim=128; dtype=bf16; pieces=1".to_vec(),
         }
     }
 
-    fn records() -> [Record; 4] {
+    fn records() -> [Record; 5] {
         let identity = BlockIdentity {
             namespace: NamespaceId(0xA1A2_A3A4),
             group: GroupId(0xB1B2),
@@ -230,6 +242,7 @@ mod tests {
             Record { slot: BlockId(8), generation: 2, state: present(child) },
             Record { slot: BlockId(7), generation: 3, state: RecordState::Free },
             Record { slot: BlockId(9), generation: 4, state: RecordState::Quarantined },
+            Record::CLEAN,
         ]
     }
 
@@ -242,7 +255,7 @@ mod tests {
     /// After a deliberate change of format: raise [`VERSION`], write a new golden file, keep the old one refused.
     #[test]
     fn the_golden_journal_is_written_and_read_byte_for_byte() {
-        assert_eq!(VERSION, 1);
+        assert_eq!(VERSION, 2);
         assert!(journal() == GOLDEN, "the journal's bytes changed");
         let decoded = Header::decode(GOLDEN, GOLDEN.len() as u64).unwrap();
         assert_eq!(decoded, header());
@@ -251,6 +264,13 @@ mod tests {
         for (bytes, record) in written.iter().zip(records()) {
             assert_eq!(Record::decode(decoded.journal_id, bytes), Ok(record));
         }
+    }
+
+    #[test]
+    fn the_golden_journal_of_version_1_is_refused() {
+        let old = include_bytes!("../../tests/golden/journal_v1.kvbm");
+        let refused = FormatError::Version { found: 1, supported: VERSION };
+        assert_eq!(Header::decode(old, old.len() as u64), Err(refused));
     }
 
     #[test]

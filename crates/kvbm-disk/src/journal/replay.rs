@@ -24,6 +24,8 @@ pub(crate) struct Replayed {
     pub(crate) dropped: Dropped,
     /// Records up to the last intact one, damaged ones included. What follows is torn.
     pub(crate) records: u64,
+    /// The journal was closed in order. The mark that says so is not among the records.
+    pub(crate) clean: bool,
 }
 
 impl Replayed {
@@ -43,9 +45,11 @@ pub(crate) fn replay<E: From<ReplayError>>(
     let read = full::read_up_to(file, 0, &mut bytes).map_err(ReplayError::from)?;
     let header = Header::decode(&bytes[..read], file_bytes).map_err(ReplayError::from)?;
     let mut table = accept(&header)?;
-    let mut replayed = Replayed { header, dropped: Dropped::default(), records: 0 };
+    let mut replayed = Replayed { header, dropped: Dropped::default(), records: 0, clean: false };
     let torn = read_records(file, &mut replayed, &mut table).map_err(ReplayError::from)?;
     replayed.dropped.torn_tail_bytes = torn;
+    replayed.clean &= torn == 0;
+    replayed.records -= u64::from(replayed.clean);
     Ok((replayed, table))
 }
 
@@ -82,6 +86,10 @@ fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table) {
         replayed.dropped.invalid_records += 1;
         return;
     };
+    replayed.clean = record.state == RecordState::Clean;
+    if replayed.clean {
+        return;
+    }
     let is_block = matches!(record.state, RecordState::Present { .. });
     if let RecordState::Present { bytes, .. } = record.state
         && !(1..=replayed.header.block_bytes).contains(&bytes)

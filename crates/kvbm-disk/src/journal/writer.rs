@@ -82,12 +82,25 @@ impl Journal {
         Ok(())
     }
 
+    /// Says that the directory is left in order. The next record that is appended takes the mark's place.
+    pub(crate) fn mark_clean(&mut self) -> io::Result<()> {
+        if self.broken {
+            return Ok(());
+        }
+        full::write_all(&*self.file, self.end(), &Record::CLEAN.encode(self.header.journal_id))?;
+        self.file.sync_data()
+    }
+
+    fn end(&self) -> u64 {
+        HEADER_BYTES as u64 + self.records * RECORD_BYTES as u64
+    }
+
     fn append(&mut self, records: &[Record]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(records.len() * RECORD_BYTES);
         for record in records {
             bytes.extend_from_slice(&record.encode(self.header.journal_id));
         }
-        full::write_all(&*self.file, HEADER_BYTES as u64 + self.records * RECORD_BYTES as u64, &bytes)?;
+        full::write_all(&*self.file, self.end(), &bytes)?;
         self.file.sync_data()?;
         self.records += records.len() as u64;
         Ok(())

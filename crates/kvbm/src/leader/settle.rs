@@ -21,6 +21,7 @@ impl Leader {
             }
         }
         self.condemn_sources(&parts.moves, &failures);
+        self.drop_missing(&parts.moves, &failures);
         let arrived = match parts.destination {
             Destination::Reserved { arrivals, places } => {
                 let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
@@ -82,6 +83,19 @@ impl Leader {
             );
             if step.from == Tier::G3 && quarantine != Quarantine::NotRegistered {
                 self.release(&[step.src]);
+            }
+        }
+    }
+
+    /// A block of the disk that is not there after all (its slot was being overwritten when the last process ended) is on no list
+    /// any more, nor is what continues it.
+    fn drop_missing(&self, moves: &[Move], failures: &[Option<Failure>]) {
+        for (step, slot) in moves.iter().zip(failures) {
+            let missing = slot.as_ref().is_some_and(|failure| failure.kind == FailureKind::Missing);
+            if missing && step.from == Tier::G3 {
+                let tiers = [Tier::G3].into_iter().collect();
+                let removed = self.registry.remove_subtree(step.identity.group, step.identity.hash, tiers);
+                tracing::info!(target: "kvbm", hash = %step.identity.hash, blocks = removed.blocks, "not on disk after all");
             }
         }
     }

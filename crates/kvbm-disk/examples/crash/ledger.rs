@@ -1,0 +1,117 @@
+//! What the writer said, and whether the directory agrees.
+
+use crate::support::{BLOCK, pattern, read};
+use crate::writer::{SLOTS, config};
+use kvbm_disk::DiskEngine;
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest time that an opening may take.
+const MAX_OPEN: Duration = Duration::from_secs(2);
+
+/// Slots and the numbers of blocks.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    /// Written, and not touched since.
+    written: HashMap<u32, u64>,
+    /// Of these, what a flush covered.
+    durable: HashMap<u32, u64>,
+    pub(crate) found: Findings,
+}
+
+/// Sums over all rounds.
+#[derive(Default)]
+pub(crate) struct Findings {
+    pub(crate) rounds: u64,
+    pub(crate) flushes: u64,
+    /// Blocks that were checked because a flush had covered them.
+    pub(crate) acknowledged: u64,
+    pub(crate) lost: u64,
+    pub(crate) corrupt_served: u64,
+    /// Slots that were being overwritten at the end of a life.
+    pub(crate) cut_short: u64,
+    pub(crate) slowest_open: Duration,
+}
+
+impl Findings {
+    pub(crate) fn passed(&self) -> bool {
+        self.lost == 0 && self.corrupt_served == 0 && self.slowest_open < MAX_OPEN
+    }
+
+    pub(crate) fn json(&self) -> String {
+        format!(
+            "{{\"rounds\": {}, \"flushes\": {}, \"acknowledged\": {}, \"lost\": {}, \"corrupt_served\": {}, \
+             \"cut_short\": {}, \"slowest_open_s\": {:.4}}}",
+            self.rounds,
+            self.flushes,
+            self.acknowledged,
+            self.lost,
+            self.corrupt_served,
+            self.cut_short,
+            self.slowest_open.as_secs_f64()
+        )
+    }
+}
+
+impl Ledger {
+    /// Takes what the writer said until it was killed. The last line may be cut.
+    pub(crate) fn hear(&mut self, said: &str) {
+        for line in said.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                ["begin", slot] => {
+                    let slot = slot.parse().unwrap();
+                    self.written.remove(&slot);
+                    self.durable.remove(&slot);
+                }
+                ["wrote", slot, number] => {
+                    let slot = slot.parse().unwrap();
+                    self.written.insert(slot, number.parse().unwrap());
+                }
+                ["flushed"] => {
+                    self.found.flushes += 1;
+                    self.durable.clone_from(&self.written);
+                }
+                _ => panic!("the writer said: {line}"),
+            }
+        }
+    }
+
+    /// Opens the directory and compares; what is left is what the next life begins with.
+    pub(crate) fn check(&mut self, dir: &Path, engine: &str) {
+        let start = Instant::now();
+        let (engine, recovered) = DiskEngine::open(config(dir, engine)).unwrap();
+        self.found.slowest_open = self.found.slowest_open.max(start.elapsed());
+        self.found.rounds += 1;
+        let mut served = HashMap::new();
+        for block in &recovered.blocks {
+            let (slot, number) = (block.slot.0, u64::from(block.identity.position));
+            match read(&engine, slot, number) {
+                Ok(bytes) if bytes == pattern(number, BLOCK) => drop(served.insert(slot, number)),
+                Ok(_) => {
+                    eprintln!(
+                        "round {}: slot {slot} serves wrong bytes for block {number}",
+                        self.found.rounds
+                    );
+                    self.found.corrupt_served += 1;
+                }
+                Err(_) => {}
+            }
+        }
+        for (slot, number) in &self.durable {
+            self.found.acknowledged += 1;
+            if served.get(slot) != Some(number) {
+                eprintln!(
+                    "round {}: block {number} of slot {slot} was flushed and is lost",
+                    self.found.rounds
+                );
+                self.found.lost += 1;
+            }
+        }
+        self.found.cut_short += engine.stats().cut_short;
+        assert!(served.keys().all(|slot| *slot < SLOTS));
+        self.durable.clone_from(&served);
+        self.written = served;
+    }
+}
