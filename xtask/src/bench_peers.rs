@@ -35,10 +35,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let folder = workspace.root.join("bench-peers").join(options.benchmark);
     let mut arguments = options.arguments.clone();
     // The benchmark runs elsewhere: a relative file is one of the caller's folder.
-    let after_json = arguments.iter().position(|argument| argument == "--json").map(|at| at + 1);
-    if let Some(file) = after_json.and_then(|at| arguments.get_mut(at)).filter(|file| *file != "-") {
-        let path: PathBuf = std::path::absolute(&*file).context("the current folder is gone")?;
-        *file = path.to_string_lossy().into_owned();
+    for option in ["--json", "--with", "--plot"] {
+        let value = arguments.iter().position(|argument| argument == option).map(|at| at + 1);
+        if let Some(file) = value.and_then(|at| arguments.get_mut(at)).filter(|file| *file != "-") {
+            let path: PathBuf = std::path::absolute(&*file).context("the current folder is gone")?;
+            *file = path.to_string_lossy().into_owned();
+        }
     }
     let mut command = cargo(&folder);
     command

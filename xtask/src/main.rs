@@ -12,6 +12,7 @@ mod events;
 mod gpu;
 mod kernels;
 mod miri;
+mod models;
 mod nats;
 mod outside;
 mod s3;
@@ -30,7 +31,7 @@ usage: cargo xtask COMMAND
   test [--quick] [--only STEP]...  everything that must pass before a change is done; --quick leaves out the slow
                                    steps, --only runs just the steps named (see `test --list`)
   tidy                             the rules of ARCHITECTURE.md that the compiler does not check
-  bench-peers pool [--json FILE] [--rounds N] [--blocks N]
+  bench-peers pool [--json FILE] [--rounds N] [--blocks N] [--only GROUPS] [--with FILE] [--plot FILE]
                                    our bookkeeping and the strongest peer's, side by side
   bench-peers index [--json FILE] [--rounds N] [--blocks N] [--workers N]
                                    our prefix index and the strongest peer's three, side by side

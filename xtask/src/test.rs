@@ -2,7 +2,7 @@
 
 use crate::steps::{Outcome, Report};
 use crate::workspace::{Workspace, cargo, line_of, succeed};
-use crate::{crash_test, dependencies, events, kernels, miri, nats, outside, s3, smoke, tidy, zmq};
+use crate::{crash_test, dependencies, events, kernels, miri, models, nats, outside, s3, smoke, tidy, zmq};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
@@ -54,6 +54,12 @@ const STEPS: &[Step] = &[
         quick: false,
         about: "what is durable survives kill -9 and power loss",
         run: crash_test::check,
+    },
+    Step {
+        name: "models",
+        quick: false,
+        about: "every order of threads (loom), many of more threads (shuttle)",
+        run: models::check,
     },
     Step { name: "miri", quick: false, about: "undefined behaviour in the unsafe parts", run: miri::check },
 ];

@@ -8,6 +8,7 @@ mod clock;
 mod heap;
 mod ours;
 mod peer;
+mod plot;
 mod rows;
 mod side;
 mod tokens;
@@ -23,19 +24,35 @@ use side::Side;
 #[global_allocator]
 static HEAP: heap::Counting = heap::Counting;
 
-const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--blocks N]\n\n\
-  --json FILE  where the rows go (`-`: standard output)\n\
-  --rounds N   repetitions of every measurement, 1 to 99 (default 5)\n\
-  --blocks N   blocks of the large pool, 20000 to 4000000 (default 1000000: the rows' names mean that)\n";
+const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--blocks N] [--only GROUPS] [--with FILE] [--plot FILE]\n\n\
+  --json FILE    where the rows go (`-`: standard output)\n\
+  --rounds N     repetitions of every measurement, 1 to 99 (default 5)\n\
+  --blocks N     blocks of the large pool, 20000 to 4000000 (default 1000000: the rows' names mean that)\n\
+  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,threads (or none)\n\
+  --with FILE    rows that are not measured now are those of this earlier report\n\
+  --plot FILE    draws the ratios as an SVG\n";
+
+/// What is measured together.
+const GROUPS: [&str; 9] = ["hash", "heap", "match", "fill", "small", "large", "default", "threads", "none"];
 
 struct Options {
     json: Option<String>,
     rounds: usize,
     blocks: usize,
+    only: Vec<String>,
+    with: Option<String>,
+    plot: Option<String>,
+}
+
+impl Options {
+    fn wants(&self, group: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == group)
+    }
 }
 
 fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options = Options { json: None, rounds: 5, blocks: 1_000_000 };
+    let mut options =
+        Options { json: None, rounds: 5, blocks: 1_000_000, only: Vec::new(), with: None, plot: None };
     while let Some(name) = args.next() {
         let value = args.next().ok_or(format!("`{name}` needs a value, or is unknown"))?;
         let number = |low: usize, high: usize| {
@@ -44,6 +61,14 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         };
         match name.as_str() {
             "--json" => options.json = Some(value),
+            "--with" => options.with = Some(value),
+            "--plot" => options.plot = Some(value),
+            "--only" => {
+                options.only = value.split(',').map(str::to_owned).collect();
+                if let Some(unknown) = options.only.iter().find(|name| !GROUPS.contains(&name.as_str())) {
+                    return Err(format!("`--only {unknown}`: give some of {}", GROUPS.join(",")));
+                }
+            }
             "--rounds" => options.rounds = number(1, 99)?,
             "--blocks" => options.blocks = number(20_000, 4_000_000)?,
             _ => return Err(format!("unknown option `{name}`")),
@@ -78,6 +103,20 @@ impl Table {
     }
 }
 
+impl Table {
+    /// Adds the rows of an earlier report that were not measured now.
+    fn take_over(&mut self, file: &str) -> Result<(), Box<dyn std::error::Error>> {
+        let earlier: Value = serde_json::from_str(&std::fs::read_to_string(file)?)?;
+        let rows = earlier["rows"].as_array().ok_or(format!("`{file}` has no rows"))?;
+        for row in rows {
+            if !self.rows.iter().any(|known| known["name"] == row["name"]) {
+                self.rows.push(row.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Both sides in turn, `rounds` times.
 fn alternate(rounds: usize, mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> [Vec<f64>; 2] {
     let mut times = [Vec::new(), Vec::new()];
@@ -93,6 +132,11 @@ fn fill<S: Side>(capacity: usize) -> f64 {
     capacity as f64 / seconds / 1e6
 }
 
+fn filling(table: &mut Table, options: &Options) {
+    let [a, b] = alternate(options.rounds, || fill::<Ours>(options.blocks), || fill::<Peer>(options.blocks));
+    table.rate("fill_1m", a, b);
+}
+
 fn full<S: Side>(capacity: usize) -> Full<S> {
     Full::fill(S::new(capacity), capacity, rows::BATCH).0
 }
@@ -101,19 +145,19 @@ fn full_of(policy: PolicyKind, capacity: usize) -> Full<Ours> {
     Full::fill(Ours::with_policy(capacity, policy), capacity, rows::BATCH).0
 }
 
-fn pools(table: &mut Table, options: &Options) {
-    let (rounds, large) = (options.rounds, options.blocks);
-    let [a, b] = alternate(rounds, || fill::<Ours>(large), || fill::<Peer>(large));
-    table.rate("fill_1m", a, b);
-    for (name, capacity) in [("churn_10k", 10_000), ("churn_100k", large.min(100_000))] {
+fn small(table: &mut Table, options: &Options) {
+    for (name, capacity) in [("churn_10k", 10_000), ("churn_100k", options.blocks.min(100_000))] {
         let (mut ours, mut peer) = (full::<Ours>(capacity), full::<Peer>(capacity));
-        let [a, b] = alternate(rounds, || ours.churn(200_000), || peer.churn(200_000));
+        let [a, b] = alternate(options.rounds, || ours.churn(200_000), || peer.churn(200_000));
         table.rate(name, a, b);
     }
+}
+
+fn large(table: &mut Table, options: &Options) {
+    let (rounds, large) = (options.rounds, options.blocks);
     let (mut ours, mut peer) = (full::<Ours>(large), full::<Peer>(large));
     let [a, b] = alternate(rounds, || ours.churn(large / 2), || peer.churn(large / 2));
     table.rate("churn_1m", a, b);
-    default_policy(table, rounds, large, &mut peer);
     for at_once in [1, 32, 1024] {
         let [a, b] = alternate(rounds, || ours.evict(at_once, 100_000), || peer.evict(at_once, 100_000));
         table.rate(&format!("evict_{at_once}_1m"), a, b);
@@ -122,7 +166,6 @@ fn pools(table: &mut Table, options: &Options) {
     table.rate("single_block_1m", a, b);
     let [a, b] = alternate(rounds, || ours.miss(), || peer.miss());
     table.time("miss_128_1m", a, b);
-    two_threads(table, rounds, &mut ours, &mut peer);
     table.row("lock_hold_p999_us", "us", ours.hold(50_000), None, None);
     ours.churn(large / 10);
     let (a, b) = (ours.allocations(100_000), peer.allocations(100_000));
@@ -132,8 +175,9 @@ fn pools(table: &mut Table, options: &Options) {
 /// The policy that ships as the default.
 const DEFAULT: PolicyKind = PolicyKind::Hazard;
 
-fn default_policy(table: &mut Table, rounds: usize, large: usize, peer: &mut Full<Peer>) {
-    let mut ours = full_of(DEFAULT, large);
+fn default_policy(table: &mut Table, options: &Options) {
+    let (rounds, large) = (options.rounds, options.blocks);
+    let (mut ours, mut peer) = (full_of(DEFAULT, large), full::<Peer>(large));
     let [a, b] = alternate(rounds, || ours.churn(large / 2), || peer.churn(large / 2));
     table.rate("churn_1m_default", a, b);
     let [a, b] = alternate(rounds, || ours.evict(1024, 100_000), || peer.evict(1024, 100_000));
@@ -142,7 +186,9 @@ fn default_policy(table: &mut Table, rounds: usize, large: usize, peer: &mut Ful
     table.row("history_bytes", "bytes", Hazard::HISTORY_BYTES as f64, None, None);
 }
 
-fn two_threads(table: &mut Table, rounds: usize, ours: &mut Full<Ours>, peer: &mut Full<Peer>) {
+fn two_threads(table: &mut Table, options: &Options) {
+    let rounds = options.rounds;
+    let (mut ours, mut peer) = (full::<Ours>(options.blocks), full::<Peer>(options.blocks));
     for (suffix, shared) in [("", 0), ("_shared_prefix", 8)] {
         let (mut scaling, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
@@ -174,11 +220,11 @@ fn matches(table: &mut Table, options: &Options) {
 }
 
 fn heap_rows(table: &mut Table, options: &Options) {
-    let ours = rows::heap_bytes(options.blocks, || Ours::new(options.blocks));
     let peer = rows::heap_bytes(options.blocks, || Peer::new(options.blocks));
-    table.row("heap_bytes_per_block", "bytes", ours, Some(peer), Some(peer / ours));
     let ours = rows::heap_bytes(options.blocks, || Ours::with_policy(options.blocks, DEFAULT));
-    table.row("heap_bytes_per_block_default", "bytes", ours, Some(peer), Some(peer / ours));
+    table.row("heap_bytes_per_block", "bytes", ours, Some(peer), Some(peer / ours));
+    let ours = rows::heap_bytes(options.blocks, || Ours::new(options.blocks));
+    table.row("heap_bytes_per_block_lru_leaf", "bytes", ours, Some(peer), Some(peer / ours));
 }
 
 fn hashing(table: &mut Table, options: &Options) {
@@ -202,10 +248,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     eprintln!("{:26} {:14} {:>12} {:>12} {:>9}", "row", "unit", Ours::name(), Peer::name(), "ratio");
     let mut table = Table::default();
-    hashing(&mut table, &options);
-    heap_rows(&mut table, &options);
-    matches(&mut table, &options);
-    pools(&mut table, &options);
+    let groups: [(&str, fn(&mut Table, &Options)); 8] = [
+        ("hash", hashing),
+        ("heap", heap_rows),
+        ("match", matches),
+        ("fill", filling),
+        ("small", small),
+        ("large", large),
+        ("default", default_policy),
+        ("threads", two_threads),
+    ];
+    for (name, measure) in groups {
+        if options.wants(name) {
+            measure(&mut table, &options);
+        }
+    }
+    if let Some(file) = &options.with {
+        table.take_over(file)?;
+    }
     let report = json!({
         "rows": table.rows,
         "rounds": options.rounds,
@@ -217,6 +277,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some("-") => println!("{report:#}"),
         Some(file) => std::fs::write(file, format!("{report:#}\n"))?,
         None => {}
+    }
+    if let Some(file) = &options.plot {
+        std::fs::write(file, plot::svg(&table.rows))?;
     }
     Ok(())
 }

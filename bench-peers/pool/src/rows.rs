@@ -3,6 +3,7 @@
 use crate::clock::{cpu_seconds, involuntary_switches, median, quantile, thread_time};
 use crate::heap;
 use crate::side::Side;
+use kvbm_pool::RegistryConfig;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -103,10 +104,11 @@ impl<S: Side> Full<S> {
         (one, 2.0 * total / start.elapsed().as_secs_f64() / 1e6)
     }
 
-    /// The 99.9th percentile of how long evicting 64 blocks, the most of one lock hold, takes, in microseconds: an upper
-    /// bound of the hold itself. Samples in which the thread lost its CPU do not count.
+    /// The 99.9th percentile of how long a call takes that evicts as many blocks as one lock hold does at most, in
+    /// microseconds: an upper bound of each of the holds in which 1,024 blocks are evicted. Samples in which the thread
+    /// lost its CPU do not count.
     pub fn hold(&mut self, samples: usize) -> f64 {
-        const HOLD: usize = 64;
+        const HOLD: usize = RegistryConfig::MOST_EVICTED_AT_ONCE;
         let mut times = Vec::with_capacity(samples);
         while times.len() < samples {
             let chains = self.chains(1024 / HOLD, HOLD, 0);

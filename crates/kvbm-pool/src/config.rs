@@ -54,6 +54,9 @@ impl RegistryConfig {
     /// Most slots of one tier: reference counts and the policy's lists have room for no more.
     pub const MAX_CAPACITY: u32 = 1 << 28;
 
+    /// Most blocks evicted in one hold of the lock: a longer call lets others in between.
+    pub const MOST_EVICTED_AT_ONCE: usize = 32;
+
     /// Most cache groups.
     pub const MAX_GROUPS: usize = 256;
 

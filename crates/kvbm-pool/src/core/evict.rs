@@ -4,10 +4,11 @@ use super::entry::LOOKUPS;
 use super::slot::{Slot, Usage};
 use super::tiers::TierCore;
 use super::{Core, NONE, Presence};
+use crate::config::RegistryConfig;
 use kvbm_plan::BlockId;
 
 /// Most blocks evicted in one hold of the lock.
-pub(crate) const MAX_VICTIMS: usize = 64;
+pub(crate) const MAX_VICTIMS: usize = RegistryConfig::MOST_EVICTED_AT_ONCE;
 
 /// Most places of the eviction order looked at in one hold of the lock.
 const MAX_LOOKED_AT: usize = 16 * MAX_VICTIMS;

@@ -1,0 +1,157 @@
+//! The lock and handle protocols under every order of events that threads can make (`--cfg kvbm_loom`).
+//!
+//! In each model a few threads do one thing each; whatever the order, the last event of a block tells the truth and no
+//! slot is lost.
+#![cfg(kvbm_loom)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "threads/world.rs"]
+mod world;
+
+use kvbm_plan::Tier;
+use kvbm_pool::{Completion, Duplicates, G1, G2, PolicyKind, TierMask};
+use loom::thread;
+use world::{GROUP, World, hashes};
+
+/// Runs `model` in every order of its threads.
+fn every_order(model: impl Fn() + Sync + Send + 'static) {
+    loom::model(model);
+}
+
+#[test]
+fn the_last_drop_races_eviction() {
+    for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
+        every_order(move || {
+            let world = World::new([2, 0, 0], policy);
+            let held = world.register(&hashes(1, 2), 0, Duplicates::Reuse).unwrap();
+            let other = world.clone();
+            let evicting =
+                thread::spawn(move || other.pool().get_mutable_blocks(2).map(|blocks| blocks.len()));
+            drop(held);
+            // All or nothing: the blocks were in use, or both are gone.
+            if let Ok(count) = evicting.join().unwrap() {
+                assert_eq!(count, 2);
+                assert!(world.present(&hashes(1, 2)).is_empty());
+            }
+            world.check();
+        });
+    }
+}
+
+#[test]
+fn two_threads_register_the_same_blocks() {
+    for duplicates in [Duplicates::Reuse, Duplicates::Allow] {
+        every_order(move || {
+            let world = World::new([4, 0, 0], PolicyKind::LruLeaf);
+            let other = world.clone();
+            let register = move |world: &World| world.register(&hashes(1, 2), 0, duplicates).unwrap();
+            let there = thread::spawn(move || drop(register(&other)));
+            let here = register(&world);
+            there.join().unwrap();
+            assert_eq!(world.present(&hashes(1, 2)).len(), 2, "what one thread holds stays");
+            drop(here);
+            world.check();
+            let (blocks, _) = world.registry.snapshot(Tier::G1);
+            assert_eq!(blocks.len(), 2, "one block for each hash");
+            assert_eq!(world.registry.occupancy(Tier::G1).free, 2, "no duplicate is left over");
+        });
+    }
+}
+
+#[test]
+fn registration_races_the_last_drop_and_eviction() {
+    every_order(|| {
+        let world = World::new([2, 0, 0], PolicyKind::LruLeaf);
+        let held = world.register(&hashes(1, 1), 0, Duplicates::Reuse).unwrap();
+        let (registering, evicting) = (world.clone(), world.clone());
+        let registering =
+            thread::spawn(move || drop(registering.register(&hashes(1, 1), 0, Duplicates::Reuse)));
+        let evicting = thread::spawn(move || drop(evicting.pool().get_mutable_blocks(2)));
+        drop(held);
+        registering.join().unwrap();
+        evicting.join().unwrap();
+        world.check();
+    });
+}
+
+#[test]
+fn what_was_matched_stays_while_it_is_held() {
+    every_order(|| {
+        let world = World::new([2, 0, 0], PolicyKind::LruLeaf);
+        drop(world.register(&hashes(1, 2), 0, Duplicates::Reuse));
+        let other = world.clone();
+        let evicting = thread::spawn(move || drop(other.register(&hashes(2, 2), 0, Duplicates::Reuse)));
+        let mut matched = world.registry.match_prefix(GROUP, &hashes(1, 2));
+        let found = matched.len();
+        assert_eq!(world.present(&hashes(1, 2)).len().min(found), found, "held blocks are not evicted");
+        drop(matched.split_off(found / 2));
+        assert!(world.present(&hashes(1, 2)).len() >= found / 2);
+        drop(matched);
+        evicting.join().unwrap();
+        world.check();
+    });
+}
+
+#[test]
+fn clones_of_a_batch_end_on_different_threads() {
+    every_order(|| {
+        let world = World::new([2, 0, 0], PolicyKind::Hazard);
+        let mut held = world.register(&hashes(1, 2), 0, Duplicates::Reuse).unwrap();
+        let copy = held.clone();
+        let tail = held.split_off(1);
+        let ends = thread::spawn(move || drop(copy));
+        drop(held);
+        drop(tail);
+        ends.join().unwrap();
+        world.check();
+        assert_eq!(world.registry.occupancy(Tier::G1).inactive, 2);
+    });
+}
+
+#[test]
+fn an_arrival_completes_while_its_block_is_removed_or_registered() {
+    for removed in [true, false] {
+        every_order(move || {
+            let world = World::new([0, 3, 0], PolicyKind::LruLeaf);
+            let identities = world::identities(&hashes(1, 1));
+            let mut arrivals = world.registry.pool::<G2>().begin_arrivals(&identities).unwrap();
+            let other = world.clone();
+            let meanwhile = thread::spawn(move || {
+                if removed {
+                    other.registry.remove_subtree(GROUP, hashes(1, 1)[0], TierMask::ALL);
+                } else {
+                    drop(other.register_on::<G2>(&hashes(1, 1), 0, Duplicates::Reuse));
+                }
+            });
+            let completion = arrivals.complete(0);
+            let seen = world.registry.tiers_of(GROUP, hashes(1, 1)[0]);
+            if !removed {
+                assert_ne!(completion, Completion::Removed);
+                assert!(seen.contains(Tier::G2), "complete and nobody removes it");
+            }
+            drop(arrivals);
+            meanwhile.join().unwrap();
+            assert_eq!(world.registry.tiers_of(GROUP, hashes(1, 1)[0]).is_empty(), removed);
+            world.check();
+        });
+    }
+}
+
+#[test]
+fn pools_let_go_of_unfinished_batches_on_any_thread() {
+    every_order(|| {
+        let world = World::new([3, 0, 0], PolicyKind::LruLeaf);
+        let mut blocks = world.registry.pool::<G1>().get_mutable_blocks(3).unwrap();
+        let rest = blocks.split_off(1);
+        let other = world.clone();
+        let there = thread::spawn(move || {
+            drop(rest);
+            drop(other.pool().get_mutable_blocks(3));
+        });
+        drop(blocks);
+        drop(world.pool().get_mutable_blocks(3));
+        there.join().unwrap();
+        assert_eq!(world.registry.occupancy(Tier::G1).free, 3, "all or nothing, and nothing is kept");
+        world.check();
+    });
+}

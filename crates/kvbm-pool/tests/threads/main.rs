@@ -1,0 +1,68 @@
+//! Real threads on one registry: whatever they did, the events end with the truth and no slot is lost.
+#![cfg(not(any(kvbm_loom, kvbm_shuttle)))]
+
+mod scenario;
+mod world;
+
+use kvbm_pool::{Duplicates, PolicyKind};
+use std::sync::{Barrier, Mutex};
+use world::{World, hashes};
+
+const POLICIES: [PolicyKind; 3] = [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard];
+
+/// Set to a number of rounds for a long run (`cargo xtask test` has the short one).
+const ROUNDS: &str = "KVBM_RACE_ROUNDS";
+
+fn rounds() -> u64 {
+    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2000)
+}
+
+#[test]
+fn threads_with_random_operations_end_with_the_truth() {
+    for seed in 0..rounds() / 10 {
+        let world = World::new([7, 5, 0], POLICIES[seed as usize % POLICIES.len()]);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let world = world.clone();
+                scope.spawn(move || scenario::work(&world, seed * 4 + thread, 40));
+            }
+        });
+        world.check();
+    }
+}
+
+/// The same block is registered, let go of and evicted at the same moment by different threads, again and again.
+#[test]
+fn registering_races_the_last_drop_and_the_last_event_tells_the_truth() {
+    let rounds = rounds();
+    for policy in POLICIES {
+        let world = World::new([3, 0, 0], policy);
+        let chain = hashes(1, 1);
+        let held = Mutex::new(None);
+        let (start, end) = (Barrier::new(4), Barrier::new(4));
+        std::thread::scope(|scope| {
+            let thread = |work: fn(&World, &Mutex<Option<kvbm_pool::Cached<kvbm_pool::G1>>>)| {
+                let (world, held, start, end) = (&world, &held, &start, &end);
+                scope.spawn(move || {
+                    for _ in 0..rounds {
+                        start.wait();
+                        work(world, held);
+                        end.wait();
+                    }
+                });
+            };
+            thread(|_, held| drop(held.lock().map(|mut held| held.take())));
+            thread(|world, _| drop(world.register(&hashes(1, 1), 0, Duplicates::Reuse)));
+            thread(|world, _| drop(world.pool().get_mutable_blocks(3)));
+            for _ in 0..rounds {
+                // Whoever lost the race in the last round, the block has a user now.
+                let again = world.register(&chain, 0, Duplicates::Reuse);
+                *held.lock().expect("no thread panicked with it") = again;
+                start.wait();
+                end.wait();
+                world.check_events();
+            }
+        });
+        world.check();
+    }
+}

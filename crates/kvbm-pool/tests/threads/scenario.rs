@@ -1,0 +1,77 @@
+//! What a thread does to a registry: a few operations at random over few blocks, so that threads meet.
+
+use crate::world::{GROUP, World, hashes, identities};
+use kvbm_plan::Tier;
+use kvbm_pool::{Cached, Duplicates, G1, Prefix, TierMask};
+
+/// Chains of blocks that the threads share, and the length of each.
+const CHAINS: u64 = 3;
+const LENGTH: u64 = 4;
+
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// What one thread holds.
+#[derive(Default)]
+struct Hands {
+    cached: Vec<Cached<G1>>,
+    prefixes: Vec<Prefix>,
+}
+
+/// One thread: `operations` operations, then it lets go of everything.
+pub(crate) fn work(world: &World, seed: u64, operations: usize) {
+    let mut random = Random(seed);
+    let mut hands = Hands::default();
+    for _ in 0..operations {
+        operate(world, &mut random, &mut hands);
+    }
+}
+
+fn operate(world: &World, random: &mut Random, hands: &mut Hands) {
+    let chain = hashes(random.below(CHAINS), 1 + random.below(LENGTH));
+    match random.below(12) {
+        0..=3 => {
+            let known = world.registry.match_prefix(GROUP, &chain);
+            let duplicates = if random.below(4) == 0 { Duplicates::Allow } else { Duplicates::Reuse };
+            let from = known.count(Tier::G1).min(chain.len() - 1);
+            hands.cached.extend(world.register(&chain, from, duplicates));
+        }
+        4 => hands.prefixes.push(world.registry.match_prefix(GROUP, &chain)),
+        5 | 6 if !hands.cached.is_empty() => {
+            let at = random.below(hands.cached.len() as u64) as usize;
+            let mut batch = hands.cached.swap_remove(at);
+            if random.below(2) == 0 {
+                hands.cached.push(batch.clone());
+            } else {
+                drop(batch.split_off(1));
+            }
+        }
+        7 => drop(hands.prefixes.pop()),
+        8 => {
+            // A copy to the next tier that ends well, badly or not at all.
+            let up = world.registry.match_prefix(GROUP, &chain);
+            let Ok(mut arrivals) = world.registry.begin_arrivals(Tier::G2, &identities(&chain[..up.len()]))
+            else {
+                return;
+            };
+            match random.below(3) {
+                0 => drop(arrivals.complete_all()),
+                1 => arrivals.fail(0),
+                _ => {}
+            }
+            drop(arrivals.into_pinned());
+        }
+        9 => world.registry.touch(GROUP, &chain),
+        10 => {
+            let tiers = if random.below(2) == 0 { TierMask::ALL } else { TierMask::only(Tier::G2) };
+            world.registry.remove_subtree(GROUP, chain[chain.len() - 1], tiers);
+        }
+        _ => hands.cached.clear(),
+    }
+}

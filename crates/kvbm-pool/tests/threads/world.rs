@@ -1,0 +1,118 @@
+//! A registry that several threads use, and what must be true of it when they are done.
+
+#![allow(dead_code, reason = "each of the tests that share this uses a part of it")]
+
+use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
+use kvbm_pool::{
+    BlockChain, BlockPool, Cached, Duplicates, EventKind, G1, PolicyKind, Registry, RegistryConfig, TierTag,
+};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+pub(crate) const GROUP: GroupId = GroupId(0);
+const NAMESPACE: NamespaceId = NamespaceId(1);
+
+/// What the events have said so far: of each block the last, and the number of the next.
+#[derive(Default)]
+struct Told {
+    last: BTreeMap<(Tier, SequenceHash), bool>,
+    next: u64,
+}
+
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) registry: Registry,
+    told: Arc<Mutex<Told>>,
+}
+
+pub(crate) fn hashes(chain: u64, count: u64) -> Vec<SequenceHash> {
+    let hash = |index| SequenceHash::from_bytes((u128::from(chain) << 64 | u128::from(index)).to_le_bytes());
+    (0..count).map(hash).collect()
+}
+
+pub(crate) fn identities(chain: &[SequenceHash]) -> Vec<BlockIdentity> {
+    BlockIdentity::chain(NAMESPACE, GROUP, chain).collect()
+}
+
+impl World {
+    pub(crate) fn new(capacity: [u32; 3], policy: PolicyKind) -> Self {
+        let config = RegistryConfig { policy, event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
+        let registry = Registry::new(&config).expect("the configuration is valid");
+        Self { registry, told: Arc::default() }
+    }
+
+    pub(crate) fn pool(&self) -> BlockPool<G1> {
+        self.registry.pool()
+    }
+
+    /// Registers blocks `known ..` of `chain` on G1; nothing where there is no room, or a block before is gone.
+    pub(crate) fn register(
+        &self,
+        chain: &[SequenceHash],
+        known: usize,
+        duplicates: Duplicates,
+    ) -> Option<Cached<G1>> {
+        self.register_on(chain, known, duplicates)
+    }
+
+    pub(crate) fn register_on<T: TierTag>(
+        &self,
+        chain: &[SequenceHash],
+        known: usize,
+        duplicates: Duplicates,
+    ) -> Option<Cached<T>> {
+        let pool = self.registry.pool::<T>();
+        let blocks = pool.get_mutable_blocks(chain.len() - known).ok()?;
+        let partial = blocks.init_sequence(NAMESPACE, GROUP, known as u32).ok()?;
+        let (complete, _) = partial.commit(BlockChain::of_hashes(chain)).ok()?;
+        pool.register(complete, duplicates).ok()
+    }
+
+    /// Those of `chain` that are on some tier.
+    pub(crate) fn present(&self, chain: &[SequenceHash]) -> Vec<SequenceHash> {
+        let there = |hash: &&SequenceHash| !self.registry.tiers_of(GROUP, **hash).is_empty();
+        chain.iter().filter(there).copied().collect()
+    }
+
+    /// With no handle left: events are dense and end with the truth, every slot is accounted for.
+    pub(crate) fn check(&self) {
+        self.check_events();
+        for tier in Tier::SLOTTED {
+            let (blocks, _) = self.registry.snapshot(tier);
+            let status = self.registry.occupancy(tier);
+            assert_eq!(status.inactive as usize, blocks.len(), "no user is left and no copy: {status:?}");
+            assert_eq!(status.free + status.inactive, status.capacity, "{status:?}");
+            assert_eq!(status.transfer_pins, 0);
+        }
+    }
+
+    /// Events are dense, none repeats the one before of its block, and the last of each block tells the truth.
+    pub(crate) fn check_events(&self) {
+        let mut told = self.told.lock().expect("no thread panicked with it");
+        let mut events = Vec::new();
+        loop {
+            events.clear();
+            let drained = self.registry.drain_events(&mut events, 1024);
+            assert_eq!(drained.lost, 0, "the ring is large enough");
+            if drained.records == 0 {
+                break;
+            }
+            for event in &events {
+                assert_eq!(event.seq, told.next, "numbers are dense");
+                told.next += 1;
+                let stored = event.kind == EventKind::Store;
+                let before = told.last.insert((event.tier, event.identity.hash), stored);
+                assert_ne!(before.unwrap_or(false), stored, "{event:?} repeats the event before");
+            }
+        }
+        for tier in Tier::SLOTTED {
+            let (blocks, _) = self.registry.snapshot(tier);
+            let stored = told.last.iter().filter(|((on, _), stored)| *on == tier && **stored).count();
+            assert_eq!(blocks.len(), stored, "what events say is on {tier}");
+            for (_, identity) in &blocks {
+                assert_eq!(told.last.get(&(tier, identity.hash)), Some(&true), "{identity:?}");
+                assert!(self.registry.tiers_of(GROUP, identity.hash).contains(tier));
+            }
+        }
+    }
+}
