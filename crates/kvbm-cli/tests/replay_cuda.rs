@@ -54,3 +54,40 @@ fn what_is_missing_is_named_and_nothing_takes_its_place() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("out of memory") && text.contains("memory of G1"), "{text}");
 }
+
+#[test]
+fn the_doctor_tells_what_a_device_offers_and_what_is_missing() {
+    let doctor = |driver: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
+        let output =
+            command.args(["doctor", "--json", "-"]).env("KVBM_CUDA_DRIVER", driver).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["findings"].as_array().unwrap().clone()
+    };
+    let of = |findings: &[Value], name: &str| -> Vec<String> {
+        let named = findings.iter().filter(|finding| finding["name"] == name);
+        named.map(|finding| format!("{} {}", finding["status"].as_str().unwrap(), finding["found"])).collect()
+    };
+    let findings = doctor(Path::new("/no/such/libcuda.so.1"));
+    assert!(
+        of(&findings, "CUDA")[0].starts_with("missing \"no CUDA driver: /no/such/libcuda.so.1"),
+        "{findings:?}"
+    );
+    assert!(of(&findings, "GPU").is_empty());
+
+    let Some(driver) = TestDriver::library() else { return };
+    let findings = doctor(&driver);
+    for (name, count, part) in [
+        ("CUDA", 1, "driver for CUDA 12.8, 2 devices"),
+        ("GPU", 2, "compute capability 9.0"),
+        ("GPU kernels", 2, "machine code for sm_90"),
+        ("GPU batch copies", 1, "cuMemcpyBatchAsync"),
+        ("GPU copies", 2, "measured, by fragment size: 2 KiB "),
+        ("page-locking", 2, "GB/s"),
+        ("GPUDirect Storage", 1, "nvidia_fs"),
+    ] {
+        let found = of(&findings, name);
+        assert!(found.len() == count && found.iter().all(|text| text.contains(part)), "{name}: {found:?}");
+    }
+}

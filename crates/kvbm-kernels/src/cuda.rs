@@ -35,6 +35,11 @@ impl CudaKernels {
         Ok(Self { device, limits, free: Arc::default() })
     }
 
+    /// The device.
+    pub fn cuda_device(&self) -> &CudaDevice {
+        &self.device
+    }
+
     /// A buffer of at least `bytes`, an old one if there is one: allocating and freeing may wait for the whole device.
     fn buffer(&self, bytes: u64) -> Result<DeviceMemory, DeviceError> {
         let size = bytes.next_power_of_two().max(SMALLEST);

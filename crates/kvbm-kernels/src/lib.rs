@@ -42,6 +42,8 @@ mod form;
 mod image;
 mod job;
 mod layout;
+#[allow(unsafe_code)]
+mod measure;
 mod operand;
 mod pairs;
 mod params;
@@ -59,6 +61,7 @@ pub use error::{Argument, KernelError};
 pub use form::{BlockForm, BlockShape, ChunkOrder, Heads};
 pub use image::{FATBIN, Image, ImageError, ImageKind, image_for, images};
 pub use job::{DeviceLimits, Kernel, Launch, THREADS};
+pub use measure::HostCopies;
 pub use operand::Operand;
 pub use pairs::PairCopies;
 pub use run::{Converter, Driver};

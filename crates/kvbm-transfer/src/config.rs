@@ -3,6 +3,7 @@
 use crate::error::StartError;
 use kvbm_device::Device;
 use kvbm_disk::{DiskEngine, Recovered};
+use kvbm_kernels::Backend;
 use kvbm_plan::{Epoch, GroupId, Path, Rank, TransferPlan};
 use kvbm_storage::BoundLayout;
 use kvbm_volume::{BlobSlice, VolumeRegistry};
@@ -192,6 +193,9 @@ pub struct WorkerConfig {
     pub paths: PathConfigs,
     /// Verification of host memory.
     pub verify_host: VerifyHost,
+    /// How fragments of blocks get between a CUDA device and host memory. [`Backend::Auto`] follows what is measured on the
+    /// device; anything else is an error for other devices.
+    pub copies: Backend,
     /// Reports and messages that may wait for the sink; more submissions are refused until it took some.
     pub outgoing: usize,
     /// How long a flush may take.
@@ -216,6 +220,7 @@ impl WorkerConfig {
             staging_blocks: 16,
             paths: PathConfigs::default(),
             verify_host: VerifyHost::default(),
+            copies: Backend::Auto,
             outgoing: 4096,
             flush_deadline: Duration::from_secs(60),
             drop_deadline: Duration::from_secs(5),

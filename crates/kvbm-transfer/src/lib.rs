@@ -9,7 +9,7 @@
 //! |---|---|
 //! | commands and reports in wire form, or handles | [`TransferManager`], [`TransferHandle`] |
 //! | queues, gates, predecessors, deadlines, repeated plans | `schedule` |
-//! | executors: device streams, CPU, disk, staging ring | `execute` |
+//! | executors: device streams and kernels, CPU, disk, staging ring | `execute` |
 //! | identities and checksums of host slots | `host` |
 //!
 //! Rules that hold for every path:
@@ -36,6 +36,7 @@ pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, VolumeTier, Work
 pub use error::{ShutdownError, StartError, SubmitError};
 pub use handle::{NotYet, TransferHandle};
 pub use hub::Sink;
+pub use kvbm_kernels::Backend;
 pub use manager::TransferManager;
 pub use slots::disk_layout;
 pub use stats::{PathStats, WorkerStats};

@@ -4,8 +4,8 @@ use crate::asks;
 use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
 use crate::error::StartError;
 use crate::execute::{
-    Carrier, DiskCarrier, Executor, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier, VolumeReader,
-    VolumeWriter, Writes,
+    Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier,
+    VolumeReader, VolumeWriter, Way, Writes,
 };
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
@@ -14,8 +14,9 @@ use crate::manager::TransferManager;
 use crate::schedule::{Limits, PathLimits, State};
 use crate::slots::{disk_layout, layouts};
 use crossbeam_channel::bounded;
-use kvbm_device::Direction;
+use kvbm_device::{CopyEngine, Direction};
 use kvbm_disk::{BlockChecksum, DiskEngine, IoMemory, Recovered};
+use kvbm_kernels::Backend;
 use kvbm_plan::{Message, Path, Rank, RecoveredBlock, Tier};
 use kvbm_storage::{
     BoundLayout, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
@@ -117,6 +118,8 @@ fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
 struct Parts {
     config: WorkerConfig,
     host: Option<Arc<HostTier>>,
+    /// Of a CUDA device that G1 lies on.
+    kernels: Option<Kernels>,
     paths: [Result<(), String>; Path::ALL.len()],
 }
 
@@ -151,7 +154,12 @@ impl Parts {
             register(&tier.engine, g2);
         }
         let paths = std::array::from_fn(|index| available(&config, Path::ALL[index]));
-        Ok(Self { config, host, paths })
+        let kernels = match &config.device {
+            Some(device) if on_device(&config) => Kernels::of(&**device, config.copies)?,
+            _ if config.copies == Backend::Auto => None,
+            _ => return Err(bad("copies", config.copies.to_string(), "is for CUDA devices; use auto")),
+        };
+        Ok(Self { config, host, kernels, paths })
     }
 
     /// Bytes of a block of this rank.
@@ -196,7 +204,7 @@ impl Parts {
         let depth = limits.depth_blocks;
         let missing = || bad("paths", site.path.to_string(), "its tiers are not configured");
         if let Path::G3_G1 | Path::G4_G1 = site.path {
-            let (ring, route, lane) = staging_ring(config, site.path, limits)?;
+            let (ring, route, lane) = self.staging_ring(site.path, limits)?;
             *staging_bytes += ring.layout().total_bytes();
             if let (Path::G3_G1, Some(g3)) = (site.path, &config.g3) {
                 register(&g3.engine, &ring);
@@ -218,9 +226,9 @@ impl Parts {
             } else {
                 (host.bound().clone(), g1)
             };
-            let lane = lane(config, site.path)?;
             let route = route(site.path, src, dst)?;
             let route = route.summed_if(|plan| site.path.dst == Tier::G2 && host.sums_in_order_of(plan));
+            let lane = self.lane(site.path, &route, limits)?;
             return Ok(Box::new(MemoryCarrier::new(site, host, route, lane, depth)));
         }
         let engine = Arc::clone(&config.g3.as_ref().ok_or_else(missing)?.engine);
@@ -264,18 +272,57 @@ fn route(path: Path, src: BoundLayout, dst: BoundLayout) -> Result<Route, StartE
     Route::new(src, dst).map_err(|error| layouts(path.src, path.dst, &error))
 }
 
-/// The CPU where G1 is host memory, else a stream for this path alone.
-fn lane(config: &WorkerConfig, path: Path) -> Result<Lane, StartError> {
-    let on_device = config.g1.as_ref().is_some_and(|g1| g1.kind() == StorageKind::Device);
-    match &config.device {
-        Some(device) if on_device => {
-            let direction =
-                if path.src == Tier::G1 { Direction::DeviceToHost } else { Direction::HostToDevice };
-            Lane::on_device(Arc::clone(device), &path.to_string(), direction)
-                .map_err(|source| StartError::Stream { path, source })
-        }
-        _ => Ok(Lane::Host),
+impl Parts {
+    /// The CPU where G1 is host memory, else a stream for this path alone.
+    fn lane(&self, path: Path, route: &Route, limits: PathConfig) -> Result<Lane, StartError> {
+        let Some(device) = self.config.device.as_ref().filter(|_| on_device(&self.config)) else {
+            return Ok(Lane::Host);
+        };
+        let direction = if path.src == Tier::G1 { Direction::DeviceToHost } else { Direction::HostToDevice };
+        let way = match &self.kernels {
+            Some(kernels) => kernels.way(path, route, direction, limits.batch_blocks)?,
+            None => Way::Copies(CopyEngine::Auto),
+        };
+        Lane::on_device(Arc::clone(device), &path.to_string(), direction, way)
+            .map_err(|source| StartError::Stream { path, source })
     }
+
+    /// A thread's share of the staging ring of `path`, and the way from there to G1.
+    fn staging_ring(&self, path: Path, limits: PathConfig) -> Result<(BoundLayout, Route, Lane), StartError> {
+        let config = &self.config;
+        let (Some(g1), Some(g2)) = (&config.g1, &config.g2) else {
+            return Err(bad("paths", path.to_string(), "its tiers are not configured"));
+        };
+        let threads = u32::try_from(limits.threads).unwrap_or(u32::MAX);
+        let blocks =
+            (config.staging_blocks / threads).min(u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX));
+        if blocks == 0 {
+            let rule = format!("must be at least 1 per thread of path {path} ({threads})");
+            return Err(bad("staging_blocks", config.staging_blocks.to_string(), rule));
+        }
+        let failed = |reason: String| StartError::Staging { blocks, reason };
+        let layout = disk_layout(g2.layout().as_ref(), blocks).map_err(|error| failed(error.to_string()))?;
+        let allocator: Box<dyn StorageAllocator> = match &config.device {
+            Some(device) => {
+                let pinned = PinnedAllocator::new(Arc::clone(device));
+                Box::new(PinnedAllocator { fallback: PinFallback::Unpinned, ..pinned })
+            }
+            None => Box::new(SystemAllocator::default()),
+        };
+        let ring = BoundLayout::allocate(Arc::new(layout), &*allocator)
+            .map_err(|error| failed(error.to_string()))?;
+        if config.device.is_some() && ring.kind() != StorageKind::Pinned {
+            tracing::warn!(%path, "the staging ring could not be page-locked: copies to the device are slower");
+        }
+        let route = route(path, ring.clone(), g1.clone())?;
+        let lane = self.lane(path, &route, limits)?;
+        Ok((ring, route, lane))
+    }
+}
+
+/// Whether G1 is memory of a device.
+fn on_device(config: &WorkerConfig) -> bool {
+    config.g1.as_ref().is_some_and(|g1| g1.kind() == StorageKind::Device)
 }
 
 /// Tells the disk's engine of memory that its operations use, if it is page-locked: the kernel locks what it is told of.
@@ -290,39 +337,4 @@ fn register(engine: &DiskEngine, bound: &BoundLayout) {
             IoMemory::new(start, region.len() as usize, Arc::clone(region.owner()))
         });
     }
-}
-
-/// A thread's share of the staging ring of `path`, and the way from there to G1.
-fn staging_ring(
-    config: &WorkerConfig,
-    path: Path,
-    limits: PathConfig,
-) -> Result<(BoundLayout, Route, Lane), StartError> {
-    let (Some(g1), Some(g2)) = (&config.g1, &config.g2) else {
-        return Err(bad("paths", path.to_string(), "its tiers are not configured"));
-    };
-    let threads = u32::try_from(limits.threads).unwrap_or(u32::MAX);
-    let blocks =
-        (config.staging_blocks / threads).min(u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX));
-    if blocks == 0 {
-        let rule = format!("must be at least 1 per thread of path {path} ({threads})");
-        return Err(bad("staging_blocks", config.staging_blocks.to_string(), rule));
-    }
-    let failed = |reason: String| StartError::Staging { blocks, reason };
-    let layout = disk_layout(g2.layout().as_ref(), blocks).map_err(|error| failed(error.to_string()))?;
-    let allocator: Box<dyn StorageAllocator> = match &config.device {
-        Some(device) => {
-            let pinned = PinnedAllocator::new(Arc::clone(device));
-            Box::new(PinnedAllocator { fallback: PinFallback::Unpinned, ..pinned })
-        }
-        None => Box::new(SystemAllocator::default()),
-    };
-    let ring =
-        BoundLayout::allocate(Arc::new(layout), &*allocator).map_err(|error| failed(error.to_string()))?;
-    if config.device.is_some() && ring.kind() != StorageKind::Pinned {
-        tracing::warn!(%path, "the staging ring could not be page-locked: copies to the device are slower");
-    }
-    let lane = lane(config, path)?;
-    let route = route(path, ring.clone(), g1.clone())?;
-    Ok((ring, route, lane))
 }

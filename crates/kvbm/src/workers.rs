@@ -1,6 +1,8 @@
 //! The workers of this process: one per rank, with the memory they move bytes in.
 
-use crate::config::{self, BandwidthModel, Config, DeviceKind, LayoutKind, VerifyHost};
+use crate::config::{
+    self, BandwidthModel, Config, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VerifyHost,
+};
 use crate::worker::{LinkError, MessageSink, WorkerLink};
 use kvbm_device::{
     CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice,
@@ -17,7 +19,7 @@ use kvbm_storage::{
     SystemAllocator,
 };
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{DiskTier, PathConfig, PathConfigs, TransferManager, WorkerConfig, disk_layout};
+use kvbm_transfer::{Backend, DiskTier, PathConfig, PathConfigs, TransferManager, WorkerConfig, disk_layout};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -198,6 +200,12 @@ impl LocalWorker {
         worker_config.device = Some(Arc::clone(&device));
         worker_config.g1 = Some(g1.clone());
         worker_config.paths = paths(&config.transfer, &config.disk);
+        worker_config.copies = match config.transfer.copies {
+            CopyWay::Auto => Backend::Auto,
+            CopyWay::Kernel => Backend::Kernel,
+            CopyWay::Batch => Backend::Batch,
+            CopyWay::Async => Backend::Async,
+        };
         worker_config.verify_host = match config.transfer.verify_host {
             VerifyHost::Never => kvbm_transfer::VerifyHost::Never,
             VerifyHost::Sampled => kvbm_transfer::VerifyHost::default(),
@@ -304,13 +312,17 @@ pub(crate) fn rank_layout_config(
 
 fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn BlockLayout>, WorkerError> {
     let shape = rank_layout_config(config, rank, blocks, 1, Tier::G1)?;
+    let order = match config.device.order {
+        DeviceOrder::Nhd => AxisOrder::Nhd,
+        DeviceOrder::Hnd => AxisOrder::Hnd,
+    };
     let layout = |source| WorkerError::Layout { tier: Tier::G1, source };
     Ok(match config.device.layout {
         LayoutKind::LayerSeparate => {
             let placement = OuterPlacement::KvOuter;
-            Arc::new(LayerSeparate::new(shape, AxisOrder::Nhd, placement).map_err(layout)?)
+            Arc::new(LayerSeparate::new(shape, order, placement).map_err(layout)?)
         }
-        LayoutKind::FullyContiguous => Arc::new(FullyContiguous::new(shape, AxisOrder::Nhd).map_err(layout)?),
+        LayoutKind::FullyContiguous => Arc::new(FullyContiguous::new(shape, order).map_err(layout)?),
     })
 }
 
@@ -321,7 +333,11 @@ fn host_memory(
     blocks: u32,
 ) -> Result<BoundLayout, WorkerError> {
     let shape = rank_layout_config(config, rank, blocks, config::PAGE, Tier::G2)?;
-    let layout = FullyContiguous::new(shape, AxisOrder::Nhd)
+    let order = match config.host.order {
+        HostOrder::Nhd => AxisOrder::Nhd,
+        HostOrder::Universal => AxisOrder::Universal,
+    };
+    let layout = FullyContiguous::new(shape, order)
         .map_err(|source| WorkerError::Layout { tier: Tier::G2, source })?;
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let bound = if config.host.pinned {

@@ -1,6 +1,7 @@
 //! `kvbm doctor`: what this machine offers, what is missing, and the command that fixes it. Missing parts are no failure: everything
 //! optional has a substitute.
 
+mod cuda;
 mod library;
 mod machine;
 mod storage;
@@ -68,7 +69,7 @@ pub struct Report {
 pub fn examine(args: &DoctorArgs) -> Report {
     let mut findings = machine::examine();
     findings.push(storage::examine(&args.dir));
-    findings.push(library::cuda());
+    findings.extend(cuda::examine());
     findings.push(library::nixl());
     Report { findings }
 }

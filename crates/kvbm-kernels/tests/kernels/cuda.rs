@@ -170,3 +170,27 @@ fn what_was_staged_is_given_back() {
     drop((source, target, opened, converter, device));
     library.assert_nothing_is_left();
 }
+
+#[test]
+fn host_copies_are_measured_once_and_leave_nothing_behind() {
+    for version in [12_080, 12_040] {
+        let Some(library) = TestDriver::new() else { return };
+        library.machine(1, version);
+        let device = device_of(&library);
+        let converter = Converter::new(CudaKernels::new(device.clone()).expect("attributes"));
+        library.fail(c"cuMemHostRegister_v2", 2, 0);
+        let error = converter.host_copies().unwrap_err();
+        assert!(matches!(error, kvbm_device::DeviceError::PinLimit { .. }), "{error}");
+        let measured = converter.host_copies().expect("measured");
+        let first = measured.measurements.first().expect("one size at least");
+        assert_eq!((first.piece_bytes, first.batch_ns.is_some()), (2 << 10, version == 12_080));
+        assert!(measured.crossover.is_some());
+        let calls = library.calls(c"");
+        let other = Converter::new(CudaKernels::new(device.clone()).expect("attributes"));
+        let loading = library.calls(c"") - calls;
+        assert_eq!(other.host_copies().expect("known"), measured, "another user of the device has the same");
+        assert_eq!(library.calls(c"") - calls, loading, "nothing was measured again");
+        drop((converter, other, device));
+        library.assert_nothing_is_left();
+    }
+}

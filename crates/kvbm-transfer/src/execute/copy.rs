@@ -1,9 +1,10 @@
 //! Copies between two memories: batched and scattered on a device stream, or by the CPU where both are host memory.
 
+use super::fused::Way;
 use super::sums::{PassingSums, Summed};
 use super::{Done, Stage};
 use crossbeam_channel::Sender;
-use kvbm_device::{CopyBatch, Device, DeviceError, Direction, Stream};
+use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
 use kvbm_plan::{ChecksumMode, LayerRange, TransferPlan};
 use kvbm_storage::{BoundLayout, RegionBytes};
@@ -40,7 +41,20 @@ impl Route {
         self
     }
 
-    fn plan(&mut self, layers: Option<LayerRange>) -> Result<Arc<CopyPlan>, PlanError> {
+    pub(crate) fn src(&self) -> &BoundLayout {
+        &self.src
+    }
+
+    pub(crate) fn dst(&self) -> &BoundLayout {
+        &self.dst
+    }
+
+    /// Fragments of a block, and its bytes.
+    pub(crate) fn fragments(&self) -> (u64, u64) {
+        (self.whole.num_runs(), self.whole.bytes_per_block())
+    }
+
+    pub(crate) fn plan(&mut self, layers: Option<LayerRange>) -> Result<Arc<CopyPlan>, PlanError> {
         let Some(LayerRange { first, count }) = layers else { return Ok(Arc::clone(&self.whole)) };
         if let Some(plan) = self.ranges.get(&(first, count)) {
             return Ok(Arc::clone(plan));
@@ -66,18 +80,19 @@ pub(crate) enum Lane {
     /// The CPU, at once.
     Host,
     /// A stream of its own. A stream that failed is replaced.
-    Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction },
+    Device { device: Arc<dyn Device>, stream: Arc<dyn Stream>, direction: Direction, way: Way },
 }
 
 impl Lane {
-    /// A stream called `name` for copies in `direction`.
+    /// A stream called `name` for copies in `direction`, which go that way.
     pub(crate) fn on_device(
         device: Arc<dyn Device>,
         name: &str,
         direction: Direction,
+        way: Way,
     ) -> Result<Self, DeviceError> {
         let stream = device.create_stream(name)?;
-        Ok(Self::Device { device, stream, direction })
+        Ok(Self::Device { device, stream, direction, way })
     }
 }
 
@@ -238,7 +253,21 @@ impl<T> Copier<T> {
     }
 
     fn launch_on_device(&mut self, mut batch: Batch<T>, plan: &CopyPlan) {
-        let Lane::Device { stream, direction, .. } = &self.lane else { return };
+        let summed = self.is_summed(&batch);
+        let Lane::Device { stream, direction, way, .. } = &mut self.lane else { return };
+        if let Way::Fused(fused) = way {
+            if batch.items.len() > fused.slots() {
+                let (second, attempts) = (batch.items.split_off(fused.slots()), batch.attempts);
+                self.launch_on_device(batch, plan);
+                return self.launch_on_device(Batch { items: second, attempts }, plan);
+            }
+            let layers = batch.items.first().and_then(|item| item.plan.layers);
+            let queued = match CudaStream::of(&**stream) {
+                Some(stream) => fused.issue(stream, &batch.items, layers),
+                None => Err(no_copy("a kernel on a stream that is none of CUDA's")),
+            };
+            return self.launched(batch, None, queued);
+        }
         let mut copies = CopyBatch::with_capacity(*direction, plan.num_runs() as usize * batch.items.len());
         let pushed = batch
             .items
@@ -255,12 +284,21 @@ impl<T> Copier<T> {
             }
             Err(error) => return self.fail(batch, &error),
         }
-        let sums = self.is_summed(&batch).then(|| {
+        let sums = summed.then(|| {
             let (sums, summed) = PassingSums::new(plan.num_runs() as usize, plan.bytes_per_block());
             copies.observe(Box::new(sums));
             summed
         });
-        match stream.copy(copies) {
+        let queued = match (way, CudaStream::of(&**stream)) {
+            (Way::Copies(engine), Some(stream)) => stream.copy_by(copies, *engine),
+            _ => stream.copy(copies),
+        };
+        self.launched(batch, sums, queued.map_err(|rejected| rejected.error));
+    }
+
+    /// Waits for a batch that was queued, or tries again with one that was not.
+    fn launched(&mut self, batch: Batch<T>, sums: Option<Summed>, queued: Result<Event, DeviceError>) {
+        match queued {
             Ok(event) => {
                 let ticket = self.next_ticket;
                 self.next_ticket += 2;
@@ -271,15 +309,13 @@ impl<T> Copier<T> {
                     drop(done.try_send(Done { ticket, result: Stage::Copy(result) }));
                 });
             }
-            Err(rejected) => match rejected.error {
-                DeviceError::QueueFull { .. } => self.parked.push_back(batch),
-                error => self.recover(batch, &error),
-            },
+            Err(DeviceError::QueueFull { .. }) => self.parked.push_back(batch),
+            Err(error) => self.recover(batch, &error),
         }
     }
 }
 
-fn refused(error: &PlanError) -> DeviceError {
+pub(super) fn refused(error: &PlanError) -> DeviceError {
     DeviceError::OperationFailed {
         stream: "none".into(),
         operation: "copy plan".into(),
@@ -297,7 +333,7 @@ fn no_copy(what: &'static str) -> DeviceError {
     DeviceError::Unsupported { device: "kvbm-transfer".into(), operation: what }
 }
 
-fn push_block(
+pub(super) fn push_block(
     copies: &mut CopyBatch,
     route: &Route,
     plan: &CopyPlan,

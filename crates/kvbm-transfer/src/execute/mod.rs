@@ -5,6 +5,7 @@
 
 mod copy;
 mod disk;
+mod fused;
 mod memory;
 mod staged;
 mod sums;
@@ -12,6 +13,7 @@ mod volume;
 
 pub(crate) use copy::{Lane, Route};
 pub(crate) use disk::{DiskCarrier, Reads, Writes};
+pub(crate) use fused::{Kernels, Way};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
 pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of};

@@ -48,9 +48,10 @@ use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 pub use error::{ConfigError, Origin};
 pub use schema::{Key, Section};
 pub use sections::{
-    Admission, Algorithm, BandwidthModel, ChainRootKind, DeviceConfig, DeviceKind, DiskConfig, DiskEngine,
-    EdgeConfig, EventsConfig, EvictionPolicy, HostConfig, LayoutKind, ModelConfig, NamespaceConfig,
-    OffloadConfig, ParallelismConfig, PolicyConfig, TransferConfig, VerifyHost, WhenFull,
+    Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceConfig, DeviceKind, DeviceOrder,
+    DiskConfig, DiskEngine, EdgeConfig, EventsConfig, EvictionPolicy, HostConfig, HostOrder, LayoutKind,
+    ModelConfig, NamespaceConfig, OffloadConfig, ParallelismConfig, PolicyConfig, TransferConfig, VerifyHost,
+    WhenFull,
 };
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;

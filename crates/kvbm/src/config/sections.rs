@@ -88,6 +88,8 @@ section! {
         capacity: Capacity = Capacity::Blocks(Blocks(1024)), ["per rank"];
         /// How a block lies in G1: `layer-separate` as engines have it, or `fully-contiguous`.
         layout: LayoutKind = LayoutKind::LayerSeparate, [""];
+        /// Order within a layer: `nhd` tokens before heads, `hnd` heads before tokens.
+        order: DeviceOrder = DeviceOrder::Nhd, [""];
         /// How long copies of the emulated device take: `unlimited` as fast as the machine, `reference` 28 GB/s to host memory.
         bandwidth_model: BandwidthModel = BandwidthModel::Unlimited, [""];
     }
@@ -98,6 +100,9 @@ section! {
     HostConfig, "host", |config| config.host, {
         /// What G2 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
+        /// Order within a block, in host memory and on disk: `nhd` layer by layer, tokens before heads; `universal` heads outermost, so
+        /// that a rank's part of a block is one piece. From another order on a GPU, a kernel converts.
+        order: HostOrder = HostOrder::Nhd, [""];
         /// Ask for huge pages.
         huge_pages: bool = false, [""];
         /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit. Where the system refuses, the memory is
@@ -211,6 +216,9 @@ section! {
         threads: u32 = 2, ["threads per path and rank"];
         /// After this time a transfer that has not started fails, and a wait for one that has gives up.
         deadline: Duration = Duration::from_secs(30), [""];
+        /// How fragments of blocks get from and to a GPU: by a `kernel` through a staging area, in a `batch` of copies, one by one
+        /// (`async`), or `auto`, as is measured on the device when it is opened.
+        copies: CopyWay = CopyWay::Auto, [""];
         /// Compare checksums of blocks that come from host memory. What comes from disk is always compared.
         verify_host: VerifyHost = VerifyHost::Sampled, [""];
     }
@@ -302,6 +310,40 @@ choice! {
         LayerSeparate = "layer-separate",
         /// All layers of a block side by side.
         FullyContiguous = "fully-contiguous",
+    }
+}
+
+choice! {
+    /// Order within a layer of a block in G1.
+    DeviceOrder {
+        /// Tokens before heads.
+        Nhd = "nhd",
+        /// Heads before tokens.
+        Hnd = "hnd",
+    }
+}
+
+choice! {
+    /// Order within a block in host memory and on disk.
+    HostOrder {
+        /// Layer by layer, tokens before heads.
+        Nhd = "nhd",
+        /// Heads outermost.
+        Universal = "universal",
+    }
+}
+
+choice! {
+    /// How fragments of blocks get from and to a GPU.
+    CopyWay {
+        /// As is measured to be the fastest.
+        Auto = "auto",
+        /// By a kernel through a staging area.
+        Kernel = "kernel",
+        /// Many copies in one call.
+        Batch = "batch",
+        /// One copy after the other.
+        Async = "async",
     }
 }
 

@@ -170,6 +170,7 @@ fn rules_name_the_key_and_the_way_out() {
         ),
         (&[("disk.capacity", "5"), ("host.capacity", "5")], "disk.capacity = 5 blocks: needs disk.dir"),
         (&[("device.ordinal", "2")], "device.ordinal = 2: has a meaning only with device.kind = \"cuda\""),
+        (&[("transfer.copies", "batch")], "transfer.copies = batch: chooses among the ways of a GPU"),
         (
             &[("device.kind", "cuda"), ("device.bandwidth_model", "reference")],
             "device.bandwidth_model = reference: slows the emulated device only",

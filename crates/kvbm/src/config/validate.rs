@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::sections::{BandwidthModel, ChainRootKind, DeviceKind};
+use super::sections::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind};
 use super::{Config, ConfigError, Section};
 use kvbm_events::EventUrl;
 use kvbm_plan::Tier;
@@ -125,6 +125,10 @@ impl Config {
         match device.kind {
             DeviceKind::Emulated if device.ordinal != 0 => {
                 broken("device.ordinal", &device.ordinal, "has a meaning only with device.kind = \"cuda\"")
+            }
+            DeviceKind::Emulated if self.transfer.copies != CopyWay::Auto => {
+                let rule = "chooses among the ways of a GPU: leave it out, or set device.kind = \"cuda\"";
+                broken("transfer.copies", &self.transfer.copies, rule)
             }
             DeviceKind::Cuda if device.bandwidth_model != BandwidthModel::Unlimited => {
                 let rule = "slows the emulated device only: leave it out with device.kind = \"cuda\"";
