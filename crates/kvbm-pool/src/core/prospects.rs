@@ -88,11 +88,8 @@ impl Core {
         let Some(policy) = &mut self.policy else { return };
         let there = |&&index: &&u32| index != NONE;
         let Some(&deepest) = request.iter().rfind(there) else { return };
-        policy.begin(
-            Some(self.entries[deepest].memory()),
-            RequestPart::Used,
-            request.iter().filter(there).count(),
-        );
+        let uses = request.iter().filter(there).count();
+        policy.begin(Some(self.entries[deepest].memory()), RequestPart::Used, uses);
         for (at, &index) in request.iter().enumerate().filter(|(_, index)| **index != NONE) {
             let entry = &mut self.entries[index];
             if !entry.take_fresh() {
@@ -103,7 +100,7 @@ impl Core {
                 entry.set_memory(policy.used(&block, entry.memory()));
             }
         }
-        self.show(request.len());
+        self.show(uses);
     }
 
     /// The policy learns what has changed of a block that was touched.

@@ -116,3 +116,135 @@ pub(crate) fn agentic(kind: Agents, requests: usize, seed: u64) -> Vec<Vec<u64>>
     }
     out
 }
+
+/// How sessions with pauses work: each step comes a pause after the one before, so what is used next depends on time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sessions {
+    pub(crate) open: usize,
+    pub(crate) prompts: u64,
+    pub(crate) prompt_blocks: u64,
+    pub(crate) step: (u64, u64),
+    /// Steps of a session, in the mean; the shorter the more frequent.
+    pub(crate) steps: u64,
+    pub(crate) pause: Pause,
+    /// One pause in so many is fifty times as long; 0 for none.
+    pub(crate) long_pause_one_in: u64,
+    /// One step in so many starts this many sub-agents with the context so far, for a few steps each; 0 for none.
+    pub(crate) fork_one_in: u64,
+    pub(crate) fan_out: u64,
+    /// A context longer than this is cut to its prompt and a summary; 0 for never.
+    pub(crate) limit: usize,
+    /// Of 100 requests so many come once, from nobody.
+    pub(crate) single_percent: u64,
+    /// Of 100 sessions that begin, so many go on where one ended.
+    pub(crate) reopen_percent: u64,
+    /// Whether sessions begin in bursts.
+    pub(crate) bursts: bool,
+}
+
+/// How long a tool call takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pause {
+    Fixed,
+    Uniform,
+    /// Most are short, some very long.
+    HeavyTail,
+}
+
+pub(crate) const SESSIONS: Sessions = Sessions {
+    open: 24,
+    prompts: 3,
+    prompt_blocks: 30,
+    step: (1, 6),
+    steps: 20,
+    pause: Pause::HeavyTail,
+    long_pause_one_in: 20,
+    fork_one_in: 0,
+    fan_out: 0,
+    limit: 0,
+    single_percent: 0,
+    reopen_percent: 0,
+    bursts: false,
+};
+
+struct Session {
+    context: Vec<u64>,
+    left: u64,
+    is_child: bool,
+}
+
+impl Sessions {
+    fn pause(self, random: &mut Random) -> u64 {
+        let base = match self.pause {
+            Pause::Fixed => 1000,
+            Pause::Uniform => random.between(200, 1800),
+            Pause::HeavyTail => (100_000 / random.between(1, 1000)) + random.between(1, 100),
+        };
+        let is_long = self.long_pause_one_in > 0 && random.one_in(self.long_pause_one_in);
+        if is_long { 50 * base } else { base }
+    }
+
+    fn begin(self, random: &mut Random, over: &mut Vec<Vec<u64>>) -> Session {
+        let reopens = !over.is_empty() && random.between(0, 99) < self.reopen_percent;
+        let context = if reopens {
+            over.swap_remove(random.between(0, over.len() as u64 - 1) as usize)
+        } else {
+            let prompt = random.between(0, self.prompts - 1) * self.prompt_blocks;
+            (prompt..prompt + self.prompt_blocks).collect()
+        };
+        let steps = (0..4).map(|_| random.between(0, 2 * self.steps)).min().unwrap_or(0);
+        Session { context, left: 1 + steps, is_child: false }
+    }
+}
+
+pub(crate) fn with_pauses(kind: Sessions, requests: usize, seed: u64) -> Vec<Vec<u64>> {
+    use std::cmp::Reverse;
+    let mut random = Random(seed);
+    let mut next_id = kind.prompts * kind.prompt_blocks;
+    let mut fresh = |count: u64| {
+        next_id += count;
+        next_id - count..next_id
+    };
+    let mut due = std::collections::BinaryHeap::new();
+    let (mut sessions, mut over, mut out) = (Vec::<Option<Session>>::new(), Vec::new(), Vec::new());
+    let (mut now, mut open) = (0, 0);
+    while out.len() < requests {
+        while open < kind.open {
+            let burst = random.between(0, 3) * 8000 + random.between(0, 50);
+            let wait = if kind.bursts { burst } else { kind.pause(&mut random) };
+            due.push(Reverse((now + wait, sessions.len())));
+            sessions.push(Some(kind.begin(&mut random, &mut over)));
+            open += 1;
+        }
+        if random.between(0, 99) < kind.single_percent {
+            out.push(fresh(random.between(1, 30)).collect());
+            continue;
+        }
+        let Some(Reverse((time, index))) = due.pop() else { break };
+        let Some(mut session) = sessions[index].take() else { continue };
+        now = time;
+        session.context.extend(fresh(random.between(kind.step.0, kind.step.1)));
+        out.push(session.context.clone());
+        session.left -= 1;
+        if kind.limit > 0 && session.context.len() > kind.limit {
+            session.context.truncate(kind.prompt_blocks as usize);
+            session.context.extend(fresh(4));
+        }
+        if kind.fork_one_in > 0 && !session.is_child && random.one_in(kind.fork_one_in) {
+            for _ in 0..kind.fan_out {
+                due.push(Reverse((now + kind.pause(&mut random) / 4, sessions.len())));
+                let (context, left) = (session.context.clone(), random.between(1, 5));
+                sessions.push(Some(Session { context, left, is_child: true }));
+                open += 1;
+            }
+        }
+        if session.left > 0 {
+            due.push(Reverse((now + kind.pause(&mut random), index)));
+            sessions[index] = Some(session);
+        } else {
+            open -= 1;
+            over.push(session.context);
+        }
+    }
+    out
+}

@@ -75,8 +75,10 @@ pub struct Hazard {
     /// Slots of the largest tier.
     largest: usize,
     next: [Next; TIERS],
-    /// Turn of the request that is under way.
+    /// Turn of the request that is under way, its blocks so far, and which part of it was told last.
     turn: u8,
+    pending: u64,
+    part: RequestPart,
     /// Uses between two steps of fitting, and between two of fading.
     fit_every: u64,
     fade_every: u64,
@@ -103,6 +105,8 @@ impl Hazard {
             unit_shift: (largest / UNITS).max(1).ilog2(),
             next: [Next::NOTHING; TIERS],
             turn: 0,
+            pending: 0,
+            part: RequestPart::Registered,
             fit_every: (fade_every / model::CLASSES as u64).max(16),
             fade_every,
             next_fit: 0,
@@ -226,7 +230,13 @@ fn turn_of(memory: BlockMemory) -> u8 {
 
 impl EvictionPolicy for Hazard {
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
-        self.uses += blocks as u64;
+        // A request's blocks count as used when it is over: until then the blocks of others have rested only as long as they
+        // were seen to rest.
+        if part == RequestPart::Used || self.part == RequestPart::Registered {
+            self.uses += std::mem::take(&mut self.pending);
+        }
+        self.pending += blocks as u64;
+        self.part = part;
         self.turn = match (before, part) {
             (None, _) => 0,
             (Some(memory), RequestPart::Used) => step(turn_of(memory), 3, &mut self.random),
