@@ -74,7 +74,10 @@ impl fmt::Display for Trigger {
     }
 }
 
-/// The six transitions; there is no other.
+/// The six transitions; there is no other. As a graph, in the DOT language (a test compares it with the table):
+/// ```dot
+#[doc = include_str!("../states.dot")]
+/// ```
 pub const TRANSITIONS: [(BlockState, Trigger, BlockState); 6] = [
     (BlockState::Reset, Trigger::InitSequence, BlockState::Partial),
     (BlockState::Partial, Trigger::Commit, BlockState::Complete),

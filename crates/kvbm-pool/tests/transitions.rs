@@ -66,6 +66,22 @@ fn the_table_has_exactly_the_six_transitions_of_the_reference() {
     assert_eq!((legal, TRANSITIONS.len()), (6, 6));
 }
 
+/// `BLESS=1` writes the file anew.
+#[test]
+fn the_graph_in_the_documentation_is_the_table() {
+    let edges = TRANSITIONS.map(|(from, trigger, to)| {
+        format!("    {from} -> {to} [label=\"{trigger}: {}\"];\n", trigger.rule())
+    });
+    let states = BlockState::ALL.map(|state| format!("    {state};\n"));
+    let graph = format!("digraph block {{\n{}{}}}\n", states.concat(), edges.concat());
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/states.dot");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(path, &graph).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap();
+    assert_eq!(written, graph, "states.dot is out of date: run this test once with BLESS=1");
+}
+
 #[test]
 fn a_block_goes_through_its_whole_life() {
     let (registry, pool) = pool(2);
