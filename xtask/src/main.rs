@@ -8,6 +8,7 @@
 mod bench_peers;
 mod crash_test;
 mod dependencies;
+mod event_faults;
 mod events;
 mod gpu;
 mod kernels;
@@ -40,6 +41,8 @@ usage: cargo xtask COMMAND
                                    writes simulated; N defaults to 200
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
+  event-faults [--rounds N] [--seed N]
+                                   random kills, partitions, stalls and restarts under the event plane
   test-gpu                         the tests that need a CUDA device; fails where there is none
   gpu-bundle [--rehearse]          programs for a machine with a GPU and without Rust, in target/gpu-bundle; --rehearse runs
                                    them here on the test driver
@@ -97,6 +100,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => crash_test::run(&options),
             Err(text) => usage(text),
         },
+        "event-faults" => match event_faults::Options::parse(rest) {
+            Ok(options) => event_faults::run(&options),
+            Err(text) => usage(text),
+        },
         "regen-kernels" => {
             let mode = match rest {
                 [] => kernels::Mode::Write,
@@ -147,6 +154,7 @@ mod tests {
             "test --only",
             "test --only nothing",
             "test-gpu x",
+            "event-faults --rounds 0",
             "gpu-bundle x",
             "verify-kernels x",
             "regen-kernels --force",

@@ -23,12 +23,12 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         }
     };
     let clippy =
-        ["clippy", "-p", "kvbm-events", "--features", "nats", "--all-targets", "--", "-D", "warnings"];
+        ["clippy", "-p", "kvbm-events", "--features", "nats,zmq", "--all-targets", "--", "-D", "warnings"];
     if let Err(error) = succeed(cargo(&workspace.root).args(clippy)) {
         return Err(error).into();
     }
     let mut tests = cargo(&workspace.root);
-    tests.args(["test", "-p", "kvbm-events", "--features", "nats", "--test", "nats"]);
+    tests.args(["test", "-p", "kvbm-events", "--features", "nats,zmq", "--test", "nats", "--test", "faults"]);
     counted(tests.env("KVBM_NATS_SERVER", server))
 }
 

@@ -12,90 +12,32 @@ use kvbm_events::{
     StreamId, Subscriber, TransportError, conformance,
 };
 use kvbm_plan::Epoch;
-use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::{PATIENCE, Ring, World};
+use support::{NatsServer, PATIENCE, Ring, World};
 
-/// A server of our own, with its files in a folder of its own.
-struct Server {
-    program: PathBuf,
-    port: u16,
-    folder: PathBuf,
-    arguments: Vec<&'static str>,
-    child: Option<Child>,
-}
-
-impl Server {
-    /// `None` where there is no server to run.
-    fn start(arguments: &[&'static str]) -> Option<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let Some(program) = std::env::var_os("KVBM_NATS_SERVER") else {
-            println!("skipped: KVBM_NATS_SERVER names no nats-server");
-            return None;
-        };
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("kvbm-nats-{}-{number}", std::process::id()));
-        let (program, arguments) = (program.into(), arguments.to_vec());
-        let mut server = Self { program, port, folder, arguments, child: None };
-        server.restart();
-        Some(server)
-    }
-
-    fn restart(&mut self) {
-        self.kill();
-        let mut command = Command::new(&self.program);
-        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "-js", "-sd"]).arg(&self.folder);
-        command.args(&self.arguments).stdout(Stdio::null()).stderr(Stdio::null());
-        self.child = Some(command.spawn().unwrap());
-        let deadline = Instant::now() + PATIENCE;
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(Instant::now() < deadline, "the server does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// As a power cut does it to the process: without a goodbye.
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-
-    fn config(&self, subject: &str) -> NatsConfig {
-        NatsConfig::new(format!("nats://127.0.0.1:{}", self.port), subject)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
+fn config(server: &NatsServer, subject: &str) -> NatsConfig {
+    NatsConfig::new(format!("nats://127.0.0.1:{}", server.port()), subject)
 }
 
 #[test]
 fn nats_core_conforms() {
-    let Some(server) = Server::start(&[]) else { return };
+    let Some(server) = NatsServer::start(&[]) else { return };
     let number = AtomicU32::new(0);
     conformance::check(|| {
         let subject = format!("kvbm.events.{}", number.fetch_add(1, Ordering::Relaxed));
-        NatsTransport::connect(server.config(&subject)).unwrap()
+        NatsTransport::connect(config(&server, &subject)).unwrap()
     });
 }
 
 #[test]
 fn jetstream_conforms() {
-    let Some(server) = Server::start(&[]) else { return };
+    let Some(server) = NatsServer::start(&[]) else { return };
     let number = AtomicU32::new(0);
     conformance::check(|| {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        let config = server.config(&format!("kvbm.events.{number}")).with_stream(format!("kvbm-{number}"));
+        let config = config(&server, &format!("kvbm.events.{number}")).with_stream(format!("kvbm-{number}"));
         NatsTransport::connect(config).unwrap()
     });
 }
@@ -147,9 +89,9 @@ fn publish_while(transport: NatsTransport, count: u64, mut disturb: impl FnMut(u
 /// Mutation that makes it fail: `follow` that starts at the stream's end again.
 #[test]
 fn jetstream_loses_nothing_when_the_server_is_killed() {
-    let Some(mut server) = Server::start(&[]) else { return };
+    let Some(mut server) = NatsServer::start(&[]) else { return };
     let transport =
-        NatsTransport::connect(server.config("kvbm.events.kill").with_stream("kvbm-kill")).unwrap();
+        NatsTransport::connect(config(&server, "kvbm.events.kill").with_stream("kvbm-kill")).unwrap();
     let (came, missing) = publish_while(transport, 20_000, |step| {
         if step % 60 == 30 {
             server.restart();
@@ -161,8 +103,8 @@ fn jetstream_loses_nothing_when_the_server_is_killed() {
 
 #[test]
 fn invariant_4_what_core_loses_with_the_server_is_told() {
-    let Some(mut server) = Server::start(&[]) else { return };
-    let transport = NatsTransport::connect(server.config("kvbm.events.loss")).unwrap();
+    let Some(mut server) = NatsServer::start(&[]) else { return };
+    let transport = NatsTransport::connect(config(&server, "kvbm.events.loss")).unwrap();
     let (came, missing) = publish_while(transport, 20_000, |step| {
         if step % 60 == 30 {
             server.restart();
@@ -177,8 +119,8 @@ fn invariant_4_what_core_loses_with_the_server_is_told() {
 
 #[test]
 fn a_late_joiner_hears_what_the_stream_kept() {
-    let Some(server) = Server::start(&[]) else { return };
-    let mut config = server.config("kvbm.events.late").with_stream("kvbm-late");
+    let Some(server) = NatsServer::start(&[]) else { return };
+    let mut config = config(&server, "kvbm.events.late").with_stream("kvbm-late");
     if let Some(stream) = &mut config.stream {
         stream.from_start = true;
     }
@@ -205,8 +147,8 @@ fn an_unreachable_server_is_an_error_that_names_it() {
 
 #[test]
 fn logins_are_checked_and_an_absent_server_makes_publishing_unavailable() {
-    let Some(mut server) = Server::start(&["--user", "kv", "--pass", "secret"]) else { return };
-    let config = server.config("kvbm.events.login");
+    let Some(mut server) = NatsServer::start(&["--user", "kv", "--pass", "secret"]) else { return };
+    let config = config(&server, "kvbm.events.login");
     let refused = NatsTransport::connect(config.clone());
     assert!(matches!(refused, Err(TransportError::Unavailable { .. })), "nobody said who he is");
     let login = Login::User("kv".into(), "secret".into());
@@ -229,9 +171,9 @@ fn logins_are_checked_and_an_absent_server_makes_publishing_unavailable() {
 
 #[test]
 fn dropping_the_transport_closes_its_subscribers() {
-    let Some(server) = Server::start(&[]) else { return };
+    let Some(server) = NatsServer::start(&[]) else { return };
     for config in
-        [server.config("kvbm.events.close"), server.config("kvbm.events.close2").with_stream("close")]
+        [config(&server, "kvbm.events.close"), config(&server, "kvbm.events.close2").with_stream("close")]
     {
         let transport = NatsTransport::connect(config).unwrap();
         let mut receiver = transport.subscribe().unwrap();
@@ -243,7 +185,7 @@ fn dropping_the_transport_closes_its_subscribers() {
 }
 
 /// Changes a cache while the server is killed ten times; the index that followed, and how many gaps it had.
-fn index_through_kills(server: &mut Server, config: NatsConfig) -> u64 {
+fn index_through_kills(server: &mut NatsServer, config: NatsConfig) -> u64 {
     let transport: Arc<dyn EventTransport> = Arc::new(NatsTransport::connect(config).unwrap());
     let world = World::new(50_000);
     let source = world.clone();
@@ -282,14 +224,14 @@ fn index_through_kills(server: &mut Server, config: NatsConfig) -> u64 {
 
 #[test]
 fn an_index_equals_its_source_after_kills_with_core_and_snapshots() {
-    let Some(mut server) = Server::start(&[]) else { return };
-    let config = server.config("kvbm.events.index");
+    let Some(mut server) = NatsServer::start(&[]) else { return };
+    let config = config(&server, "kvbm.events.index");
     index_through_kills(&mut server, config);
 }
 
 #[test]
 fn an_index_equals_its_source_after_kills_with_jetstream_alone() {
-    let Some(mut server) = Server::start(&[]) else { return };
-    let config = server.config("kvbm.events.index").with_stream("kvbm-index");
+    let Some(mut server) = NatsServer::start(&[]) else { return };
+    let config = config(&server, "kvbm.events.index").with_stream("kvbm-index");
     assert_eq!(index_through_kills(&mut server, config), 0, "the stream has every event");
 }

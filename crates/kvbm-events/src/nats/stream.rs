@@ -28,7 +28,9 @@ impl Kept {
         config: &StreamConfig,
         subject: &str,
     ) -> Result<Self, TransportError> {
-        let context = jetstream::new(client.clone());
+        let mut context = jetstream::new(client.clone());
+        // What a cut takes along is asked for again soon.
+        context.set_timeout(ASKING);
         let wanted = Config {
             name: config.name.clone(),
             subjects: vec![subject.to_owned()],
@@ -73,6 +75,9 @@ impl Kept {
         Ok(if self.from_start { 1 } else { info.state.last_sequence + 1 })
     }
 }
+
+/// How long the server may take to answer a request.
+const ASKING: Duration = Duration::from_secs(1);
 
 /// Pause before a consumer is made again.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -4,6 +4,7 @@ use crate::responders::Responders;
 use crate::{InProcessConfig, Payload};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Notify;
@@ -49,6 +50,8 @@ impl Window {
 /// A publisher's state, shared by its peers.
 pub(super) struct Hub {
     pub(super) topic: Vec<u8>,
+    /// Of this publisher alone: numbers start again in the next one.
+    pub(super) life: [u8; 8],
     pub(super) responders: Arc<Responders>,
     queue: InProcessConfig,
     history: InProcessConfig,
@@ -68,6 +71,7 @@ impl Hub {
         let state = State { next: 0, history: Window::new(), peers: Vec::new() };
         Self {
             topic,
+            life: RandomState::new().hash_one(std::process::id()).to_be_bytes(),
             responders: Arc::default(),
             queue,
             history,

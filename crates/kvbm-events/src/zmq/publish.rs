@@ -2,7 +2,7 @@
 
 use super::endpoint::{Halves, Listener};
 use super::hub::{Hub, Outbox, Outgoing};
-use super::zmtp::{Fault, Incoming, Reader, Socket, Writer, shake_hands};
+use super::zmtp::{Fault, Incoming, Peer, Reader, Socket, Writer, shake_hands};
 use super::{ANSWER, ASK, BEAT, HANDSHAKE, SILENT_BEATS};
 use crate::SourceId;
 use crate::vllm::END_OF_REPLAY;
@@ -41,8 +41,8 @@ pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
 /// Serves one subscriber until one of the two is gone.
 pub(super) async fn serve_subscriber(hub: Arc<Hub>, halves: Halves, most: usize) {
     let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
-    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Pub, &mut reader, &mut writer)).await;
-    let Ok(Ok(beats)) = greeted else { return };
+    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Pub, &hub.life, &mut reader, &mut writer)).await;
+    let Ok(Ok(Peer { beats, .. })) = greeted else { return };
     let Some(outbox) = hub.join(most) else { return };
     let writing = tokio::spawn(write_to(Arc::clone(&hub), Arc::clone(&outbox), writer, beats));
     // How it ended is of no use to anybody here: the subscriber comes again.
@@ -135,7 +135,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Answers the questions of one client of the replay socket until it goes.
 pub(super) async fn serve_replay(hub: Arc<Hub>, halves: Halves) {
     let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
-    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Router, &mut reader, &mut writer)).await;
+    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Router, &[], &mut reader, &mut writer)).await;
     if !matches!(greeted, Ok(Ok(_))) {
         return;
     }

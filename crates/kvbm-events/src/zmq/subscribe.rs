@@ -2,7 +2,7 @@
 
 use super::endpoint::Endpoint;
 use super::publish::ping;
-use super::zmtp::{Fault, Incoming, Reader, Socket, Writer, shake_hands};
+use super::zmtp::{Fault, Incoming, Peer, Reader, Socket, Writer, shake_hands};
 use super::{ANSWER, ASK, BEAT, HANDSHAKE, Message, SILENT_BEATS};
 use crate::queue::Sink;
 use crate::vllm::END_OF_REPLAY;
@@ -31,7 +31,7 @@ const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Follows as long as somebody reads. `connected` hears of the first time that the publisher has the subscription.
 pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sender<u32>) {
-    let mut follower = Follower { target, sink, next: None, connected: Some(connected) };
+    let mut follower = Follower { target, sink, next: None, life: None, connected: Some(connected) };
     let mut pause = FIRST_PAUSE;
     while follower.sink.is_wanted() {
         let reached = follower.next;
@@ -49,13 +49,20 @@ struct Follower {
     sink: Sink<Message>,
     /// Number of the next message.
     next: Option<u64>,
+    /// What the publisher said of its life.
+    life: Option<Vec<u8>>,
     connected: Option<Sender<u32>>,
 }
 
 impl Follower {
     /// One connection, to its end.
     async fn session(&mut self) -> Result<(), Fault> {
-        let (mut reader, mut writer, beats) = dial(&self.target.events, Socket::Sub).await?;
+        let (mut reader, mut writer, Peer { beats, life }) = dial(&self.target.events, Socket::Sub).await?;
+        if self.life.is_some() && life != self.life {
+            // It has started anew, however far its numbers are by now.
+            self.next = Some(0);
+        }
+        self.life = life;
         let mut subscription = vec![1];
         subscription.extend_from_slice(&self.target.topic);
         writer.message(&[&subscription]).await?;
@@ -198,14 +205,14 @@ pub(super) async fn ask(
 }
 
 type Connection =
-    (Reader<Box<dyn AsyncRead + Send + Unpin>>, Writer<Box<dyn AsyncWrite + Send + Unpin>>, bool);
+    (Reader<Box<dyn AsyncRead + Send + Unpin>>, Writer<Box<dyn AsyncWrite + Send + Unpin>>, Peer);
 
 async fn dial(endpoint: &Endpoint, socket: Socket) -> Result<Connection, Fault> {
     let dialled = timeout(HANDSHAKE, async {
         let halves = endpoint.connect().await?;
         let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
-        let beats = shake_hands(socket, &mut reader, &mut writer).await?;
-        Ok((reader, writer, beats))
+        let peer = shake_hands(socket, &[], &mut reader, &mut writer).await?;
+        Ok((reader, writer, peer))
     });
     dialled.await.unwrap_or(Err(Fault::Protocol("no handshake in time")))
 }

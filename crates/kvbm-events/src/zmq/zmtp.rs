@@ -87,12 +87,25 @@ pub(super) struct Writer<W> {
     head: Vec<u8>,
 }
 
-/// Greets and shakes hands; whether the peer knows heartbeats (ZMTP 3.1).
+/// Property of READY by which a publisher of ours tells its lives apart; others do not have it.
+const LIFE: &str = "X-Kvbm-Life";
+
+/// What a peer said of itself.
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// It knows heartbeats (ZMTP 3.1).
+    pub(super) beats: bool,
+    /// Its [`LIFE`].
+    pub(super) life: Option<Vec<u8>>,
+}
+
+/// Greets and shakes hands.
 pub(super) async fn shake_hands<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     socket: Socket,
+    life: &[u8],
     reader: &mut Reader<R>,
     writer: &mut Writer<W>,
-) -> Result<bool, Fault> {
+) -> Result<Peer, Fault> {
     let mut greeting = [0; 64];
     (greeting[0], greeting[8], greeting[9]) = (0xFF, 1, 0x7F);
     (greeting[10], greeting[11]) = (3, 1);
@@ -111,11 +124,13 @@ pub(super) async fn shake_hands<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
     let beats = greeting[10] > 3 || greeting[11] >= 1;
     let mut ready = Vec::new();
-    for (name, value) in [("Socket-Type", socket.name()), ("Identity", "")] {
+    let properties = [("Socket-Type", socket.name().as_bytes()), ("Identity", b""), (LIFE, life)];
+    // Without a life nothing is said of it.
+    for (name, value) in &properties[..if life.is_empty() { 2 } else { 3 }] {
         ready.push(name.len() as u8);
         ready.extend_from_slice(name.as_bytes());
         ready.extend_from_slice(&(value.len() as u32).to_be_bytes());
-        ready.extend_from_slice(value.as_bytes());
+        ready.extend_from_slice(value);
     }
     writer.command("READY", &ready).await?;
     let (flags, command) = reader.frame(MAX_COMMAND).await?;
@@ -130,7 +145,7 @@ pub(super) async fn shake_hands<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
     let partner = property(body, b"socket-type")?.unwrap_or_default();
     if socket.partners().iter().any(|name| name.as_bytes() == partner) {
-        Ok(beats)
+        Ok(Peer { beats, life: property(body, LIFE.as_bytes())?.map(<[u8]>::to_vec) })
     } else {
         Err(Fault::SocketType(String::from_utf8_lossy(partner).into_owned()))
     }
