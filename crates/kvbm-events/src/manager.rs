@@ -1,7 +1,8 @@
 //! From a source's events to batches on a transport.
 
+use crate::format::Native;
 use crate::{
-    EventBatch, EventTransport, KvEvent, Payload, Publisher, SourceId, StreamId, TransportError, wire,
+    EventBatch, EventTransport, Format, KvEvent, Payload, Publisher, SourceId, StreamId, TransportError, wire,
 };
 use kvbm_plan::Epoch;
 use std::collections::VecDeque;
@@ -126,6 +127,7 @@ pub struct EventManager {
     source: SourceId,
     epoch: Epoch,
     transport: Arc<dyn EventTransport>,
+    format: Box<dyn Format>,
     streams: Vec<Stream>,
     stats: PublisherStats,
 }
@@ -144,6 +146,8 @@ struct Stream {
     source: Box<dyn EventSource>,
     /// Drained, not yet published: at most `batch_events`.
     pending: VecDeque<KvEvent>,
+    /// Encoded, not yet taken by the transport, with the events that each stands for: those of one batch.
+    unsent: VecDeque<(Payload, u64)>,
     /// When the oldest of `pending` was drained.
     since: Option<Instant>,
     /// Last batch or heartbeat.
@@ -199,7 +203,13 @@ impl EventManager {
     ) -> Result<Self, ConfigError> {
         config.validate()?;
         let (streams, stats) = (Vec::new(), PublisherStats::default());
-        Ok(Self { config, source, epoch, transport, streams, stats })
+        Ok(Self { config, source, epoch, transport, format: Box::new(Native), streams, stats })
+    }
+
+    /// Writes batches in another format, for example [`vllm::Publishing`](crate::vllm::Publishing).
+    #[must_use]
+    pub fn with_format(self, format: impl Format + 'static) -> Self {
+        Self { format: Box::new(format), ..self }
     }
 
     /// Adds a shard with its source.
@@ -211,6 +221,7 @@ impl EventManager {
             id: StreamId { source: self.source, epoch: self.epoch, shard },
             source: Box::new(source),
             pending: VecDeque::new(),
+            unsent: VecDeque::new(),
             since: None,
             spoke: None,
             next_sequence: 0,
@@ -270,6 +281,7 @@ impl EventManager {
 
     /// Publishes what is due in one shard; whether a batch that is due was left.
     fn pump_shard(&mut self, index: usize, now: Instant, force: bool) -> Result<bool, TransportError> {
+        self.retry(index)?;
         for _ in 0..Self::MAX_BATCHES_PER_PUMP {
             let stream = &mut self.streams[index];
             stream.refill(self.config.batch_events, now, &mut self.stats);
@@ -293,6 +305,7 @@ impl EventManager {
 
     /// Publishes the first `count` pending events, or a heartbeat for none.
     fn publish(&mut self, index: usize, count: usize, now: Instant) -> Result<(), TransportError> {
+        self.retry(index)?;
         let stream = &mut self.streams[index];
         let events: Vec<KvEvent> = stream.pending.drain(..count).collect();
         let next_sequence = match (stream.pending.is_empty(), events.last()) {
@@ -301,36 +314,67 @@ impl EventManager {
             _ => stream.next_sequence,
         };
         let batch = EventBatch::new(stream.id, next_sequence, events);
-        let sent = match wire::encode(&batch) {
-            Ok(bytes) => {
-                let payload = Payload::from(bytes);
-                self.transport.publish(&payload, self.config.publish_timeout).map(|()| payload.len() as u64)
+        let mut payloads = Vec::new();
+        let sent = match self.format.encode(&batch, &mut payloads) {
+            Ok(()) => {
+                // The events count once, with the first payload that says something of them.
+                let counts = std::iter::once(count as u64).chain(std::iter::repeat(0));
+                let unsent = payloads.into_iter().map(Payload::from).zip(counts);
+                self.streams[index].unsent.extend(unsent);
+                self.send_unsent(index)
             }
             Err(error) => {
-                Err(TransportError::Refused { transport: self.transport.name(), reason: error.to_string() })
+                let (transport, reason) = (self.transport.name(), error.to_string());
+                Err((TransportError::Refused { transport, reason }, count as u64))
             }
         };
+        let stream = &mut self.streams[index];
+        stream.spoke = Some(now);
+        stream.since = (!stream.pending.is_empty()).then_some(now);
         match sent {
-            Ok(bytes) => self.stats.sent(count as u64, bytes),
-            Err(TransportError::Refused { .. }) if count > 1 => {
+            Ok(()) => Ok(()),
+            Err((TransportError::Refused { .. }, _)) if count > 1 && self.format.is_repeatable() => {
                 // One event may spoil the batch: publish them one by one and lose only that one.
                 self.give_back(index, batch.events);
                 for _ in 0..count {
                     self.publish(index, 1, now)?;
                 }
-                return Ok(());
+                Ok(())
             }
-            Err(TransportError::Refused { .. }) => self.stats.refused += count as u64,
-            Err(error) => {
-                self.stats.unavailable += 1;
-                self.give_back(index, batch.events);
-                return Err(error);
+            Err((TransportError::Refused { .. }, events)) => {
+                self.stats.refused += events;
+                Ok(())
+            }
+            Err((error, _)) => Err(error),
+        }
+    }
+
+    /// Hands over what is encoded. What the transport cannot take now stays for the next call; what it refuses is dropped:
+    /// so many events.
+    fn send_unsent(&mut self, index: usize) -> Result<(), (TransportError, u64)> {
+        while let Some((payload, events)) = self.streams[index].unsent.pop_front() {
+            match self.transport.publish(&payload, self.config.publish_timeout) {
+                Ok(()) => self.stats.sent(events, payload.len() as u64),
+                Err(refused @ TransportError::Refused { .. }) => return Err((refused, events)),
+                Err(error) => {
+                    self.stats.unavailable += 1;
+                    self.streams[index].unsent.push_front((payload, events));
+                    return Err((error, 0));
+                }
             }
         }
-        let stream = &mut self.streams[index];
-        stream.spoke = Some(now);
-        stream.since = (!stream.pending.is_empty()).then_some(now);
         Ok(())
+    }
+
+    /// Hands over what an earlier call could not.
+    fn retry(&mut self, index: usize) -> Result<(), TransportError> {
+        loop {
+            match self.send_unsent(index) {
+                Ok(()) => return Ok(()),
+                Err((TransportError::Refused { .. }, events)) => self.stats.refused += events,
+                Err((error, _)) => return Err(error),
+            }
+        }
     }
 
     fn give_back(&mut self, index: usize, events: Vec<KvEvent>) {

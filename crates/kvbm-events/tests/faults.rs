@@ -140,7 +140,12 @@ fn proxied(server: &NatsServer) -> (Proxy, String) {
 
 fn connect(mode: Mode, url: &str, name: &str) -> Arc<dyn EventTransport> {
     let config = NatsConfig::new(url, format!("kvbm.faults.{name}"));
-    let config = if mode == Mode::JetStream { config.with_stream(format!("faults-{name}")) } else { config };
+    let mut config =
+        if mode == Mode::JetStream { config.with_stream(format!("faults-{name}")) } else { config };
+    if let Some(stream) = &mut config.stream {
+        // The server reserves that for each of hundreds of runs.
+        stream.max_bytes = 16 << 20;
+    }
     let deadline = Instant::now() + PATIENCE;
     loop {
         match NatsTransport::connect(config.clone()) {

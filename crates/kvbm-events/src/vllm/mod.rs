@@ -16,11 +16,13 @@
 mod event;
 mod follower;
 mod json;
+mod publish;
 mod read;
 mod write;
 
 pub use event::{Batch, BlockRemoved, BlockStored, EngineHash, Event, Raw};
 pub use follower::{Follower, FollowerStats, Heard, Worker};
+pub use publish::{EngineBlock, EngineBlocks, Publishing, PublishingStats};
 pub use read::{Error, decode};
 pub use write::encode;
 

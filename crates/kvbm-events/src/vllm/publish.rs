@@ -1,0 +1,326 @@
+//! kvbm's events as an engine's own, for routers that follow engines.
+
+use super::event::{Batch, BlockRemoved, BlockStored, EngineHash, Event};
+use super::write::encode;
+use crate::format::Format;
+use crate::{EventBatch, EventBlock, EventKind, KvEvent, SnapshotSource, StreamId, wire};
+use kvbm_plan::{GroupId, SequenceHash, Tier};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What an engine knows of a block and events do not carry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineBlock {
+    /// The engine's own name of it; without one it goes by the bytes of its sequence hash.
+    pub hash: Option<EngineHash>,
+    /// Its tokens.
+    pub token_ids: Box<[u32]>,
+}
+
+/// What engines said of their blocks when they were registered. Bounded: the oldest entries go, and their blocks are told
+/// without tokens.
+#[derive(Debug)]
+pub struct EngineBlocks {
+    max_blocks: usize,
+    state: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    blocks: HashMap<SequenceHash, EngineBlock>,
+    order: VecDeque<SequenceHash>,
+}
+
+impl EngineBlocks {
+    /// Room for `max_blocks`, at least one.
+    pub fn new(max_blocks: usize) -> Self {
+        Self { max_blocks: max_blocks.max(1), state: Mutex::default() }
+    }
+
+    /// Notes a block, before it is registered.
+    pub fn note(&self, block: SequenceHash, known: EngineBlock) {
+        let mut state = self.state.lock();
+        if state.blocks.insert(block, known).is_none() {
+            state.order.push_back(block);
+        }
+        while state.blocks.len() > self.max_blocks {
+            let Some(oldest) = state.order.pop_front() else { break };
+            state.blocks.remove(&oldest);
+        }
+    }
+
+    /// Blocks noted.
+    pub fn len(&self) -> usize {
+        self.state.lock().blocks.len()
+    }
+
+    /// Whether nothing is noted.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn get(&self, block: &SequenceHash) -> Option<EngineBlock> {
+        self.state.lock().blocks.get(block).cloned()
+    }
+}
+
+/// Counters of a [`Publishing`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublishingStats {
+    /// Stored blocks that were told without tokens because nobody had noted them.
+    pub without_tokens: u64,
+    /// Losses in the source: followers were told what is gone, and what is there if a snapshot could be had.
+    pub losses: u64,
+}
+
+/// Writes events as vLLM does, for [`EventManager::with_format`](crate::EventManager::with_format).
+///
+/// It remembers which blocks it has told of, so memory grows with what the cache holds. That is what makes the stream true
+/// for followers that know neither losses nor tiers that are cleared: after a loss in the source's ring they are told the
+/// difference to a snapshot, or that everything is gone; clearing is told block by block, because `AllBlocksCleared` would
+/// take along what the engine itself has told of its own memory.
+pub struct Publishing {
+    engine: Arc<EngineBlocks>,
+    /// Told of, by [`Tier::index`].
+    tiers: [bool; Tier::ALL.len()],
+    rank: Option<u32>,
+    snapshots: Option<Box<dyn SnapshotSource + Send>>,
+    said: HashMap<(GroupId, SequenceHash), Said>,
+    next: HashMap<u16, u64>,
+    stats: Arc<Mutex<PublishingStats>>,
+}
+
+#[derive(Clone, Debug)]
+struct Said {
+    name: EngineHash,
+    /// Bits by [`Tier::index`].
+    tiers: u8,
+    shard: u16,
+}
+
+/// Blocks in one payload, so that it stays far below what followers read.
+const PAYLOAD_BLOCKS: usize = 4096;
+
+impl Publishing {
+    /// Tells of `tiers` with what `engine` knows of the blocks. Leave out the tier that the engine owns and publishes
+    /// itself.
+    pub fn new(engine: Arc<EngineBlocks>, tiers: &[Tier]) -> Self {
+        let tiers = Tier::ALL.map(|tier| tiers.contains(&tier));
+        Self {
+            engine,
+            tiers,
+            rank: None,
+            snapshots: None,
+            said: HashMap::new(),
+            next: HashMap::new(),
+            stats: Arc::default(),
+        }
+    }
+
+    /// In the name of a data-parallel rank.
+    #[must_use]
+    pub fn with_rank(self, rank: u32) -> Self {
+        Self { rank: Some(rank), ..self }
+    }
+
+    /// After a loss, what is there is told from these.
+    #[must_use]
+    pub fn with_snapshots(self, snapshots: impl SnapshotSource + Send + 'static) -> Self {
+        Self { snapshots: Some(Box::new(snapshots)), ..self }
+    }
+
+    /// Counters, to be kept when the format is given away.
+    pub fn stats(&self) -> Arc<Mutex<PublishingStats>> {
+        Arc::clone(&self.stats)
+    }
+
+    /// What is to be told of a loss; the number below which events are told of by then.
+    fn lost(&mut self, stream: StreamId, reach: u64, out: &mut Vec<Event>) -> u64 {
+        self.stats.lock().losses += 1;
+        let snapshot = self.snapshots.as_mut().and_then(|source| source.snapshot(stream, reach));
+        let mut there: HashMap<(GroupId, SequenceHash), u8> = HashMap::new();
+        let blocks = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.blocks);
+        for block in blocks {
+            *there.entry((block.identity.group, block.identity.hash)).or_default() |= bit(block);
+        }
+        let gone: Vec<_> = self.said.iter().filter(|(_, said)| said.shard == stream.shard).collect();
+        let gone: Vec<_> = gone
+            .into_iter()
+            .map(|(key, said)| (*key, said.tiers & !there.get(key).copied().unwrap_or(0)))
+            .collect();
+        for (key, tiers) in gone {
+            self.remove(key, tiers, out);
+        }
+        let mut blocks: Vec<&EventBlock> = blocks.iter().collect();
+        blocks.sort_by_key(|block| block.identity.position);
+        for block in blocks {
+            self.store(stream.shard, block, out);
+        }
+        snapshot.map_or(0, |snapshot| snapshot.next_sequence)
+    }
+
+    fn take(&mut self, shard: u16, event: &KvEvent, out: &mut Vec<Event>) {
+        match &event.kind {
+            EventKind::Store(block) => self.store(shard, block, out),
+            EventKind::Remove(block) => {
+                self.remove((block.identity.group, block.identity.hash), bit(block), out);
+            }
+            EventKind::Cleared => {
+                let of_shard = self.said.iter().filter(|(_, said)| said.shard == shard);
+                let gone: Vec<_> = of_shard.map(|(key, said)| (*key, said.tiers)).collect();
+                for (key, tiers) in gone {
+                    self.remove(key, tiers, out);
+                }
+            }
+        }
+    }
+
+    fn store(&mut self, shard: u16, block: &EventBlock, out: &mut Vec<Event>) {
+        let identity = &block.identity;
+        let key = (identity.group, identity.hash);
+        if !self.tiers[block.location.tier.index()] {
+            return;
+        }
+        let known = self.engine.get(&identity.hash).unwrap_or_default();
+        let own = |hash: &SequenceHash| EngineHash::Bytes(hash.as_bytes().to_vec());
+        let name = known.hash.unwrap_or_else(|| own(&identity.hash));
+        let said = self.said.entry(key).or_insert_with(|| Said { name, tiers: 0, shard });
+        if said.tiers & bit(block) != 0 {
+            return;
+        }
+        said.tiers |= bit(block);
+        let name = said.name.clone();
+        if known.token_ids.is_empty() {
+            self.stats.lock().without_tokens += 1;
+        }
+        let parent = identity.parent.map(|parent| match self.said.get(&(identity.group, parent)) {
+            Some(said) => said.name.clone(),
+            None => self.engine.get(&parent).and_then(|known| known.hash).unwrap_or_else(|| own(&parent)),
+        });
+        let medium = medium(block.location.tier);
+        let group_idx = (identity.group.0 > 0).then_some(identity.group.0);
+        if let Some(Event::Stored(last)) = out.last_mut() {
+            // The next block of the same chain on the same medium travels along.
+            let follows = parent.is_some() && last.block_hashes.last() == parent.as_ref();
+            let tokens = (last.token_ids.len() == last.block_hashes.len() * block.block_tokens as usize)
+                == (known.token_ids.len() == block.block_tokens as usize);
+            if follows
+                && tokens
+                && last.block_hashes.len() < PAYLOAD_BLOCKS
+                && last.medium.as_deref() == Some(medium)
+                && last.group_idx == group_idx
+                && last.block_size == block.block_tokens
+            {
+                last.block_hashes.push(name);
+                last.token_ids.extend_from_slice(&known.token_ids);
+                return;
+            }
+        }
+        out.push(Event::Stored(BlockStored {
+            block_hashes: vec![name],
+            parent_block_hash: parent,
+            token_ids: known.token_ids.into_vec(),
+            block_size: block.block_tokens,
+            medium: Some(medium.to_owned()),
+            group_idx,
+            ..BlockStored::default()
+        }));
+    }
+
+    fn remove(&mut self, key: (GroupId, SequenceHash), tiers: u8, out: &mut Vec<Event>) {
+        let Some(said) = self.said.get_mut(&key) else { return };
+        let name = said.name.clone();
+        let gone = said.tiers & tiers;
+        said.tiers &= !tiers;
+        if said.tiers == 0 {
+            self.said.remove(&key);
+        }
+        let group_idx = (key.0.0 > 0).then_some(key.0.0);
+        for tier in Tier::ALL.into_iter().filter(|tier| gone >> tier.index() & 1 == 1) {
+            let medium = medium(tier);
+            match out.last_mut() {
+                Some(Event::Removed(last))
+                    if last.medium.as_deref() == Some(medium)
+                        && last.group_idx == group_idx
+                        && last.block_hashes.len() < PAYLOAD_BLOCKS =>
+                {
+                    last.block_hashes.push(name.clone());
+                }
+                _ => out.push(Event::Removed(BlockRemoved {
+                    block_hashes: vec![name.clone()],
+                    medium: Some(medium.to_owned()),
+                    group_idx,
+                    ..BlockRemoved::default()
+                })),
+            }
+        }
+    }
+}
+
+impl Format for Publishing {
+    fn encode(&mut self, batch: &EventBatch, out: &mut Vec<Vec<u8>>) -> Result<(), wire::EncodeError> {
+        let (stream, shard) = (batch.stream, batch.stream.shard);
+        let mut next = self.next.get(&shard).copied().unwrap_or(0);
+        let mut events = Vec::new();
+        for event in &batch.events {
+            if event.sequence > next {
+                next = self.lost(stream, event.sequence, &mut events).max(event.sequence);
+            }
+            if event.sequence == next {
+                self.take(shard, event, &mut events);
+                next += 1;
+            }
+        }
+        if batch.next_sequence > next {
+            next = self.lost(stream, batch.next_sequence, &mut events).max(batch.next_sequence);
+        }
+        self.next.insert(shard, next);
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+        for events in in_payloads(events) {
+            let batch = Batch { timestamp: since_1970, events, data_parallel_rank: self.rank };
+            out.push(encode(&batch));
+        }
+        Ok(())
+    }
+
+    fn is_repeatable(&self) -> bool {
+        false
+    }
+}
+
+/// The events in lists of at most [`PAYLOAD_BLOCKS`] blocks or a single event.
+fn in_payloads(events: Vec<Event>) -> Vec<Vec<Event>> {
+    let (mut payloads, mut blocks) = (Vec::<Vec<Event>>::new(), PAYLOAD_BLOCKS);
+    for event in events {
+        let more = match &event {
+            Event::Stored(stored) => stored.block_hashes.len(),
+            Event::Removed(removed) => removed.block_hashes.len(),
+            Event::AllBlocksCleared => 1,
+        };
+        blocks += more;
+        match payloads.last_mut() {
+            Some(last) if blocks <= PAYLOAD_BLOCKS => last.push(event),
+            _ => {
+                payloads.push(vec![event]);
+                blocks = more;
+            }
+        }
+    }
+    payloads
+}
+
+fn bit(block: &EventBlock) -> u8 {
+    1 << block.location.tier.index()
+}
+
+/// vLLM's names, and SGLang's for the blob store, which vLLM has no name for.
+const fn medium(tier: Tier) -> &'static str {
+    match tier {
+        Tier::G1 => "GPU",
+        Tier::G2 => "CPU",
+        Tier::G3 => "STORAGE",
+        Tier::G4 => "EXTERNAL",
+    }
+}
