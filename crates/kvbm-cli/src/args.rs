@@ -84,19 +84,19 @@ impl FromStr for Output {
     }
 }
 
-/// Capacities of G1, G2 and G3.
+/// Capacities of G1, G2, G3 and G4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacities(pub [Capacity; 3]);
+pub struct Capacities(pub [Capacity; 4]);
 
 impl FromStr for Capacities {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parts: Vec<&str> = text.split(',').collect();
-        if parts.len() > 3 {
-            return Err(format!("{} values, but there are three tiers: G1,G2,G3", parts.len()));
+        if parts.len() > 4 {
+            return Err(format!("{} values, but there are four tiers: G1,G2,G3,G4", parts.len()));
         }
-        let mut capacities = [Capacity::NONE; 3];
+        let mut capacities = [Capacity::NONE; 4];
         for (capacity, part) in capacities.iter_mut().zip(parts) {
             *capacity = part.parse().map_err(|error: kvbm::config::ParseCapacityError| error.to_string())?;
         }
@@ -109,8 +109,9 @@ impl FromStr for Capacities {
 
 impl fmt::Display for Capacities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [g1, g2, g3] = self.0;
-        write!(f, "{g1}, {g2}, {g3}")
+        let [g1, g2, g3, g4] = self.0;
+        write!(f, "{g1}, {g2}, {g3}")?;
+        if g4.is_none() { Ok(()) } else { write!(f, ", {g4}") }
     }
 }
 
@@ -167,8 +168,9 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub synthetic: Option<u32>,
 
-    /// What G1, G2 and G3 hold, each in blocks (1000) or as a size (512MiB, 8GiB); what is left out is 0: no such tier.
-    #[arg(long, value_name = "G1,G2,G3", default_value = "1000,4000,16000")]
+    /// What G1, G2 and G3 hold, each in blocks (1000) or as a size (512MiB, 8GiB); what is left out is 0: no such tier. A fourth
+    /// value is what --volume may hold; without it, as much as there is room for.
+    #[arg(long, value_name = "G1,G2,G3[,G4]", default_value = "1000,4000,16000")]
     pub capacity: Capacities,
 
     /// Bytes of a block, like 65536 or 64KiB: a multiple of 512 (8 layers of keys and values of 16 tokens, 2 bytes each).
@@ -228,6 +230,11 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", requires = "dir", value_parser = clap::value_parser!(u32).range(1..))]
     pub flush_every: Option<u32>,
 
+    /// Volume of G4, kept afterwards: `dir:///mnt/kv`, memory:, or `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (needs a build with
+    /// --features s3; credentials as the AWS tools take them from the environment, or `&anonymous=true`). It must exist.
+    #[arg(long, value_name = "URI", conflicts_with = "metadata_only")]
+    pub volume: Option<String>,
+
     /// Write the results as JSON; - for standard output (the table goes to standard error then).
     #[arg(long, value_name = "FILE")]
     pub json: Option<Output>,
@@ -252,7 +259,7 @@ impl ReplayArgs {
     pub fn demo() -> Self {
         let blocks = |blocks| Capacity::Blocks(kvbm::config::Blocks(blocks));
         Self {
-            capacity: Capacities([blocks(512), blocks(1536), blocks(16_000)]),
+            capacity: Capacities([blocks(512), blocks(1536), blocks(16_000), Capacity::NONE]),
             report: Some(PathBuf::from("kvbm-report.html")),
             ..Self::defaults()
         }
@@ -260,12 +267,18 @@ impl ReplayArgs {
 
     /// Rules between options that the parser cannot express.
     pub fn check(&self) -> Result<(), String> {
-        let [_, g2, g3] = self.capacity.0;
+        let [_, g2, g3, g4] = self.capacity.0;
         if !g3.is_none() && g2.is_none() {
             return Err("--capacity: G3 needs G2, since blocks reach the disk through host memory".into());
         }
         if self.dir.is_some() && g3.is_none() {
             return Err("--dir has no use without G3: give it room with --capacity G1,G2,G3".into());
+        }
+        if self.volume.is_some() && g2.is_none() {
+            return Err("--volume needs G2, since blocks reach volumes through host memory".into());
+        }
+        if self.volume.is_none() && !g4.is_none() {
+            return Err("--capacity: G4 needs a place: name it with --volume URI".into());
         }
         if self.block_bytes.get() == 0 {
             return Err("--block-bytes must be more than 0".into());
@@ -359,7 +372,10 @@ mod tests {
     fn wrong_usage_says_what_is_expected() {
         for (line, message) in [
             ("--trace a --synthetic 5", "cannot be used with"),
-            ("--capacity 1,2,3,4", "three tiers"),
+            ("--capacity 1,2,3,4,5", "four tiers"),
+            ("--capacity 1,2,3,4", "--volume URI"),
+            ("--capacity 1 --volume memory:", "--volume needs G2"),
+            ("--metadata-only --volume memory:", "cannot be used with"),
             ("--capacity 0,2,3", "at least one block"),
             ("--capacity 1,x,3", "not a capacity"),
             ("--capacity 1,0,3", "G3 needs G2"),

@@ -1,6 +1,7 @@
 //! The volumes that a worker knows.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 
 use kvbm_plan::VolumeId;
@@ -99,6 +100,12 @@ impl VolumeRegistry {
 impl Default for VolumeRegistry {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl fmt::Debug for VolumeRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("VolumeRegistry").field(&self.descriptors()).finish()
     }
 }
 

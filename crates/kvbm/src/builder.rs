@@ -50,8 +50,16 @@ pub struct WithEngine(Vec<(Arc<dyn Device>, BoundLayout)>);
 pub struct Builder<State> {
     config: Config,
     namespace: Option<Namespace>,
-    admission: Option<Arc<dyn AdmissionPolicy>>,
+    given: Given,
     state: State,
+}
+
+/// What no configuration can say.
+#[derive(Debug, Default)]
+struct Given {
+    admission: Option<Arc<dyn AdmissionPolicy>>,
+    #[cfg(feature = "worker")]
+    volumes: Option<kvbm_volume::VolumeRegistry>,
 }
 
 /// A manager that cannot be built.
@@ -105,7 +113,7 @@ pub enum BuildError {
 impl<G> KvBlockManager<G> {
     /// Starts a builder.
     pub fn builder() -> Builder<NeedsModel> {
-        Builder { config: Config::default(), namespace: None, admission: None, state: NeedsModel(()) }
+        Builder { config: Config::default(), namespace: None, given: Given::default(), state: NeedsModel(()) }
     }
 }
 
@@ -113,12 +121,12 @@ impl Builder<NeedsModel> {
     /// The shape of the model's KV cache.
     pub fn model(mut self, model: ModelConfig) -> Builder<NeedsNamespace> {
         self.config.model = model;
-        Builder { config: self.config, namespace: None, admission: None, state: NeedsNamespace(()) }
+        Builder { config: self.config, namespace: None, given: Given::default(), state: NeedsNamespace(()) }
     }
 
     /// Everything from a configuration, `[device]` included.
     pub fn config(self, config: Config) -> Builder<WithOwned> {
-        Builder { config, namespace: None, admission: None, state: WithOwned(()) }
+        Builder { config, namespace: None, given: Given::default(), state: WithOwned(()) }
     }
 }
 
@@ -127,7 +135,7 @@ impl Builder<NeedsNamespace> {
     pub fn namespace(self, namespace: Namespace) -> Builder<NeedsDevice> {
         let mut config = self.config;
         config.namespace = NamespaceConfig { model: namespace.model_id().to_owned(), ..config.namespace };
-        Builder { config, namespace: Some(namespace), admission: self.admission, state: NeedsDevice(()) }
+        Builder { config, namespace: Some(namespace), given: self.given, state: NeedsDevice(()) }
     }
 }
 
@@ -135,12 +143,7 @@ impl Builder<NeedsDevice> {
     /// G1 is a pool of ours, of this size on each rank.
     pub fn device(mut self, capacity: impl Into<Capacity>) -> Builder<WithOwned> {
         self.config.device.capacity = capacity.into();
-        Builder {
-            config: self.config,
-            namespace: self.namespace,
-            admission: self.admission,
-            state: WithOwned(()),
-        }
+        Builder { config: self.config, namespace: self.namespace, given: self.given, state: WithOwned(()) }
     }
 
     /// G1 is the engine's, of this many blocks on each rank; the workers, elsewhere, know its memory.
@@ -148,7 +151,7 @@ impl Builder<NeedsDevice> {
         Builder {
             config: self.config,
             namespace: self.namespace,
-            admission: self.admission,
+            given: self.given,
             state: WithEngineBlocks(blocks),
         }
     }
@@ -159,7 +162,7 @@ impl Builder<NeedsDevice> {
         Builder {
             config: self.config,
             namespace: self.namespace,
-            admission: self.admission,
+            given: self.given,
             state: WithEngine(ranks),
         }
     }
@@ -181,6 +184,22 @@ impl<State> Builder<State> {
         self
     }
 
+    /// G4: a volume in a blob store, such as `dir:///mnt/kv` or `s3://BUCKET/PREFIX`.
+    #[must_use]
+    pub fn volume(mut self, uri: impl Into<String>) -> Self {
+        self.config.volume.uri = Some(uri.into());
+        self
+    }
+
+    /// Who opens volumes, in place of the implementations that kvbm brings: for URIs of other schemes
+    /// ([`with_scheme`](kvbm_volume::VolumeRegistry::with_scheme)). It must not know the volume that is configured yet.
+    #[cfg(feature = "worker")]
+    #[must_use]
+    pub fn volumes(mut self, registry: kvbm_volume::VolumeRegistry) -> Self {
+        self.given.volumes = Some(registry);
+        self
+    }
+
     /// Ranks that the KV heads are divided among.
     #[must_use]
     pub fn tensor_parallel(mut self, ranks: u32) -> Self {
@@ -191,7 +210,7 @@ impl<State> Builder<State> {
     /// Who decides which blocks get a copy on a lower tier, in place of what `policy.admission` names.
     #[must_use]
     pub fn admission(mut self, policy: impl AdmissionPolicy + 'static) -> Self {
-        self.admission = Some(Arc::new(policy));
+        self.given.admission = Some(Arc::new(policy));
         self
     }
 
@@ -210,8 +229,8 @@ impl Builder<WithOwned> {
     /// [`BuildError`] names the setting, the file or the device.
     #[cfg(feature = "worker")]
     pub fn build(self) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, self.admission, None)?;
-        let workers = core.local_workers(&DeviceMemoryOf::Owned)?;
+        let core = Core::new(self.config, self.namespace, self.given.admission, None)?;
+        let workers = core.local_workers(&DeviceMemoryOf::Owned, self.given.volumes)?;
         core.finish(workers, Owned(()))
     }
 
@@ -220,7 +239,7 @@ impl Builder<WithOwned> {
     /// # Errors
     /// [`BuildError`] names the setting.
     pub fn build_metadata_only(self) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, self.admission, None)?;
+        let core = Core::new(self.config, self.namespace, self.given.admission, None)?;
         core.connect_metadata();
         core.finish_remote(Owned(()))
     }
@@ -234,7 +253,7 @@ impl Builder<WithOwned> {
         self,
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, self.admission, None)?;
+        let core = Core::new(self.config, self.namespace, self.given.admission, None)?;
         core.connect(connect);
         core.finish_remote(Owned(()))
     }
@@ -250,7 +269,7 @@ impl Builder<WithEngineBlocks> {
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Engine>, BuildError> {
         let blocks = self.state.0;
-        let core = Core::new(self.config, self.namespace, self.admission, Some(blocks))?;
+        let core = Core::new(self.config, self.namespace, self.given.admission, Some(blocks))?;
         core.connect(connect);
         core.finish_remote(Engine::new(blocks))
     }
@@ -261,7 +280,7 @@ impl Builder<WithEngineBlocks> {
     /// [`BuildError`] names the setting.
     pub fn build_metadata_only(self) -> Result<KvBlockManager<Engine>, BuildError> {
         let blocks = self.state.0;
-        let core = Core::new(self.config, self.namespace, self.admission, Some(blocks))?;
+        let core = Core::new(self.config, self.namespace, self.given.admission, Some(blocks))?;
         core.connect_metadata();
         core.finish_remote(Engine::new(blocks))
     }
@@ -280,8 +299,8 @@ impl Builder<WithEngine> {
             return Err(BuildError::Ranks { given: memory.len(), ranks });
         }
         let blocks = memory.iter().map(|(_, bound)| bound.num_blocks()).min().unwrap_or(0);
-        let core = Core::new(self.config, self.namespace, self.admission, Some(blocks))?;
-        let workers = core.local_workers(&DeviceMemoryOf::Engine(&memory))?;
+        let core = Core::new(self.config, self.namespace, self.given.admission, Some(blocks))?;
+        let workers = core.local_workers(&DeviceMemoryOf::Engine(&memory), self.given.volumes)?;
         core.finish(workers, Engine::new(blocks))
     }
 }

@@ -52,6 +52,7 @@ mod park;
 mod shutdown;
 mod signal;
 mod status;
+mod volume;
 pub mod worker;
 #[cfg(feature = "worker")]
 mod workers;
@@ -71,7 +72,7 @@ pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, Se
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
-pub use status::{PathStatus, Status};
+pub use status::{PathStatus, Status, VolumeStatus};
 #[cfg(feature = "worker")]
 pub use workers::{LocalWorker, WorkerError, Workers};
 
@@ -84,6 +85,8 @@ pub use kvbm_pool as pool;
 #[cfg(feature = "worker")]
 pub use kvbm_storage as storage;
 pub use kvbm_tokens as tokens;
+#[cfg(feature = "worker")]
+pub use kvbm_volume as volumes;
 
 pub use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier};
 pub use kvbm_pool::{

@@ -148,7 +148,7 @@ impl<G> KvBlockManager<G> {
         if given != ours as usize {
             return Err(SequenceError::PageSize { given, ours });
         }
-        if self.leader.registry.capacity(Tier::G3) > 0 {
+        if self.leader.registry.capacity(Tier::G3) > 0 || self.leader.volume.is_some() {
             namespace.check_persistable()?;
         }
         sequence(hasher, tokens, salt)
@@ -164,13 +164,18 @@ impl<G> KvBlockManager<G> {
 
     /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the result is held. Counts
     /// as one use of every block in it.
+    ///
+    /// With a volume, the prefix goes on with blocks that are thought to be there ([`Tier::G4`], not pinned): what an onboard does
+    /// not find it leaves out. For a chain that is not known yet the volume is asked, in a few round trips within its deadline;
+    /// `volume.lookup = "known"` never asks.
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
-        let prefix = self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes());
+        let mut prefix = self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes());
         // On every tier that holds them: a block that is hot in G1 does not grow cold below. The whole chain, since the eviction
         // policy asks how far a block is from the end of its request.
         self.leader.registry.touch(ONLY_GROUP, chain.hashes());
+        self.leader.extend_on_volume(&mut prefix, chain);
         prefix
     }
 
@@ -344,7 +349,7 @@ impl KvBlockManager<Owned> {
     }
 
     /// Copies blocks to the next tier in the background, now rather than when a trigger says so: `&Cached<G1>` to G2,
-    /// `&Cached<G2>` to G3. Ancestors that are missing there go first.
+    /// `&Cached<G2>` to G3 or to the volume (G4). Ancestors that are missing there go first.
     ///
     /// # Errors
     /// [`OffloadError`]; nothing was started.
@@ -353,13 +358,17 @@ impl KvBlockManager<Owned> {
         if !self.leader.registry.owns_pinned(blocks) {
             return Err(OffloadError::Foreign);
         }
-        if from.below() != Some(to) {
+        if from.below() != Some(to) && (from, to) != (Tier::G2, Tier::G4) {
             return Err(OffloadError::NoPath { from, to });
         }
         if self.leader.is_turned_away() {
             return Err(OffloadError::ShuttingDown);
         }
-        if self.leader.offload_now(blocks.clone()) { Ok(()) } else { Err(OffloadError::NoPath { from, to }) }
+        if self.leader.offload_now(blocks.clone(), to) {
+            Ok(())
+        } else {
+            Err(OffloadError::NoPath { from, to })
+        }
     }
 }
 

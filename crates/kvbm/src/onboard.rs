@@ -5,7 +5,7 @@ use crate::leader::operation::{Destination, Interest, Move, Operation, Parts, Pu
 use crate::leader::{Leader, Prepared};
 use crate::signal::deadline;
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, GroupId, Path, SequenceHash, Tier};
-use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Pinned, Prefix};
+use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Pinned, Prefix, PrefixBlock};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::future::Future;
@@ -205,8 +205,12 @@ impl Onboarding {
     fn still_there(&self) -> usize {
         let hashes: Vec<_> = self.identities.iter().map(|identity| identity.hash).collect();
         let tiers = self.leader.registry.peek_prefix(self.group, &hashes);
-        let blocks = self.prefix.blocks().iter().zip(&tiers);
-        blocks.take_while(|(block, tiers)| tiers.contains(block.tier)).count()
+        let there = |at: usize, block: &PrefixBlock| match &self.leader.volume {
+            Some(volume) if block.tier == Tier::G4 => volume.contains(self.group, hashes[at]),
+            _ => tiers.get(at).is_some_and(|tiers| tiers.contains(block.tier)),
+        };
+        let blocks = self.prefix.blocks().iter().enumerate();
+        blocks.take_while(|(at, block)| there(*at, block)).count()
     }
 
     /// Waits for whoever brings block `at`.

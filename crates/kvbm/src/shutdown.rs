@@ -2,7 +2,7 @@
 
 use crate::leader::Leader;
 use crate::metrics::EvictReason;
-use kvbm_plan::{BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Rank, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Path, Rank, Tier};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use std::time::Instant;
 /// What a flush made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushReport {
-    /// Blocks that every rank has durable on G3.
+    /// Blocks that every rank has durable on G3; where there is no disk, blocks on the volume.
     pub durable_blocks: u64,
 }
 
@@ -18,7 +18,7 @@ pub struct FlushReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlushError {
     /// There is nothing that could be made durable.
-    #[error("no disk tier is configured: set disk.dir and disk.capacity")]
+    #[error("nothing that lasts is configured: set disk.dir and disk.capacity, or volume.uri")]
     NoDisk,
     /// A rank failed, or did not answer in time.
     #[error("flush failed on rank {rank}: {failure}")]
@@ -36,10 +36,10 @@ pub enum FlushError {
 /// How a manager ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShutdownReport {
-    /// Blocks durable on G3; `None` where no disk is configured or the flush failed.
+    /// Blocks durable on G3, or on the volume where there is no disk; `None` where there is neither or the flush failed.
     pub durable_blocks: Option<u64>,
-    /// Blocks of G1 and G2 that are not on G3 and are lost with the process; 0 where no disk is configured, for then nothing
-    /// could be saved.
+    /// Blocks of G1 and G2 that are not on G3 (on the volume, where there is no disk) and are lost with the process; 0 where there is
+    /// neither, for then nothing could be saved.
     pub not_saved: u64,
     /// Whether every offload ended in time.
     pub drained: bool,
@@ -53,7 +53,6 @@ pub struct ShutdownReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{tier} cannot be cleared: {}", match tier {
     Tier::G1 => "the engine owns its blocks; it releases them",
-    Tier::G4 => "its volumes are removed where they are stored",
     _ => "it is not configured",
 })]
 pub struct ClearError {
@@ -73,11 +72,14 @@ impl Leader {
     pub(crate) fn flush(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
         let span = tracing::info_span!(target: "kvbm", "flush", durable = tracing::field::Empty);
         let _inside = span.enter();
-        if self.registry.capacity(Tier::G3) == 0 {
-            return Err(FlushError::NoDisk);
-        }
+        let Some(lasting) = self.lasting() else { return Err(FlushError::NoDisk) };
         if !self.offloads.wait_under_way(deadline) {
             return Err(FlushError::Busy);
+        }
+        if lasting == Tier::G4 {
+            // A volume has made durable what it said that it has.
+            let durable_blocks = self.volume.as_ref().map_or(0, |volume| volume.len() as u64);
+            return Ok(FlushReport { durable_blocks });
         }
         let started = self.flushes.start(self.settings.ranks);
         for (rank, failure) in self.broadcast(&Command::Flush { token: started.token }) {
@@ -97,12 +99,12 @@ impl Leader {
         let _inside = span.enter();
         // Callers are turned away first, so that the tiers hold still while they are written down.
         self.turn_away();
-        let has_disk = self.registry.capacity(Tier::G3) > 0;
-        if has_disk {
-            // G2 first and after every batch from above: what comes down must not push out what is not on disk yet.
-            let save_host = || self.save(Tier::G2, deadline, &|| ());
+        let lasting = self.lasting();
+        if let Some(last) = lasting {
+            // G2 first and after every batch from above: what comes down must not push out what is not saved yet.
+            let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &|| ());
             save_host();
-            self.save(Tier::G1, deadline, &save_host);
+            self.save(Path::G1_G2, last, deadline, &save_host);
         }
         let drained = self.offloads.wait_idle(deadline);
         let (durable_blocks, flush_error) = match self.flush(deadline) {
@@ -112,16 +114,28 @@ impl Leader {
         };
         self.close();
         self.drop_queued();
-        let not_saved = if has_disk { self.not_saved() } else { 0 };
+        let not_saved = lasting.map_or(0, |last| self.not_saved(last));
         ShutdownReport { durable_blocks, not_saved, drained, flush_error, events_unpublished: 0 }
     }
 
-    /// Sends every block of `src` that is not on disk one tier down, in use or not, chain by chain and each once.
-    /// `after_each` runs after every batch.
-    fn save(self: &Arc<Self>, src: Tier, deadline: Instant, after_each: &dyn Fn()) {
-        let Some(edge) = self.offloads.edge(src) else { return };
-        let room = self.registry.capacity(edge.path.dst) as usize / 2;
-        let unsaved = self.not_on_disk(src);
+    /// The tier that blocks are saved on: the disk, else the volume, unless that is only for what it is given by name.
+    fn lasting(&self) -> Option<Tier> {
+        if self.registry.capacity(Tier::G3) > 0 {
+            return Some(Tier::G3);
+        }
+        self.volume.as_ref().map(|_| Tier::G4)
+    }
+
+    /// Sends every block of the source of `path` that is not saved on `last` one step down, in use or not, chain by chain and each
+    /// once. `after_each` runs after every batch.
+    fn save(self: &Arc<Self>, path: Path, last: Tier, deadline: Instant, after_each: &dyn Fn()) {
+        let Some(edge) = self.offloads.edge(path) else { return };
+        let src = path.src;
+        let room = match path.dst {
+            Tier::G4 => usize::MAX,
+            dst => self.registry.capacity(dst) as usize / 2,
+        };
+        let unsaved = self.unsaved(src, last);
         for part in unsaved.chunks(edge.limit.min(room).max(1)) {
             if Instant::now() >= deadline {
                 return;
@@ -142,11 +156,17 @@ impl Leader {
         }
     }
 
-    /// Blocks of `tier` that are not on disk, chain by chain, parents first.
-    fn not_on_disk(&self, tier: Tier) -> Vec<BlockIdentity> {
+    /// Blocks of `tier` that are not saved on `last`, chain by chain, parents first.
+    fn unsaved(&self, tier: Tier, last: Tier) -> Vec<BlockIdentity> {
         let key = |identity: &BlockIdentity| (identity.group, identity.hash);
-        let saved: HashSet<_> =
-            self.registry.snapshot(Tier::G3).0.iter().map(|(_, identity)| key(identity)).collect();
+        let on_disk: HashSet<_> = match last {
+            Tier::G3 => self.registry.snapshot(last).0.iter().map(|(_, identity)| key(identity)).collect(),
+            _ => HashSet::new(),
+        };
+        let is_saved = |identity: &BlockIdentity| match &self.volume {
+            Some(volume) if last == Tier::G4 => volume.contains(identity.group, identity.hash),
+            _ => on_disk.contains(&key(identity)),
+        };
         let mut chains: HashMap<_, usize> = HashMap::new();
         let mut unsaved = Vec::new();
         for (_, identity) in self.registry.snapshot(tier).0 {
@@ -154,7 +174,7 @@ impl Leader {
             let of_parent = identity.parent.and_then(|parent| chains.get(&(identity.group, parent)).copied());
             let chain = of_parent.unwrap_or(chains.len());
             chains.insert(key(&identity), chain);
-            if !saved.contains(&key(&identity)) {
+            if !is_saved(&identity) {
                 unsaved.push((chain, identity.position, identity));
             }
         }
@@ -162,15 +182,18 @@ impl Leader {
         unsaved.into_iter().map(|(.., identity)| identity).collect()
     }
 
-    /// Blocks of the upper tiers that are not on disk.
-    fn not_saved(&self) -> u64 {
-        let unsaved = [Tier::G1, Tier::G2].map(|tier| self.not_on_disk(tier));
+    /// Blocks of the upper tiers that are not saved on `last`.
+    fn not_saved(&self, last: Tier) -> u64 {
+        let unsaved = [Tier::G1, Tier::G2].map(|tier| self.unsaved(tier, last));
         let unsaved: HashSet<_> =
             unsaved.iter().flatten().map(|identity| (identity.group, identity.hash)).collect();
         unsaved.len() as u64
     }
 
     pub(crate) fn clear(&self, tier: Tier) -> Result<u64, ClearError> {
+        if tier == Tier::G4 && self.volume.is_some() {
+            return Ok(self.forget_on_volume(None, EvictReason::Cleared));
+        }
         if self.registry.capacity(tier) == 0 {
             return Err(ClearError { tier });
         }
@@ -193,7 +216,7 @@ impl Leader {
             self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(removed);
         }
         self.release_gone(before);
-        blocks
+        blocks + self.forget_on_volume(Some(namespace), EvictReason::Forgotten)
     }
 
     /// Blocks on G3 of the namespaces that `select` picks.

@@ -3,6 +3,7 @@
 use crate::config::{
     self, BandwidthModel, Config, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VerifyHost,
 };
+use crate::volume::local::volume_tier;
 use crate::worker::{LinkError, MessageSink, WorkerLink};
 use kvbm_device::{
     CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice,
@@ -20,14 +21,19 @@ use kvbm_storage::{
 };
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{Backend, DiskTier, PathConfig, PathConfigs, TransferManager, WorkerConfig, disk_layout};
+use kvbm_volume::VolumeRegistry;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+/// Bytes that one call of a volume moves, roughly.
+const CALL_BYTES: u64 = 8 << 20;
 
 /// The workers of this process, by rank; none where workers run elsewhere or only metadata is moved.
 #[derive(Default)]
 pub struct Workers {
     local: Vec<LocalWorker>,
+    volumes: Option<Arc<VolumeRegistry>>,
 }
 
 /// A rank of this process.
@@ -91,6 +97,9 @@ pub enum WorkerError {
         #[source]
         source: OpenError,
     },
+    /// The volume cannot be opened.
+    #[error(transparent)]
+    Volume(#[from] kvbm_volume::RegistryError),
     /// The transfer engine does not start.
     #[error(transparent)]
     Start(#[from] kvbm_transfer::StartError),
@@ -100,6 +109,11 @@ impl Workers {
     /// All workers, rank by rank.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &LocalWorker> {
         self.local.iter()
+    }
+
+    /// The volumes of G4, where one is configured.
+    pub fn volumes(&self) -> Option<&VolumeRegistry> {
+        self.volumes.as_deref()
     }
 
     /// The worker of `rank`, if it runs in this process.
@@ -129,13 +143,16 @@ impl Workers {
         config: &Config,
         memory: &DeviceMemoryOf<'_>,
         blocks: [u32; 3],
+        volumes: Option<Arc<VolumeRegistry>>,
         tag: NamespaceTag,
         epoch: Epoch,
         sink: &dyn Fn(Rank) -> MessageSink,
     ) -> Result<Self, WorkerError> {
         let ranks = (0..config.parallelism.tensor_parallel as u16).map(Rank);
-        let start = |rank| LocalWorker::start(config, memory, blocks, tag, epoch, rank, sink(rank));
-        Ok(Self { local: ranks.map(start).collect::<Result<_, _>>()? })
+        let start =
+            |rank| LocalWorker::start(config, memory, blocks, volumes.as_ref(), tag, epoch, rank, sink(rank));
+        let local = ranks.map(start).collect::<Result<_, _>>()?;
+        Ok(Self { local, volumes })
     }
 }
 
@@ -173,10 +190,12 @@ impl LocalWorker {
         self.g3.as_ref()
     }
 
+    #[expect(clippy::too_many_arguments, reason = "all of it is needed to start one rank")]
     fn start(
         config: &Config,
         memory: &DeviceMemoryOf<'_>,
         blocks: [u32; 3],
+        volumes: Option<&Arc<VolumeRegistry>>,
         tag: NamespaceTag,
         epoch: Epoch,
         rank: Rank,
@@ -199,7 +218,7 @@ impl LocalWorker {
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
         worker_config.device = Some(Arc::clone(&device));
         worker_config.g1 = Some(g1.clone());
-        worker_config.paths = paths(&config.transfer, &config.disk);
+        worker_config.paths = paths(config);
         worker_config.copies = match config.transfer.copies {
             CopyWay::Auto => Backend::Auto,
             CopyWay::Kernel => Backend::Kernel,
@@ -221,6 +240,7 @@ impl LocalWorker {
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
         }
+        worker_config.volumes = volumes.map(|registry| volume_tier(config, registry, rank)).transpose()?;
         let manager = TransferManager::start(worker_config, sink)?;
         Ok(Self { rank, device, g1, g2, g3, manager: Some(Arc::new(manager)) })
     }
@@ -418,22 +438,27 @@ fn geometry(config: &Config, layout: &FullyContiguous, rank: Rank) -> Result<Vec
     Ok(text.into_bytes())
 }
 
-fn paths(config: &config::TransferConfig, disk: &config::DiskConfig) -> PathConfigs {
+fn paths(config: &Config) -> PathConfigs {
+    let Config { transfer, disk, volume, .. } = config;
     let memory = PathConfig {
-        queue_plans: config.queue_depth as usize,
-        threads: config.threads as usize,
+        queue_plans: transfer.queue_depth as usize,
+        threads: transfer.threads as usize,
         ..PathConfig::MEMORY
     };
     // The engine has threads of its own: one executor keeps them busy, with as much waiting as is at the device.
     let depth_blocks = (2 * disk.depth.max(disk.threads) as usize).max(PathConfig::default().batch_blocks);
     let disk = PathConfig { threads: 1, depth_blocks, ..memory };
+    // As many calls as there are threads, each of so many blocks that they fit into a few megabytes.
+    let batch_blocks = (CALL_BYTES / config.rank_block_bytes().max(1)).clamp(1, 16) as usize;
+    let depth_blocks = 2 * batch_blocks * volume.threads as usize;
+    let volume = PathConfig { threads: 1, depth_blocks, batch_blocks, ..memory };
     PathConfigs {
         g1_g2: memory,
         g2_g1: memory,
         g2_g3: disk,
         g3_g2: disk,
         g3_g1: disk,
-        g2_g4: disk,
-        g4_g1: disk,
+        g2_g4: volume,
+        g4_g1: volume,
     }
 }

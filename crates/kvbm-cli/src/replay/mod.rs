@@ -50,7 +50,7 @@ pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
     let requests = Requests::new(&trace, manager.namespace().hasher()?);
     let _metrics = args.metrics.map(|addr| serve_metrics(&manager, addr)).transpose()?;
     let replayed = replay(args, &manager, &requests);
-    if args.dir.is_some() {
+    if args.dir.is_some() || args.volume.is_some() {
         save(&manager);
     }
     let (served, wall) = replayed?;
@@ -162,12 +162,12 @@ fn flush(manager: &KvBlockManager<Owned>, requests: usize) -> Result<()> {
     Ok(())
 }
 
-/// Leaves the directory so that another run finds everything.
+/// Leaves the directory or the volume so that another run finds everything.
 fn save(manager: &KvBlockManager<Owned>) {
     let report = manager.shutdown(SHUTDOWN_TIMEOUT);
     if !report.is_complete() {
         let error = report.flush_error.map_or_else(String::new, |error| format!("; {error}"));
-        eprintln!("kvbm: {} blocks are not on disk{error}", report.not_saved);
+        eprintln!("kvbm: {} blocks are not saved{error}", report.not_saved);
     }
 }
 
@@ -200,7 +200,8 @@ fn result(
     let evicted = |tier: Tier| metrics.tier(tier).evictions(EvictReason::Capacity).get();
     let failures = |path| FailureKind::ALL.iter().map(move |&kind| metrics.path(path).failures(kind).get());
     let dropped = |path| DropReason::ALL.iter().map(move |&reason| metrics.path(path).dropped(reason).get());
-    let onboarded = [TransferPath::G2_G1, TransferPath::G3_G1].map(|path| metrics.path(path).blocks.get());
+    let onboarded = [TransferPath::G2_G1, TransferPath::G3_G1, TransferPath::G4_G1]
+        .map(|path| metrics.path(path).blocks.get());
     let config = manager.config();
     let block_bytes = config.rank_block_bytes() * u64::from(config.parallelism.tensor_parallel);
     let written = metrics.path(TransferPath::G2_G3).blocks.get() * block_bytes;

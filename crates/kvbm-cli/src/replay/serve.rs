@@ -69,7 +69,11 @@ impl<'a> Server<'a> {
         }
         if self.offload == OffloadMode::Wait {
             let done = self.manager.wait_offloads(Instant::now() + PATIENCE);
-            anyhow::ensure!(done, "offloads did not end within {} s: is the disk stuck?", PATIENCE.as_secs());
+            anyhow::ensure!(
+                done,
+                "offloads did not end within {} s: is the disk or the volume stuck?",
+                PATIENCE.as_secs()
+            );
         }
         Ok(served)
     }

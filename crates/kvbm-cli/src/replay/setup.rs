@@ -21,11 +21,15 @@ pub(super) fn manager(args: &ReplayArgs, dir: Option<&Path>) -> Result<KvBlockMa
     let config = config(args, dir)?;
     let builder = KvBlockManager::<Owned>::builder().config(config);
     let built = if args.metadata_only { builder.build_metadata_only() } else { builder.build() };
-    built.context("cannot build the block manager")
+    built.with_context(|| {
+        let s3 = args.volume.as_ref().is_some_and(|uri| uri.starts_with("s3:")) && !cfg!(feature = "s3");
+        let hint = if s3 { "; for s3: volumes, build with `--features s3`" } else { "" };
+        format!("cannot build the block manager{hint}")
+    })
 }
 
 fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
-    let [g1, g2, g3] = args.capacity.0;
+    let [g1, g2, g3, g4] = args.capacity.0;
     let mut config = Config { model: model(args.block_bytes.get())?, ..Config::default() };
     config.namespace.model.clone_from(&args.namespace);
     config.device.capacity = g1;
@@ -47,6 +51,8 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
         // A trace of hours is replayed in seconds: a budget by the clock would stop it at once.
         config.disk.drive_writes_per_day = 0.0;
     }
+    config.volume.uri.clone_from(&args.volume);
+    config.volume.capacity = g4;
     if args.offload == OffloadMode::Wait {
         // Nothing new begins before a request's offloads are over, so they may take as much as they need.
         config.offload.g1_g2.queue_share = 1.0;

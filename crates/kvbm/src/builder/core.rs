@@ -2,20 +2,26 @@
 
 use super::BuildError;
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
-use crate::config::{Admission, Capacity, Config, ConfigError, EvictionPolicy, NamespaceConfig};
-use crate::events::{BlockFacts, EventPump};
+use crate::config::{
+    Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, NamespaceConfig, VolumeLookup,
+    VolumeOffload,
+};
+use crate::events::{BlockFacts, EventPump, VolumeChanges};
 use crate::leader::edge::Edge;
 use crate::leader::offload::Offloads;
 use crate::leader::wear::WearBudget;
 use crate::leader::{BlockCosts, Leader, Settings};
 use crate::manager::KvBlockManager;
 use crate::metrics::Metrics;
+use crate::volume::{Change, VolumeSettings, VolumeTier};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{DeviceMemoryOf, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier, VolumeId};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
+#[cfg(feature = "worker")]
+use kvbm_volume::VolumeRegistry;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -23,6 +29,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(super) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for a large prefix.
 const MAX_PLAN_BLOCKS: usize = 128;
+/// Blocks on a volume without a limit that are known, at about 200 bytes each.
+const MAX_KNOWN: usize = 1 << 22;
 /// How often transfers past their deadline are looked for.
 const EXPIRY_TICK: Duration = Duration::from_millis(50);
 
@@ -57,7 +65,7 @@ impl Core {
             None => config.namespace(),
         };
         let hasher = namespace.hasher()?;
-        if !config.disk.capacity.is_none() {
+        if !config.disk.capacity.is_none() || config.volume.uri.is_some() {
             namespace.check_persistable()?;
         }
         // Validated above: they fit.
@@ -76,7 +84,8 @@ impl Core {
             Admission::Cost => Arc::new(CostAdmission) as Arc<dyn AdmissionPolicy>,
             Admission::All => Arc::new(AdmitAll),
         });
-        let leader = Leader::new(registry, settings, Metrics::new(), offloads, admission);
+        let volume = volume(&config);
+        let leader = Leader::new(registry, settings, Metrics::new(), offloads, admission, volume);
         Ok(Self { config, namespace, hasher, blocks, leader })
     }
 
@@ -91,10 +100,15 @@ impl Core {
     }
 
     #[cfg(feature = "worker")]
-    pub(super) fn local_workers(&self, memory: &DeviceMemoryOf<'_>) -> Result<Workers, BuildError> {
+    pub(super) fn local_workers(
+        &self,
+        memory: &DeviceMemoryOf<'_>,
+        volumes: Option<VolumeRegistry>,
+    ) -> Result<Workers, BuildError> {
         let (tag, epoch) = (self.namespace.tag(), self.leader.settings.epoch);
         let sink = |rank| self.sink(rank);
-        let workers = Workers::start(&self.config, memory, self.blocks, tag, epoch, &sink)?;
+        let volumes = crate::volume::local::open_volume(&self.config, volumes.unwrap_or_default())?;
+        let workers = Workers::start(&self.config, memory, self.blocks, volumes, tag, epoch, &sink)?;
         self.leader.connect(workers.links());
         Ok(workers)
     }
@@ -144,10 +158,36 @@ impl Core {
         let BlockCosts { bytes, tokens, .. } = self.leader.settings.block_costs;
         let facts =
             BlockFacts { block_bytes: bytes, block_tokens: tokens, node: NodeId(self.config.events.node) };
-        let events = Arc::new(EventPump::start(self.leader.registry.clone(), &self.config.events, facts)?);
+        let events = Arc::new(EventPump::start(
+            self.leader.registry.clone(),
+            &self.config.events,
+            facts,
+            self.volume_changes(),
+        )?);
         let set = self.leader.events.set(Arc::downgrade(&events));
         debug_assert!(set.is_ok(), "events are started once");
         Ok(events)
+    }
+
+    /// What the volume's events are made of. They do not keep the leader alive.
+    fn volume_changes(&self) -> Option<VolumeChanges> {
+        let id = self.leader.volume.as_ref()?.settings.id;
+        let leader = Arc::downgrade(&self.leader);
+        let mut next = 0;
+        let drain = move |max: usize, take: &mut dyn FnMut(u64, Change)| {
+            if let Some(leader) = leader.upgrade()
+                && let Some(volume) = &leader.volume
+            {
+                next = volume.drain(max, take);
+            }
+            next
+        };
+        let weak = Arc::downgrade(&self.leader);
+        let held = move || {
+            let leader = weak.upgrade();
+            leader.and_then(|leader| leader.volume.as_ref().map(VolumeTier::snapshot)).unwrap_or_default()
+        };
+        Some(VolumeChanges { id, drain: Box::new(drain), held: Box::new(held) })
     }
 
     fn recover(&self) -> Result<(), BuildError> {
@@ -227,7 +267,40 @@ fn edges(config: &Config, blocks: [u32; 3]) -> Vec<Edge> {
         let wear = WearBudget::new(g3, config.disk.drive_writes_per_day);
         edges.push(Edge::new(Path::G2_G3, triggers, limit, wear));
     }
+    if g2 > 0 && config.volume.uri.is_some() {
+        let volume = &config.volume;
+        let keeps_victims = volume.offload == VolumeOffload::Victims;
+        // With a disk, what goes to the volume is what goes to the disk.
+        let ahead_share = if keeps_victims && g3 == 0 { config.offload.g2_g3.ahead_share } else { 0.0 };
+        let triggers = EdgeConfig {
+            write_through: volume.offload == VolumeOffload::WriteThrough,
+            watermark: 1.0,
+            idle_iterations: 0,
+            queue_share: volume.queue_share,
+            ahead_share,
+        };
+        edges.push(Edge::new(Path::G2_G4, triggers, limit(g2, volume.queue_share), None));
+    }
     edges
+}
+
+/// What the leader keeps of the volume.
+fn volume(config: &Config) -> Option<VolumeTier> {
+    let volume = &config.volume;
+    volume.uri.as_ref()?;
+    let blocks = volume.capacity.blocks(config.rank_block_bytes());
+    let limited = !volume.capacity.is_none();
+    Some(VolumeTier::new(VolumeSettings {
+        id: VolumeId(volume.id),
+        deadline: volume.deadline,
+        probe: volume.lookup == VolumeLookup::Probe,
+        recheck: volume.recheck,
+        longest_pause: volume.longest_pause,
+        capacity: if limited { usize::try_from(blocks).unwrap_or(usize::MAX) } else { MAX_KNOWN },
+        limited,
+        most_changes: config.events.ring_capacity as usize,
+        keeps_victims: volume.offload == VolumeOffload::Victims,
+    }))
 }
 
 /// A thread that gives up on late transfers for as long as the leader lives.

@@ -51,7 +51,7 @@ pub use sections::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceConfig, DeviceKind, DeviceOrder,
     DiskConfig, DiskEngine, EdgeConfig, EventsConfig, EvictionPolicy, HostConfig, HostOrder, LayoutKind,
     ModelConfig, NamespaceConfig, OffloadConfig, ParallelismConfig, PolicyConfig, TransferConfig, VerifyHost,
-    WhenFull,
+    VolumeConfig, VolumeLookup, VolumeOffload, WhenFull,
 };
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;
@@ -74,6 +74,8 @@ pub struct Config {
     pub host: HostConfig,
     /// `[disk]`: tier G3
     pub disk: DiskConfig,
+    /// `[volume]`: tier G4
+    pub volume: VolumeConfig,
     /// `[offload.g1_g2]` and `[offload.g2_g3]`
     pub offload: OffloadConfig,
     /// `[transfer]`

@@ -17,6 +17,7 @@ pub(super) const SECTIONS: &[Section] = &[
     DeviceConfig::SECTION,
     HostConfig::SECTION,
     DiskConfig::SECTION,
+    VolumeConfig::SECTION,
     OFFLOAD_G1_G2,
     OFFLOAD_G2_G3,
     TransferConfig::SECTION,
@@ -133,6 +134,37 @@ section! {
         drive_writes_per_day: f64 = 1.0, ["capacities per day"];
         /// After this time a read counts as failed and the caller is told to recompute.
         read_deadline: Duration = Duration::from_secs(5), [""];
+    }
+}
+
+section! {
+    /// Tier G4: a volume in a blob store, which may be shared with other managers. Needs `host.capacity`: blocks reach the volume
+    /// through host memory.
+    VolumeConfig, "volume", |config| config.volume, {
+        /// Where it is: `dir:///mnt/kv`, `memory:`, `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (with the feature `s3`), or the
+        /// scheme of another implementation. It must exist; not set: no such tier.
+        uri: Option<String> = None, [""];
+        /// Its number in the location of events.
+        id: u32 = 0, [""];
+        /// What of it is used; 0 for no limit. In bytes, all that lies there counts.
+        capacity: Capacity = Capacity::NONE, ["per rank"];
+        /// Payloads begin at a multiple of this in their object: a power of two.
+        alignment: u32 = 1, ["bytes"];
+        /// After this time a call counts as failed: a read is a miss, a copy is dropped.
+        deadline: Duration = Duration::from_secs(5), [""];
+        /// Threads of each path that wait for it, up to 16 blocks each at a time.
+        threads: u32 = 4, ["threads per path and rank"];
+        /// Which blocks are copied to it: all of host memory, those that are about to leave host memory, or those that a call names.
+        offload: VolumeOffload = VolumeOffload::WriteThrough, [""];
+        /// Share of host memory that waiting and running copies may hold; beyond it the oldest waiting ones are dropped and
+        /// counted.
+        queue_share: f64 = 0.25, ["share of the tier"];
+        /// How chains are found that this manager does not know to be there: by asking, or not at all.
+        lookup: VolumeLookup = VolumeLookup::Probe, [""];
+        /// How long it is not asked again for what it did not have.
+        recheck: Duration = Duration::from_secs(5), [""];
+        /// Longest time for which it is left alone after failures.
+        longest_pause: Duration = Duration::from_secs(30), [""];
     }
 }
 
@@ -380,6 +412,28 @@ choice! {
         Sampled = "sampled",
         /// All.
         Always = "always",
+    }
+}
+
+choice! {
+    /// Which blocks are copied to a volume.
+    VolumeOffload {
+        /// Each block of host memory, as soon as it is registered there.
+        WriteThrough = "write-through",
+        /// Those that are about to be evicted from host memory.
+        Victims = "victims",
+        /// Those that a call names.
+        Explicit = "explicit",
+    }
+}
+
+choice! {
+    /// How chains on a volume are found.
+    VolumeLookup {
+        /// By asking it for a few of their blocks.
+        Probe = "probe",
+        /// Only where this manager wrote or read them.
+        Known = "known",
     }
 }
 

@@ -176,6 +176,16 @@ fn rules_name_the_key_and_the_way_out() {
             "device.bandwidth_model = reference: slows the emulated device only",
         ),
         (&[("disk.dir", "d")], "disk.dir = d: needs disk.capacity"),
+        (&[("volume.uri", "memory:")], "volume.uri = memory:: needs host.capacity"),
+        (&[("volume.capacity", "5")], "volume.capacity = 5 blocks: needs volume.uri"),
+        (
+            &[("volume.uri", "memory:"), ("host.capacity", "5"), ("volume.alignment", "3")],
+            "volume.alignment = 3: must be a power of two",
+        ),
+        (
+            &[("volume.uri", "memory:"), ("host.capacity", "5"), ("volume.deadline", "0s")],
+            "volume.deadline = 0: must be more than 0",
+        ),
         (&[("disk.capacity", "5"), ("disk.dir", "d")], "needs host.capacity"),
         (&[("host.capacity", "1MiB")], "host.capacity = 1MiB: holds not one block of 2097152 bytes"),
         (&[("host.capacity", "16000000TiB")], "is more than 2^32 - 2 blocks"),

@@ -34,6 +34,7 @@ impl Config {
         self.validate_namespace()?;
         self.validate_device()?;
         self.validate_tiers()?;
+        self.validate_volume()?;
         let offload = &self.offload;
         share(
             "offload.g1_g2.watermark",
@@ -111,8 +112,8 @@ impl Config {
                 let rule = "has no meaning with chain_root = \"fixed\": leave it out, or set chain_root = \"external\"";
                 broken("namespace.chain_root_seed", seed, rule)
             }
-            (_, ChainRootKind::PerProcess) if !self.disk.capacity.is_none() => {
-                let rule = "changes with every process, so nothing can be kept on disk: remove [disk], or give the \
+            (_, ChainRootKind::PerProcess) if !self.disk.capacity.is_none() || self.volume.uri.is_some() => {
+                let rule = "changes with every process, so nothing can be kept on disk or on a volume: remove [disk] and [volume], or give the \
                             engine a fixed hash seed and use \"external\"";
                 broken("namespace.chain_root", &kind, rule)
             }
@@ -181,6 +182,39 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+impl Config {
+    fn validate_volume(&self) -> Result<(), ConfigError> {
+        let volume = &self.volume;
+        let Some(uri) = &volume.uri else {
+            if volume.capacity.is_none() {
+                return Ok(());
+            }
+            return broken("volume.capacity", &volume.capacity, "needs volume.uri, the place to use");
+        };
+        if uri.is_empty() {
+            return broken("volume.uri", uri, "must not be empty");
+        }
+        if self.host.capacity.is_none() {
+            let rule = "needs host.capacity as well: blocks reach the volume through host memory";
+            return broken("volume.uri", uri, rule);
+        }
+        if !volume.capacity.is_none() && volume.capacity.blocks(self.rank_block_bytes()) == 0 {
+            return broken(
+                "volume.capacity",
+                &volume.capacity,
+                "holds not one block: raise it, or 0 for no limit",
+            );
+        }
+        if !volume.alignment.is_power_of_two() || volume.alignment > 1 << 20 {
+            return broken("volume.alignment", &volume.alignment, "must be a power of two from 1 to 1048576");
+        }
+        between("volume.threads", volume.threads, 1, MAX_THREADS)?;
+        positive("volume.deadline", volume.deadline)?;
+        positive("volume.longest_pause", volume.longest_pause)?;
+        share("volume.queue_share", volume.queue_share, "must be above 0 and at most 1")
     }
 }
 

@@ -6,19 +6,21 @@ mod ring;
 
 use crate::config::{EventsConfig, WhenFull};
 use crate::metrics::Metrics;
+use crate::volume::Change;
 use kvbm_events::url::OpenError;
 use kvbm_events::{
-    Answering, EventBlock, EventManager, EventTransport, EventUrl, InProcessConfig, InProcessTransport,
-    KvEvent, Publisher, PublisherConfig, PublisherStats, Responder, Snapshot, SnapshotServer, SourceId,
-    StreamId, Subscriber, TransportError,
+    Answering, EventBlock, EventKind, EventManager, EventTransport, EventUrl, InProcessConfig,
+    InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Responder, Snapshot,
+    SnapshotServer, SourceId, StreamId, Subscriber, TransportError,
 };
-use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier};
+use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::Registry;
 use remote::{Outlet, Remote};
 use ring::{Progress, Ring};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration names, and to subscribers in
@@ -30,6 +32,8 @@ pub struct EventPump {
     registry: Registry,
     facts: BlockFacts,
     progress: Arc<Progress>,
+    /// Events of the volume that were handed to the publisher.
+    of_volume: Arc<AtomicU64>,
     /// Longest wait for room in the ring; zero where the oldest events go instead.
     full_wait: Duration,
     _answering: Answering,
@@ -54,6 +58,12 @@ impl BlockFacts {
             block_tokens: self.block_tokens,
             location: Location::on(self.node, tier),
         }
+    }
+
+    fn block_of_volume(&self, id: VolumeId, identity: BlockIdentity, root: SequenceHash) -> EventBlock {
+        let mut block = self.block(Tier::G4, identity, root);
+        block.location.volume = Some(id);
+        block
     }
 }
 
@@ -94,6 +104,23 @@ pub struct EventsStatus {
 /// The pool numbers all of its events in one row.
 const ONLY_SHARD: u16 = 0;
 
+/// The stream of a volume's events; the pool's is 0.
+pub(crate) const VOLUME_SHARD: u16 = 1;
+
+/// Takes up to so many changes of a volume, with their numbers; gives the number of the next one.
+type DrainChanges = dyn FnMut(usize, &mut dyn FnMut(u64, Change)) -> u64 + Send;
+
+/// Blocks of a volume, each with the first of its chain, and the number of the next change.
+type HeldOnVolume = dyn Fn() -> (Vec<(BlockIdentity, SequenceHash)>, u64) + Send + Sync;
+
+/// Where the events of a volume come from.
+pub(crate) struct VolumeChanges {
+    pub(crate) id: VolumeId,
+    pub(crate) drain: Box<DrainChanges>,
+    /// What is there now.
+    pub(crate) held: Box<HeldOnVolume>,
+}
+
 /// How often a caller that waits for room looks.
 const ROOM_TICK: Duration = Duration::from_millis(1);
 
@@ -102,12 +129,15 @@ impl EventPump {
         registry: Registry,
         config: &EventsConfig,
         facts: BlockFacts,
+        volume: Option<VolumeChanges>,
     ) -> Result<Self, EventsError> {
         let url = config.url.as_ref().map(|url| url.expose().parse::<EventUrl>());
         let url = url.transpose().map_err(OpenError::from)?;
         let progress = Arc::new(Progress::default());
         let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });
-        let responder = responder(registry.clone(), facts, source);
+        let (changes, held) =
+            volume.map(|VolumeChanges { id, drain, held }| ((id, drain), (id, held))).unzip();
+        let responder = responder(registry.clone(), facts, source, held);
         let remote = url.map(|url| Remote::new(url, config.publish_timeout, source, Arc::clone(&responder)));
         let outlet = Arc::new(Outlet {
             remote: remote.transpose()?,
@@ -126,17 +156,32 @@ impl EventPump {
         let mut manager = EventManager::new(publishing, source, registry.epoch(), outlet.clone())?;
         let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&progress));
         manager.add_shard(ONLY_SHARD, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
+        let of_volume = Arc::new(AtomicU64::new(0));
+        if let Some((id, mut drain)) = changes {
+            let handed = Arc::clone(&of_volume);
+            // A block of a volume is in a stream of its own: the pool's locks order nothing there.
+            manager.add_shard(VOLUME_SHARD, move |max: usize, out: &mut Vec<KvEvent>| {
+                drain(max, &mut |number, change| {
+                    handed.fetch_add(1, Ordering::Relaxed);
+                    let block = facts.block_of_volume(id, change.identity, change.root);
+                    let kind = if change.stored { EventKind::Store(block) } else { EventKind::Remove(block) };
+                    out.push(KvEvent::new(number, kind));
+                })
+            })?;
+        }
         let full_wait = match config.when_full {
             WhenFull::DropOldest => Duration::ZERO,
             WhenFull::Block => config.full_wait,
         };
+        let publisher = manager.spawn()?;
         Ok(Self {
             outlet,
-            publisher: manager.spawn()?,
+            publisher,
             source,
             registry,
             facts,
             progress,
+            of_volume,
             full_wait,
             _answering: answering,
         })
@@ -161,8 +206,8 @@ impl EventPump {
         Arc::clone(&self.outlet) as Arc<dyn EventTransport>
     }
 
-    /// What this manager holds now, as a follower needs it that has lost events or comes late. Takes time and memory in proportion
-    /// to the tiers, in part under the pool's lock.
+    /// What this manager holds now on the tiers of this machine, as a follower needs it that has lost events or comes late. Takes
+    /// time and memory in proportion to the tiers, in part under the pool's lock.
     pub fn snapshot(&self) -> Snapshot {
         snapshot(&self.registry, self.facts)
     }
@@ -199,13 +244,14 @@ impl EventPump {
         let lost = stats.refused + ring.lost.max(stats.lost_in_source);
         // Every number below was published or is lost.
         let told = stats.events + lost;
+        let of_volume = self.of_volume.load(Ordering::Relaxed);
         EventsStatus {
             published: stats.events,
             lost,
             // What was lost since the ring was last read is one more.
             gaps: self.progress.gaps() + u64::from(ring.lost > stats.lost_in_source),
-            waiting: ring.next_seq.saturating_sub(told),
-            lag: self.progress.lag(told),
+            waiting: (ring.next_seq + of_volume).saturating_sub(told),
+            lag: self.progress.lag(told.saturating_sub(of_volume)),
             unavailable: stats.unavailable,
         }
     }
@@ -253,10 +299,26 @@ fn snapshot(registry: &Registry, facts: BlockFacts) -> Snapshot {
 }
 
 /// Answers whoever asks what this manager holds.
-fn responder(registry: Registry, facts: BlockFacts, source: SourceId) -> Responder {
-    let server = SnapshotServer::new(move |stream| {
-        let ours = stream == StreamId { source, epoch: registry.epoch(), shard: ONLY_SHARD };
-        ours.then(|| snapshot(&registry, facts))
+fn responder(
+    registry: Registry,
+    facts: BlockFacts,
+    source: SourceId,
+    volume: Option<(VolumeId, Box<HeldOnVolume>)>,
+) -> Responder {
+    let server = SnapshotServer::new(move |stream: StreamId| {
+        if (stream.source, stream.epoch) != (source, registry.epoch()) {
+            return None;
+        }
+        match (stream.shard, &volume) {
+            (ONLY_SHARD, _) => Some(snapshot(&registry, facts)),
+            (VOLUME_SHARD, Some((id, held))) => {
+                let (held, next_sequence) = held();
+                let blocks =
+                    held.into_iter().map(|(identity, root)| facts.block_of_volume(*id, identity, root));
+                Some(Snapshot { next_sequence, blocks: blocks.collect() })
+            }
+            _ => None,
+        }
     });
     Arc::new(move |question: &[u8]| server.answer(question))
 }

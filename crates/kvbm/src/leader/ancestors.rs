@@ -56,8 +56,7 @@ impl Leader {
         let mut line = vec![self.pin(edge.path.src, orphan.group, orphan.hash)?];
         let mut parent = orphan.parent;
         while let Some(hash) = parent.filter(|hash| !known.contains(hash)) {
-            if self.registry.tiers_of(orphan.group, hash).contains(edge.path.dst) || line.len() >= edge.limit
-            {
+            if self.is_below(edge.path.dst, orphan.group, hash) || line.len() >= edge.limit {
                 break;
             }
             let pinned = self.pin(edge.path.src, orphan.group, hash)?;
@@ -66,6 +65,13 @@ impl Leader {
         }
         line.reverse();
         Some(line)
+    }
+
+    fn is_below(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> bool {
+        match &self.volume {
+            Some(volume) if tier == Tier::G4 => volume.awaits(group, hash),
+            _ => self.registry.tiers_of(group, hash).contains(tier),
+        }
     }
 
     /// One block of `tier`, held for a transfer, if it is there.

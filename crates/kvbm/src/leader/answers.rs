@@ -85,8 +85,11 @@ impl Leader {
             Ok(Message::Recovered { rank, tier, blocks, unusable, last }) => {
                 self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
             }
-            // Nothing was asked.
-            Ok(Message::Volume { .. }) => self.metrics.ignored_reports.add(1),
+            Ok(Message::Volume { rank, epoch, token, answer }) => {
+                if epoch == self.settings.epoch {
+                    self.volume_answered(rank, token, answer);
+                }
+            }
             Err(error) => {
                 self.metrics.malformed_messages.add(1);
                 tracing::warn!(%error, "malformed message of a worker dropped");

@@ -21,6 +21,7 @@ use crate::admission::AdmissionPolicy;
 use crate::events::EventPump;
 use crate::metrics::Metrics;
 use crate::onboard::Joins;
+use crate::volume::VolumeTier;
 use crate::worker::WorkerLink;
 pub(crate) use admission::BlockCosts;
 use admission::Speeds;
@@ -62,6 +63,8 @@ pub(crate) struct Leader {
     pub(crate) admission: Arc<dyn AdmissionPolicy>,
     speeds: Speeds,
     pub(crate) joins: Joins,
+    /// G4, if there is one.
+    pub(crate) volume: Option<VolumeTier>,
     pub(crate) flushes: Flushes,
     pub(crate) recoveries: Recoveries,
     /// For its figures; the manager owns it.
@@ -89,6 +92,7 @@ impl Leader {
         metrics: Metrics,
         offloads: Offloads,
         admission: Arc<dyn AdmissionPolicy>,
+        volume: Option<VolumeTier>,
     ) -> Arc<Self> {
         let (epoch, ranks) = (settings.epoch, settings.ranks);
         let capacity = registry.capacity(Tier::G3);
@@ -100,6 +104,7 @@ impl Leader {
             admission,
             speeds: Speeds::default(),
             joins: Joins::default(),
+            volume,
             flushes: Flushes::default(),
             recoveries: Recoveries::new(ranks, capacity),
             events: OnceLock::new(),
@@ -207,6 +212,7 @@ impl Leader {
 
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
+        self.tend_volume(now);
         for operation in self.operations(|operation| operation.deadline <= now) {
             self.abandon(&operation, &operation::expired("transfer", operation.limit));
         }

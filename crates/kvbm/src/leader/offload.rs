@@ -39,8 +39,13 @@ impl Offloads {
         Self { edges, accounts: Mutex::default(), closed: Condvar::new() }
     }
 
-    pub(crate) fn edge(&self, src: Tier) -> Option<&Edge> {
-        self.edges.iter().find(|edge| edge.path.src == src)
+    pub(crate) fn edge(&self, path: Path) -> Option<&Edge> {
+        self.edges.iter().find(|edge| edge.path == path)
+    }
+
+    /// All steps that begin on `src`.
+    fn edges_from(&self, src: Tier) -> impl Iterator<Item = &Edge> {
+        self.edges.iter().filter(move |edge| edge.path.src == src)
     }
 
     pub(crate) fn edges(&self) -> &[Edge] {
@@ -98,15 +103,15 @@ impl Offloads {
 pub(crate) struct Running {
     leader: Weak<Leader>,
     /// Where it was popped from a queue, that one.
-    queue: Option<Tier>,
+    queue: Option<Path>,
     round: Round,
     blocks: usize,
 }
 
 impl Running {
-    /// Of a batch that was taken off the queue of `src`.
-    fn queued(leader: &Arc<Leader>, src: Tier, round: Round, blocks: usize) -> Self {
-        Self { leader: Arc::downgrade(leader), queue: Some(src), round, blocks }
+    /// Of a batch that was taken off the queue of `path`.
+    pub(crate) fn queued(leader: &Arc<Leader>, path: Path, round: Round, blocks: usize) -> Self {
+        Self { leader: Arc::downgrade(leader), queue: Some(path), round, blocks }
     }
 
     /// Of blocks that were never queued.
@@ -119,7 +124,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let Some(leader) = self.leader.upgrade() else { return };
-        if let Some(edge) = self.queue.and_then(|src| leader.offloads.edge(src)) {
+        if let Some(edge) = self.queue.and_then(|path| leader.offloads.edge(path)) {
             edge.finished(self.blocks);
         }
         leader.offloads.remove(self.round, self.blocks);
@@ -135,16 +140,21 @@ impl Leader {
         round: Option<Round>,
         blocks: impl FnOnce() -> Pinned,
     ) {
-        let Some(edge) = self.offloads.edge(tier) else { return };
-        if self.is_turned_away() {
+        if self.is_turned_away() || self.offloads.edges_from(tier).next().is_none() {
             return;
         }
         let round = round.unwrap_or_else(|| self.offloads.round());
-        if edge.triggers.write_through {
-            self.write_through(edge, round, blocks());
+        let through = |edge: &&Edge| edge.triggers.write_through;
+        if self.offloads.edges_from(tier).any(|edge| through(&edge)) {
+            let blocks = blocks();
+            for edge in self.offloads.edges_from(tier).filter(through) {
+                self.write_through(edge, round, blocks.clone());
+            }
         }
-        self.check_watermark(edge, round);
-        self.check_victims(edge, round);
+        for edge in self.offloads.edges_from(tier) {
+            self.check_watermark(edge, round);
+            self.check_victims(edge, round);
+        }
         self.pump();
     }
 
@@ -158,8 +168,12 @@ impl Leader {
         let identities = blocks.identities();
         let Some(first) = identities.first() else { return blocks };
         let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
-        let tiers = self.registry.peek_prefix(first.group, &hashes);
-        let copied = tiers.iter().take_while(|tiers| tiers.contains(edge.path.dst)).count();
+        let copied = if let (Some(volume), Tier::G4) = (&self.volume, edge.path.dst) {
+            hashes.iter().take_while(|hash| volume.awaits(first.group, **hash)).count()
+        } else {
+            let tiers = self.registry.peek_prefix(first.group, &hashes);
+            tiers.iter().take_while(|tiers| tiers.contains(edge.path.dst)).count()
+        };
         let rest = blocks.split_off(copied);
         drop(blocks.into_transfer());
         rest
@@ -178,9 +192,9 @@ impl Leader {
         self.pump();
     }
 
-    /// Queues an offload that somebody asked for. `false` where no path leads down from there.
-    pub(crate) fn offload_now(self: &Arc<Self>, blocks: Pinned) -> bool {
-        let Some(edge) = self.offloads.edge(blocks.tier()) else { return false };
+    /// Queues an offload that somebody asked for. `false` where no path leads from there to `to`.
+    pub(crate) fn offload_now(self: &Arc<Self>, blocks: Pinned, to: Tier) -> bool {
+        let Some(edge) = self.offloads.edge(Path::new(blocks.tier(), to)) else { return false };
         let blocks = self.without_copied(edge, blocks);
         self.enqueue(edge, self.offloads.round(), blocks);
         self.pump();
@@ -225,8 +239,22 @@ impl Leader {
         let wanted = edge.choice(edge.room());
         if share > 0.0 && wanted > 0 {
             let Path { src, dst } = edge.path;
-            let victims = self.registry.uncopied_victims(src, share, wanted, dst);
+            // The registry does not know what is on the volume: where that is the only step, nothing counts as copied.
+            let not_on = if dst == Tier::G4 { Tier::G3 } else { dst };
+            let victims = self.registry.uncopied_victims(src, share, wanted, not_on);
+            if dst == Tier::G3 {
+                self.keep_on_volume(round, &victims);
+            }
             self.enqueue(edge, round, self.admitted(edge, Trigger::Eviction, victims));
+        }
+    }
+
+    /// What is about to leave host memory also goes to the volume, where the configuration says so.
+    fn keep_on_volume(&self, round: Round, victims: &Pinned) {
+        let keeps = self.volume.as_ref().is_some_and(|volume| volume.settings.keeps_victims);
+        if let Some(edge) = self.offloads.edge(Path::G2_G4).filter(|_| keeps && !victims.is_empty()) {
+            let blocks = self.without_copied(edge, victims.clone());
+            self.enqueue(edge, round, self.admitted(edge, Trigger::Eviction, blocks));
         }
     }
 
@@ -288,8 +316,11 @@ impl Leader {
     /// Reserves the destination and sends the plans; what finds no room is counted and let go. Blocks that cannot go before
     /// their parents come back.
     fn carry(self: &Arc<Self>, edge: &Edge, batch: Batch) -> Vec<BlockIdentity> {
+        if edge.path.dst == Tier::G4 {
+            return self.carry_to_volume(edge, batch);
+        }
         let Batch { blocks: mut batch, round } = batch;
-        let running = Running::queued(self, edge.path.src, round, batch.len());
+        let running = Running::queued(self, edge.path, round, batch.len());
         let _order = (edge.path.dst == Tier::G3).then(|| self.disk_order.lock());
         let Some((identities, mut arrivals)) = self.reserve(edge, &mut batch) else { return Vec::new() };
         let there = self.still_on(edge.path.src, &identities);

@@ -40,6 +40,8 @@ pub(crate) type SourceCheck = Box<dyn Fn(usize) -> Option<Failure> + Send>;
 pub(crate) enum Destination {
     /// Slots of one of our tiers: move `i` fills reservation `places[i]`.
     Reserved { arrivals: AnyArrivals, places: Vec<usize> },
+    /// A volume, whose index is told.
+    Volume,
     /// Memory that the caller keeps (the engine's, or a private batch): nothing to make visible.
     Unregistered,
 }

@@ -56,9 +56,22 @@ impl Leader {
 
     /// How long these moves may take.
     pub(crate) fn limit(&self, moves: &[Move]) -> Duration {
-        let reads_disk = moves.iter().any(|step| step.from == Tier::G3);
-        let limit = self.settings.transfer_deadline;
-        if reads_disk { limit.min(self.settings.read_deadline) } else { limit }
+        let reads = |tier: Tier| moves.iter().any(|step| step.from == tier);
+        let mut limit = self.settings.transfer_deadline;
+        if reads(Tier::G3) {
+            limit = limit.min(self.settings.read_deadline);
+        }
+        match &self.volume {
+            Some(volume) if reads(Tier::G4) => limit.min(volume.settings.deadline),
+            _ => limit,
+        }
+    }
+
+    fn endpoint(&self, tier: Tier) -> Endpoint {
+        match &self.volume {
+            Some(volume) if tier == Tier::G4 => Endpoint::Volume(volume.settings.id),
+            _ => Endpoint::Local(tier),
+        }
     }
 
     /// Sends the plans of an operation.
@@ -81,8 +94,8 @@ impl Leader {
             plan_id,
             epoch: self.settings.epoch,
             group: moves[range.start].identity.group,
-            src: Endpoint::Local(from),
-            dst: Endpoint::Local(operation.to),
+            src: self.endpoint(from),
+            dst: self.endpoint(operation.to),
             blocks: plans::transfers(&moves[range]),
             layers: None,
             gate: self.gate(path),

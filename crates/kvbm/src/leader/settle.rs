@@ -22,6 +22,7 @@ impl Leader {
         }
         self.condemn_sources(&parts.moves, &failures);
         self.drop_missing(&parts.moves, &failures);
+        self.note_reads(&parts.moves, &failures);
         let arrived = match parts.destination {
             Destination::Reserved { arrivals, places } => {
                 let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
@@ -32,6 +33,10 @@ impl Leader {
                 }
                 // What is still reserved failed: its slot goes back to Reset.
                 Some(arrivals.into_pinned())
+            }
+            Destination::Volume => {
+                self.complete_on_volume(&parts.moves, &mut failures);
+                None
             }
             Destination::Unregistered => None,
         };

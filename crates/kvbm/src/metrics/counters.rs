@@ -56,6 +56,8 @@ label! {
         NotWorthIt = "not_worth_it",
         /// The copy failed.
         Failed = "failed",
+        /// The volume fails and is left alone for a while.
+        VolumeDown = "volume_down",
         /// The manager shut down first.
         ShuttingDown = "shutting_down",
     }

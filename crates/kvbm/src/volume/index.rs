@@ -1,0 +1,395 @@
+//! What is on the volume, as far as this leader knows: a hint that saves asking. Beside the pool, whose entries have slots; here are
+//! only hashes, prefix-closed: a block goes only after what continues it.
+
+use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+type Key = (GroupId, SequenceHash);
+
+/// What happened to a block on the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) stored: bool,
+    pub(crate) identity: BlockIdentity,
+    /// First block of its chain, as far as that is known.
+    pub(crate) root: SequenceHash,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Not there, but something that continues it is.
+    Gone,
+    /// On its way.
+    Arriving,
+    /// There, by what a probe of other blocks implies: nobody was told.
+    Assumed,
+    /// There, and everybody was told.
+    Present,
+}
+
+impl State {
+    fn is_there(self) -> bool {
+        matches!(self, Self::Assumed | Self::Present)
+    }
+}
+
+struct Entry {
+    identity: BlockIdentity,
+    root: SequenceHash,
+    state: State,
+    /// Entries that continue it and were made after it.
+    children: u32,
+    /// Whether it counts among the children of its parent.
+    counted: bool,
+    /// Place in the order of use.
+    used: u64,
+}
+
+/// What a block that is to be written finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Write it; it counts as on its way.
+    New,
+    /// It is there or on its way.
+    Known,
+    /// The block before it is not.
+    Orphan,
+}
+
+/// See the module.
+pub(crate) struct Index {
+    entries: HashMap<Key, Entry>,
+    /// Blocks that are there and that nothing continues, least recently used first.
+    leaves: BTreeMap<u64, Key>,
+    clock: u64,
+    present: usize,
+    capacity: usize,
+    changes: VecDeque<Change>,
+    most_changes: usize,
+    /// Number of the first change that is kept.
+    first_change: u64,
+}
+
+impl Index {
+    /// At most `capacity` blocks, and `most_changes` changes that nobody took yet.
+    pub(crate) fn new(capacity: usize, most_changes: usize) -> Self {
+        Self {
+            entries: HashMap::new(),
+            leaves: BTreeMap::new(),
+            clock: 0,
+            present: 0,
+            capacity,
+            changes: VecDeque::new(),
+            most_changes: most_changes.max(1),
+            first_change: 0,
+        }
+    }
+
+    /// Blocks that are there.
+    pub(crate) fn len(&self) -> usize {
+        self.present
+    }
+
+    pub(crate) fn contains(&self, group: GroupId, hash: SequenceHash) -> bool {
+        self.entries.get(&(group, hash)).is_some_and(|entry| entry.state.is_there())
+    }
+
+    /// Whether the block is there or on its way.
+    pub(crate) fn awaits(&self, group: GroupId, hash: SequenceHash) -> bool {
+        self.entries.get(&(group, hash)).is_some_and(|entry| entry.state != State::Gone)
+    }
+
+    /// How many of `hashes`, from the first on, are there.
+    pub(crate) fn prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> usize {
+        hashes.iter().take_while(|hash| self.contains(group, **hash)).count()
+    }
+
+    /// A use of these blocks, the last one first: the head of a chain is the last to go.
+    pub(crate) fn touch(&mut self, group: GroupId, hashes: &[SequenceHash]) {
+        for &hash in hashes.iter().rev() {
+            self.clock += 1;
+            let clock = self.clock;
+            let Some(entry) = self.entries.get_mut(&(group, hash)) else { continue };
+            if entry.state.is_there() && entry.children == 0 {
+                self.leaves.remove(&entry.used);
+                self.leaves.insert(clock, (group, hash));
+            }
+            entry.used = clock;
+        }
+    }
+
+    /// Begins to write a block.
+    pub(crate) fn begin(&mut self, identity: &BlockIdentity) -> Admission {
+        if self.awaits(identity.group, identity.hash) {
+            return Admission::Known;
+        }
+        if identity.parent.is_some_and(|parent| !self.awaits(identity.group, parent)) {
+            return Admission::Orphan;
+        }
+        self.enter(identity, State::Arriving);
+        Admission::New
+    }
+
+    /// A block that was on its way is there. Not, where it was removed meanwhile.
+    pub(crate) fn complete(&mut self, identity: &BlockIdentity) -> bool {
+        let key = (identity.group, identity.hash);
+        if self.entries.get(&key).is_none_or(|entry| entry.state != State::Arriving) {
+            return false;
+        }
+        self.set(key, State::Present);
+        true
+    }
+
+    /// A block that was on its way did not arrive.
+    pub(crate) fn fail(&mut self, identity: &BlockIdentity) {
+        let key = (identity.group, identity.hash);
+        if self.entries.get(&key).is_some_and(|entry| entry.state == State::Arriving) {
+            self.set(key, State::Gone);
+        }
+    }
+
+    /// A block was found to be there. `certain` where it was looked at itself.
+    pub(crate) fn learn(&mut self, identity: &BlockIdentity, certain: bool) {
+        let key = (identity.group, identity.hash);
+        match self.entries.get(&key).map(|entry| entry.state) {
+            Some(State::Present | State::Arriving) => {}
+            Some(State::Assumed) if !certain => {}
+            Some(_) => self.set(key, if certain { State::Present } else { State::Assumed }),
+            None => self.enter(identity, if certain { State::Present } else { State::Assumed }),
+        }
+    }
+
+    /// A block is not there. Whether it was thought to be.
+    pub(crate) fn remove(&mut self, group: GroupId, hash: SequenceHash) -> bool {
+        let there = self.awaits(group, hash);
+        if there {
+            self.set((group, hash), State::Gone);
+        }
+        there
+    }
+
+    /// Removes what `select` picks. How many were there.
+    pub(crate) fn remove_all(&mut self, select: impl Fn(NamespaceId) -> bool) -> u64 {
+        let awaited = |entry: &&Entry| entry.state != State::Gone && select(entry.identity.namespace);
+        let mut picked: Vec<_> = self.entries.values().filter(awaited).map(|entry| entry.identity).collect();
+        // Children first, so that nothing is kept for their sake.
+        picked.sort_unstable_by_key(|identity| std::cmp::Reverse(identity.position));
+        let mut removed = 0;
+        for identity in picked {
+            removed += u64::from(self.contains(identity.group, identity.hash));
+            self.set((identity.group, identity.hash), State::Gone);
+        }
+        removed
+    }
+
+    /// Lets go of the least recently used blocks that nothing continues: what is beyond the capacity, and `more`.
+    pub(crate) fn evict(&mut self, more: usize) -> Vec<BlockIdentity> {
+        let wanted = self.present.saturating_sub(self.capacity) + more;
+        let mut evicted = Vec::new();
+        while evicted.len() < wanted
+            && let Some((_, &key)) = self.leaves.first_key_value()
+        {
+            evicted.extend(self.entries.get(&key).map(|entry| entry.identity));
+            self.set(key, State::Gone);
+        }
+        evicted
+    }
+
+    fn enter(&mut self, identity: &BlockIdentity, state: State) {
+        let (key, parent) = ((identity.group, identity.hash), identity.parent);
+        let (mut root, mut counted) = (identity.hash, false);
+        if !self.entries.contains_key(&key)
+            && let Some(parent) = parent
+        {
+            root = parent;
+            if let Some(before) = self.entries.get_mut(&(identity.group, parent)) {
+                (root, counted) = (before.root, true);
+                before.children += 1;
+                if before.children == 1 && before.state.is_there() {
+                    self.leaves.remove(&before.used);
+                }
+            }
+        }
+        self.clock += 1;
+        let fresh =
+            Entry { identity: *identity, root, state: State::Gone, children: 0, counted, used: self.clock };
+        self.entries.entry(key).or_insert(fresh);
+        self.set(key, state);
+    }
+
+    /// Every change of state, with what follows from it for the order, the count and whoever is told.
+    fn set(&mut self, key: Key, state: State) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let before = std::mem::replace(&mut entry.state, state);
+        if entry.children == 0 {
+            match (before.is_there(), state.is_there()) {
+                (false, true) => drop(self.leaves.insert(entry.used, key)),
+                (true, false) => drop(self.leaves.remove(&entry.used)),
+                _ => {}
+            }
+        }
+        self.present = self.present + usize::from(state.is_there()) - usize::from(before.is_there());
+        let (stored, told) = (state == State::Present, before == State::Present);
+        if stored != told {
+            let change = Change { stored, identity: entry.identity, root: entry.root };
+            self.changes.push_back(change);
+            if self.changes.len() > self.most_changes {
+                self.changes.pop_front();
+                self.first_change += 1;
+            }
+        }
+        self.forget_if_idle(key);
+    }
+
+    /// Entries that are gone and that nothing continues are not kept, nor is what was kept for their sake.
+    fn forget_if_idle(&mut self, mut key: Key) {
+        while self.entries.get(&key).is_some_and(|entry| entry.state == State::Gone && entry.children == 0) {
+            let Some(entry) = self.entries.remove(&key) else { return };
+            let Some(parent) = entry.identity.parent.filter(|_| entry.counted) else { return };
+            key = (key.0, parent);
+            let Some(before) = self.entries.get_mut(&key) else { return };
+            before.children -= 1;
+            if before.children == 0 && before.state.is_there() {
+                self.leaves.insert(before.used, key);
+            }
+        }
+    }
+
+    /// What everybody was told is there, parents first, and the number of the next change.
+    pub(crate) fn snapshot(&self) -> (Vec<(BlockIdentity, SequenceHash)>, u64) {
+        let told = self.entries.values().filter(|entry| entry.state == State::Present);
+        let mut held: Vec<_> = told.map(|entry| (entry.identity, entry.root)).collect();
+        held.sort_unstable_by_key(|(identity, _)| identity.position);
+        (held, self.first_change + self.changes.len() as u64)
+    }
+
+    /// Up to `max` changes, oldest first, and the number that the next one will have. Calls `take` with the number of each.
+    pub(crate) fn drain(&mut self, max: usize, mut take: impl FnMut(u64, Change)) -> u64 {
+        for _ in 0..max.min(self.changes.len()) {
+            let Some(change) = self.changes.pop_front() else { break };
+            take(self.first_change, change);
+            self.first_change += 1;
+        }
+        self.first_change + self.changes.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    const GROUP: GroupId = GroupId(0);
+
+    /// Block `number` of a tree: its parent is half of it.
+    fn block(number: u32) -> BlockIdentity {
+        let hash = |number: u32| {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&number.to_le_bytes());
+            SequenceHash::from_bytes(bytes)
+        };
+        let position = number.ilog2();
+        let parent = (position > 0).then(|| hash(number / 2));
+        BlockIdentity {
+            namespace: NamespaceId(number % 3),
+            group: GROUP,
+            hash: hash(number),
+            parent,
+            position,
+        }
+    }
+
+    #[test]
+    fn a_chain_is_written_parents_first_and_evicted_children_first() {
+        let mut index = Index::new(2, 100);
+        assert_eq!(index.begin(&block(2)), Admission::Orphan);
+        for number in [1, 2, 4] {
+            assert_eq!(index.begin(&block(number)), Admission::New);
+            assert_eq!(index.begin(&block(number)), Admission::Known);
+        }
+        assert_eq!(index.prefix(GROUP, &[block(1).hash]), 0, "not there yet");
+        for number in [1, 2, 4] {
+            assert!(index.complete(&block(number)));
+        }
+        let chain = [1, 2, 4].map(|number| block(number).hash);
+        assert_eq!(index.prefix(GROUP, &chain), 3);
+        index.touch(GROUP, &chain);
+        assert_eq!(index.evict(0), [block(4)], "one too many");
+        assert_eq!(index.evict(5), [block(2), block(1)]);
+        assert!(index.entries.is_empty() && index.leaves.is_empty());
+    }
+
+    #[test]
+    fn what_was_removed_meanwhile_does_not_come_back() {
+        let mut index = Index::new(10, 100);
+        assert_eq!(index.begin(&block(1)), Admission::New);
+        assert_eq!(index.remove_all(|_| true), 0, "it was not there");
+        assert!(!index.complete(&block(1)));
+        index.fail(&block(1));
+        assert!(index.entries.is_empty());
+    }
+
+    #[test]
+    fn assumptions_are_told_when_they_proved_true() {
+        let mut index = Index::new(10, 2);
+        let told = |index: &mut Index| {
+            let mut told = Vec::new();
+            let next = index.drain(9, |number, change| told.push((number, change.stored, change.identity)));
+            (told, next)
+        };
+        index.learn(&block(1), false);
+        assert!(index.contains(GROUP, block(1).hash));
+        assert_eq!(told(&mut index), (Vec::new(), 0));
+        index.learn(&block(1), true);
+        index.learn(&block(1), true);
+        assert_eq!(told(&mut index), (vec![(0, true, block(1))], 1));
+        index.learn(&block(2), false);
+        assert!(index.remove(GROUP, block(2).hash), "an assumption that proved false");
+        assert_eq!(told(&mut index), (Vec::new(), 1));
+        for number in [3, 6, 7] {
+            index.learn(&block(number), true);
+        }
+        assert_eq!(told(&mut index), (vec![(2, true, block(6)), (3, true, block(7))], 4), "a gap of one");
+    }
+
+    proptest! {
+        /// Whatever happens: the count is right, leaves are what nothing continues, and the changes told lead to what is there.
+        #[test]
+        fn the_books_are_right(steps in prop::collection::vec((0..6_u8, 1..16_u32), 0..200)) {
+            let mut index = Index::new(8, 10_000);
+            for (step, number) in steps {
+                let identity = block(number);
+                match step {
+                    0 => drop(index.begin(&identity)),
+                    1 => drop(index.complete(&identity)),
+                    2 => index.fail(&identity),
+                    3 => index.learn(&identity, number.is_multiple_of(2)),
+                    4 => drop(index.remove(GROUP, identity.hash)),
+                    _ => drop(index.evict(0)),
+                }
+                let there = index.entries.values().filter(|entry| entry.state.is_there());
+                prop_assert_eq!(there.clone().count(), index.len());
+                let leaves: HashSet<Key> =
+                    there.filter(|entry| entry.children == 0).map(|entry| (GROUP, entry.identity.hash)).collect();
+                prop_assert_eq!(&leaves, &index.leaves.values().copied().collect());
+                for entry in index.entries.values() {
+                    let of = |other: &&Entry| other.identity.parent == Some(entry.identity.hash);
+                    prop_assert!(entry.children as usize <= index.entries.values().filter(of).count());
+                    prop_assert!(entry.children > 0 || entry.state != State::Gone);
+                }
+            }
+            let present: HashSet<SequenceHash> = index
+                .entries
+                .values()
+                .filter(|entry| entry.state == State::Present)
+                .map(|entry| entry.identity.hash)
+                .collect();
+            let mut told = HashSet::new();
+            index.drain(usize::MAX, |_, change| {
+                if change.stored { told.insert(change.identity.hash) } else { told.remove(&change.identity.hash) };
+            });
+            prop_assert_eq!(told, present);
+        }
+    }
+}

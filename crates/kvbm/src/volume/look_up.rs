@@ -1,0 +1,200 @@
+//! Finding chains: from the index, and for what that does not know, from the volume in a few round trips whatever the length.
+
+use super::VolumeTier;
+use crate::leader::Leader;
+use kvbm_plan::{
+    BlockIdentity, Command, Failure, FailureKind, NamespaceId, SequenceHash, VolumeAnswer, VolumeRequest,
+};
+use kvbm_pool::Prefix;
+use kvbm_tokens::BlockChain;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// Blocks that one round asks for, beside the doubling of the first.
+const FAN_OUT: usize = 16;
+/// Rounds at most: 16 to the power of four is more than any chain has.
+const ROUNDS: usize = 5;
+/// Blocks that are remembered as missing.
+const MAX_ABSENCES: usize = 65_536;
+
+/// Blocks that the volume did not have lately.
+#[derive(Default)]
+pub(super) struct Absences(HashMap<SequenceHash, Instant>);
+
+impl Absences {
+    fn note(&mut self, hash: SequenceHash, now: Instant) {
+        if self.0.len() >= MAX_ABSENCES {
+            self.0.clear();
+        }
+        self.0.insert(hash, now);
+    }
+
+    fn is_recent(&self, hash: SequenceHash, now: Instant, recheck: Duration) -> bool {
+        self.0.get(&hash).is_some_and(|seen| now.saturating_duration_since(*seen) < recheck)
+    }
+
+    pub(super) fn forget(&mut self, hash: SequenceHash) {
+        self.0.remove(&hash);
+    }
+}
+
+impl Leader {
+    /// Adds to `prefix` what the volume has of `chain` beyond it, and counts a use of what it has.
+    pub(crate) fn extend_on_volume(&self, prefix: &mut Prefix, chain: BlockChain<'_>) {
+        let Some(volume) = &self.volume else { return };
+        let (group, hashes, namespace) =
+            (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
+        let from = prefix.len();
+        volume.index.lock().touch(group, hashes);
+        // Whether the volume answers shows in the transfers; while it is left alone it holds nothing.
+        if from >= hashes.len() || volume.is_down() && !volume.allows() || volume.is_purging(namespace) {
+            return;
+        }
+        let known = volume.index.lock().prefix(group, &hashes[from..]);
+        let identities: Vec<_> = BlockIdentity::chain(namespace, group, hashes).skip(from + known).collect();
+        let found = if volume.settings.probe { self.probe_chain(volume, &identities) } else { 0 };
+        prefix.extend_on_volume(namespace, known + found);
+    }
+
+    /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few of them, and what is before one
+    /// that is there counts as there, since chains are written from their beginning.
+    fn probe_chain(&self, volume: &VolumeTier, identities: &[BlockIdentity]) -> usize {
+        let now = Instant::now();
+        let Some(first) = identities.first() else { return 0 };
+        if volume.absences.lock().is_recent(first.hash, now, volume.settings.recheck) {
+            return 0;
+        }
+        let deadline = now + volume.settings.deadline;
+        // All before `low` is there; `high` is not, or is the end.
+        let (mut low, mut high) = (0, identities.len());
+        let mut seen = HashSet::new();
+        for round in 0..ROUNDS {
+            let picks = picks(low, high, round == 0);
+            if picks.is_empty() {
+                break;
+            }
+            let asked: Vec<BlockIdentity> = picks.iter().map(|&at| identities[at]).collect();
+            let there = match self.probe(volume, &asked, deadline) {
+                Ok(there) => there,
+                Err(failure) => {
+                    tracing::debug!(target: "kvbm", %failure, "the volume could not be asked");
+                    return 0;
+                }
+            };
+            for (&at, there) in picks.iter().zip(there) {
+                if there {
+                    seen.insert(at);
+                    low = low.max(at + 1);
+                } else {
+                    high = high.min(at);
+                    break;
+                }
+            }
+        }
+        {
+            // Parents first, so that the index knows the chain.
+            let mut index = volume.index.lock();
+            for (at, identity) in identities[..low].iter().enumerate() {
+                index.learn(identity, seen.contains(&at));
+            }
+        }
+        if let Some(missing) = identities.get(low) {
+            volume.absences.lock().note(missing.hash, now);
+        }
+        low
+    }
+
+    /// Which of these blocks every rank finds on the volume.
+    fn probe(
+        &self,
+        volume: &VolumeTier,
+        blocks: &[BlockIdentity],
+        deadline: Instant,
+    ) -> Result<Vec<bool>, Failure> {
+        let asked = volume.asks.start(self.settings.ranks);
+        let command = Command::Volume {
+            token: asked.token,
+            volume: volume.settings.id,
+            request: VolumeRequest::Probe(blocks.to_vec()),
+        };
+        let unreached = self.broadcast(&command).into_iter().next();
+        let answers = match unreached {
+            Some((_, failure)) => Err(failure),
+            None => asked.wait(deadline),
+        };
+        let failed = answers
+            .as_ref()
+            .is_err_and(|failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline));
+        volume.note(answers.is_ok(), failed);
+        let mut there = vec![true; blocks.len()];
+        for answer in answers? {
+            let VolumeAnswer::Present(found) = answer else { continue };
+            for (at, there) in there.iter_mut().enumerate() {
+                *there &= found.get(at).copied().unwrap_or(false);
+            }
+        }
+        Ok(there)
+    }
+}
+
+/// Which of `low..high` to ask for, in order: at first doubling distances and the last, later evenly spread.
+fn picks(low: usize, high: usize, first: bool) -> Vec<usize> {
+    let length = high - low;
+    let mut picks: Vec<usize> = if first {
+        let doubling = (0..usize::BITS).map(|power| (1_usize << power) - 1);
+        doubling.take_while(|step| *step < length).chain(length.checked_sub(1)).collect()
+    } else {
+        let step = length.div_ceil(FAN_OUT).max(1);
+        (0..length).step_by(step).collect()
+    };
+    picks.dedup();
+    picks.into_iter().map(|step| low + step).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_chain_is_found_in_a_few_rounds() {
+        for length in [1, 2, 3, 16, 17, 100, 1000, 9000] {
+            for there in [0, 1, 2, length / 3, length / 2, length - 1, length] {
+                let there = there.min(length);
+                let (mut low, mut high, mut rounds, mut asked) = (0, length, 0, 0);
+                while rounds < ROUNDS {
+                    let picks = picks(low, high, rounds == 0);
+                    if picks.is_empty() {
+                        break;
+                    }
+                    rounds += 1;
+                    asked += picks.len();
+                    for at in picks {
+                        if at < there { low = low.max(at + 1) } else { high = high.min(at) }
+                    }
+                }
+                assert_eq!(low, there, "{there} of {length}");
+                assert!(asked <= 80, "{asked} for {there} of {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn absences_are_remembered_for_a_while_and_not_without_bound() {
+        let (mut absences, now) = (Absences::default(), Instant::now());
+        let hash = |number: u32| {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&number.to_le_bytes());
+            SequenceHash::from_bytes(bytes)
+        };
+        let recheck = Duration::from_secs(5);
+        absences.note(hash(1), now);
+        assert!(absences.is_recent(hash(1), now, recheck) && !absences.is_recent(hash(2), now, recheck));
+        assert!(!absences.is_recent(hash(1), now + recheck, recheck));
+        absences.forget(hash(1));
+        assert!(!absences.is_recent(hash(1), now, recheck));
+        for number in 0..=MAX_ABSENCES as u32 {
+            absences.note(hash(number), now);
+        }
+        assert_eq!(absences.0.len(), 1);
+    }
+}
