@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvbm_device::{
-    CopyBatch, Device, DeviceError, DeviceId, DeviceMemory, Direction, EmulatedConfig, EmulatedDevice,
-    EmulatedStream, Event, EventStatus, HostBuffer, ManualClock, ModelPath, TransferModel,
+    CopyBatch, CopyObserver, Device, DeviceError, DeviceId, DeviceMemory, Direction, EmulatedConfig,
+    EmulatedDevice, EmulatedStream, Event, EventStatus, HostBuffer, ManualClock, ModelPath, RandomDelays,
+    TransferModel,
 };
 
 fn soon() -> Instant {
@@ -108,6 +109,45 @@ fn concurrent_copies_share_the_link() {
     }
     let together = now(&clock);
     assert!(together >= 2.0 * 187.0 * 0.99, "two copies through one link took {together} us");
+}
+
+#[derive(Default)]
+struct Seen(Arc<std::sync::Mutex<Vec<(usize, Vec<u8>)>>>);
+
+impl CopyObserver for Seen {
+    fn passed(&mut self, piece: usize, bytes: &[u8]) {
+        self.0.lock().expect("not poisoned").push((piece, bytes.to_vec()));
+    }
+}
+
+#[test]
+fn an_observer_sees_every_byte_of_the_source_in_order_or_nothing() {
+    let delays = RandomDelays { seed: 3, max: Duration::from_micros(10) };
+    for (random_delays, shown) in [(None, true), (Some(delays), false)] {
+        let device = device(EmulatedConfig { random_delays, ..EmulatedConfig::default() });
+        let memory = device.allocate(300_000, 256).expect("memory");
+        let bytes: Vec<u8> = (0..300_000_u32).map(|index| (index % 251) as u8).collect();
+        let host = HostBuffer::from_bytes(&bytes);
+        let stream = device.create_stream("s").expect("stream");
+        stream.copy(h2d(&host, &memory)).expect("queued").wait(soon()).expect("complete");
+        let target = HostBuffer::zeroed(300_000);
+        let seen = Seen::default();
+        let kept = Arc::clone(&seen.0);
+        let mut batch = CopyBatch::new(Direction::DeviceToHost);
+        for (start, len) in [(100_000, 200_000), (0, 100_000)] {
+            batch.push_device_to_host(&memory, start, &target, start, len).expect("fits");
+        }
+        batch.observe(Box::new(seen));
+        stream.copy(batch).expect("queued").wait(soon()).expect("complete");
+        assert_eq!(target.to_vec(), bytes);
+        let parts = kept.lock().expect("not poisoned");
+        assert_eq!(Arc::strong_count(&kept), 1, "the observer is gone before the event completes");
+        let of =
+            |piece| parts.iter().filter(|part| part.0 == piece).flat_map(|part| part.1.clone()).collect();
+        let pieces: [Vec<u8>; 2] = [of(0), of(1)];
+        let expected: [&[u8]; 2] = if shown { [&bytes[100_000..], &bytes[..100_000]] } else { [&[], &[]] };
+        assert!(pieces == expected && parts.is_sorted_by_key(|part| part.0), "{random_delays:?}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod support;
 
 use kvbm_device::{EmulatedConfig, RandomDelays};
-use kvbm_layout::{AxisOrder, FullyContiguous, LayerSeparate, OuterPlacement};
+use kvbm_layout::{AxisOrder, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm_plan::{BlockOutcome, ChecksumMode, LayerRange, Path};
 use kvbm_transfer::VerifyHost;
 use std::future::Future;
@@ -60,6 +60,23 @@ fn every_pair_of_layouts_carries_the_same_elements() {
     ];
     for (g1, g2) in pairs {
         round_trip(&Rig::with(Shape { g1, g2, ..Shape::default() }, |_| {}));
+    }
+}
+
+#[test]
+fn checksums_computed_while_blocks_pass_are_those_that_the_disk_computes() {
+    // Runs of 24 KiB: long enough to be summed by the stream that copies them.
+    let wide = |blocks| {
+        let shape = LayoutConfig::builder().num_blocks(blocks).num_layers(LAYERS).page_size(4);
+        shape.inner_dim(2 * 1536).num_heads(2).dtype(DType::BF16).build().unwrap()
+    };
+    let g1 = Arc::new(LayerSeparate::new(wide(16), AxisOrder::Nhd, OuterPlacement::KvOuter).unwrap());
+    let orders = [AxisOrder::Nhd, AxisOrder::Universal];
+    for g2 in orders.map(|order| Arc::new(FullyContiguous::new(wide(16), order).unwrap())) {
+        let g1 = Arc::clone(&g1) as _;
+        round_trip(&Rig::with(Shape { g1, g2, ..Shape::default() }, |worker| {
+            worker.verify_host = VerifyHost::Always;
+        }));
     }
 }
 
