@@ -12,7 +12,7 @@ use crate::status::Status;
 use crate::workers::Workers;
 #[cfg(feature = "worker")]
 use kvbm_device::Event;
-use kvbm_plan::{Command, GroupId, NamespaceId, Tier};
+use kvbm_plan::{Command, GroupId, NamespaceId, Rank, Tier};
 use kvbm_pool::{
     AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, Pinned, Prefix, RegisterError, Rejected,
     Reset, SequenceError as CommitError, TierMask,
@@ -189,6 +189,14 @@ impl<G> KvBlockManager<G> {
     /// On which tiers each block of `chain` is. Pins nothing and counts as no use.
     pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<TierMask> {
         self.leader.registry.peek_prefix(ONLY_GROUP, chain.into().hashes())
+    }
+
+    /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it touches none of the memory any more.
+    /// Transfers that it has not answered fail, their slots come back and nothing of them is registered; nothing is sent to it
+    /// from now on, so every later transfer fails at once and is computed again. Its part of what is cached is gone with it:
+    /// start a new manager when there is a new worker. The number of plans that it owed; 0 where there is no such rank.
+    pub fn rank_lost(&self, rank: Rank) -> usize {
+        self.leader.rank_lost(rank)
     }
 
     /// An iteration of the engine is over: advances the clock that idle blocks are measured by, opens the gates of

@@ -225,6 +225,8 @@ impl LocalWorker {
             CopyWay::Batch => Backend::Batch,
             CopyWay::Async => Backend::Async,
         };
+        worker_config.staging_blocks = config.transfer.staging_blocks;
+        worker_config.flush_deadline = config.disk.flush_deadline;
         worker_config.verify_host = match config.transfer.verify_host {
             VerifyHost::Never => kvbm_transfer::VerifyHost::Never,
             VerifyHost::Sampled => kvbm_transfer::VerifyHost::default(),

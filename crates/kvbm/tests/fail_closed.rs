@@ -5,7 +5,7 @@ mod support;
 
 use kvbm::config::Config;
 use kvbm::plan::{BlockOutcome, Epoch, Message, TransferReport};
-use kvbm::{FailureKind, KvBlockManager, OnboardError, Owned, Path, Prefix, Tier, TokenSequence};
+use kvbm::{FailureKind, KvBlockManager, OnboardError, Owned, Path, Prefix, Rank, Tier, TokenSequence};
 use std::time::Duration;
 use support::script::{Mode, Ranks};
 use support::{fill, soon, tokens};
@@ -229,4 +229,41 @@ fn invariant_3_an_onboard_dropped_after_it_started_detaches() {
     assert_eq!(g1_blocks(&manager, &sequence), 0, "nobody wanted it any more");
     let (g1, g2) = (manager.status().tiers[0], manager.status().tiers[1]);
     assert_eq!((g1.arriving, g1.free, g2.active), (0, 16, 0));
+}
+
+#[test]
+fn invariant_1_a_rank_that_is_given_up_gives_every_slot_back_and_registers_nothing() {
+    let (ranks, manager, sequence) = lower_prefix(|_| ());
+    assert_eq!(manager.rank_lost(Rank(7)), 0, "there is no such rank");
+    let onboarding = manager.onboard(manager.match_prefix(&sequence));
+    let fresh = tokens(&manager, 2, 3);
+    let computed = fill(&manager, &fresh, 0);
+    let plans = [ranks.next_plan(0), ranks.next_plan(1)];
+    ranks.done(0, &plans[0]);
+    assert!(!onboarding.is_done(), "rank 1 took its plans and says nothing");
+    let owed = manager.status().paths.iter().map(|path| path.plans).sum::<usize>();
+    assert!(owed > 0 && manager.status().tiers[0].arriving == 4);
+    assert!(manager.rank_lost(Rank(1)) > 0);
+    let error = onboard_error(onboarding.wait());
+    assert_eq!((error.arrived.len(), error.failures.len()), (0, 4));
+    assert!(error.to_string().contains("rank 1 was given up"), "{error}");
+    drop(error);
+    assert_eq!(g1_blocks(&manager, &sequence), 0);
+
+    ranks.set_all(Mode::Answer);
+    while ranks.held(0) > 0 {
+        ranks.done(0, &ranks.next_plan(0));
+    }
+    assert!(manager.wait_offloads(soon()), "what was queued fails at once");
+    assert!(manager.look_up(&fresh).iter().all(|tiers| !tiers.contains(Tier::G2)));
+    drop(computed);
+    let tiers = manager.status().tiers;
+    assert!(
+        tiers.iter().all(|tier| (tier.arriving, tier.held, tier.transfer_pins) == (0, 0, 0)),
+        "{tiers:?}"
+    );
+    ranks.done(1, &plans[1]);
+    assert_eq!(g1_blocks(&manager, &sequence), 0, "a late answer changes nothing");
+    let error = onboard_error(manager.onboard(manager.match_prefix(&sequence)).wait());
+    assert_eq!(error.failures[0].failure.kind, FailureKind::Io, "{error}");
 }

@@ -3,8 +3,10 @@
 
 mod support;
 
+use kvbm::config::{DiskEngine, ModelConfig};
 use kvbm::metrics::DropReason;
 use kvbm::{KvBlockManager, OffloadError, Owned, Path, Tier, TokenSequence};
+use std::time::Duration;
 use support::script::{Mode, Ranks};
 use support::{books, fill, soon, tokens};
 
@@ -141,7 +143,7 @@ fn a_block_without_its_ancestors_is_not_admitted_and_counted() {
 }
 
 #[test]
-fn a_full_queue_lets_the_oldest_go_and_counts_them() {
+fn a_full_queue_lets_the_oldest_of_equal_worth_go_and_counts_them() {
     let ranks = Ranks::new(1);
     let manager = ranks.manager([64, 256, 0], |config| config.offload.g1_g2.queue_share = 0.25);
     ranks.set_all(Mode::Hold);
@@ -166,6 +168,40 @@ fn a_full_queue_lets_the_oldest_go_and_counts_them() {
     assert!(manager.wait_offloads(soon()));
     let copied = all.iter().map(|sequence| on(&manager, sequence, Tier::G2)).sum::<usize>();
     assert_eq!(copied, 16);
+}
+
+#[test]
+fn a_burst_onto_a_slow_disk_loses_no_block_silently() {
+    const BURST: u32 = 10_000;
+    let dir = tempfile::tempdir().unwrap();
+    // One write at a time, and a queue of a hundredth of the burst.
+    let manager = support::three_tiers([BURST, BURST, BURST], dir.path(), |config| {
+        config.model = ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() };
+        config.disk.engine = DiskEngine::Buffered;
+        (config.disk.threads, config.disk.queue_depth) = (1, 1);
+        config.offload.g2_g3.queue_share = 0.01;
+    });
+    for start in 0..BURST {
+        drop(fill(&manager, &tokens(&manager, start + 1, 1), 0));
+    }
+    let backlog = manager.status().paths.iter().map(|path| path.backlog.queued_blocks).max().unwrap();
+    assert!(backlog <= BURST as usize, "bounded");
+    assert!(manager.wait_offloads(soon()));
+    let g2_g3 = |reason| dropped(&manager, Path::G2_G3, reason);
+    let g3 = &manager.status().tiers[2];
+    let stored = u64::from(g3.active + g3.inactive);
+    let given_up: u64 = DropReason::ALL.iter().map(|&reason| g2_g3(reason)).sum();
+    assert_eq!(stored + given_up, u64::from(BURST), "each block is on disk or was counted");
+    assert_eq!(g2_g3(DropReason::QueueFull), given_up, "and the reason is the queue");
+    assert!(given_up > 0, "a queue of a hundred does not hold the burst");
+    let text = manager.metrics().encode();
+    let line = text.lines().find(|line| {
+        line.contains("offload_dropped") && line.contains(r#"reason="queue_full""#) && line.contains("g2_g3")
+    });
+    assert!(line.is_some_and(|line| line.ends_with(&format!(" {given_up}"))), "{line:?}");
+    assert_eq!(manager.flush(Duration::from_secs(60)).unwrap().durable_blocks, stored);
+    let sampled = (1..=BURST).step_by(97).map(|start| tokens(&manager, start, 1));
+    assert!(sampled.filter(|sequence| on(&manager, sequence, Tier::G2) == 1).count() > 0);
 }
 
 #[test]

@@ -134,6 +134,8 @@ section! {
         drive_writes_per_day: f64 = 1.0, ["capacities per day"];
         /// After this time a read counts as failed and the caller is told to recompute.
         read_deadline: Duration = Duration::from_secs(5), [""];
+        /// After this time a worker gives up making what was written durable, and says so.
+        flush_deadline: Duration = Duration::from_secs(60), [""];
     }
 }
 
@@ -177,7 +179,8 @@ pub struct EdgeConfig {
     pub watermark: f64,
     /// Copy blocks that nobody used for so many engine iterations; 0 for never.
     pub idle_iterations: u64,
-    /// Share of the upper tier that waiting and running copies may hold; beyond it the oldest waiting ones are dropped.
+    /// Share of the upper tier that waiting and running copies may hold; beyond it those that wait and are least likely to be
+    /// used again are dropped.
     pub queue_share: f64,
     /// Share of the upper tier, from the next victims of eviction on, whose blocks are copied before they go; 0 for none.
     pub ahead_share: f64,
@@ -223,7 +226,7 @@ macro_rules! edge {
             watermark: f64, ["share of the tier"];
             /// Copy blocks that nobody used for so long; 0 for never.
             idle_iterations: u64, ["engine iterations"];
-            /// Share of the upper tier that waiting and running copies may hold; beyond it the oldest waiting ones are
+            /// Share of the upper tier that waiting and running copies may hold; beyond it those that wait and are least likely to be used again are
             /// dropped and counted.
             queue_share: f64, ["share of the tier"];
             /// Blocks that are this close to eviction from the upper tier are copied before they go; 0 for none. A policy other than
@@ -251,6 +254,9 @@ section! {
         /// How fragments of blocks get from and to a GPU: by a `kernel` through a staging area, in a `batch` of copies, one by one
         /// (`async`), or `auto`, as is measured on the device when it is opened.
         copies: CopyWay = CopyWay::Auto, [""];
+        /// Blocks of the staging ring of each rank, through which blocks go from disk straight to the device; 0 leaves that path out,
+        /// and they go through host memory.
+        staging_blocks: u32 = 16, ["blocks per rank"];
         /// Compare checksums of blocks that come from host memory. What comes from disk is always compared.
         verify_host: VerifyHost = VerifyHost::Sampled, [""];
     }

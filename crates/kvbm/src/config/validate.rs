@@ -158,6 +158,7 @@ impl Config {
         between("disk.depth", disk.depth, 1, 4096)?;
         between("disk.queue_depth", disk.queue_depth, 1, 1 << 20)?;
         positive("disk.read_deadline", disk.read_deadline)?;
+        positive("disk.flush_deadline", disk.flush_deadline)?;
         if !(disk.drive_writes_per_day >= 0.0 && disk.drive_writes_per_day.is_finite()) {
             return broken(
                 "disk.drive_writes_per_day",

@@ -6,7 +6,9 @@ use crate::leader::wear::WearBudget;
 use kvbm_plan::Path;
 use kvbm_pool::Pinned;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Two operations a path: one in the hands of the hardware, one ready behind it, per thread that a worker gives to the path.
 const MAX_RUNNING: usize = 8;
@@ -26,6 +28,8 @@ pub(crate) struct Edge {
     /// Only for disks.
     pub(crate) wear: Option<WearBudget>,
     state: Mutex<EdgeState>,
+    /// Something was dropped since the queue was empty.
+    overflowing: AtomicBool,
 }
 
 /// Blocks that go down together.
@@ -45,12 +49,61 @@ impl Batch {
     }
 }
 
+/// What the blocks of a batch are worth, each: bits of a number that is not negative, which have its order.
+type Worth = u32;
+
+/// A batch's place among those that may be dropped: the first goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    worth: Worth,
+    pushed: u64,
+    /// Later parts of what was pushed together continue the earlier ones.
+    part: Reverse<u32>,
+}
+
+/// Uses that are expected of a block of these, in the mean, times its priority. Where the policy expects nothing in particular,
+/// the priority alone tells them apart.
+fn worth_of(blocks: &Pinned) -> Worth {
+    let priority = |index| blocks.metadata(index).map_or(0.0, |metadata| f32::from(metadata.priority));
+    let worth = |(index, reuse): (usize, Option<f32>)| match reuse {
+        Some(reuse) => reuse.max(0.0) * (1.0 + priority(index)),
+        None => priority(index),
+    };
+    let sum: f32 = blocks.expected_reuse().into_iter().enumerate().map(worth).sum();
+    let mean = sum / blocks.len().max(1) as f32;
+    if mean.is_finite() { mean.to_bits() } else { 0 }
+}
+
 #[derive(Default)]
 struct EdgeState {
-    queue: VecDeque<Batch>,
+    /// By what may be dropped first.
+    queue: BTreeMap<Place, Batch>,
+    /// By whose turn it is: what was pushed first, its first part first.
+    turns: BTreeMap<(u64, u32), Worth>,
+    pushed: u64,
     queued_blocks: usize,
     running_blocks: usize,
     running: usize,
+}
+
+impl EdgeState {
+    /// Blocks beyond `limit` if `more` were queued.
+    fn over(&self, more: usize, limit: usize) -> usize {
+        (self.queued_blocks + self.running_blocks + more).saturating_sub(limit)
+    }
+
+    /// Takes up to `count` blocks from the end of the batch that is least worth keeping.
+    fn let_go_of_least(&mut self, count: usize) -> Option<Batch> {
+        let (place, mut batch) = self.queue.pop_first()?;
+        let dropped = batch.split_off(batch.len().saturating_sub(count));
+        self.queued_blocks -= dropped.len();
+        if batch.len() > 0 {
+            self.queue.insert(place, batch);
+        } else {
+            self.turns.remove(&(place.pushed, place.part.0));
+        }
+        Some(dropped)
+    }
 }
 
 /// What is queued and running on an edge, in blocks.
@@ -65,7 +118,14 @@ pub struct OffloadBacklog {
 impl Edge {
     /// `limit`: blocks of the source tier that offloads may pin.
     pub(crate) fn new(path: Path, triggers: EdgeConfig, limit: usize, wear: Option<WearBudget>) -> Self {
-        Self { path, triggers, limit: limit.max(1), wear, state: Mutex::new(EdgeState::default()) }
+        Self {
+            path,
+            triggers,
+            limit: limit.max(1),
+            wear,
+            state: Mutex::default(),
+            overflowing: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn backlog(&self) -> OffloadBacklog {
@@ -73,36 +133,44 @@ impl Edge {
         OffloadBacklog { queued_blocks: state.queued_blocks, running_blocks: state.running_blocks }
     }
 
-    /// Queues `batch`; what no longer fits comes back to be dropped without the lock: the oldest that are queued, their last
-    /// blocks first, for the first are the parents of the others. Of a batch that alone is too large the first blocks stay.
+    /// Queues `batch`; what no longer fits comes back to be dropped without the lock: what is least worth keeping, of equal
+    /// worth what has waited longest, and of each batch its last blocks, for the first are the parents of the others. Of a batch
+    /// that alone is too large the first blocks stay.
     pub(crate) fn push(&self, mut batch: Batch) -> Vec<Batch> {
+        let worth = worth_of(&batch.blocks);
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
-        loop {
-            let over = (state.queued_blocks + state.running_blocks + batch.len()).saturating_sub(self.limit);
+        while batch.len() > 0 {
+            let over = state.over(batch.len(), self.limit);
             if over == 0 {
                 break;
             }
-            let Some(mut oldest) = state.queue.pop_front() else { break };
-            state.queued_blocks -= oldest.len();
-            if oldest.len() > over {
-                let rest = oldest.split_off(oldest.len() - over);
-                state.queued_blocks += oldest.len();
-                state.queue.push_front(oldest);
-                oldest = rest;
+            match state.queue.first_key_value() {
+                Some((place, _)) if place.worth <= worth => dropped.extend(state.let_go_of_least(over)),
+                _ => {
+                    let kept = batch.len().saturating_sub(over);
+                    dropped.push(batch.split_off(kept));
+                }
             }
-            dropped.push(oldest);
         }
-        let room = self.limit.saturating_sub(state.queued_blocks + state.running_blocks);
-        if batch.len() > room {
-            dropped.push(batch.split_off(room));
-        }
-        while batch.len() > 0 {
+        state.pushed += 1;
+        let pushed = state.pushed;
+        for part in 0.. {
+            if batch.len() == 0 {
+                break;
+            }
             let rest = batch.split_off(MAX_BATCH);
             state.queued_blocks += batch.len();
-            state.queue.push_back(std::mem::replace(&mut batch, rest));
+            state.turns.insert((pushed, part), worth);
+            let place = Place { worth, pushed, part: Reverse(part) };
+            state.queue.insert(place, std::mem::replace(&mut batch, rest));
         }
         dropped
+    }
+
+    /// Notes that something was dropped. Whether it is the first time since the queue was empty.
+    pub(crate) fn overflows(&self) -> bool {
+        !self.overflowing.swap(true, Ordering::Relaxed)
     }
 
     /// Blocks that can be queued without dropping others.
@@ -130,7 +198,11 @@ impl Edge {
         if state.running >= MAX_RUNNING {
             return None;
         }
-        let batch = state.queue.pop_front()?;
+        let Some(((pushed, part), worth)) = state.turns.pop_first() else {
+            self.overflowing.store(false, Ordering::Relaxed);
+            return None;
+        };
+        let batch = state.queue.remove(&Place { worth, pushed, part: Reverse(part) })?;
         state.queued_blocks -= batch.len();
         state.running_blocks += batch.len();
         state.running += 1;
@@ -154,7 +226,8 @@ impl Edge {
     pub(crate) fn take_queued(&self) -> Vec<Batch> {
         let mut state = self.state.lock();
         state.queued_blocks = 0;
-        state.queue.drain(..).collect()
+        state.turns.clear();
+        std::mem::take(&mut state.queue).into_values().collect()
     }
 
     /// Blocks that the watermark asks for: `int((occupancy - watermark) * capacity) + 1` above it, where occupancy
@@ -174,6 +247,8 @@ impl Edge {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
+    use kvbm_pool::{BlockChain, BlockMetadata, BlockPool, Duplicates, G1, Registry, RegistryConfig};
 
     fn edge(watermark: f64) -> Edge {
         let triggers = EdgeConfig {
@@ -199,5 +274,53 @@ mod tests {
             assert!(excess.abs_diff(expected) <= usize::from(excess > 0), "{occupied}/{capacity}: {excess}");
         }
         assert_eq!(edge(1.0).excess(100, 100), 0, "1 turns the watermark off");
+    }
+
+    /// Registers a chain of `count` blocks of this priority in G1, and queues it. What was dropped, by chain.
+    fn push(edge: &Edge, pool: &BlockPool<G1>, chain: u8, count: usize, priority: u8) -> Vec<(u8, usize)> {
+        let hash =
+            |index| SequenceHash::from_bytes([chain, index as u8, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+        let hashes: Vec<_> = (0..count).map(hash).collect();
+        let partial = pool.get_mutable_blocks(count).unwrap();
+        let partial = partial.init_sequence(NamespaceId(0), GroupId(0), 0).unwrap();
+        let (complete, _) = partial.commit(BlockChain::of_hashes(&hashes)).unwrap();
+        let cached = pool.register_with(complete, Duplicates::Reuse, BlockMetadata { priority }).unwrap();
+        let blocks = cached.erase().into_transfer();
+        edge.push(Batch { blocks, round: Round::default() }).iter().map(described).collect()
+    }
+
+    fn described(batch: &Batch) -> (u8, usize) {
+        (batch.blocks.identities()[0].hash.as_bytes()[0], batch.len())
+    }
+
+    #[test]
+    fn what_is_worth_least_is_dropped_first_and_what_came_first_starts_first() {
+        let registry = Registry::new(&RegistryConfig::new([64, 64, 0])).unwrap();
+        let (pool, edge) = (registry.pool::<G1>(), edge(1.0));
+        assert_eq!(push(&edge, &pool, 1, 3, 0), []);
+        assert_eq!(push(&edge, &pool, 2, 4, 5), []);
+        assert_eq!(push(&edge, &pool, 3, 3, 0), [], "ten fit");
+        assert_eq!(push(&edge, &pool, 4, 4, 1), [(1, 3), (3, 1)], "of equal worth the oldest, and its end");
+        assert_eq!(
+            push(&edge, &pool, 5, 3, 0),
+            [(3, 2), (5, 1)],
+            "what comes is no better than what is there"
+        );
+        assert_eq!(push(&edge, &pool, 6, 1, 0), [(5, 1)]);
+        assert_eq!(
+            push(&edge, &pool, 7, 20, 9),
+            [(5, 1), (6, 1), (4, 4), (2, 4), (7, 10)],
+            "the first ten stay"
+        );
+        assert_eq!(edge.backlog(), OffloadBacklog { queued_blocks: 10, running_blocks: 0 });
+        assert_eq!(edge.pop().map(|batch| described(&batch)), Some((7, 10)));
+        assert_eq!(push(&edge, &pool, 8, 2, 9), [(8, 2)], "what runs is not dropped");
+        edge.finished(10);
+        for (chain, priority) in [(9, 0), (10, 3), (11, 1)] {
+            assert_eq!(push(&edge, &pool, chain, 2, priority), []);
+        }
+        let order: Vec<_> = std::iter::from_fn(|| edge.pop().map(|batch| described(&batch))).collect();
+        assert_eq!(order, [(9, 2), (10, 2), (11, 2)]);
+        assert_eq!(edge.backlog(), OffloadBacklog { queued_blocks: 0, running_blocks: 6 });
     }
 }

@@ -56,6 +56,14 @@ impl Flushes {
         }
     }
 
+    /// `rank` will not answer any flush.
+    pub(crate) fn lost(&self, rank: Rank, failure: &Failure) {
+        let tokens: Vec<u64> = self.state.lock().pending.keys().copied().collect();
+        for token in tokens {
+            self.answer(rank, token, FlushOutcome::Failed(failure.clone()));
+        }
+    }
+
     /// Waits for every rank. Blocks that are durable on all of them.
     ///
     /// # Errors

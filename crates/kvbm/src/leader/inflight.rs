@@ -122,6 +122,19 @@ impl<O> Inflight<O> {
         self.answer(TransferReport { plan_id, epoch, rank, path, blocks, bytes: 0, queued_us: 0, busy_us: 0 })
     }
 
+    /// Plans that `rank` has not answered.
+    pub(crate) fn owed_by(&self, rank: Rank) -> Vec<(PlanId, Path)> {
+        let table = self.table.lock();
+        let owes =
+            |pending: &Pending<O>| pending.answered.get(rank.index()).is_some_and(|answered| !answered);
+        table
+            .plans
+            .iter()
+            .filter(|(_, pending)| owes(pending))
+            .map(|(&id, pending)| (id, pending.path))
+            .collect()
+    }
+
     /// Plans in flight on `path`.
     pub(crate) fn on_path(&self, path: Path) -> usize {
         self.table.lock().plans.values().filter(|pending| pending.path == path).count()

@@ -28,7 +28,7 @@ use admission::Speeds;
 use answers::Inbox;
 use flush::Flushes;
 use inflight::Inflight;
-use kvbm_plan::{Command, Epoch, Failure, Path, PlanId, Tier};
+use kvbm_plan::{Command, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier};
 use kvbm_pool::{Prefix, Registry};
 use offload::Offloads;
 use operation::{Operation, PlanPart};
@@ -70,6 +70,8 @@ pub(crate) struct Leader {
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     links: OnceLock<Vec<Box<dyn WorkerLink>>>,
+    /// Ranks that were given up: nothing is sent to them any more.
+    lost: Vec<AtomicBool>,
     inflight: Inflight<PlanPart>,
     inbox: Mutex<Inbox>,
     /// Held while slots of G3 change hands and the workers are told, so that a slot is never released after its next block was
@@ -109,6 +111,7 @@ impl Leader {
             recoveries: Recoveries::new(ranks, capacity),
             events: OnceLock::new(),
             links: OnceLock::new(),
+            lost: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             inflight: Inflight::new(epoch, ranks),
             inbox: Mutex::new(Inbox::default()),
             disk_order: ReentrantMutex::new(()),
@@ -210,6 +213,24 @@ impl Leader {
         found.into_values().collect()
     }
 
+    /// Answers for a rank that will not: what it owes fails, and nothing is sent to it from now on. Plans that it owed.
+    pub(crate) fn rank_lost(self: &Arc<Self>, rank: Rank) -> usize {
+        let Some(lost) = self.lost.get(rank.index()) else { return 0 };
+        // Before the look at what is under way: what is sent meanwhile is refused.
+        lost.store(true, Ordering::Release);
+        let owed = self.inflight.owed_by(rank);
+        tracing::warn!(%rank, plans = owed.len(), "a rank was given up: its transfers fail");
+        for &(plan_id, path) in &owed {
+            self.react(answers::Item::Unreached { plan_id, rank, path, failure: given_up(rank) });
+        }
+        self.flushes.lost(rank, &given_up(rank));
+        owed.len()
+    }
+
+    fn is_lost(&self, rank: Rank) -> bool {
+        self.lost.get(rank.index()).is_some_and(|lost| lost.load(Ordering::Acquire))
+    }
+
     /// Gives up on what is past its deadline.
     pub(crate) fn expire(&self, now: Instant) {
         self.tend_volume(now);
@@ -217,4 +238,8 @@ impl Leader {
             self.abandon(&operation, &operation::expired("transfer", operation.limit));
         }
     }
+}
+
+fn given_up(rank: Rank) -> Failure {
+    Failure::new(FailureKind::Io, format!("rank {rank} was given up: start its worker and a new leader"))
 }

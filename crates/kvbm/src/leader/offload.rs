@@ -1,7 +1,7 @@
 //! Copies on the next tier down: who asks for them, and how they start.
 //!
 //! Nothing here ever makes an allocation wait. What is queued pins its source, so a queue holds at most a share of that
-//! tier; beyond it the oldest queued blocks are let go, and counted.
+//! tier; beyond it the queued blocks that are least likely to be used again are let go, and counted.
 
 use crate::admission::Trigger;
 use crate::leader::Leader;
@@ -286,6 +286,9 @@ impl Leader {
         // Holds the account open: the batch may be started and over before this returns.
         self.offloads.add(round, blocks.len());
         for dropped in edge.push(Batch { blocks, round }) {
+            if edge.overflows() {
+                tracing::warn!(path = %edge.path, limit = edge.limit, "offloads come faster than they go down: the queue drops and counts those least likely to be used again");
+            }
             self.drop_batch(edge, &dropped, DropReason::QueueFull);
         }
     }

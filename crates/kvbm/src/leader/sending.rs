@@ -32,10 +32,13 @@ impl Leader {
         let failed = |detail: String| Failure::new(FailureKind::Io, detail);
         match wire::encode_command(command) {
             Ok(bytes) => {
-                let refused =
-                    links.iter().map(|link| link.send(&bytes)).zip(0..).filter_map(|(sent, rank)| {
-                        sent.err().map(|error| (Rank(rank), failed(error.to_string())))
-                    });
+                let refused = links.iter().zip(0..).filter_map(|(link, rank)| {
+                    let rank = Rank(rank);
+                    if self.is_lost(rank) {
+                        return Some((rank, super::given_up(rank)));
+                    }
+                    link.send(&bytes).err().map(|error| (rank, failed(error.to_string())))
+                });
                 refused.collect()
             }
             Err(error) => {

@@ -44,7 +44,7 @@ label! {
 label! {
     /// Why a block was not copied to a lower tier.
     DropReason {
-        /// Too many offloads were waiting; the oldest were dropped.
+        /// Too many offloads were waiting; those least likely to be used again were dropped.
         QueueFull = "queue_full",
         /// An ancestor is not on the lower tier and cannot be brought there.
         MissingParent = "missing_parent",

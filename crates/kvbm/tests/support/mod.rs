@@ -106,7 +106,8 @@ pub fn fill(manager: &KvBlockManager<Owned>, tokens: &TokenSequence, first: usiz
 
 /// A sequence of `blocks` blocks that begins with `start`.
 pub fn tokens(manager: &KvBlockManager<Owned>, start: u32, blocks: u32) -> TokenSequence {
-    let prompt: Vec<u32> = (0..blocks * 16).map(|token| token.wrapping_add(start * 1_000_000)).collect();
+    let prompt: Vec<u32> =
+        (0..blocks * 16).map(|token| token.wrapping_add(start.wrapping_mul(1_000_000))).collect();
     manager.sequence(&prompt, b"").unwrap()
 }
 
