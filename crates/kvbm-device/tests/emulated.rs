@@ -111,8 +111,11 @@ fn concurrent_copies_share_the_link() {
     assert!(together >= 2.0 * 187.0 * 0.99, "two copies through one link took {together} us");
 }
 
+/// Parts of pieces, in the order in which they were shown.
+type Parts = Vec<(usize, Vec<u8>)>;
+
 #[derive(Default)]
-struct Seen(Arc<std::sync::Mutex<Vec<(usize, Vec<u8>)>>>);
+struct Seen(Arc<std::sync::Mutex<Parts>>);
 
 impl CopyObserver for Seen {
     fn passed(&mut self, piece: usize, bytes: &[u8]) {
