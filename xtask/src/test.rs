@@ -2,7 +2,9 @@
 
 use crate::steps::{Outcome, Report};
 use crate::workspace::{Workspace, cargo, line_of, succeed};
-use crate::{crash_test, dependencies, events, kernels, miri, models, nats, outside, s3, smoke, tidy, zmq};
+use crate::{
+    crash_test, dependencies, events, gpu, kernels, miri, models, nats, outside, s3, smoke, tidy, zmq,
+};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
@@ -60,6 +62,12 @@ const STEPS: &[Step] = &[
         quick: false,
         about: "every order of threads (loom), many of more threads (shuttle)",
         run: models::check,
+    },
+    Step {
+        name: "gpu-bundle",
+        quick: false,
+        about: "the programs for a GPU, run on the test driver",
+        run: |w| gpu::bundle(w, gpu::Mode::Rehearse).into(),
     },
     Step { name: "miri", quick: false, about: "undefined behaviour in the unsafe parts", run: miri::check },
 ];

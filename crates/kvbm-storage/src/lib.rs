@@ -47,7 +47,7 @@ pub use device::{DeviceAllocator, DeviceStorage};
 pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;
 pub use fragments::Fragment;
-pub use pinned::{PinFallback, PinState, PinnedAllocator, PinnedStorage};
+pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};
 pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, StorageKind};
 pub use system::{HugePages, PageSize, SystemAllocator, SystemStorage};
 

@@ -16,6 +16,9 @@ pub enum PinFallback {
     Unpinned,
 }
 
+/// Told how far page-locking has come: bytes that are done, and bytes in all. Called from several threads.
+pub type PinProgress = fn(u64, u64);
+
 /// Whether memory is page-locked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PinState {
@@ -49,8 +52,23 @@ impl PinnedStorage {
         huge_pages: HugePages,
         fallback: PinFallback,
     ) -> Result<Self, StorageError> {
+        Self::with_progress(device, len, alignment, huge_pages, fallback, |_, _| {})
+    }
+
+    /// As [`PinnedStorage::new`], telling how far page-locking has come.
+    ///
+    /// # Errors
+    /// As [`PinnedStorage::new`].
+    pub fn with_progress(
+        device: &dyn Device,
+        len: u64,
+        alignment: u64,
+        huge_pages: HugePages,
+        fallback: PinFallback,
+        progress: PinProgress,
+    ) -> Result<Self, StorageError> {
         let memory = SystemStorage::new(len, alignment, huge_pages)?;
-        let pinned = device.register_host(memory.region().clone());
+        let pinned = device.register_host_with(memory.region().clone(), &progress);
         match pinned {
             Err(error) if fallback == PinFallback::Error => Err(error.into()),
             pinned => Ok(Self { memory, pinned }),
@@ -99,18 +117,22 @@ pub struct PinnedAllocator {
     pub huge_pages: HugePages,
     /// What to do if memory cannot be page-locked.
     pub fallback: PinFallback,
+    /// Told how far it has come.
+    pub progress: PinProgress,
 }
 
 impl PinnedAllocator {
     /// Ordinary pages; not being able to lock them is an error.
     pub fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, huge_pages: HugePages::No, fallback: PinFallback::Error }
+        Self { device, huge_pages: HugePages::No, fallback: PinFallback::Error, progress: |_, _| {} }
     }
 }
 
 impl StorageAllocator for PinnedAllocator {
     fn allocate(&self, len: u64, alignment: u64) -> Result<Arc<dyn Storage>, StorageError> {
-        let storage = PinnedStorage::new(&*self.device, len, alignment, self.huge_pages, self.fallback)?;
+        let Self { device, huge_pages, fallback, progress } = self;
+        let storage =
+            PinnedStorage::with_progress(&**device, len, alignment, *huge_pages, *fallback, *progress)?;
         Ok(Arc::new(storage))
     }
 }

@@ -68,6 +68,20 @@ fn pinned_memory_is_unpinned_when_dropped() {
 
 #[test]
 #[cfg_attr(miri, ignore = "mlock and the emulated device's memfd do not exist there")]
+fn page_locking_tells_how_far_it_has_come() {
+    static DONE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let tell = |done, total| {
+        assert_eq!(total, 65_536);
+        DONE.fetch_max(done, std::sync::atomic::Ordering::Relaxed);
+    };
+    let pinned =
+        PinnedStorage::with_progress(&device(), 65_536, 4096, HugePages::No, PinFallback::Error, tell);
+    assert_eq!(pinned.expect("memory").state(), PinState::Pinned);
+    assert_eq!(DONE.load(std::sync::atomic::Ordering::Relaxed), 65_536);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "mlock and the emulated device's memfd do not exist there")]
 fn without_enough_lockable_memory_it_fails_or_says_so() {
     let device = device();
     let limit = DeviceError::PinLimit { asked: 65_536, limit: 8192 };

@@ -364,7 +364,8 @@ fn host_memory(
     let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
     let bound = if config.host.pinned {
         let device = Arc::clone(device);
-        let allocator = PinnedAllocator { device, huge_pages, fallback: PinFallback::Unpinned };
+        let fallback = PinFallback::Unpinned;
+        let allocator = PinnedAllocator { device, huge_pages, fallback, progress: tell_pinned };
         BoundLayout::allocate(Arc::new(layout), &allocator)
     } else {
         BoundLayout::allocate(Arc::new(layout), &SystemAllocator { huge_pages })
@@ -377,6 +378,14 @@ fn host_memory(
         );
     }
     Ok(bound)
+}
+
+/// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.
+fn tell_pinned(done: u64, total: u64) {
+    const STEP: u64 = 256 << 20;
+    if done == total || done % (total / 10).max(STEP) < STEP {
+        tracing::info!(target: "kvbm", done, total, "host memory is being page-locked");
+    }
 }
 
 fn open_disk(
