@@ -11,6 +11,7 @@ use kvbm::config::{Bytes, Capacity, EvictionPolicy, Secret};
 use kvbm::events_plane::EventUrl;
 
 use crate::bench::BenchCommand;
+use crate::disk::DiskCommand;
 use crate::events::EventsCommand;
 use crate::layout::LayoutCommand;
 
@@ -36,6 +37,12 @@ pub enum Command {
         /// What to measure.
         #[command(subcommand)]
         command: BenchCommand,
+    },
+    /// Look into directories of G3, verify, mend or empty them.
+    Disk {
+        /// What to do.
+        #[command(subcommand)]
+        command: DiskCommand,
     },
     /// Say what this machine offers to kvbm, what is missing, and which command would fix it.
     Doctor(DoctorArgs),

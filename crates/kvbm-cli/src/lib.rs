@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod bench;
+pub mod disk;
 pub mod doctor;
 pub mod events;
 pub mod human;
@@ -48,6 +49,7 @@ pub fn run() -> ExitCode {
             run_replay(args)
         }
         Some(Command::Bench { command }) => bench::run(command),
+        Some(Command::Disk { command }) => run_disk(command),
         Some(Command::Doctor(args)) => run_doctor(args),
         Some(Command::Events { command }) => events::run(command),
         Some(Command::Layout { command }) => layout::run(command).and_then(|text| show(&text, false)),
@@ -108,6 +110,17 @@ fn deliver(args: &ReplayArgs, result: &ReplayResult) -> Result<()> {
         write_json(output, &serde_json::to_string_pretty(&result.summary)?)?;
     }
     Ok(())
+}
+
+fn run_disk(command: &disk::DiskCommand) -> Result<()> {
+    let json = &command.args().json;
+    json.as_ref().and_then(Output::file).map_or(Ok(()), expect_folder)?;
+    let found = disk::run(command)?;
+    show(&found.text, *json == Some(Output::Stdout))?;
+    if let Some(output) = json {
+        write_json(output, &serde_json::to_string_pretty(&found.json)?)?;
+    }
+    found.failed.map_or(Ok(()), |why| Err(anyhow::anyhow!(why)))
 }
 
 fn run_doctor(args: &DoctorArgs) -> Result<()> {

@@ -98,6 +98,12 @@ pub enum OpenError {
         /// What the lock file says about the owner.
         owner: String,
     },
+    /// There is no journal.
+    #[error("{} is no directory of kvbm: it has no journal.kvbm", dir.display())]
+    NoJournal {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The journal is not one that this build reads.
     #[error("{file}: {source}")]
     Format {
@@ -314,7 +320,11 @@ impl OpError {
     pub const fn kind(&self) -> FailureKind {
         match self {
             Self::Corrupt { .. } | Self::Source { .. } => FailureKind::Corrupt,
-            Self::Missing { .. } | Self::CutShort { .. } | Self::Released { .. } => FailureKind::Missing,
+            // A stale handle: the file is gone from a network mount, and so is the block.
+            Self::Io { kind: io::ErrorKind::StaleNetworkFileHandle, .. }
+            | Self::Missing { .. }
+            | Self::CutShort { .. }
+            | Self::Released { .. } => FailureKind::Missing,
             Self::Quarantined { .. } | Self::Busy { .. } | Self::Io { .. } => FailureKind::Io,
             Self::NoSuchSlot { .. } | Self::Length { .. } => FailureKind::Unsupported,
             Self::Deadline { .. } => FailureKind::Deadline,

@@ -48,6 +48,7 @@ pub mod fault;
 mod info;
 mod journal;
 pub mod medium;
+pub mod offline;
 mod open;
 mod ops;
 mod shared;

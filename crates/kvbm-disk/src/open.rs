@@ -225,7 +225,7 @@ fn slots_by(table: &Table, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, Bloc
 }
 
 /// Frees all slots of a block but the newest; returns how many.
-fn drop_duplicates(table: &mut Table) -> u64 {
+pub(crate) fn drop_duplicates(table: &mut Table) -> u64 {
     let first_half = |hash: &SequenceHash| {
         let (first, _) = hash.as_bytes().split_first_chunk().unwrap_or((&[0; 8], &[]));
         u64::from_le_bytes(*first)

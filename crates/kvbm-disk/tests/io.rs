@@ -215,6 +215,20 @@ fn a_source_that_lost_its_bytes_is_refused() {
 }
 
 #[test]
+fn a_stale_handle_of_a_network_mount_is_a_miss() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(config(1), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    for (kind, means) in
+        [(ErrorKind::StaleNetworkFileHandle, FailureKind::Missing), (ErrorKind::Other, FailureKind::Io)]
+    {
+        medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Error(kind));
+        assert_eq!(read(&engine, 0, 0).unwrap_err().kind(), means);
+    }
+    assert!(is_served(&engine, 0, 0));
+}
+
+#[test]
 fn bad_arguments_are_errors() {
     let medium = SimMedium::new();
     let (engine, _) = open(config(2), &medium);

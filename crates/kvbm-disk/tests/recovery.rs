@@ -5,7 +5,7 @@ mod support;
 
 use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::medium::{Medium, OpenFile};
-use kvbm_disk::{DiskEngine, FlushError, FormatError, OpError, OpenError};
+use kvbm_disk::{DiskEngine, FlushError, FormatError, OpError, OpenError, offline};
 use kvbm_plan::BlockId;
 use proptest::prelude::*;
 use std::io::ErrorKind;
@@ -163,6 +163,50 @@ fn capacity_may_change() {
     let (engine, recovered) = open(config(9), &medium);
     assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
     assert!(all_good(&write(&engine, &[(8, 8)])) && is_served(&engine, 8, 8));
+}
+
+#[test]
+fn a_directory_is_looked_at_verified_and_mended_offline() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(8);
+    dir.path().clone_into(&mut config.dir);
+    config.geometry = b"what=test".to_vec();
+    let quiet = &mut |_: u64, _: u64| ();
+    let error = offline::inspect(dir.path()).unwrap_err();
+    assert!(matches!(error, OpenError::NoJournal { .. }), "{error}");
+    assert!(offline::verify(dir.path(), quiet).is_err());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "looking creates nothing");
+
+    let (engine, _) = DiskEngine::open(config.clone()).unwrap();
+    // A chain of four, and one whose parent is not there.
+    assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 6)])));
+    engine.flush(PATIENCE).unwrap();
+    let open = offline::inspect(dir.path()).unwrap();
+    assert_eq!((open.blocks, open.orphans, open.clean), (5, 1, false));
+    assert_eq!(open.owner, Some(format!("process {}", std::process::id())));
+    assert!(matches!(offline::verify(dir.path(), quiet), Err(OpenError::Busy { .. })));
+    drop(engine);
+
+    let before = std::fs::read(dir.path().join(JOURNAL_FILE)).unwrap();
+    let mut steps = Vec::new();
+    let found = offline::verify(dir.path(), &mut |done, all| steps.push((done, all))).unwrap();
+    assert_eq!((found.verified, found.damaged.len(), found.inspection.clean), (5, 0, true));
+    assert_eq!((found.inspection.geometry, found.inspection.num_slots), (b"what=test".to_vec(), 8));
+    assert_eq!(steps.last(), Some(&(5, 5)));
+    let slots = dir.path().join(SLOT_FILE);
+    let mut bytes = std::fs::read(&slots).unwrap();
+    bytes[BLOCK + 9] ^= 1;
+    std::fs::write(&slots, bytes).unwrap();
+    let found = offline::verify(dir.path(), quiet).unwrap();
+    assert_eq!((found.verified, found.damaged), (4, vec![BlockId(1)]));
+    assert!(std::fs::read(dir.path().join(JOURNAL_FILE)).unwrap() == before, "nothing was changed");
+
+    assert_eq!(offline::repair(dir.path(), quiet).unwrap().damaged, [BlockId(1)]);
+    let left = offline::inspect(dir.path()).unwrap();
+    assert_eq!((left.blocks, left.orphans, left.quarantined_slots, left.clean), (1, 0, 1, true));
+    let (engine, recovered) = DiskEngine::open(config).unwrap();
+    assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
+    assert!(is_served(&engine, 0, 0));
 }
 
 #[test]

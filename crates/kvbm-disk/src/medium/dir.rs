@@ -38,19 +38,35 @@ impl DirMedium {
             if error.kind() != io::ErrorKind::WouldBlock {
                 return Err(io("lock", error));
             }
-            let mut owner = String::new();
-            let _ = Read::by_ref(&mut lock).take(128).read_to_string(&mut owner);
-            let owner = match owner.trim() {
-                "" => "another process".to_owned(),
-                known => known.to_owned(),
-            };
-            return Err(OpenError::Busy { dir: dir.to_owned(), owner });
+            return Err(OpenError::Busy { dir: dir.to_owned(), owner: owner_of(&mut lock) });
         }
         lock.set_len(0)
             .and_then(|()| writeln!(lock, "process {}", std::process::id()))
             .map_err(|error| io("write the lock file in", error))?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
+
+    /// Who holds the lock of `dir`, if somebody does.
+    pub(crate) fn owner(dir: &Path) -> Option<String> {
+        let mut lock = File::open(dir.join(LOCK_FILE)).ok()?;
+        // SAFETY: a system call on a descriptor that is open; no memory involved. The lock ends with the descriptor.
+        let free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0;
+        (!free).then(|| owner_of(&mut lock))
+    }
+}
+
+fn owner_of(lock: &mut File) -> String {
+    let mut owner = String::new();
+    let _ = Read::by_ref(lock).take(128).read_to_string(&mut owner);
+    match owner.trim() {
+        "" => "another process".to_owned(),
+        known => known.to_owned(),
+    }
+}
+
+/// A file that is only looked at.
+pub(crate) fn open_read_only(path: &Path) -> io::Result<Arc<dyn BlockFile>> {
+    Ok(Arc::new(RealFile(File::open(path)?)))
 }
 
 impl Medium for DirMedium {

@@ -8,6 +8,7 @@ mod dir;
 pub(crate) mod full;
 
 pub use dir::DirMedium;
+pub(crate) use dir::open_read_only;
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, IoSliceMut};

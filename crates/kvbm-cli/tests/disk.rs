@@ -1,0 +1,126 @@
+//! `kvbm disk` as people and scripts run it.
+
+// A helper that fails is a test that fails.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn kvbm(dir: &Path, line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
+    command.current_dir(dir).env("TMPDIR", dir).args(line.split_whitespace()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The JSON of a command that ends with `status`.
+fn json(dir: &Path, line: &str, status: i32) -> Value {
+    let output = kvbm(dir, &format!("{line} --json -"));
+    assert_eq!(output.status.code(), Some(status), "{line}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What a command that fails says.
+fn told(dir: &Path, line: &str) -> String {
+    let output = kvbm(dir, line);
+    assert_eq!(output.status.code(), Some(1), "{line}: {}", text(&output.stdout));
+    text(&output.stderr)
+}
+
+fn fill(dir: &Path, namespace: &str) {
+    let line = "replay --synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept --namespace";
+    assert!(kvbm(dir, &format!("{line} {namespace}")).status.success());
+}
+
+/// The directory of the engine of the only namespace.
+fn rank(dir: &Path) -> PathBuf {
+    let namespaces: Vec<_> =
+        std::fs::read_dir(dir.join("kept")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(namespaces.len(), 1);
+    namespaces[0].join("rank-0-of-1")
+}
+
+#[test]
+fn a_directory_is_inspected_verified_repaired_and_cleared() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fill(dir, "one");
+    let found = json(dir, "disk inspect kept", 0);
+    let first = &found["directories"][0];
+    assert!(first["geometry"].as_str().unwrap().starts_with("model=one; rank=0/1; order="), "{found:#}");
+    assert_eq!((&first["block_bytes"], &first["slots"]), (&4096.into(), &2000.into()));
+    assert_eq!(
+        (&first["clean"], &first["owner"], &first["orphans"]),
+        (&true.into(), &Value::Null, &0.into())
+    );
+    let blocks = first["blocks"].as_u64().unwrap();
+    assert!(blocks > 200, "{found:#}");
+
+    let good = json(dir, "disk verify kept", 0);
+    assert_eq!((&good["verified_blocks"], &good["passed"]), (&blocks.into(), &true.into()));
+    let slots = rank(dir).join("slots.kvbm");
+    let mut bytes = std::fs::read(&slots).unwrap();
+    for block in bytes.chunks_mut(10 << 12) {
+        block[100] ^= 4;
+    }
+    std::fs::write(&slots, bytes).unwrap();
+    let bad = json(dir, "disk verify kept", 1);
+    let damaged = bad["damaged_blocks"].as_u64().unwrap();
+    assert!(damaged > 10 && bad["passed"] == false, "{bad:#}");
+    assert_eq!(bad["verified_blocks"].as_u64().unwrap() + damaged, blocks);
+    assert!(told(dir, "disk verify kept").contains("kvbm disk repair"));
+    assert_eq!(json(dir, "disk repair kept", 0)["damaged_blocks"], damaged);
+    let mended = json(dir, "disk verify kept", 0);
+    assert_eq!(
+        (&mended["orphans"], &mended["directories"][0]["quarantined_slots"]),
+        (&0.into(), &damaged.into())
+    );
+
+    fill(dir, "two");
+    assert_eq!(json(dir, "disk inspect kept", 0)["directories"].as_array().unwrap().len(), 2);
+    std::fs::write(dir.join("kept/note.txt"), "mine").unwrap();
+    let cleared = json(dir, "disk clear kept", 0);
+    assert_eq!(cleared["cleared"].as_array().unwrap().len(), 2);
+    let left: Vec<_> =
+        std::fs::read_dir(dir.join("kept")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["note.txt"], "what is not ours stays");
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    assert!(told(dir, "disk inspect nowhere").contains("cannot read nowhere"));
+    for command in ["inspect", "verify", "repair", "clear"] {
+        assert!(told(dir, &format!("disk {command} .")).contains("no directory of kvbm"), "{command}");
+    }
+    assert_eq!(kvbm(dir, "disk").status.code(), Some(2));
+    assert_eq!(kvbm(dir, "disk inspect").status.code(), Some(2));
+
+    fill(dir, "one");
+    let journal = rank(dir).join("journal.kvbm");
+    let good = std::fs::read(&journal).unwrap();
+    let lock = kvbm_disk::medium::DirMedium::lock(&rank(dir)).unwrap();
+    for command in ["verify", "repair", "clear"] {
+        let message = told(dir, &format!("disk {command} kept"));
+        assert!(message.contains(&format!("in use by process {}", std::process::id())), "{message}");
+    }
+    let found = json(dir, "disk inspect kept", 0);
+    assert_eq!(found["directories"][0]["owner"], format!("process {}", std::process::id()));
+    drop(lock);
+
+    let mut other = good.clone();
+    other[8] = 99;
+    std::fs::write(&journal, &other).unwrap();
+    for command in ["inspect", "verify", "repair"] {
+        let message = told(dir, &format!("disk {command} kept"));
+        assert!(message.contains("version 99, this build reads 2"), "{message}");
+    }
+    assert!(std::fs::read(&journal).unwrap() == other, "left as it is");
+    assert_eq!(json(dir, "disk inspect kept", 1)["errors"].as_array().unwrap().len(), 1);
+    assert!(json(dir, "disk clear kept", 0)["bytes"].as_u64().unwrap() > 2000 * 4096);
+}
