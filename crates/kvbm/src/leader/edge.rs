@@ -71,7 +71,8 @@ fn worth_of(blocks: &Pinned) -> Worth {
     };
     let sum: f32 = blocks.expected_reuse().into_iter().enumerate().map(worth).sum();
     let mean = sum / blocks.len().max(1) as f32;
-    if mean.is_finite() { mean.to_bits() } else { 0 }
+    // Without a sign: that of zero would make it the dearest.
+    if mean.is_finite() { mean.abs().to_bits() } else { 0 }
 }
 
 #[derive(Default)]
