@@ -14,8 +14,9 @@ use crate::{DeviceLimits, Driver, Launch, Piece};
 /// Bytes of the smallest staging buffer; larger ones are powers of two, so that they are used again.
 const SMALLEST: u64 = 64 << 10;
 
-/// Staging buffers that are kept for the next conversions.
-const KEPT: usize = 8;
+/// Staging buffers that are kept for the next conversions: two for each of many that are queued. Freeing one waits for the whole
+/// device.
+const KEPT: usize = 64;
 
 /// A CUDA device as a [`Driver`].
 #[derive(Debug)]

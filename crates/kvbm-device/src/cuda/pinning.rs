@@ -87,10 +87,12 @@ impl CudaDevice {
         let step = parts.bytes.max(1).next_multiple_of(page);
         let starts: Vec<u64> = (start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).collect();
         // Known before anybody copies: a copy must lie in one registration.
+        let held = register_all(shared, &starts, (end, step), parts.threads, progress)?;
+        // Nobody copies from here before this returns. What is refused above, because it is registered already, has no seams
+        // of its own to take away.
         let seams = starts[1..].to_vec();
         shared.seams.write().extend(&seams);
-        let mut held = Registrations { shared: Arc::clone(shared), seams, parts: Vec::new() };
-        held.parts = register_all(shared, &starts, (end, step), parts.threads, progress)?;
+        let held = Registrations { shared: Arc::clone(shared), seams, parts: held };
         Ok(PinnedHost::new(region, Box::new(held)))
     }
 }

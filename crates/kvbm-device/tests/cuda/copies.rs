@@ -92,6 +92,8 @@ fn host_memory_is_registered_in_parts_and_copied_across_them() {
     let parts = PinParts { bytes: PART, threads: 3 };
     let pinned = device.register_host_in_parts(host.region().clone(), parts, &progress).expect("registered");
     assert_eq!((calls.into_inner(), most.into_inner()), (5, 9 * PART / 2));
+    let again = device.register_host_in_parts(host.region().clone(), parts, &|_, _| {});
+    assert!(matches!(again, Err(DeviceError::AlreadyPinned { .. })), "{again:?}");
     let memory = device.allocate(host.len(), 256).expect("memory");
     for engine in [CopyEngine::Auto, CopyEngine::Single] {
         let opened = device.create_stream("across").expect("a stream");
