@@ -121,6 +121,9 @@ fn a_url_that_nobody_answers_is_an_error_with_a_hint() {
         assert_eq!(status, Some(1), "{err}");
         assert!(err.contains("cannot follow nats://127.0.0.1:9: check that the other side is up"), "{err}");
     }
+    let (status, _, err) = Running::kvbm("events tail zmq+tcp://127.0.0.1:9?format=vllm").end();
+    assert_eq!(status, Some(1));
+    assert!(err.contains("leave format=vllm out"), "{err}");
     let (status, _, err) = Running::kvbm("events serve-index nats://127.0.0.1:9 --listen 0.0.0.0:1").end();
     assert_eq!(status, Some(1));
     assert!(err.contains("--public"), "{err}");

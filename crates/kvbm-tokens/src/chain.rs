@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{BlockHasher, NamespaceTag, SequenceHash, Token, TokenSequence};
+use crate::{BlockHasher, LocalHash, NamespaceTag, SequenceHash, Token, TokenSequence};
 
 /// One block of a chain, with what travels beside its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,24 +26,23 @@ pub struct BlockChain<'a> {
     hashes: &'a [SequenceHash],
     /// Index of the run's first block in `hashes`.
     start: usize,
-    /// Tokens of the whole sequence, when they are known, and the page size.
-    tokens: Option<(&'a [Token], usize)>,
+    /// The whole sequence, when its tokens are known.
+    sequence: Option<&'a TokenSequence>,
 }
 
 impl<'a> BlockChain<'a> {
-    pub(crate) fn of_tokens(
+    pub(crate) fn of_sequence(
         namespace: NamespaceTag,
         hashes: &'a [SequenceHash],
-        tokens: &'a [Token],
-        page_size: usize,
+        sequence: &'a TokenSequence,
     ) -> Self {
-        Self { namespace, hashes, start: 0, tokens: Some((tokens, page_size)) }
+        Self { namespace, hashes, start: 0, sequence: Some(sequence) }
     }
 
     /// The blocks from the first of a sequence, of which only the hashes are known. Their namespace is the tag of
     /// zeros until [`in_namespace`](Self::in_namespace) names one.
     pub fn of_hashes(hashes: &'a [SequenceHash]) -> Self {
-        Self { namespace: NamespaceTag::from_bytes([0; 16]), hashes, start: 0, tokens: None }
+        Self { namespace: NamespaceTag::from_bytes([0; 16]), hashes, start: 0, sequence: None }
     }
 
     /// The same blocks, labelled as of namespace `tag`.
@@ -92,9 +91,14 @@ impl<'a> BlockChain<'a> {
     /// Tokens of block `index` of the run, if this chain knows tokens.
     pub fn tokens_of(&self, index: usize) -> Option<&'a [Token]> {
         self.get(index)?;
-        let (tokens, page_size) = self.tokens?;
-        let first = (self.start + index) * page_size;
-        tokens.get(first..first + page_size)
+        self.sequence?.block_tokens(self.start + index)
+    }
+
+    /// The hash of block `index` of the run without its prefix, if this chain knows tokens; see
+    /// [`LocalHash`](crate::LocalHash).
+    pub fn local_hash_of(&self, index: usize) -> Option<LocalHash> {
+        self.get(index)?;
+        self.sequence?.local_hash(self.start + index)
     }
 
     /// The run's blocks in order.

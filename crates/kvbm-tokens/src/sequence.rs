@@ -209,7 +209,7 @@ impl TokenSequence {
 
     /// The complete blocks as kvbm takes them.
     pub fn chain(&self) -> BlockChain<'_> {
-        BlockChain::of_tokens(self.hasher.tag(), &self.hashes, &self.tokens, self.page_size())
+        BlockChain::of_sequence(self.hasher.tag(), &self.hashes, self)
     }
 
     /// Whether extra keys wait for tokens.

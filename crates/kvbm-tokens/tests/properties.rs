@@ -230,6 +230,7 @@ proptest! {
             prop_assert_eq!(chain.parent_of(i), link.parent);
             prop_assert_eq!(chain.hashes()[i], link.hash);
             prop_assert_eq!(chain.tokens_of(i), Some(*tokens));
+            prop_assert!(chain.local_hash_of(i).is_some());
         }
         prop_assert_eq!(chain.get(expected.len()), None);
         prop_assert_eq!(chain.tokens_of(expected.len()), None);
@@ -251,6 +252,7 @@ proptest! {
             prop_assert_eq!(link.position as usize, i);
             prop_assert_eq!(link.parent, i.checked_sub(1).map(|p| pushed.hashes()[p]));
             prop_assert_eq!(chain.tokens_of(i), None);
+            prop_assert_eq!(chain.local_hash_of(i), None);
         }
     }
 }

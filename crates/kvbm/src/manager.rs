@@ -336,9 +336,11 @@ impl KvBlockManager<Owned> {
             Ok(partial) => partial,
             Err(Rejected { batch, error }) => return Err(Rejected { batch, error }),
         };
-        partial
-            .commit(chain)
-            .map_err(|Rejected { batch, error }| Rejected { batch: batch.into_reset(), error })
+        let committed = partial.commit(chain);
+        if let Ok((done, _)) = &committed {
+            self.events.note(&chain, first, done.len());
+        }
+        committed.map_err(|Rejected { batch, error }| Rejected { batch: batch.into_reset(), error })
     }
 
     /// Makes computed blocks visible to everybody and starts their offload. A block that another request registered in the

@@ -233,3 +233,21 @@ fn a_manager_of_another_namespace_shares_nothing() {
     });
     assert_ne!(tokens(&one, 1, 2).hashes(), tokens(&other, 1, 2).hashes());
 }
+
+#[test]
+fn events_know_a_block_s_own_tokens() {
+    let manager = books([8, 8, 0], |_| ());
+    let mut subscriber = manager.events().subscribe().unwrap();
+    let sequence = tokens(&manager, 1, 3);
+    drop(fill(&manager, &sequence, 0));
+    assert!(manager.wait_offloads(soon()));
+    let mut replayed = Replayed::default();
+    replay(&manager, &mut subscriber, &mut replayed);
+    assert_eq!(replayed.events.len(), 6);
+    for block in replayed.events.iter().filter_map(EventKind::block) {
+        assert_eq!(block.local_hash, sequence.local_hash(block.identity.position as usize));
+        assert!(block.local_hash.is_some());
+    }
+    let snapshot = manager.events().snapshot().blocks;
+    assert!(snapshot.iter().all(|block| block.local_hash.is_some()));
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kvbm::config::Secret;
-use kvbm::events_plane::url::Side;
+use kvbm::events_plane::url::{PayloadFormat, Side};
 use kvbm::events_plane::{EventReceiver, EventTransport, EventUrl};
 
 /// Longest time for the other side to answer.
@@ -16,6 +16,10 @@ pub(super) const TICK: Duration = Duration::from_millis(100);
 /// The subscribing end of what `url` names.
 pub(super) fn open(url: &Secret) -> Result<(EventUrl, Arc<dyn EventTransport>)> {
     let url: EventUrl = url.expose().parse()?;
+    anyhow::ensure!(
+        url.format() == PayloadFormat::Kvbm,
+        "this reads kvbm's own events: leave format=vllm out; `kvbm events decode --format vllm` reads a message of an engine"
+    );
     let transport = url.open(Side::Subscriber, PATIENCE).with_context(|| hint(&url))?;
     Ok((url, transport))
 }

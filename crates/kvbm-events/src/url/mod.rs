@@ -3,7 +3,7 @@
 //! ```text
 //! nats://[USER:PASSWORD@|TOKEN@]HOST:PORT[?subject=..&tls=..&ca=FILE&creds=FILE&stream=NAME..]
 //! jetstream+nats://HOST:PORT[?stream=NAME&storage=file|memory&max_bytes=N&max_age=SECONDS&from=new|start..]
-//! zmq+tcp://HOST:PORT[,HOST:PORT..][?replay=PORT|ADDRESS&topic=..&from=new|start&insecure=true]
+//! zmq+tcp://HOST:PORT[,HOST:PORT..][?replay=PORT|ADDRESS&topic=..&from=new|start&insecure=true&format=kvbm|vllm]
 //! zmq+ipc://PATH[?replay=ipc://PATH..]
 //! ```
 //! `tls://` and `jetstream+tls://` are the same with TLS. A publisher over `ZeroMQ` binds its one address, subscribers
@@ -29,6 +29,15 @@ pub enum Side {
     Publisher,
     /// Subscribes.
     Subscriber,
+}
+
+/// What travels in the messages of a transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadFormat {
+    /// Our batches ([`wire`](crate::wire)).
+    Kvbm,
+    /// What engines publish ([`vllm`](crate::vllm)), for routers that follow engines.
+    Vllm,
 }
 
 /// A URL that names no transport.
@@ -125,6 +134,12 @@ impl EventUrl {
     /// What stands before `://`.
     pub fn scheme(&self) -> &str {
         &self.parts.scheme
+    }
+
+    /// What the payloads are.
+    pub fn format(&self) -> PayloadFormat {
+        let vllm = self.parts.query.iter().any(|(name, value)| name == "format" && value == "vllm");
+        if vllm { PayloadFormat::Vllm } else { PayloadFormat::Kvbm }
     }
 
     /// Whether a publisher opens sockets of its own rather than connect to a server: what fails then will fail again.

@@ -4,7 +4,7 @@ use super::UrlError;
 use super::parts::{Parts, malformed};
 use crate::zmq::{ZmqAddress, ZmqConfig};
 
-const KNOWN: &[&str] = &["replay", "topic", "from", "insecure"];
+const KNOWN: &[&str] = &["replay", "topic", "from", "insecure", "format"];
 
 /// The configuration and the addresses that `parts` ask for; one address to publish, any number to subscribe.
 pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlError> {
@@ -19,6 +19,8 @@ pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlE
     for (address, replay) in addresses.iter_mut().zip(replays.into_iter().flatten()) {
         address.replay = Some(replay);
     }
+    let format = |text: &str| ["kvbm", "vllm"].contains(&text).then_some(());
+    parts.read("format", "kvbm or vllm", format)?;
     let from_start = |text: &str| ["new", "start"].iter().position(|known| *known == text);
     let mut config = ZmqConfig { insecure: parts.flag("insecure")?, ..ZmqConfig::default() };
     if let Some(topic) = parts.get("topic") {
@@ -82,6 +84,7 @@ mod tests {
             ("zmq+tcp://a:1,b:2?replay=tcp://a:3", "replay=tcp://a:3: expected a port, or as many"),
             ("zmq+ipc:///a?replay=7", "replay=7"),
             ("zmq+tcp://a:1?from=end", "expected new or start"),
+            ("zmq+tcp://a:1?format=sglang", "format=sglang: expected kvbm or vllm"),
             ("zmq+tcp://me:word@a:1", "leave user and password out"),
         ] {
             let error = read(url).err().unwrap().to_string();

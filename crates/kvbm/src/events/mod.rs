@@ -1,20 +1,25 @@
 //! From the pool's ring to subscribers.
 
+mod engine_format;
 mod lag;
+mod notes;
 mod remote;
 mod ring;
 
 use crate::config::{EventsConfig, WhenFull};
 use crate::metrics::Metrics;
 use crate::volume::Change;
-use kvbm_events::url::OpenError;
+use engine_format::Translator;
+use kvbm_events::url::{OpenError, PayloadFormat};
 use kvbm_events::{
     Answering, EventBlock, EventKind, EventManager, EventTransport, EventUrl, InProcessConfig,
     InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Responder, Snapshot,
     SnapshotServer, SourceId, StreamId, Subscriber, TransportError,
 };
-use kvbm_plan::{BlockIdentity, Location, NodeId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockIdentity, Epoch, Location, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::Registry;
+use kvbm_tokens::BlockChain;
+use notes::Notes;
 use remote::{Outlet, Remote};
 use ring::{Progress, Ring};
 use std::collections::HashMap;
@@ -31,6 +36,9 @@ pub struct EventPump {
     source: SourceId,
     registry: Registry,
     facts: BlockFacts,
+    notes: Arc<Notes>,
+    /// Stored blocks that were told without their tokens, where they are told with them.
+    without_tokens: Option<Arc<AtomicU64>>,
     progress: Arc<Progress>,
     /// Events of the volume that were handed to the publisher.
     of_volume: Arc<AtomicU64>,
@@ -49,19 +57,25 @@ pub(crate) struct BlockFacts {
 
 impl BlockFacts {
     /// A block as events tell of it. `root` is the first block of its chain.
-    fn block(&self, tier: Tier, identity: BlockIdentity, root: SequenceHash) -> EventBlock {
+    fn block(&self, tier: Tier, identity: BlockIdentity, root: SequenceHash, notes: &Notes) -> EventBlock {
         EventBlock {
             identity,
             prefix_hash: root,
-            local_hash: None,
+            local_hash: notes.local_hash(&identity.hash),
             block_bytes: self.block_bytes,
             block_tokens: self.block_tokens,
             location: Location::on(self.node, tier),
         }
     }
 
-    fn block_of_volume(&self, id: VolumeId, identity: BlockIdentity, root: SequenceHash) -> EventBlock {
-        let mut block = self.block(Tier::G4, identity, root);
+    fn block_of_volume(
+        &self,
+        id: VolumeId,
+        identity: BlockIdentity,
+        root: SequenceHash,
+        notes: &Notes,
+    ) -> EventBlock {
+        let mut block = self.block(Tier::G4, identity, root, notes);
         block.location.volume = Some(id);
         block
     }
@@ -99,7 +113,13 @@ pub struct EventsStatus {
     pub lag: Duration,
     /// Times that the transport could not take a batch; it was kept.
     pub unavailable: u64,
+    /// Stored blocks that were told without their tokens, in a format that says them: they were registered without, or so long
+    /// ago that they were forgotten.
+    pub without_tokens: u64,
 }
+
+/// Most blocks whose local hashes (and tokens, where they are told) are remembered, beside those in the ring.
+const MAX_NOTES: usize = 1 << 20;
 
 /// The pool numbers all of its events in one row.
 const ONLY_SHARD: u16 = 0;
@@ -137,8 +157,15 @@ impl EventPump {
         let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });
         let (changes, held) =
             volume.map(|VolumeChanges { id, drain, held }| ((id, drain), (id, held))).unzip();
-        let responder = responder(registry.clone(), facts, source, held);
-        let remote = url.map(|url| Remote::new(url, config.publish_timeout, source, Arc::clone(&responder)));
+        let slots: usize = Tier::SLOTTED.into_iter().map(|tier| registry.capacity(tier) as usize).sum();
+        let engine_format = url.as_ref().is_some_and(|url| url.format() == PayloadFormat::Vllm);
+        let notes = Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, engine_format));
+        let take = snapshots(registry.clone(), facts, Arc::clone(&notes), held);
+        let responder = responder(Arc::clone(&take), source, registry.epoch());
+        let translator = engine_format.then(|| Translator::new(take, Arc::clone(&notes)));
+        let without_tokens = translator.as_ref().map(Translator::without_tokens);
+        let timeout = config.publish_timeout;
+        let remote = url.map(|url| Remote::new(url, timeout, source, Arc::clone(&responder), translator));
         let outlet = Arc::new(Outlet {
             remote: remote.transpose()?,
             local: InProcessTransport::new(InProcessConfig::default()),
@@ -154,16 +181,16 @@ impl EventPump {
         };
         let answering = outlet.local.answer(source, responder)?;
         let mut manager = EventManager::new(publishing, source, registry.epoch(), outlet.clone())?;
-        let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&progress));
+        let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&notes), Arc::clone(&progress));
         manager.add_shard(ONLY_SHARD, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
         let of_volume = Arc::new(AtomicU64::new(0));
         if let Some((id, mut drain)) = changes {
-            let handed = Arc::clone(&of_volume);
+            let (handed, noted) = (Arc::clone(&of_volume), Arc::clone(&notes));
             // A block of a volume is in a stream of its own: the pool's locks order nothing there.
             manager.add_shard(VOLUME_SHARD, move |max: usize, out: &mut Vec<KvEvent>| {
                 drain(max, &mut |number, change| {
                     handed.fetch_add(1, Ordering::Relaxed);
-                    let block = facts.block_of_volume(id, change.identity, change.root);
+                    let block = facts.block_of_volume(id, change.identity, change.root, &noted);
                     let kind = if change.stored { EventKind::Store(block) } else { EventKind::Remove(block) };
                     out.push(KvEvent::new(number, kind));
                 })
@@ -180,6 +207,8 @@ impl EventPump {
             source,
             registry,
             facts,
+            notes,
+            without_tokens,
             progress,
             of_volume,
             full_wait,
@@ -209,7 +238,7 @@ impl EventPump {
     /// What this manager holds now on the tiers of this machine, as a follower needs it that has lost events or comes late. Takes
     /// time and memory in proportion to the tiers, in part under the pool's lock.
     pub fn snapshot(&self) -> Snapshot {
-        snapshot(&self.registry, self.facts)
+        snapshot(&self.registry, self.facts, &self.notes)
     }
 
     /// Publishes what has happened so far rather than at the next tick. `false` if that did not work in a second.
@@ -253,7 +282,13 @@ impl EventPump {
             waiting: (ring.next_seq + of_volume).saturating_sub(told),
             lag: self.progress.lag(told.saturating_sub(of_volume)),
             unavailable: stats.unavailable,
+            without_tokens: self.without_tokens.as_ref().map_or(0, |count| count.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Remembers what events will say of blocks that were committed: `blocks` of `chain` from its block `first` on.
+    pub(crate) fn note(&self, chain: &BlockChain<'_>, first: usize, blocks: usize) {
+        self.notes.add(chain, first, blocks);
     }
 
     /// Before blocks are registered: where the configuration says so, waits until the ring is half empty, so that there is room for
@@ -281,44 +316,49 @@ impl EventPump {
         metrics.event_gaps.raise_to(status.gaps);
         metrics.event_bytes.raise_to(stats.bytes);
         metrics.event_transport_unavailable.raise_to(status.unavailable);
+        metrics.events_without_tokens.raise_to(status.without_tokens);
         metrics.events_waiting.set(status.waiting);
         metrics.event_lag_us.set(u64::try_from(status.lag.as_micros()).unwrap_or(u64::MAX));
     }
 }
 
 /// What the tiers hold, each block with the first one of its chain.
-fn snapshot(registry: &Registry, facts: BlockFacts) -> Snapshot {
+fn snapshot(registry: &Registry, facts: BlockFacts, notes: &Notes) -> Snapshot {
     let (held, next_sequence) = registry.snapshot_all();
     let mut roots = HashMap::with_capacity(held.len());
     let blocks = held.into_iter().map(|(tier, identity)| {
         let of_parent = identity.parent.map(|parent| roots.get(&parent).copied().unwrap_or(parent));
         let root = *roots.entry(identity.hash).or_insert(of_parent.unwrap_or(identity.hash));
-        facts.block(tier, identity, root)
+        facts.block(tier, identity, root, notes)
     });
     Snapshot { next_sequence, blocks: blocks.collect() }
 }
 
-/// Answers whoever asks what this manager holds.
-fn responder(
+/// What a shard of the manager's events stands at.
+type TakeSnapshot = dyn Fn(u16) -> Option<Snapshot> + Send + Sync;
+
+fn snapshots(
     registry: Registry,
     facts: BlockFacts,
-    source: SourceId,
+    notes: Arc<Notes>,
     volume: Option<(VolumeId, Box<HeldOnVolume>)>,
-) -> Responder {
+) -> Arc<TakeSnapshot> {
+    Arc::new(move |shard| match (shard, &volume) {
+        (ONLY_SHARD, _) => Some(snapshot(&registry, facts, &notes)),
+        (VOLUME_SHARD, Some((id, held))) => {
+            let (held, next_sequence) = held();
+            let blocks =
+                held.into_iter().map(|(identity, root)| facts.block_of_volume(*id, identity, root, &notes));
+            Some(Snapshot { next_sequence, blocks: blocks.collect() })
+        }
+        _ => None,
+    })
+}
+
+/// Answers whoever asks what this manager holds.
+fn responder(take: Arc<TakeSnapshot>, source: SourceId, epoch: Epoch) -> Responder {
     let server = SnapshotServer::new(move |stream: StreamId| {
-        if (stream.source, stream.epoch) != (source, registry.epoch()) {
-            return None;
-        }
-        match (stream.shard, &volume) {
-            (ONLY_SHARD, _) => Some(snapshot(&registry, facts)),
-            (VOLUME_SHARD, Some((id, held))) => {
-                let (held, next_sequence) = held();
-                let blocks =
-                    held.into_iter().map(|(identity, root)| facts.block_of_volume(*id, identity, root));
-                Some(Snapshot { next_sequence, blocks: blocks.collect() })
-            }
-            _ => None,
-        }
+        if (stream.source, stream.epoch) == (source, epoch) { take(stream.shard) } else { None }
     });
     Arc::new(move |question: &[u8]| server.answer(question))
 }

@@ -1,5 +1,6 @@
 //! Events go to whoever the configuration names, and to subscribers in this process.
 
+use super::engine_format::Translator;
 use super::ring::Progress;
 use kvbm_events::url::{EventUrl, OpenError, Side};
 use kvbm_events::{
@@ -21,6 +22,8 @@ pub(super) struct Remote {
     /// Answers followers that lost something or come late.
     source: SourceId,
     responder: Responder,
+    /// Set where the other side reads what engines say. Only the publisher's thread uses it.
+    translator: Option<Mutex<Translator>>,
     state: Mutex<State>,
 }
 
@@ -41,9 +44,11 @@ impl Remote {
         timeout: Duration,
         source: SourceId,
         responder: Responder,
+        translator: Option<Translator>,
     ) -> Result<Self, OpenError> {
         let nothing = State::Failed { again: None, reason: "not connected yet".into() };
-        let remote = Self { url, source, responder, state: Mutex::new(nothing) };
+        let translator = translator.map(Mutex::new);
+        let remote = Self { url, source, responder, translator, state: Mutex::new(nothing) };
         if remote.url.binds() {
             let transport = remote.url.open(Side::Publisher, timeout)?;
             remote.begin(transport);
@@ -95,7 +100,14 @@ impl Remote {
         let deadline = Instant::now() + timeout;
         let transport = self.open(timeout)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let sent = transport.publish(payload, left);
+        let sent = match &self.translator {
+            None => transport.publish(payload, left),
+            // Only a socket of ours speaks so, which takes everything at once.
+            Some(translator) => {
+                let messages = translator.lock().translate(payload);
+                messages.iter().try_for_each(|message| transport.publish(message, left))
+            }
+        };
         if let Err(TransportError::Closed { .. }) = &sent {
             *self.state.lock() = State::Failed { again: None, reason: "the connection was closed".into() };
             return Err(unavailable("the connection was closed".into()));

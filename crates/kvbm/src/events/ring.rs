@@ -2,6 +2,7 @@
 
 use super::BlockFacts;
 use super::lag::Marks;
+use super::notes::Notes;
 use crate::manager::ONLY_GROUP;
 use kvbm_events::{EventKind, KvEvent};
 use kvbm_plan::{BlockIdentity, SequenceHash, Tier};
@@ -39,14 +40,20 @@ impl Progress {
 pub(super) struct Ring {
     registry: Registry,
     facts: BlockFacts,
+    notes: Arc<Notes>,
     roots: Roots,
     records: Vec<EventRecord>,
     progress: Arc<Progress>,
 }
 
 impl Ring {
-    pub(super) fn new(registry: Registry, facts: BlockFacts, progress: Arc<Progress>) -> Self {
-        Self { registry, facts, roots: Roots::default(), records: Vec::new(), progress }
+    pub(super) fn new(
+        registry: Registry,
+        facts: BlockFacts,
+        notes: Arc<Notes>,
+        progress: Arc<Progress>,
+    ) -> Self {
+        Self { registry, facts, notes, roots: Roots::default(), records: Vec::new(), progress }
     }
 
     pub(super) fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64 {
@@ -55,7 +62,7 @@ impl Ring {
         self.progress.gaps.fetch_add(u64::from(drained.lost > 0), Ordering::Relaxed);
         for record in &self.records {
             let root = self.roots.follow(record);
-            let block = self.facts.block(record.tier, record.identity, root);
+            let block = self.facts.block(record.tier, record.identity, root, &self.notes);
             let kind = match record.kind {
                 kvbm_pool::EventKind::Store => EventKind::Store(block),
                 kvbm_pool::EventKind::Remove => EventKind::Remove(block),

@@ -319,6 +319,8 @@ pub struct Counters {
     pub event_gaps: Counter,
     /// Times that the transport could not take a batch.
     pub event_transport_unavailable: Counter,
+    /// Stored blocks that were told without their tokens, in a format that says them.
+    pub events_without_tokens: Counter,
     /// Events that wait to be published.
     pub events_waiting: Gauge,
     /// How long the oldest of them has waited, in microseconds.

@@ -43,6 +43,11 @@ impl Exposition {
                 &counters.event_gaps,
             ),
             (
+                "events_without_tokens",
+                "Stored blocks that were told without their tokens, in a format that says them",
+                &counters.events_without_tokens,
+            ),
+            (
                 "event_transport_unavailable",
                 "Batches that the transport could not take; they were kept",
                 &counters.event_transport_unavailable,

@@ -27,8 +27,8 @@ fn every_combination_starts_at_zero() {
     let per_tier = 3 + EvictReason::ALL.len() + SlotState::ALL.len();
     // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
-    // Look-ups, waits, malformed messages, ignored reports; seven of events.
-    assert_eq!(series, 4 + 7 + tiers * per_tier + paths * per_path);
+    // Look-ups, waits, malformed messages, ignored reports; eight of events.
+    assert_eq!(series, 4 + 8 + tiers * per_tier + paths * per_path);
     for needed in [
         "kvbm_sync_offloads_total",
         "kvbm_events_lost_total",

@@ -1,0 +1,126 @@
+//! A router that follows engines follows a manager: events in vLLM's format over `ZeroMQ`.
+#![cfg(feature = "zmq")]
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+mod support;
+
+use kvbm::config::Secret;
+use kvbm::events_plane::vllm::{self, EngineHash, Event, Follower, Worker};
+use kvbm::events_plane::zmq::{Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
+use kvbm::events_plane::{KvIndex, SourceId};
+use kvbm::plan::NodeId;
+use kvbm::{KvBlockManager, Owned, SequenceHash, Tier};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use support::{books, fill, tokens};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A manager that speaks as an engine does, and a router's end.
+fn pair(ring: u32) -> (KvBlockManager<Owned>, ZmqTransport, MessageReceiver) {
+    let (port, replay) = (free_port(), free_port());
+    let manager = books([16, 32, 0], |config| {
+        let url = format!("zmq+tcp://127.0.0.1:{port}?replay={replay}&format=vllm&topic=");
+        config.events.url = Some(Secret::new(url));
+        config.events.ring_capacity = ring;
+    });
+    let address = ZmqAddress::new(format!("tcp://127.0.0.1:{port}"));
+    let address = address.with_replay(format!("tcp://127.0.0.1:{replay}"));
+    let config = ZmqConfig { topic: String::new(), from_start: true, ..ZmqConfig::default() };
+    let router = ZmqTransport::connect(config, &[address]).unwrap();
+    let messages = router.messages().unwrap();
+    (manager, router, messages)
+}
+
+fn key(hash: &SequenceHash) -> SequenceHash {
+    EngineHash::Uint(u64::from_le_bytes(hash.as_bytes()[..8].try_into().unwrap())).index_key()
+}
+
+fn held(manager: &KvBlockManager<Owned>) -> BTreeSet<(Tier, SequenceHash)> {
+    let blocks = manager.events().snapshot().blocks;
+    blocks.iter().map(|block| (block.location.tier, key(&block.identity.hash))).collect()
+}
+
+fn told(index: &KvIndex) -> BTreeSet<(Tier, SequenceHash)> {
+    index.holdings().map(|(place, _, hash)| (place.location.tier, hash)).collect()
+}
+
+/// Hears until the index is what the manager holds; what was heard.
+fn hear(manager: &KvBlockManager<Owned>, messages: &mut MessageReceiver) -> Vec<Message> {
+    assert!(manager.events().flush(PATIENCE));
+    let (mut index, mut heard) = (KvIndex::default(), Vec::new());
+    let mut follower = Follower::new(Worker { source: SourceId(1), node: NodeId(0) });
+    while heard.is_empty() || told(&index) != held(manager) {
+        let message = messages.next(PATIENCE).unwrap();
+        let message = message.unwrap_or_else(|| panic!("{:?} of {:?}", told(&index), held(manager)));
+        follower.hear(&mut index, message.sequence, &message.payload).unwrap();
+        heard.push(message);
+    }
+    assert_eq!((follower.stats().missing, follower.stats().unknown_medium), (0, 0));
+    heard
+}
+
+#[test]
+fn a_router_learns_chains_tokens_and_media() {
+    let (manager, _router, mut messages) = pair(1 << 16);
+    let sequence = tokens(&manager, 1, 3);
+    drop(fill(&manager, &sequence, 0));
+    for start in 2..9 {
+        drop(fill(&manager, &tokens(&manager, start, 4), 0));
+    }
+    assert!(manager.wait_offloads(support::soon()));
+    let heard = hear(&manager, &mut messages);
+    assert_eq!(heard[0].sequence, 0);
+    let events: Vec<Event> =
+        heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events).collect();
+    let Event::Stored(stored) = &events[0] else { panic!("{:?}", events[0]) };
+    assert_eq!((stored.block_hashes.len(), stored.block_size), (3, 16), "blocks of a chain together");
+    assert_eq!((&stored.parent_block_hash, stored.medium.as_deref()), (&None, Some("GPU")));
+    let all: Vec<u32> = (0..3).flat_map(|block| sequence.block_tokens(block).unwrap().to_vec()).collect();
+    assert_eq!(stored.token_ids, all);
+    let on_host =
+        |event: &&Event| matches!(event, Event::Stored(stored) if stored.medium.as_deref() == Some("CPU"));
+    let on_host: Vec<_> = events.iter().filter(on_host).collect();
+    assert!(
+        !on_host.is_empty() && on_host.iter().all(|event| {
+            matches!(event, Event::Stored(stored) if stored.token_ids.len() == 16 * stored.block_hashes.len())
+        })
+    );
+    assert!(events.iter().any(|event| matches!(event, Event::Removed(_))), "G1 holds four chains");
+    assert!(!events.contains(&Event::AllBlocksCleared), "nothing was lost");
+    assert_eq!(manager.events().status().without_tokens, 0);
+}
+
+/// Mutation that makes it fail: `translate` without `restate`.
+#[test]
+fn after_a_loss_all_is_said_anew() {
+    let (manager, _router, mut messages) = pair(8);
+    // More events at once than the ring keeps, again and again: some are lost.
+    for round in 0..200 {
+        drop(fill(&manager, &tokens(&manager, round, 8), 0));
+        if manager.events().status().lost > 0 && round > 20 {
+            break;
+        }
+    }
+    assert!(manager.wait_offloads(support::soon()));
+    assert!(manager.events().status().lost > 0);
+    let heard = hear(&manager, &mut messages);
+    let events = heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events);
+    assert!(events.into_iter().any(|event| event == Event::AllBlocksCleared));
+}
+
+#[test]
+fn blocks_that_were_hashed_elsewhere_have_no_tokens_and_that_is_counted() {
+    let (manager, _router, mut messages) = pair(1 << 16);
+    let hashes: Vec<SequenceHash> = (1..4).map(|byte| SequenceHash::from_bytes([byte; 16])).collect();
+    let fresh = manager.allocate(3).unwrap();
+    let (done, _) = manager.commit(fresh, kvbm::BlockChain::of_hashes(&hashes), 0).unwrap();
+    drop(manager.register(done).unwrap());
+    assert!(manager.wait_offloads(support::soon()));
+    hear(&manager, &mut messages);
+    assert_eq!(manager.events().status().without_tokens, 6, "three blocks on two tiers");
+}
