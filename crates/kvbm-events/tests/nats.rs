@@ -170,6 +170,94 @@ fn logins_are_checked_and_an_absent_server_makes_publishing_unavailable() {
 }
 
 #[test]
+fn tokens_are_checked() {
+    let Some(server) = NatsServer::start(&["--auth", "open sesame"]) else { return };
+    let connect =
+        |login| NatsTransport::connect(NatsConfig { login, ..config(&server, "kvbm.events.token") });
+    assert!(connect(Login::None).is_err(), "nobody said the word");
+    assert!(connect(Login::Token("sesame".into())).is_err(), "the wrong word");
+    let transport = connect(Login::Token("open sesame".into())).unwrap();
+    transport.publish(&Payload::from(vec![7; 10]), PATIENCE).unwrap();
+    let absent = Login::CredentialsFile("/nowhere/kvbm.creds".into());
+    let Err(error) = connect(absent) else { panic!("there is no such file") };
+    assert!(error.to_string().contains("cannot read credentials /nowhere/kvbm.creds"), "{error}");
+}
+
+/// A certificate of an authority of our own for this machine, made by `openssl`; `None` where there is none.
+fn certificates(folder: &std::path::Path) -> Option<()> {
+    let openssl = |line: &str| {
+        let command =
+            std::process::Command::new("openssl").args(line.split(' ')).current_dir(folder).output();
+        command.is_ok_and(|output| output.status.success()).then_some(())
+    };
+    std::fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1,DNS:localhost").unwrap();
+    openssl("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem")?;
+    openssl("req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr")?;
+    openssl(
+        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.pem",
+    )
+}
+
+#[test]
+fn tls_carries_events_and_an_unknown_authority_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(()) = certificates(folder.path()) else {
+        println!("skipped: there is no openssl to make certificates with");
+        return;
+    };
+    let file = |name: &str| folder.path().join(name);
+    let (cert, key) = (file("server.pem"), file("server.key"));
+    let arguments = ["--tls", "--tlscert", cert.to_str().unwrap(), "--tlskey", key.to_str().unwrap()];
+    let Some(server) = NatsServer::start(&arguments) else { return };
+    let config = NatsConfig::new(format!("tls://localhost:{}", server.port()), "kvbm.events.tls");
+    let Err(error) = NatsTransport::connect(config.clone()) else { panic!("nobody knows that authority") };
+    assert!(matches!(error, TransportError::Unavailable { .. }), "{error}");
+    let config = NatsConfig { root_certificates: Some(file("ca.pem")), require_tls: true, ..config };
+    for config in [config.clone(), config.with_stream("kvbm-tls")] {
+        let transport = NatsTransport::connect(config).unwrap();
+        let mut receiver = transport.subscribe().unwrap();
+        let sent = Payload::from(vec![9; 200_000]);
+        transport.publish(&sent, PATIENCE).unwrap();
+        assert_eq!(receiver.recv(PATIENCE).unwrap(), Some(sent));
+    }
+    let plain = NatsServer::start(&[]).unwrap();
+    let config = NatsConfig { require_tls: true, ..config_of(&plain) };
+    assert!(NatsTransport::connect(config).is_err(), "what has to be TLS is not sent in the clear");
+}
+
+fn config_of(server: &NatsServer) -> NatsConfig {
+    config(server, "kvbm.events.plain")
+}
+
+/// One who does not read loses the oldest within his own bound; the publisher and who reads notice nothing.
+#[test]
+fn a_slow_subscriber_harms_nobody_elses_memory() {
+    let Some(server) = NatsServer::start(&[]) else { return };
+    let queue = kvbm_events::InProcessConfig { queue_batches: 50, queue_bytes: 1 << 20 };
+    let bounded = NatsConfig { queue, ..config(&server, "kvbm.events.slow") };
+    let slow = NatsTransport::connect(bounded).unwrap();
+    let mut stalled = slow.subscribe().unwrap();
+    let reader = NatsTransport::connect(config(&server, "kvbm.events.slow")).unwrap();
+    let mut receiver = reader.subscribe().unwrap();
+    let sent: Vec<Payload> = (0..1_000u32).map(|n| vec![n as u8; 50_000].into()).collect();
+    for payload in &sent {
+        reader.publish(payload, PATIENCE).unwrap();
+        assert_eq!(receiver.recv(PATIENCE).unwrap().as_ref(), Some(payload));
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while stalled.dropped() < 950 {
+        assert!(Instant::now() < deadline, "{} dropped", stalled.dropped());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (mut kept, mut last) = (0, None);
+    while let Some(payload) = stalled.recv(Duration::from_millis(300)).unwrap() {
+        (kept, last) = (kept + payload.len(), Some(payload));
+    }
+    assert!(kept <= 1 << 20, "{kept} bytes waited");
+    assert_eq!((last.as_ref(), receiver.dropped()), (sent.last(), 0), "the newest are kept");
+}
+
+#[test]
 fn dropping_the_transport_closes_its_subscribers() {
     let Some(server) = NatsServer::start(&[]) else { return };
     for config in

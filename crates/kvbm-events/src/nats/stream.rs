@@ -117,18 +117,19 @@ async fn follow_once(
         .max_messages_per_batch(256)
         .messages()
         .await?;
-    let mut first = true;
+    let mut delivered = 0;
     while let Some(Ok(message)) = messages.next().await {
         let Ok(info) = message.info() else { break };
+        // The stream's numbers may have holes, by age, size or other subjects; those of the consumer have none, unless a
+        // lost connection took some along, the very first perhaps.
+        delivered += 1;
+        if info.consumer_sequence != delivered {
+            break;
+        }
         let number = info.stream_sequence;
         if number < next {
             continue;
         }
-        // The oldest may be gone by age or size; later ones may not be missing.
-        if number > next && !first {
-            break;
-        }
-        first = false;
         if !sink.push(Payload::from(&*message.payload), message.payload.len()) {
             break;
         }

@@ -345,13 +345,13 @@ pub(crate) struct NatsServer {
     program: std::path::PathBuf,
     port: u16,
     folder: std::path::PathBuf,
-    arguments: Vec<&'static str>,
+    arguments: Vec<String>,
     child: Option<std::process::Child>,
 }
 
 impl NatsServer {
     /// `None` where there is no server to run.
-    pub(crate) fn start(arguments: &[&'static str]) -> Option<Self> {
+    pub(crate) fn start(arguments: &[&str]) -> Option<Self> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let Some(program) = std::env::var_os("KVBM_NATS_SERVER") else {
             println!("skipped: KVBM_NATS_SERVER names no nats-server");
@@ -360,7 +360,8 @@ impl NatsServer {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("kvbm-nats-{}-{number}", std::process::id()));
-        let (program, arguments) = (program.into(), arguments.to_vec());
+        let (program, arguments) =
+            (program.into(), arguments.iter().map(|text| (*text).to_owned()).collect());
         let mut server = Self { program, port, folder, arguments, child: None };
         server.restart();
         Some(server)
