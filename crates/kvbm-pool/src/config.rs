@@ -55,7 +55,7 @@ impl RegistryConfig {
     pub const MAX_CAPACITY: u32 = 1 << 28;
 
     /// Most blocks evicted in one hold of the lock: a longer call lets others in between.
-    pub const MOST_EVICTED_AT_ONCE: usize = 32;
+    pub const MOST_EVICTED_AT_ONCE: usize = 16;
 
     /// Most cache groups.
     pub const MAX_GROUPS: usize = 256;

@@ -38,7 +38,7 @@
 //!
 //! `DESIGN.md` beside this crate's manifest says how it is built and why.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod arrivals;
 mod blocks;
@@ -47,6 +47,7 @@ mod core;
 mod error;
 mod event;
 mod metadata;
+mod near;
 mod pinned;
 mod policy;
 mod pool;

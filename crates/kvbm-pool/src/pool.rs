@@ -52,9 +52,9 @@ impl<T: TierTag> BlockPool<T> {
     /// The longest useful prefix of `hashes` that is on this tier, pinned. For a group that is not Full only the
     /// blocks at its end that are needed (see [`Registry::match_prefix`]).
     pub fn match_sequence_hashes(&self, group: GroupId, hashes: &[SequenceHash]) -> Cached<T> {
-        let room = Vec::with_capacity(hashes.len());
-        let found = self.shared.core.lock().match_prefix(group, hashes, TierMask::only(T::TIER), room);
-        let ids = found.blocks.iter().map(|block| block.block).collect();
+        let mut ids = self.shared.spares.take_ids(hashes.len());
+        let tier = TierMask::only(T::TIER);
+        self.shared.core.lock().match_prefix(group, hashes, tier, |block| ids.push(block.block));
         Cached::new(Pinned { shared: Arc::clone(&self.shared), tier: T::TIER, ids, pin: Pin::Use })
     }
 

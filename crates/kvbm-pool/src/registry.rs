@@ -182,12 +182,12 @@ impl Registry {
     /// first block that is on no tier. For a sliding window it is the longest whose last window is there, and for
     /// state the longest whose last block is there; only those blocks are pinned.
     pub fn match_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Prefix {
-        let room = Vec::with_capacity(hashes.len());
+        let mut blocks = Vec::with_capacity(hashes.len());
         let hashes_kept = hashes.to_vec();
         let mut arriving = Vec::new();
         let mut core = self.shared.core.lock();
-        let found = core.match_prefix(group, hashes, TierMask::ALL, room);
-        core.arriving_after(group, hashes, found.start + found.blocks.len(), &mut arriving);
+        let found = core.match_prefix(group, hashes, TierMask::ALL, |block| blocks.push(block));
+        core.arriving_after(group, hashes, found.start + found.count, &mut arriving);
         drop(core);
         Prefix {
             shared: Arc::clone(&self.shared),
@@ -195,7 +195,7 @@ impl Registry {
             group,
             hashes: hashes_kept,
             start: found.start,
-            blocks: found.blocks,
+            blocks,
             arriving,
         }
     }

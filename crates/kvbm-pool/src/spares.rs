@@ -5,7 +5,7 @@ use kvbm_plan::{BlockId, BlockIdentity};
 
 /// Vectors kept of each kind, and the largest that is kept, in elements.
 const KEPT: usize = 16;
-const LARGEST: usize = 4096;
+const LARGEST: usize = 16_384;
 
 /// A leaf lock: nothing else is locked while it is held, and whoever finds it taken does without.
 #[derive(Default)]

@@ -142,9 +142,16 @@ impl Entries {
     }
 
     /// The entries of up to [`LOOKUPS`] blocks of a group, `NONE` for those that have none. In passes, each of which reads
-    /// memory that does not depend on the pass's other reads: the machine waits for the slowest, not for the sum.
+    /// memory that does not depend on the pass's other reads: the machine waits for the slowest, not for the sum. `next`
+    /// are blocks that are looked up after these: what that reads first is read with what these read last.
     #[inline]
-    pub(crate) fn find_many(&self, group: GroupId, hashes: &[SequenceHash], out: &mut [u32; LOOKUPS]) {
+    pub(crate) fn find_many(
+        &self,
+        group: GroupId,
+        hashes: &[SequenceHash],
+        next: &[SequenceHash],
+        out: &mut [u32; LOOKUPS],
+    ) {
         let mut keys = [Key::NONE; LOOKUPS];
         for (hash, key) in hashes.iter().zip(&mut keys) {
             *key = self.table.key(group, *hash);
@@ -156,7 +163,10 @@ impl Entries {
             *guess = self.table.guess(key);
         }
         let mut sure = [false; LOOKUPS];
-        for ((hash, guess), sure) in hashes.iter().zip(&guesses).zip(&mut sure) {
+        for (at, ((hash, guess), sure)) in hashes.iter().zip(&guesses).zip(&mut sure).enumerate() {
+            if let Some(&next) = next.get(at) {
+                self.table.prefetch(&self.table.key(group, next));
+            }
             *sure = guess.is_some_and(|index| {
                 let entry = &self.all[index as usize];
                 entry.hash == *hash && entry.group() == group

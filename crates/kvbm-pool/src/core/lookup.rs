@@ -7,13 +7,12 @@ use crate::prefix::{ArrivingBlock, PrefixBlock};
 use crate::tier::{TIERS, TierMask};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 
-/// What a lookup found: blocks `start .. start + blocks.len()`, all pinned, are what a prefix of
-/// `start + blocks.len()` blocks needs.
+/// What a lookup found: `count` blocks from `start` on, all pinned, are what a prefix of `start + count` blocks needs.
 pub(crate) struct Found {
     /// Namespace of the blocks, where there is one.
     pub namespace: NamespaceId,
     pub start: usize,
-    pub blocks: Vec<PrefixBlock>,
+    pub count: usize,
 }
 
 impl Core {
@@ -28,24 +27,26 @@ impl Core {
         self.nearest_of(index, tiers).map(|tier| (index, tier))
     }
 
-    /// The longest useful prefix on `tiers`, each block pinned on its nearest tier. `out` has room for `hashes`.
+    /// The longest useful prefix on `tiers`, each block pinned on its nearest tier and given to `out`, which has room.
     pub(crate) fn match_prefix(
         &mut self,
         group: GroupId,
         hashes: &[SequenceHash],
         tiers: TierMask,
-        mut out: Vec<PrefixBlock>,
+        mut out: impl FnMut(PrefixBlock),
     ) -> Found {
         let range = self.useful_range(group, hashes, tiers);
         let start = range.start;
         let mut namespace = NamespaceId::default();
+        let mut count = 0;
         let useful = &hashes[range];
         // Most often nothing is there.
         let first = useful.first().and_then(|&hash| self.find_present(group, hash, tiers));
         let useful = if first.is_some() { useful } else { &[] };
         let mut found = [NONE; LOOKUPS];
-        'all: for part in useful.chunks(LOOKUPS) {
-            self.entries.find_many(group, part, &mut found);
+        let mut parts = useful.chunks(LOOKUPS).peekable();
+        'all: while let Some(part) = parts.next() {
+            self.entries.find_many(group, part, parts.peek().copied().unwrap_or_default(), &mut found);
             self.fetch_slots(&found[..part.len()], tiers);
             for &index in &found[..part.len()] {
                 let Some(tier) = self.nearest_of(index, tiers) else { break 'all };
@@ -53,10 +54,11 @@ impl Core {
                 let slot = entry.slots[tier];
                 namespace = entry.namespace;
                 self.pin(tier, slot, Pin::Use);
-                out.push(PrefixBlock { block: BlockId(slot), tier: Tier::SLOTTED[tier] });
+                out(PrefixBlock { block: BlockId(slot), tier: Tier::SLOTTED[tier] });
+                count += 1;
             }
         }
-        Found { namespace, start, blocks: out }
+        Found { namespace, start, count }
     }
 
     /// Reads the slots of entries for no other reason than to have them near.
@@ -141,8 +143,9 @@ impl Core {
         let mut found = std::mem::take(&mut self.touched);
         found.clear();
         let mut entries = [NONE; LOOKUPS];
-        for part in hashes.chunks(LOOKUPS) {
-            self.entries.find_many(group, part, &mut entries);
+        let mut parts = hashes.chunks(LOOKUPS).peekable();
+        while let Some(part) = parts.next() {
+            self.entries.find_many(group, part, parts.peek().copied().unwrap_or_default(), &mut entries);
             found.extend(entries[..part.len()].iter().map(|&index| self.used_entry(index)));
         }
         self.touch_entries(&found);

@@ -7,6 +7,7 @@
 //! that the largest entry does not need hold more of the tag, so that hardly ever a wrong entry is read for nothing.
 
 use super::entry::Entry;
+use crate::near;
 use kvbm_plan::{GroupId, SequenceHash};
 
 const LANES: usize = 12;
@@ -168,12 +169,18 @@ impl Table {
         self.locate(key, entries).map(|(_, _, index)| index)
     }
 
-    /// Reads the home lines of `keys` for no other reason than to have them near: as nothing depends on what is read, the
-    /// processor waits for many lines at the same time.
+    /// Asks for the home lines of `keys`, for later.
     #[inline]
     pub(crate) fn fetch(&self, keys: &[Key]) {
-        let read = |all, key: &Key| all | self.lines[self.home(key.mixed)].overflow;
-        std::hint::black_box(keys.iter().fold(0, read));
+        for key in keys {
+            self.prefetch(key);
+        }
+    }
+
+    /// Asks for the home line of `key`, for later.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: &Key) {
+        near::prefetch(&self.lines[self.home(key.mixed)]);
     }
 
     /// The first entry in the home line of `key` that its tag fits: its entry most often, if it has one.
