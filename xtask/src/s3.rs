@@ -1,4 +1,4 @@
-//! G4 against a real S3-compatible server, built into the target folder.
+//! G4, and replays over it, against a real S3-compatible server, built into the target folder.
 
 use crate::steps::Outcome;
 use crate::test::counted;
@@ -19,12 +19,15 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
             ));
         }
     };
-    let clippy = ["clippy", "-p", "kvbm-volume", "--features", "s3", "--all-targets", "--", "-D", "warnings"];
-    if let Err(error) = succeed(cargo(&workspace.root).args(clippy)) {
-        return Err(error).into();
+    for package in ["kvbm-volume", "kvbm-cli"] {
+        let clippy = ["clippy", "-p", package, "--features", "s3", "--all-targets", "--", "-D", "warnings"];
+        if let Err(error) = succeed(cargo(&workspace.root).args(clippy)) {
+            return Err(error).into();
+        }
     }
     let mut tests = cargo(&workspace.root);
-    tests.args(["test", "-p", "kvbm-volume", "--features", "s3", "--lib", "--test", "s3"]);
+    tests.args(["test", "-p", "kvbm-volume", "-p", "kvbm-cli", "--features", "kvbm-volume/s3,kvbm-cli/s3"]);
+    tests.args(["--test", "s3", "--test", "replay_volume"]);
     counted(tests.env("KVBM_S3_SERVER", server))
 }
 

@@ -32,6 +32,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// The page for implementers is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/write-a-backend.md")]
+struct WriteABackend;
+
 pub mod conformance;
 mod directory;
 mod error;
