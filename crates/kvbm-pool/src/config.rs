@@ -60,6 +60,12 @@ impl RegistryConfig {
     /// Most cache groups.
     pub const MAX_GROUPS: usize = 256;
 
+    /// Most blocks of a tier of `capacity` slots that [`Registry::pin`](crate::Registry::pin) keeps at a time: half of
+    /// them, so that pins leave room to work in.
+    pub const fn most_pinned(capacity: u32) -> u32 {
+        capacity / 2
+    }
+
     /// One full attention group of 16-token blocks, 64 Ki waiting events, `lru-leaf`, epoch 0.
     pub fn new(capacity: [u32; TIERS]) -> Self {
         Self {

@@ -24,9 +24,11 @@ pub struct AllocError {
     /// Destinations of transfers.
     pub arriving: u32,
     /// Pins held by transfers.
-    pub transfer_pins: u64,
+    pub transfer_pins: u32,
     /// Slots out of use because their bytes were bad.
     pub quarantined: u32,
+    /// Blocks pinned until some iteration ([`Registry::pin`](crate::Registry::pin)), in use or not.
+    pub pinned: u32,
 }
 
 impl AllocError {
@@ -37,10 +39,12 @@ impl AllocError {
             "configure the tier"
         } else if self.asked as u64 > usable {
             "ask for fewer blocks at once or configure a larger tier"
-        } else if u64::from(self.arriving) + self.transfer_pins > u64::from(self.in_use / 2 + self.held) {
+        } else if self.arriving.saturating_add(self.transfer_pins) > self.in_use / 2 + self.held {
             "wait for transfers to finish"
         } else if self.held > self.in_use {
             "register or drop exclusive batches"
+        } else if self.pinned > self.in_use {
+            "unpin blocks or let pins end"
         } else {
             "drop handles of registered blocks (finish or preempt requests)"
         }
@@ -52,7 +56,7 @@ impl fmt::Display for AllocError {
         write!(
             f,
             "{} cannot give {} blocks: {} free, {} evictable at most, {} in use, {} held exclusively, {} arriving, \
-             {} pinned by transfers, {} quarantined, of {}; {}",
+             {} pinned by transfers, {} pinned for a time, {} quarantined, of {}; {}",
             self.tier,
             self.asked,
             self.free,
@@ -61,11 +65,42 @@ impl fmt::Display for AllocError {
             self.held,
             self.arriving,
             self.transfer_pins,
+            self.pinned,
             self.quarantined,
             self.capacity,
             self.way_out()
         )
     }
+}
+
+/// Blocks that cannot be pinned. None of them was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PinError {
+    /// Pins would leave too little room on a tier.
+    #[error(
+        "{asked} more blocks of {tier} cannot be pinned: {pinned} are, and the limit is {limit} of its {capacity}; unpin others, \
+         let their pins end, or pin fewer"
+    )]
+    Limit {
+        /// The tier.
+        tier: Tier,
+        /// Blocks asked for, ancestors included, that are not pinned yet.
+        asked: usize,
+        /// Blocks pinned now.
+        pinned: u32,
+        /// Most blocks pinned at a time ([`RegistryConfig::most_pinned`](crate::RegistryConfig::most_pinned)).
+        limit: u32,
+        /// Slots of the tier.
+        capacity: u32,
+    },
+    /// It would end before it begins.
+    #[error("a pin until iteration {until} is over: it is {now} now; pin until a later one")]
+    Past {
+        /// Asked for.
+        until: u64,
+        /// The clock.
+        now: u64,
+    },
 }
 
 /// A batch that cannot be registered. None of it was.

@@ -6,7 +6,7 @@ use crate::config::{ConfigError, RegistryConfig};
 use crate::core::evict::MAX_VICTIMS;
 use crate::core::remove::Reach;
 use crate::core::{Core, Pin, restore};
-use crate::error::AllocError;
+use crate::error::{AllocError, PinError};
 use crate::event::{Drained, EventRecord};
 use crate::metadata::BlockMetadata;
 use crate::pinned::Pinned;
@@ -226,11 +226,43 @@ impl Registry {
         self.shared.core.lock().branch_ends(group, hashes);
     }
 
-    /// Advances the iteration clock and returns it.
+    /// Keeps what is there of a chain on `tiers` from eviction until iteration `until` (or until it is unpinned, or
+    /// removed), with the ancestors that it needs there. Of several pins of a block the one that ends last counts. Pinned
+    /// blocks are cached ones like others in all other respects: a pin is neither a use nor a handle. Returns how many of
+    /// `hashes` are pinned.
+    ///
+    /// # Errors
+    /// [`PinError`]: an iteration that is over, or more than [`RegistryConfig::most_pinned`] on a tier. Nothing changed.
+    pub fn pin(
+        &self,
+        group: GroupId,
+        hashes: &[SequenceHash],
+        tiers: TierMask,
+        until: u64,
+    ) -> Result<usize, PinError> {
+        self.shared.core.lock().keep(group, hashes, tiers, until)
+    }
+
+    /// Takes pins back: of the blocks of a chain, given from its first block on, as far as no other pinned block continues
+    /// them. Returns on how many places (a block on a tier) a pin ended.
+    pub fn unpin(&self, group: GroupId, hashes: &[SequenceHash], tiers: TierMask) -> usize {
+        self.shared.core.lock().unkeep(group, hashes, tiers)
+    }
+
+    /// The iteration clock.
+    pub fn iteration(&self) -> u64 {
+        self.shared.core.lock().step
+    }
+
+    /// Advances the iteration clock, ends the pins whose time is over, and returns the clock.
     pub fn step(&self) -> u64 {
         let mut core = self.shared.core.lock();
         core.step += 1;
-        core.step
+        let now = core.step;
+        while core.end_keeps() {
+            yield_to_waiters(&mut core);
+        }
+        now
     }
 
     /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors, that are neither on
@@ -268,8 +300,9 @@ impl Registry {
 
     /// Where the slots of `tier` are.
     pub fn occupancy(&self, tier: Tier) -> TierStatus {
-        match self.shared.core.lock().tiers.get(tier.index()) {
-            Some(core) => core.status(tier),
+        let core = self.shared.core.lock();
+        match core.tiers.get(tier.index()) {
+            Some(_) => core.status(tier),
             None => TierStatus::without_slots(tier),
         }
     }
@@ -432,12 +465,12 @@ impl Shared {
                 return Ok(());
             }
             // Hopeless requests evict nothing.
-            let more = missing <= tier_core.inactive as usize && core.evict(index, missing, out);
+            let more = missing <= core.evictable_at_most(index, missing) && core.evict(index, missing, out);
             if out.len() - start < n && !more {
                 core.tiers[index].give_back(&out[start..]);
                 out.truncate(start);
                 core.tiers[index].counters.allocations_failed += 1;
-                return Err(Self::alloc_error(&core.tiers[index].status(tier), n));
+                return Err(Self::alloc_error(&core.status(tier), n));
             }
             yield_to_waiters(core);
         }
@@ -453,8 +486,9 @@ impl Shared {
             in_use: status.active + status.detached,
             held: status.held,
             arriving: status.arriving,
-            transfer_pins: status.transfer_pins,
+            transfer_pins: u32::try_from(status.transfer_pins).unwrap_or(u32::MAX),
             quarantined: status.quarantined,
+            pinned: status.pinned,
         }
     }
 

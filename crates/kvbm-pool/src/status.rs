@@ -25,6 +25,8 @@ pub struct TierStatus {
     pub quarantined: u32,
     /// Pins held by transfers that read or have just written (a block may have several).
     pub transfer_pins: u64,
+    /// Blocks pinned until some iteration ([`Registry::pin`](crate::Registry::pin)), in use or not.
+    pub pinned: u32,
     /// Blocks that are also on the next lower tier that exists.
     pub copied_lower: u32,
     /// Blocks that are on their way there.
@@ -47,6 +49,7 @@ impl TierStatus {
             detached: 0,
             quarantined: 0,
             transfer_pins: 0,
+            pinned: 0,
             copied_lower: 0,
             copying_lower: 0,
             not_copied_lower: 0,

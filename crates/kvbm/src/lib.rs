@@ -90,6 +90,6 @@ pub use kvbm_volume as volumes;
 
 pub use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier};
 pub use kvbm_pool::{
-    AllocError, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Partial, Prefix, Reset, TierMask,
+    AllocError, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Partial, PinError, Prefix, Reset, TierMask,
 };
 pub use kvbm_tokens::{BlockChain, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence};

@@ -14,8 +14,8 @@ use crate::workers::Workers;
 use kvbm_device::Event;
 use kvbm_plan::{Command, GroupId, NamespaceId, Rank, Tier};
 use kvbm_pool::{
-    AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, Pinned, Prefix, RegisterError, Rejected,
-    Reset, SequenceError as CommitError, TierMask,
+    AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, PinError, Pinned, Prefix, RegisterError,
+    Rejected, Reset, SequenceError as CommitError, TierMask,
 };
 use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
 use std::sync::Arc;
@@ -186,6 +186,27 @@ impl<G> KvBlockManager<G> {
         self.leader.registry.branch_ends(ONLY_GROUP, chain.into().hashes());
     }
 
+    /// Keeps what is there of `chain` on `tiers` from eviction until iteration `until` (see [`iteration`](Self::iteration)), or
+    /// until it is unpinned. Of several pins of a block the one that ends last counts. How many blocks of the chain are
+    /// pinned. A block that comes to a tier later is not.
+    ///
+    /// # Errors
+    /// [`PinError`]: more than half of a tier would be pinned, or the iteration is over. Nothing changed.
+    pub fn pin<'a>(
+        &self,
+        chain: impl Into<BlockChain<'a>>,
+        tiers: TierMask,
+        until: u64,
+    ) -> Result<usize, PinError> {
+        self.leader.registry.pin(ONLY_GROUP, chain.into().hashes(), tiers, until)
+    }
+
+    /// Takes the pins of `chain` on `tiers` back, but for blocks that another pinned one continues. How many ended (a block on two
+    /// tiers has two).
+    pub fn unpin<'a>(&self, chain: impl Into<BlockChain<'a>>, tiers: TierMask) -> usize {
+        self.leader.registry.unpin(ONLY_GROUP, chain.into().hashes(), tiers)
+    }
+
     /// On which tiers each block of `chain` is. Pins nothing and counts as no use.
     pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<TierMask> {
         self.leader.registry.peek_prefix(ONLY_GROUP, chain.into().hashes())
@@ -197,6 +218,11 @@ impl<G> KvBlockManager<G> {
     /// start a new manager when there is a new worker. The number of plans that it owed; 0 where there is no such rank.
     pub fn rank_lost(&self, rank: Rank) -> usize {
         self.leader.rank_lost(rank)
+    }
+
+    /// The number of the last iteration that [`step`](Self::step) ended; 0 before the first.
+    pub fn iteration(&self) -> u64 {
+        self.leader.registry.iteration()
     }
 
     /// An iteration of the engine is over: advances the clock that idle blocks are measured by, opens the gates of

@@ -29,13 +29,15 @@ pub(crate) struct Entry {
     policy_class: u8,
     /// A group's number is below [`RegistryConfig::MAX_GROUPS`](crate::RegistryConfig::MAX_GROUPS).
     group: u8,
-    /// Two bits for each tier, and `FRESH`.
+    /// Two bits for each tier, `KEPT` and `FRESH`.
     presence_bits: u8,
     pub priority: u8,
 }
 
 /// The request that registered the block has neither touched it nor let go of it: its first touch is no further use.
 const FRESH: u8 = 0x80;
+/// The block is pinned until some iteration on some tier.
+const KEPT: u8 = 0x40;
 const PRESENCE: u8 = 0b11_11_11;
 
 const _: () = assert!(size_of::<Entry>() == 64 && align_of::<Entry>() == 64);
@@ -90,6 +92,16 @@ impl Entry {
         let fresh = self.presence_bits & FRESH != 0;
         self.presence_bits &= !FRESH;
         fresh
+    }
+
+    #[inline]
+    pub(crate) fn is_kept(&self) -> bool {
+        self.presence_bits & KEPT != 0
+    }
+
+    #[inline]
+    pub(crate) fn set_kept(&mut self, kept: bool) {
+        self.presence_bits = self.presence_bits & !KEPT | if kept { KEPT } else { 0 };
     }
 
     #[inline]

@@ -42,7 +42,8 @@ impl Core {
     }
 
     /// The oldest unpinned block that nothing on the tier continues. A pinned block comes back into the
-    /// order when its last user lets go, a block with children when its last child leaves.
+    /// order when its last user lets go, a block with children when its last child leaves, one that the caller keeps when
+    /// that ends.
     fn oldest_leaf(&mut self, tier: usize, budget: &mut usize) -> Option<u32> {
         loop {
             let tier_core = &mut self.tiers[tier];
@@ -51,8 +52,11 @@ impl Core {
             if state.usage() != Usage::Registered || state.refs() > 0 {
                 continue;
             }
-            let has_duplicate = state.link != NONE;
-            let entry = &self.entries[state.entry];
+            let (index, has_duplicate) = (state.entry, state.link != NONE);
+            if self.is_kept(index, tier) {
+                continue;
+            }
+            let entry = &self.entries[index];
             if has_duplicate || entry.children[tier] == 0 || !self.is_full(entry.group()) {
                 return Some(slot);
             }

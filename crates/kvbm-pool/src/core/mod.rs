@@ -7,6 +7,7 @@
 pub(crate) mod arrive;
 pub(crate) mod entry;
 pub(crate) mod evict;
+pub(crate) mod keep;
 pub(crate) mod lookup;
 pub(crate) mod offload;
 pub(crate) mod order;
@@ -66,6 +67,8 @@ pub(crate) struct Core {
     /// For each tier, the next one further from the compute that exists.
     pub below: [Option<usize>; TIERS],
     pub events: EventRing,
+    /// What is pinned until some iteration.
+    pub keeps: keep::Keeps,
     pub step: u64,
     next_ticket: u64,
 }
@@ -84,6 +87,7 @@ impl Core {
             tiers: capacity.map(TierCore::new),
             below: std::array::from_fn(below),
             events: EventRing::new(config.event_capacity),
+            keeps: keep::Keeps::default(),
             step: 0,
             next_ticket: 1,
         }
@@ -108,6 +112,9 @@ impl Core {
         }
         entry.set_presence(tier, new);
         let parent = entry.parent;
+        if entry.is_kept() {
+            self.forget_keep(index, tier);
+        }
         self.count_copies(index, tier, old, new);
         if (old == Presence::Absent) != (new == Presence::Absent) && parent != NONE {
             if new == Presence::Absent {

@@ -47,7 +47,10 @@ impl Core {
         let slot = entry.slots[tier];
         let state = &self.tiers[tier].slots[slot as usize];
         let continued = entry.children[tier] > 0 && state.link == NONE && self.is_full(entry.group());
-        let evictable = state.usage() == Usage::Registered && state.refs() == 0 && !continued;
+        let evictable = state.usage() == Usage::Registered
+            && state.refs() == 0
+            && !continued
+            && !self.is_kept(index, tier);
         if evictable == state.is_listed() {
             return;
         }

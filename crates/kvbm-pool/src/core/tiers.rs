@@ -180,6 +180,7 @@ impl TierCore {
             detached: self.detached,
             quarantined: self.quarantined,
             transfer_pins: self.transfer_pins,
+            pinned: 0,
             copied_lower: self.copied,
             copying_lower: self.copying,
             not_copied_lower: (capacity - self.free - self.quarantined).saturating_sub(self.copied),

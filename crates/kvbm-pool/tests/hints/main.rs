@@ -1,0 +1,6 @@
+//! Hints of the caller, under every policy, against a naive model of what they promise.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod pins;
+mod world;
