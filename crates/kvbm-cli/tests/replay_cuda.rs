@@ -83,7 +83,7 @@ fn the_doctor_tells_what_a_device_offers_and_what_is_missing() {
         ("GPU", 2, "compute capability 9.0"),
         ("GPU kernels", 2, "machine code for sm_90"),
         ("GPU batch copies", 1, "cuMemcpyBatchAsync"),
-        ("GPU copies", 2, "measured, by fragment size: 2 KiB "),
+        ("GPU copies", 2, "measured, by fragment size: to host memory 2 KiB "),
         ("page-locking", 2, "GB/s"),
         ("GPUDirect Storage", 1, "nvidia_fs"),
     ] {

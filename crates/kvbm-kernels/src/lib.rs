@@ -61,7 +61,7 @@ pub use error::{Argument, KernelError};
 pub use form::{BlockForm, BlockShape, ChunkOrder, Heads};
 pub use image::{FATBIN, Image, ImageError, ImageKind, image_for, images};
 pub use job::{DeviceLimits, Kernel, Launch, THREADS};
-pub use measure::HostCopies;
+pub use measure::{HostCopies, OneWay};
 pub use operand::Operand;
 pub use pairs::PairCopies;
 pub use run::{Converter, Driver};

@@ -8,7 +8,7 @@
 //! | storage | memory | made by |
 //! |---|---|---|
 //! | [`SystemStorage`] | host, aligned, huge pages on request | [`SystemAllocator`] |
-//! | [`PinnedStorage`] | host, page-locked through a device | [`PinnedAllocator`] |
+//! | [`PinnedStorage`] | host, page-locked through a device, on its NUMA node | [`PinnedAllocator`] |
 //! | [`DeviceStorage`] | device; ours, or the engine's ([`DeviceStorage::from_external`]) | [`DeviceAllocator`] |
 //! | [`DiskStorage`] | a preallocated file of fixed length | [`DiskAllocator`] |
 //!
@@ -38,6 +38,7 @@ mod disk;
 mod error;
 mod fragments;
 mod mapping;
+mod numa;
 mod pinned;
 mod storage;
 mod system;
@@ -47,6 +48,7 @@ pub use device::{DeviceAllocator, DeviceStorage};
 pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;
 pub use fragments::Fragment;
+pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};
 pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, StorageKind};
 pub use system::{HugePages, PageSize, SystemAllocator, SystemStorage};

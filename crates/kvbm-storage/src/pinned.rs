@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvbm_device::{Device, DeviceError, HostRegion, PinnedHost};
 
+use crate::numa::{self, NumaPlacement};
 use crate::{Backing, HugePages, Storage, StorageAllocator, StorageError, StorageKind, SystemStorage};
 
 /// What to do if memory cannot be page-locked.
@@ -31,12 +32,14 @@ pub enum PinState {
     },
 }
 
-/// Host memory that is page-locked and registered with a device, so that the device copies at full speed.
+/// Host memory that is page-locked and registered with a device, so that the device copies at full speed. It lies on the
+/// device's NUMA node where there are several.
 #[derive(Debug)]
 pub struct PinnedStorage {
     memory: SystemStorage,
     /// Holds the memory too, so the order of drops does not matter.
     pinned: Result<PinnedHost, DeviceError>,
+    placement: NumaPlacement,
 }
 
 impl PinnedStorage {
@@ -68,10 +71,12 @@ impl PinnedStorage {
         progress: PinProgress,
     ) -> Result<Self, StorageError> {
         let memory = SystemStorage::new(len, alignment, huge_pages)?;
+        // Registering touches every page.
+        let placement = numa::place(memory.region(), memory.pages(), device.numa_node());
         let pinned = device.register_host_with(memory.region().clone(), &progress);
         match pinned {
             Err(error) if fallback == PinFallback::Error => Err(error.into()),
-            pinned => Ok(Self { memory, pinned }),
+            pinned => Ok(Self { memory, pinned, placement }),
         }
     }
 
@@ -81,6 +86,11 @@ impl PinnedStorage {
             Ok(_) => PinState::Pinned,
             Err(reason) => PinState::Unpinned { reason: reason.clone() },
         }
+    }
+
+    /// Where it was asked to lie.
+    pub fn placement(&self) -> &NumaPlacement {
+        &self.placement
     }
 
     /// The memory underneath: its pages and its region.

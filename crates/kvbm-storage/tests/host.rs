@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvbm_device::{Device, DeviceError, EmulatedConfig, EmulatedDevice};
 use kvbm_storage::{
-    Backing, HugePages, PageSize, PinFallback, PinState, PinnedStorage, Storage, StorageError, StorageExt,
-    StorageKind, SystemStorage,
+    Backing, HugePages, NumaPlacement, PageSize, PinFallback, PinState, PinnedStorage, Storage, StorageError,
+    StorageExt, StorageKind, SystemStorage,
 };
 
 #[test]
@@ -58,6 +58,7 @@ fn pinned_memory_is_unpinned_when_dropped() {
         || PinnedStorage::new(&device, 65_536, 4096, HugePages::No, PinFallback::Error).expect("memory");
     let storage = pin();
     assert_eq!((storage.kind(), storage.state()), (StorageKind::Pinned, PinState::Pinned));
+    assert_eq!(storage.placement(), &NumaPlacement::Anywhere, "the emulated device has no node");
     let region = storage.region().clone();
     let twice = device.register_host(region.clone());
     assert!(matches!(twice, Err(DeviceError::AlreadyPinned { .. })));

@@ -4,8 +4,9 @@ use std::fs::read_to_string;
 use std::path::Path;
 use std::time::Instant;
 
-use kvbm::device::{CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceId, HostBuffer};
-use kvbm_kernels::{Backend, Converter, CudaKernels, FATBIN, ImageKind, image_for, images};
+use kvbm::device::{CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceId};
+use kvbm::storage::{HugePages, NumaPlacement, PinFallback, PinnedStorage};
+use kvbm_kernels::{Backend, Converter, CudaKernels, FATBIN, ImageKind, OneWay, image_for, images};
 
 use super::{Finding, Status};
 use crate::human::bytes;
@@ -123,31 +124,41 @@ fn image(number: DeviceId, (major, minor): (u32, u32)) -> Finding {
     }
 }
 
-/// How fast host memory is page-locked.
+/// How fast host memory is page-locked, and where it lies.
 fn pinning(device: &CudaDevice) -> Finding {
-    let host = HostBuffer::zeroed(PIN_BYTES);
+    let (number, len) = (device.id(), PIN_BYTES as u64);
     let start = Instant::now();
-    match device.register_host(host.region().clone()) {
+    match PinnedStorage::new(device, len, 4096, HugePages::No, PinFallback::Error) {
         Ok(pinned) => {
-            let seconds = start.elapsed().as_secs_f64().max(1e-9);
-            drop(pinned);
-            let rate = PIN_BYTES as f64 / seconds / 1e9;
-            Finding::ok(
-                PINNING,
-                format!("{}: {rate:.1} GB/s ({} as a sample)", device.id(), bytes(PIN_BYTES as u64)),
-            )
+            let rate = len as f64 / start.elapsed().as_secs_f64().max(1e-9) / 1e9;
+            let text = format!("{number}: {rate:.1} GB/s ({} as a sample)", bytes(len));
+            match pinned.placement() {
+                NumaPlacement::Anywhere => Finding::ok(PINNING, text),
+                NumaPlacement::Preferred(node) => {
+                    Finding::ok(PINNING, format!("{text}, on NUMA node {node}"))
+                }
+                NumaPlacement::Refused { node, reason } => Finding::short(
+                    PINNING,
+                    Status::Limited,
+                    format!("{text}, not bound to NUMA node {node}: {reason}"),
+                    "host memory may lie on another node than the device: slower copies",
+                    format!(
+                        "numactl --preferred={node}, or a container that is allowed mbind (CAP_SYS_NICE)"
+                    ),
+                ),
+            }
         }
         Err(error) => Finding::short(
             PINNING,
             Status::Limited,
-            format!("{}: {error}", device.id()),
+            format!("{number}: {error}"),
             "copies from and to host memory are slower and go through the driver's own buffers",
             "ulimit -l unlimited (or LimitMEMLOCK=infinity in the service, --ulimit memlock=-1 for a container)",
         ),
     }
 }
 
-/// How fragments of blocks would get to host memory.
+/// How fragments of blocks would get to host memory, and from there.
 fn ways(device: &CudaDevice) -> Finding {
     let number = device.id();
     let measured = CudaKernels::new(device.clone()).and_then(|kernels| {
@@ -156,13 +167,18 @@ fn ways(device: &CudaDevice) -> Finding {
     });
     match measured {
         Ok((measured, capabilities)) => {
-            let way = |piece_bytes: u64| {
-                let chosen = Backend::Auto.choose(capabilities, measured.crossover.as_ref(), piece_bytes);
-                chosen.map_or_else(|error| error.to_string(), |way| way.to_string())
+            let text = |one: &OneWay| {
+                let way = |size: u64| {
+                    let chosen = Backend::Auto.choose(capabilities, one.crossover.as_ref(), size);
+                    chosen.map_or_else(|error| error.to_string(), |way| way.to_string())
+                };
+                let sizes = one.measurements.iter().map(|one| one.piece_bytes);
+                sizes.map(|size| format!("{} {}", bytes(size), way(size))).collect::<Vec<_>>().join(", ")
             };
-            let sizes = measured.measurements.iter().map(|one| one.piece_bytes);
-            let text: Vec<String> = sizes.map(|size| format!("{} {}", bytes(size), way(size))).collect();
-            Finding::ok(WAYS, format!("{number}: measured, by fragment size: {}", text.join(", ")))
+            let (to, from) = (text(&measured.to_host), text(&measured.from_host));
+            let text =
+                format!("{number}: measured, by fragment size: to host memory {to}; from there {from}");
+            Finding::ok(WAYS, text)
         }
         Err(error) => Finding::short(
             WAYS,

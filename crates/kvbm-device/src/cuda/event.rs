@@ -74,12 +74,17 @@ impl CudaEvent {
     }
 
     /// Waits until it is recorded; `None` if it never will be. Its stream settles every event that it takes.
-    pub(super) fn recorded(&self) -> Option<Handle> {
+    ///
+    /// # Errors
+    /// [`DeviceError::Deadline`] if its stream has not got to it by then.
+    pub(super) fn recorded(&self, deadline: Instant) -> Result<Option<Handle>, DeviceError> {
         let mut issue = self.issue.lock();
         while *issue == Issue::Queued {
-            self.changed.wait(&mut issue);
+            if self.changed.wait_until(&mut issue, deadline).timed_out() && *issue == Issue::Queued {
+                return Err(DeviceError::Deadline { what: "what a stream has before an event" });
+            }
         }
-        if let Issue::Recorded(event) = *issue { Some(event) } else { None }
+        Ok(if let Issue::Recorded(event) = *issue { Some(event) } else { None })
     }
 }
 

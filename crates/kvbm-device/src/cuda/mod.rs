@@ -23,6 +23,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -165,21 +166,27 @@ impl CudaDevice {
 
     /// Lets everything that an engine queues on its stream from now on start only after `event`, one of a stream of this
     /// device, is complete. Returns when the engine's stream knows of it, which is when ours has issued what the event
-    /// stands for.
+    /// stands for: at the deadline at the latest.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] for an event of something else than a CUDA stream, [`DeviceError::Abandoned`] if its
-    /// stream has failed before, [`DeviceError::Driver`].
+    /// stream has failed before, [`DeviceError::Deadline`] if it still waits for something else (the engine's stream then
+    /// waits for nothing), [`DeviceError::Driver`].
     ///
     /// # Safety
     /// `stream` is a `CUstream` of this device's primary context, and stays alive during the call.
-    pub unsafe fn let_engine_wait(&self, stream: usize, event: &Event) -> Result<(), DeviceError> {
+    pub unsafe fn let_engine_wait(
+        &self,
+        stream: usize,
+        event: &Event,
+        deadline: Instant,
+    ) -> Result<(), DeviceError> {
         let Some(event) = event.backend().as_any().downcast_ref::<event::CudaEvent>() else {
             let device = self.shared.name.clone();
             let operation = "waiting on an engine's stream for an event that is none of a CUDA stream";
             return Err(DeviceError::Unsupported { device, operation });
         };
-        let Some(recorded) = event.recorded() else {
+        let Some(recorded) = event.recorded(deadline)? else {
             return Err(DeviceError::Abandoned { what: "what an engine's stream was to wait for" });
         };
         let _entered = self.shared.enter()?;

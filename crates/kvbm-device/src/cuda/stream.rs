@@ -356,14 +356,16 @@ impl State {
         if let EventStatus::Failed(error) = event.query() {
             return Err(error);
         }
-        if let Some(on_device) = event.backend().as_any().downcast_ref::<CudaEvent>()
-            && let Some(recorded) = on_device.recorded()
-        {
-            return self.wait_on_device(recorded);
-        }
+        let on_device = event.backend().as_any().downcast_ref::<CudaEvent>();
         loop {
             // Whoever could complete the event fails it when dropped, so this ends.
-            match event.backend().wait(Instant::now() + Duration::from_secs(60)) {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            match on_device.map(|event| event.recorded(deadline)) {
+                Some(Ok(Some(recorded))) => return self.wait_on_device(recorded),
+                Some(Err(_late)) => continue,
+                Some(Ok(None)) | None => {}
+            }
+            match event.backend().wait(deadline) {
                 EventStatus::Complete => return Ok(()),
                 EventStatus::Failed(error) => return Err(error),
                 EventStatus::Pending => {}

@@ -1,7 +1,7 @@
 //! Ways of copying: many at a time or one by one, over host memory that is registered in parts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvbm_device::{
     CopyBatch, CopyEngine, CudaDevice, CudaStream, Device, DeviceError, Direction, Event, HostBuffer,
@@ -165,7 +165,7 @@ fn an_engine_s_stream_waits_for_ours() {
         // What arrives must not overwrite what the engine computes behind it.
         let written = stream.fill(&memory, 0, LEN as u64, 200).expect("queued");
         // SAFETY: the engine keeps its stream until the end of this test.
-        unsafe { device.let_engine_wait(engine.stream(), &written) }.expect("the engine waits");
+        unsafe { device.let_engine_wait(engine.stream(), &written, soon()) }.expect("the engine waits");
         engine.compute(round, LEN);
         // SAFETY: the engine keeps its event until the end of this test.
         let computed = unsafe { device.engine_event(engine.event) }.expect("queued");
@@ -176,11 +176,20 @@ fn an_engine_s_stream_waits_for_ours() {
         stream.copy(batch).expect("queued").wait(soon()).expect("the copy completes");
         assert!(host.to_vec().iter().all(|byte| *byte == round), "round {round}: the engine did not wait");
     }
-    let (foreign, _completer) = Event::completable();
+    let (foreign, completer) = Event::completable();
     // SAFETY: it is refused before the stream is used.
-    let error = unsafe { device.let_engine_wait(engine.stream(), &foreign) }.unwrap_err();
+    let error = unsafe { device.let_engine_wait(engine.stream(), &foreign, soon()) }.unwrap_err();
     assert!(matches!(error, DeviceError::Unsupported { .. }), "{error}");
-    drop((stream, memory));
+    // Our stream waits for something that has not come: who calls for the engine does not.
+    stream.wait(&foreign).expect("queued");
+    let later = stream.record().expect("queued");
+    // SAFETY: the engine keeps its stream until the end of this test.
+    let error = unsafe { device.let_engine_wait(engine.stream(), &later, Instant::now()) }.unwrap_err();
+    assert!(matches!(error, DeviceError::Deadline { .. }), "{error}");
+    completer.complete(Ok(()));
+    // SAFETY: as before.
+    unsafe { device.let_engine_wait(engine.stream(), &later, soon()) }.expect("it has come");
+    drop((stream, memory, later));
     engine.end();
     drop(device);
     library.assert_nothing_is_left();

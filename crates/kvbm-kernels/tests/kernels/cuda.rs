@@ -182,9 +182,13 @@ fn host_copies_are_measured_once_and_leave_nothing_behind() {
         let error = converter.host_copies().unwrap_err();
         assert!(matches!(error, kvbm_device::DeviceError::PinLimit { .. }), "{error}");
         let measured = converter.host_copies().expect("measured");
-        let first = measured.measurements.first().expect("one size at least");
-        assert_eq!((first.piece_bytes, first.batch_ns.is_some()), (2 << 10, version == 12_080));
-        assert!(measured.crossover.is_some());
+        for one in [&measured.to_host, &measured.from_host] {
+            let first = one.measurements.first().expect("one size at least");
+            assert_eq!((first.piece_bytes, first.batch_ns.is_some()), (2 << 10, version == 12_080));
+            assert!(one.crossover.is_some());
+        }
+        let copied = |call| library.calls(call) > 0;
+        assert!(copied(c"cuMemcpyHtoDAsync_v2") && copied(c"cuMemcpyDtoHAsync_v2"), "in both directions");
         let calls = library.calls(c"");
         let other = Converter::new(CudaKernels::new(device.clone()).expect("attributes"));
         let loading = library.calls(c"") - calls;

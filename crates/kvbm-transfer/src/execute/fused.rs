@@ -72,7 +72,10 @@ impl Kernels {
             }),
             _ => Err(DeviceError::Abandoned { what: "a measurement that nobody needs" }),
         };
-        let crossover = measured.ok().and_then(|measured| measured.crossover);
+        let crossover = measured.ok().and_then(|measured| match direction {
+            Direction::HostToDevice => measured.from_host.crossover,
+            _ => measured.to_host.crossover,
+        });
         let chosen =
             self.wanted.choose(self.converter.capabilities(), crossover.as_ref(), bytes / pieces.max(1));
         let chosen = chosen.map_err(|error| bad("copies", self.wanted.to_string(), error.to_string()))?;
