@@ -167,7 +167,8 @@ pub(crate) fn counted(command: &mut Command) -> Outcome {
     counted_to(command, &mut std::io::stdout())
 }
 
-fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcome {
+/// As [`counted`], showing the output elsewhere.
+pub(crate) fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcome {
     let broken = |why: String, tests, failed| Outcome::Failed { why, tests, failed };
     let line = line_of(command);
     let mut child = match command.stdout(Stdio::piped()).spawn() {
