@@ -57,6 +57,9 @@ impl RegistryConfig {
     /// Most blocks evicted in one hold of the lock: a longer call lets others in between.
     pub const MOST_EVICTED_AT_ONCE: usize = 16;
 
+    /// Longest time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)), in iterations.
+    pub const MAX_TTL: u64 = 1 << 15;
+
     /// Most cache groups.
     pub const MAX_GROUPS: usize = 256;
 

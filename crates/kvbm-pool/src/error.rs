@@ -103,6 +103,14 @@ pub enum PinError {
     },
 }
 
+/// A time to live that the clock of blocks cannot tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a time to live of {iterations} iterations: give 1 to {}", crate::RegistryConfig::MAX_TTL)]
+pub struct TtlError {
+    /// Asked for.
+    pub iterations: u64,
+}
+
 /// A batch that cannot be registered. None of it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {

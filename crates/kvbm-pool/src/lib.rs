@@ -62,7 +62,7 @@ mod tier;
 pub use arrivals::{AnyArrivals, Arrival, Arrivals, Completion, Refusal};
 pub use blocks::{Blocks, MutableBlock};
 pub use config::{ConfigError, GroupConfig, PolicyKind, RegistryConfig};
-pub use error::{AllocError, PinError, RegisterError, Rejected, SequenceError};
+pub use error::{AllocError, PinError, RegisterError, Rejected, SequenceError, TtlError};
 pub use event::{Drained, EventBacklog, EventKind, EventRecord};
 pub use metadata::BlockMetadata;
 pub use pinned::{Cached, ImmutableBlock, Pinned, PublishHandle, RegistrationHandle};

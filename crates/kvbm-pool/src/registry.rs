@@ -6,7 +6,7 @@ use crate::config::{ConfigError, RegistryConfig};
 use crate::core::evict::MAX_VICTIMS;
 use crate::core::remove::Reach;
 use crate::core::{Core, Pin, restore};
-use crate::error::{AllocError, PinError};
+use crate::error::{AllocError, PinError, TtlError};
 use crate::event::{Drained, EventRecord};
 use crate::metadata::BlockMetadata;
 use crate::pinned::Pinned;
@@ -249,17 +249,39 @@ impl Registry {
         self.shared.core.lock().unkeep(group, hashes, tiers)
     }
 
+    /// Blocks of `namespace` leave every tier after `iterations` without use (`None`: they stay until their slots are needed).
+    /// A use is what makes a block young: a touch, the end of a handle, and its arrival on a tier. Blocks that are in use,
+    /// pinned or continued on the tier stay until they are not. [`step`](Self::step) removes them, from the ends of
+    /// chains on: in a registry of up to 1,024 blocks in the iteration in which they are due, in larger ones within
+    /// 1,024 further iterations.
+    ///
+    /// # Errors
+    /// [`TtlError`]: 0, or more than [`RegistryConfig::MAX_TTL`]. Nothing changed.
+    pub fn set_ttl(&self, namespace: NamespaceId, iterations: Option<u64>) -> Result<(), TtlError> {
+        let allowed = |&iterations: &u64| (1..=RegistryConfig::MAX_TTL).contains(&iterations);
+        if let Some(iterations) = iterations.filter(|iterations| !allowed(iterations)) {
+            return Err(TtlError { iterations });
+        }
+        self.shared.core.lock().expiry.limit(namespace, iterations.map(|iterations| iterations as u16));
+        Ok(())
+    }
+
     /// The iteration clock.
     pub fn iteration(&self) -> u64 {
         self.shared.core.lock().step
     }
 
-    /// Advances the iteration clock, ends the pins whose time is over, and returns the clock.
+    /// Advances the iteration clock, ends the pins whose time is over, removes the blocks whose time to live is, and returns
+    /// the clock.
     pub fn step(&self) -> u64 {
         let mut core = self.shared.core.lock();
         core.step += 1;
         let now = core.step;
         while core.end_keeps() {
+            yield_to_waiters(&mut core);
+        }
+        core.begin_expiry();
+        while core.expire() {
             yield_to_waiters(&mut core);
         }
         now

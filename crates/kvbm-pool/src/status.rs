@@ -69,6 +69,8 @@ pub enum EvictionReason {
     Capacity,
     /// It was asked for: clear, forget, remove.
     Removed,
+    /// It was not used for its time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)).
+    Expired,
     /// Its bytes were bad.
     Quarantined,
 }
@@ -82,6 +84,8 @@ pub struct Counters {
     pub evicted: u64,
     /// Blocks that were removed on request.
     pub removed: u64,
+    /// Blocks that were not used for their time to live.
+    pub expired: u64,
     /// Blocks that were given up because their bytes were bad.
     pub quarantined: u64,
     /// Registrations of a block that the tier already had.
@@ -98,6 +102,7 @@ impl Counters {
         match reason {
             EvictionReason::Capacity => self.evicted,
             EvictionReason::Removed => self.removed,
+            EvictionReason::Expired => self.expired,
             EvictionReason::Quarantined => self.quarantined,
         }
     }

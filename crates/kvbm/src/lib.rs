@@ -91,5 +91,6 @@ pub use kvbm_volume as volumes;
 pub use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier};
 pub use kvbm_pool::{
     AllocError, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Partial, PinError, Prefix, Reset, TierMask,
+    TtlError,
 };
 pub use kvbm_tokens::{BlockChain, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence};

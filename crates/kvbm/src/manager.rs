@@ -15,7 +15,7 @@ use kvbm_device::Event;
 use kvbm_plan::{Command, GroupId, NamespaceId, Rank, Tier};
 use kvbm_pool::{
     AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, PinError, Pinned, Prefix, RegisterError,
-    Rejected, Reset, SequenceError as CommitError, TierMask,
+    Rejected, Reset, SequenceError as CommitError, TierMask, TtlError,
 };
 use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
 use std::sync::Arc;
@@ -205,6 +205,18 @@ impl<G> KvBlockManager<G> {
     /// tiers has two).
     pub fn unpin<'a>(&self, chain: impl Into<BlockChain<'a>>, tiers: TierMask) -> usize {
         self.leader.registry.unpin(ONLY_GROUP, chain.into().hashes(), tiers)
+    }
+
+    /// Blocks of a namespace (a tenant, a model) leave every tier after `iterations` without use; `None` lifts that. A use is a
+    /// match, the end of a handle, and an arrival on a tier. Blocks in use, pinned ones and those that another continues stay until
+    /// they are not. [`step`](Self::step) removes what is due, within 1,024 iterations where a registry has more blocks than
+    /// that. For what must be gone there is [`forget`](Self::forget): a block that left the disk like this may be found there
+    /// again after a restart, as an evicted one may, until its slot is written again.
+    ///
+    /// # Errors
+    /// [`TtlError`]: 0, or more than [`RegistryConfig::MAX_TTL`](kvbm_pool::RegistryConfig::MAX_TTL). Nothing changed.
+    pub fn set_ttl(&self, namespace: &Namespace, iterations: Option<u64>) -> Result<(), TtlError> {
+        self.leader.registry.set_ttl(NamespaceId::from(namespace.tag()), iterations)
     }
 
     /// On which tiers each block of `chain` is. Pins nothing and counts as no use.

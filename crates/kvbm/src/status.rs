@@ -73,6 +73,7 @@ impl Leader {
             let counters = self.registry.counters(tier);
             metrics.quarantined.raise_to(counters.quarantined);
             metrics.evictions(EvictReason::Capacity).raise_to(counters.evicted);
+            metrics.evictions(EvictReason::Expired).raise_to(counters.expired);
             metrics.evictions(EvictReason::Corrupt).raise_to(counters.quarantined);
         }
         if let Some(volume) = &self.volume {

@@ -3,6 +3,7 @@
 
 mod support;
 
+use kvbm::metrics::EvictReason;
 use kvbm::{PinError, Tier, TierMask};
 use support::{books, fill, soon, tokens};
 
@@ -47,4 +48,36 @@ fn pins_are_taken_back_and_are_limited() {
     drop(manager.allocate(16).unwrap());
     assert_eq!(manager.look_up(&system).len(), 0);
     assert_eq!(manager.pin(&system, TierMask::ALL, 0), Err(PinError::Past { until: 0, now: 0 }));
+}
+
+#[test]
+fn a_tenant_that_is_silent_leaves_all_tiers_and_another_stays() {
+    let manager = books([32, 32, 0], |_| ());
+    let tenant = |salt: &str| support::namespace().page_size(16).dtype("bf16").tenant_salt(salt);
+    let prompt: Vec<u32> = (0..96).collect();
+    let [silent, talks, no_limit] =
+        ["silent", "talks", "no limit"].map(|salt| manager.sequence_in(&tenant(salt), &prompt, b"").unwrap());
+    for sequence in [&silent, &talks, &no_limit] {
+        drop(fill(&manager, sequence, 0));
+    }
+    assert!(manager.wait_offloads(soon()));
+    for salt in ["silent", "talks"] {
+        manager.set_ttl(&tenant(salt), Some(4)).unwrap();
+    }
+    let on_both = TierMask::only(Tier::G1).with(Tier::G2);
+    for iteration in 1..=8 {
+        manager.step();
+        assert_eq!(manager.match_prefix(&talks).len(), 6);
+        let expected = if iteration < 4 { vec![on_both; 6] } else { Vec::new() };
+        assert_eq!(manager.look_up(&silent), expected, "iteration {iteration}");
+    }
+    assert_eq!(manager.look_up(&no_limit), [on_both; 6]);
+    let expired = |tier| manager.metrics().tier(tier).evictions(EvictReason::Expired).get();
+    assert_eq!((expired(Tier::G1), expired(Tier::G2)), (6, 6));
+    assert!(manager.set_ttl(&tenant("talks"), Some(0)).is_err());
+    manager.set_ttl(&tenant("talks"), None).unwrap();
+    for _ in 0..8 {
+        manager.step();
+    }
+    assert_eq!(manager.look_up(&talks), [on_both; 6]);
 }

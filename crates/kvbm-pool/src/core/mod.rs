@@ -7,6 +7,7 @@
 pub(crate) mod arrive;
 pub(crate) mod entry;
 pub(crate) mod evict;
+pub(crate) mod expire;
 pub(crate) mod keep;
 pub(crate) mod lookup;
 pub(crate) mod offload;
@@ -67,6 +68,8 @@ pub(crate) struct Core {
     /// For each tier, the next one further from the compute that exists.
     pub below: [Option<usize>; TIERS],
     pub events: EventRing,
+    /// What leaves after some iterations without use.
+    pub expiry: expire::Expiry,
     /// What is pinned until some iteration.
     pub keeps: keep::Keeps,
     pub step: u64,
@@ -87,6 +90,7 @@ impl Core {
             tiers: capacity.map(TierCore::new),
             below: std::array::from_fn(below),
             events: EventRing::new(config.event_capacity),
+            expiry: expire::Expiry::default(),
             keeps: keep::Keeps::default(),
             step: 0,
             next_ticket: 1,

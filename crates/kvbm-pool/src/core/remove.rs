@@ -90,14 +90,14 @@ impl Core {
                 let entry = &self.entries[index];
                 let same = entry.hash == hash && entry.position == position;
                 if same && (reach == Reach::InUse || self.is_unused(index, tier.index())) {
-                    self.expel(index, tier, removed);
+                    self.expel(index, tier, EvictionReason::Removed, removed);
                 }
             }
         }
     }
 
     /// Whether nobody uses the block on `tier` and nothing continues it there.
-    fn is_unused(&self, index: u32, tier: usize) -> bool {
+    pub(crate) fn is_unused(&self, index: u32, tier: usize) -> bool {
         let entry = &self.entries[index];
         if entry.presence(tier) != Presence::Present
             || (entry.children[tier] > 0 && self.is_full(entry.group()))
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// Makes the block invisible on `tier`, with all its duplicates.
-    fn expel(&mut self, index: u32, tier: Tier, removed: &mut Removed) {
+    pub(crate) fn expel(&mut self, index: u32, tier: Tier, reason: EvictionReason, removed: &mut Removed) {
         let tier_index = tier.index();
         match self.entries[index].presence(tier_index) {
             Presence::Absent => return,
@@ -123,7 +123,7 @@ impl Core {
                 self.set_presence(index, tier_index, Presence::Absent);
                 let mut slot = self.entries[index].slots[tier_index];
                 self.entries[index].slots[tier_index] = NONE;
-                self.count_eviction(tier_index, EvictionReason::Removed);
+                self.count_eviction(tier_index, reason);
                 removed.blocks += 1;
                 while slot != NONE {
                     let next = self.tiers[tier_index].slots[slot as usize].link;
@@ -142,6 +142,7 @@ impl Core {
         match reason {
             EvictionReason::Capacity => counters.evicted += 1,
             EvictionReason::Removed => counters.removed += 1,
+            EvictionReason::Expired => counters.expired += 1,
             EvictionReason::Quarantined => counters.quarantined += 1,
         }
     }

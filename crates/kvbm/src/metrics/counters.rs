@@ -36,6 +36,8 @@ label! {
         Cleared = "cleared",
         /// Its namespace was forgotten.
         Forgotten = "forgotten",
+        /// It was not used for its time to live.
+        Expired = "expired",
         /// Its bytes were found wrong.
         Corrupt = "corrupt",
     }
