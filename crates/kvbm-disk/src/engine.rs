@@ -139,6 +139,15 @@ impl DiskEngine {
         idle & self.committer.wait_none(until)
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Whether operations wait or run.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.executor.outstanding() > 0
+    }
+
     /// Blocks that are durable now.
     pub fn durable_blocks(&self) -> u64 {
         self.shared.durable_blocks()

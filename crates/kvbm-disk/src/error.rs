@@ -282,7 +282,7 @@ pub enum OpError {
     /// The device failed. Recompute the block; check the disk if this repeats.
     #[error("{op} of slot {slot} failed at byte {at} of the block: {message}; check the disk")]
     Io {
-        /// `read` or `write`.
+        /// `read`, `write` or `scrub`.
         op: &'static str,
         /// The slot.
         slot: BlockId,

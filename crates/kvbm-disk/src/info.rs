@@ -119,6 +119,10 @@ pub struct EngineStats {
     pub commit_failures: u64,
     /// Snapshots that replaced the journal.
     pub compactions: u64,
+    /// Blocks that scrubbing read and found good.
+    pub scrubbed: u64,
+    /// Blocks that scrubbing found damaged or could not read.
+    pub scrub_failures: u64,
     /// Completion callbacks, and drops of guards, that panicked.
     pub callback_panics: u64,
 }

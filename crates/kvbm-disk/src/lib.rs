@@ -51,6 +51,7 @@ pub mod medium;
 pub mod offline;
 mod open;
 mod ops;
+mod scrub;
 mod shared;
 mod slots;
 mod table;
@@ -64,3 +65,4 @@ pub use error::{ConfigError, Corruption, FlushError, FormatError, OpError, OpenE
 pub use info::{
     Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, FlushReport, Recovered, RecoveredSlot,
 };
+pub use scrub::{Scrubbed, Scrubber};

@@ -126,6 +126,14 @@ impl Table {
         }
     }
 
+    /// The first block in slots `from .. from + count`.
+    pub(crate) fn next_block(&self, from: u32, count: u32) -> Option<(BlockId, u64, Content)> {
+        (from..from.saturating_add(count).min(self.num_slots())).map(BlockId).find_map(|slot| {
+            let (generation, content) = self.block(slot)?;
+            Some((slot, generation, *content))
+        })
+    }
+
     pub(crate) fn quarantined_slots(&self) -> Vec<BlockId> {
         let is_quarantined = |(index, slot): (usize, &Slot)| {
             (slot.state == State::Quarantined).then_some(BlockId(index as u32))

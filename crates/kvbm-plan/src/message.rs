@@ -137,6 +137,21 @@ pub enum Message {
         /// Whether this is the last part.
         last: bool,
     },
+    /// A block that nobody asked for turned out to be bad: found by scrubbing.
+    Damaged {
+        /// Who.
+        rank: Rank,
+        /// Epoch of the leader that is served.
+        epoch: Epoch,
+        /// The tier.
+        tier: Tier,
+        /// Its slot.
+        block: BlockId,
+        /// The block.
+        identity: BlockIdentity,
+        /// What a transfer that reads the block would have said.
+        failure: crate::Failure,
+    },
 }
 
 impl Message {

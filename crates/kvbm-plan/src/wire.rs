@@ -167,7 +167,8 @@ fn check_message(message: &Message) -> Result<(), Excess> {
             bound("recovered blocks", blocks.len(), Message::MAX_RECOVERED)?;
             bound("unusable slots", unusable.len(), Message::MAX_RECOVERED)
         }
-        Message::Flushed { outcome: FlushOutcome::Failed(failure), .. } => check_failure(failure),
+        Message::Flushed { outcome: FlushOutcome::Failed(failure), .. }
+        | Message::Damaged { failure, .. } => check_failure(failure),
         Message::Flushed { outcome: FlushOutcome::Durable { .. }, .. } => Ok(()),
         Message::Volume { answer, .. } => match answer {
             VolumeAnswer::Present(there) => {

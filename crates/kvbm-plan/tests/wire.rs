@@ -57,6 +57,14 @@ fn messages() -> Vec<Message> {
         queued_us: 12,
         busy_us: 345,
     };
+    let damaged = Message::Damaged {
+        rank: Rank(1),
+        epoch: Epoch(3),
+        tier: Tier::G3,
+        block: BlockId(4),
+        identity: chain(1)[0],
+        failure: corrupt.clone(),
+    };
     let recovered = chain(3).into_iter().map(|identity| RecoveredBlock { block: BlockId(9), identity });
     vec![
         Message::Transfer(report),
@@ -77,6 +85,7 @@ fn messages() -> Vec<Message> {
             unusable: vec![BlockId(3), BlockId(u32::MAX)],
             last: true,
         },
+        damaged,
     ]
 }
 

@@ -200,6 +200,9 @@ pub struct WorkerConfig {
     pub outgoing: usize,
     /// How long a flush may take.
     pub flush_deadline: Duration,
+    /// Bytes of G3 that are read and verified in the background, a second; 0 for none. Bad blocks are told to the leader
+    /// ([`Message::Damaged`](kvbm_plan::Message::Damaged)).
+    pub scrub_bytes_per_s: u64,
     /// How long dropping the manager waits for started transfers. What runs longer is detached.
     pub drop_deadline: Duration,
 }
@@ -223,6 +226,7 @@ impl WorkerConfig {
             copies: Backend::Auto,
             outgoing: 4096,
             flush_deadline: Duration::from_secs(60),
+            scrub_bytes_per_s: 0,
             drop_deadline: Duration::from_secs(5),
         }
     }

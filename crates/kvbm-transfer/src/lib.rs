@@ -28,6 +28,7 @@ mod host;
 mod hub;
 mod manager;
 mod schedule;
+mod scrub;
 mod slots;
 mod start;
 mod stats;

@@ -7,6 +7,7 @@ use crate::flush::Flusher;
 use crate::handle::{Slot, TransferHandle};
 use crate::hub::{Hub, Sink};
 use crate::schedule::Reply;
+use crate::scrub::Scrub;
 use crate::start;
 use crate::stats::WorkerStats;
 use kvbm_device::Event;
@@ -64,6 +65,7 @@ pub struct TransferManager {
     pub(crate) hub: Arc<Hub>,
     pub(crate) disk: Option<Arc<DiskEngine>>,
     pub(crate) flusher: Option<Arc<Flusher>>,
+    pub(crate) scrub: Option<Arc<Scrub>>,
     /// Taken away when the worker shuts down.
     pub(crate) volumes: Mutex<Option<Asks>>,
     /// Taken by whoever shuts the worker down first.
@@ -158,6 +160,9 @@ impl TransferManager {
         self.hub.close();
         if let Some(flusher) = &self.flusher {
             flusher.close();
+        }
+        if let Some(scrub) = &self.scrub {
+            scrub.close();
         }
         drop(self.volumes.lock().take());
         let threads = std::mem::take(&mut *self.threads.lock());

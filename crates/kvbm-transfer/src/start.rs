@@ -12,6 +12,7 @@ use crate::host::{HostTier, host_regions};
 use crate::hub::{Hub, Sink};
 use crate::manager::TransferManager;
 use crate::schedule::{Limits, PathLimits, State};
+use crate::scrub::Scrub;
 use crate::slots::{disk_layout, layouts};
 use crossbeam_channel::bounded;
 use kvbm_device::{CopyEngine, Direction};
@@ -22,6 +23,7 @@ use kvbm_storage::{
     BoundLayout, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
 };
 use parking_lot::Mutex;
+use std::num::NonZeroU64;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -45,6 +47,7 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
         flusher: None,
+        scrub: None,
         volumes: Mutex::default(),
         threads: Mutex::default(),
         drop_deadline: config.drop_deadline,
@@ -73,6 +76,12 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
         manager.flusher = Some(Arc::clone(&flusher));
         let (alive, hub) = (hub.producer(), Arc::clone(&hub));
         manager.threads.get_mut().push(spawn(config.rank, "flush", move || flusher.run(&hub, &alive))?);
+    }
+    if let (Some(disk), Some(rate)) = (&manager.disk, NonZeroU64::new(config.scrub_bytes_per_s)) {
+        let scrub = Arc::new(Scrub::new(Arc::clone(disk), config.rank, config.epoch, rate));
+        manager.scrub = Some(Arc::clone(&scrub));
+        let (alive, hub) = (hub.producer(), Arc::clone(&hub));
+        manager.threads.get_mut().push(spawn(config.rank, "scrub", move || scrub.run(&hub, &alive))?);
     }
     if let Some(tier) = &config.volumes {
         let (asks, workers) = asks::start(&hub, tier, config)?;

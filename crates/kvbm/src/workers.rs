@@ -227,6 +227,7 @@ impl LocalWorker {
         };
         worker_config.staging_blocks = config.transfer.staging_blocks;
         worker_config.flush_deadline = config.disk.flush_deadline;
+        worker_config.scrub_bytes_per_s = config.disk.scrub.get();
         worker_config.verify_host = match config.transfer.verify_host {
             VerifyHost::Never => kvbm_transfer::VerifyHost::Never,
             VerifyHost::Sampled => kvbm_transfer::VerifyHost::default(),

@@ -3,7 +3,8 @@
 
 mod support;
 
-use kvbm::config::{Blocks, DiskEngine, ModelConfig};
+use kvbm::config::{Blocks, Bytes, DiskEngine, ModelConfig};
+use kvbm::events_plane::{Delivery, EventKind};
 use kvbm::{BlockId, FailureKind, KvBlockManager, Namespace, OnboardError, Owned, Path, Tier, TokenSequence};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -119,6 +120,77 @@ fn invariant_5_none_of_a_thousand_bit_flips_on_disk_is_served() {
         assert_eq!(serve(&rig.manager, sequence), 1, "computed again, stored elsewhere and served");
     }
     assert_eq!(rig.corrupt(), 1000);
+}
+
+/// Waits for the scrubbing to have found `bad` blocks.
+fn scrubbed(manager: &KvBlockManager<Owned>, bad: u64) {
+    let until = soon();
+    while manager.metrics().tier(Tier::G3).corrupt.get() < bad {
+        assert!(std::time::Instant::now() < until, "not found in time");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Mutation that makes it fail: the worker keeps what scrubbing found to itself.
+#[test]
+fn invariant_5_scrubbing_finds_bad_blocks_before_anybody_asks_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let manager = |scrub: Bytes| {
+        KvBlockManager::<Owned>::builder()
+            .model(ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() })
+            .namespace(namespace())
+            .device(Blocks(64))
+            .host(Blocks(64))
+            .disk(dir.path(), Blocks(64))
+            .configure(|config| {
+                unlimited(config);
+                config.offload.g2_g3.write_through = true;
+                config.disk.engine = DiskEngine::Buffered;
+                config.disk.scrub = scrub;
+            })
+            .build()
+            .unwrap()
+    };
+    let first = Rig { manager: manager(Bytes(0)), dir: tempfile::tempdir().unwrap() };
+    let all: Vec<_> = (0..24).map(|start| tokens(&first.manager, start, 2)).collect();
+    for sequence in &all {
+        first.store(sequence);
+    }
+    let (bad, good) = all.split_at(8);
+    let slots: Vec<_> = bad.iter().map(|sequence| first.slots_of(sequence)[1]).collect();
+    assert!(first.manager.shutdown(Duration::from_secs(60)).is_complete());
+    drop(first);
+    let rig = Rig { manager: manager(Bytes::gib(1)), dir };
+    let mut subscriber = rig.manager.events().subscribe().unwrap();
+    for (bit, &slot) in slots.iter().enumerate() {
+        rig.flip(slot, 4001 * bit as u64);
+    }
+    scrubbed(&rig.manager, 8);
+    for sequence in bad {
+        assert_eq!(rig.manager.look_up(sequence).len(), 1, "up to the bad block, without a read");
+    }
+    assert_eq!(rig.manager.status().tiers[2].quarantined, 8);
+    assert_eq!(rig.manager.metrics().tier(Tier::G3).hits.get(), 0);
+    assert!(rig.manager.events().pump());
+    let mut removed = Vec::new();
+    while let Some(Delivery::Events { events, .. }) = subscriber.next(Duration::ZERO).unwrap() {
+        removed.extend(events.into_iter().filter_map(|event| match event.kind {
+            EventKind::Remove(block) => Some((block.location.tier, block.identity.hash)),
+            _ => None,
+        }));
+    }
+    removed.sort_unstable_by_key(|&(_, hash)| hash);
+    let mut expected: Vec<_> = bad.iter().map(|sequence| (Tier::G3, sequence.hashes()[1])).collect();
+    expected.sort_unstable_by_key(|&(_, hash)| hash);
+    assert_eq!(removed, expected);
+    for sequence in good {
+        assert_eq!(serve(&rig.manager, sequence), 2);
+    }
+    for sequence in bad {
+        assert_eq!(serve(&rig.manager, sequence), 1, "the second is computed again");
+    }
+    assert_eq!(rig.corrupt(), 8);
+    assert!(rig.manager.shutdown(Duration::from_secs(60)).is_complete());
 }
 
 #[test]

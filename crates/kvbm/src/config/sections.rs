@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvbm_layout::DType;
 
 use super::schema::{Section, section, section_keys};
-use super::units::{Blocks, Capacity};
+use super::units::{Blocks, Bytes, Capacity};
 use super::value::{Secret, choice};
 
 /// Every section, in the order of the reference.
@@ -132,6 +132,9 @@ section! {
         commit_interval: Duration = Duration::from_millis(50), [""];
         /// Bytes that may be written in a day, as a multiple of the capacity; 0 for no limit.
         drive_writes_per_day: f64 = 1.0, ["capacities per day"];
+        /// Bytes a second of what lies there that are read and verified while nobody else uses the disk, so that damage is found
+        /// before it is asked for; 0 for none. Every read is verified in any case.
+        scrub: Bytes = Bytes(0), ["per second and rank"];
         /// After this time a read counts as failed and the caller is told to recompute.
         read_deadline: Duration = Duration::from_secs(5), [""];
         /// After this time a worker gives up making what was written durable, and says so.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvbm_layout::DType;
 
-use super::units::Capacity;
+use super::units::{Bytes, Capacity};
 
 /// A value as it was written, before its key gives it a type.
 #[derive(Debug, Clone, Copy)]
@@ -238,6 +238,23 @@ impl Setting for Secret {
 
     fn show(&self) -> Option<String> {
         None
+    }
+}
+
+impl Setting for Bytes {
+    fn expected() -> String {
+        "a size such as \"8MiB\"; 0 for none".into()
+    }
+
+    fn read(raw: Raw<'_>) -> Option<Self> {
+        match raw {
+            Raw::Integer(bytes) => u64::try_from(bytes).ok().map(Self),
+            raw => from_text(raw),
+        }
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(if self.0 == 0 { "0".into() } else { quoted(&self.to_string()) })
     }
 }
 

@@ -7,7 +7,7 @@ use super::Leader;
 use super::inflight::{Answer, Finished};
 use super::operation::PlanPart;
 use super::recovery::Part;
-use kvbm_plan::{Failure, Message, Path, PlanId, Rank, wire};
+use kvbm_plan::{Failure, Message, Path, PlanId, Rank, Tier, wire};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -90,6 +90,11 @@ impl Leader {
                     self.volume_answered(rank, token, answer);
                 }
             }
+            Ok(Message::Damaged { epoch, tier, block, identity, failure, .. }) => {
+                if epoch == self.settings.epoch && tier == Tier::G3 {
+                    self.disk_damaged(block, identity, failure);
+                }
+            }
             Err(error) => {
                 self.metrics.malformed_messages.add(1);
                 tracing::warn!(%error, "malformed message of a worker dropped");
@@ -132,8 +137,9 @@ impl Leader {
 fn speaker(message: &Message) -> Rank {
     match message {
         Message::Transfer(report) => report.rank,
-        Message::Flushed { rank, .. } | Message::Recovered { rank, .. } | Message::Volume { rank, .. } => {
-            *rank
-        }
+        Message::Flushed { rank, .. }
+        | Message::Recovered { rank, .. }
+        | Message::Volume { rank, .. }
+        | Message::Damaged { rank, .. } => *rank,
     }
 }

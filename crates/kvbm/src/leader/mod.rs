@@ -28,7 +28,7 @@ use admission::Speeds;
 use answers::Inbox;
 use flush::Flushes;
 use inflight::Inflight;
-use kvbm_plan::{Command, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier};
+use kvbm_plan::{BlockId, Command, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier};
 use kvbm_pool::{Prefix, Registry};
 use offload::Offloads;
 use operation::{Operation, PlanPart};
@@ -77,6 +77,8 @@ pub(crate) struct Leader {
     /// Held while slots of G3 change hands and the workers are told, so that a slot is never released after its next block was
     /// sent to it. A link may answer from inside `send`, hence reentrant.
     pub(crate) disk_order: ReentrantMutex<()>,
+    /// Slots of G3 that are bad and were about to be written when that was found: they go out of use when that write failed.
+    doomed: Mutex<Vec<BlockId>>,
     /// Number of the last device event that the engine handed over; 0 for none.
     fence: AtomicU64,
     /// Numbers given to device events.
@@ -115,6 +117,7 @@ impl Leader {
             inflight: Inflight::new(epoch, ranks),
             inbox: Mutex::new(Inbox::default()),
             disk_order: ReentrantMutex::new(()),
+            doomed: Mutex::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
             turned_away: AtomicBool::new(false),

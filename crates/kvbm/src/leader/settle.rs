@@ -4,7 +4,7 @@ use super::Leader;
 use super::operation::{Destination, Move, Operation, Outcome, Purpose, Unsettled};
 use crate::error::{BlockFailure, condemns_source};
 use crate::metrics::DropReason;
-use kvbm_plan::{Failure, FailureKind, SequenceHash, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, SequenceHash, Tier};
 use kvbm_pool::{AnyArrivals, Completion, Quarantine};
 use std::sync::Arc;
 
@@ -40,6 +40,9 @@ impl Leader {
             }
             Destination::Unregistered => None,
         };
+        if operation.to == Tier::G3 {
+            self.retire_doomed();
+        }
         self.joins.remove(operation, &parts.moves);
         let failures = self.tell(operation, &parts.moves, failures);
         if let Some(arrived) = &arrived {
@@ -89,6 +92,32 @@ impl Leader {
             if step.from == Tier::G3 && quarantine != Quarantine::NotRegistered {
                 self.release(&[step.src]);
             }
+        }
+    }
+
+    /// A worker found a block of its disk bad without having been asked: what follows is what follows a read.
+    pub(super) fn disk_damaged(&self, block: BlockId, identity: BlockIdentity, failure: Failure) {
+        let step = Move { identity, from: Tier::G3, src: block, dst: block };
+        let condemned = condemns_source(failure.kind) && block.0 < self.registry.capacity(Tier::G3);
+        let failures = [Some(failure)];
+        self.condemn_sources(&[step], &failures);
+        self.drop_missing(&[step], &failures);
+        if condemned {
+            // Where the registry had given the block up already, its slot is free, or on its way to another block.
+            self.doomed.lock().push(block);
+            self.retire_doomed();
+        }
+    }
+
+    /// Takes bad slots out of use that the registry did not know to hold a block when they were found.
+    fn retire_doomed(&self) {
+        let mut doomed = self.doomed.lock();
+        if !doomed.is_empty() {
+            let is_out = |block: BlockId| {
+                self.registry.quarantine(Tier::G3, block) != Quarantine::NotRegistered
+                    || self.registry.retire(Tier::G3, &[block]) > 0
+            };
+            doomed.retain(|&block| !is_out(block));
         }
     }
 
