@@ -3,7 +3,7 @@
 
 mod support;
 
-use kvbm::config::{DiskEngine, ModelConfig};
+use kvbm::config::{Bytes, DiskEngine, ModelConfig};
 use kvbm::metrics::DropReason;
 use kvbm::{KvBlockManager, OffloadError, Owned, Path, Tier, TokenSequence};
 use std::time::Duration;
@@ -251,6 +251,21 @@ fn the_wear_budget_holds_background_writes_back_but_not_what_is_asked_for_by_nam
     manager.offload(&lower.g2, Tier::G3).unwrap();
     assert!(manager.wait_offloads(soon()));
     assert_eq!(on(&manager, &sequence, Tier::G3), 32);
+}
+
+#[test]
+fn a_write_budget_per_second_holds_background_writes_back() {
+    // A byte a second: one block of 8 KiB at once, and the next one after two hours.
+    let manager = books([64, 64, 240], |config| {
+        config.disk.write_budget = Bytes(1);
+        config.offload.g2_g3.write_through = true;
+    });
+    let sequence = tokens(&manager, 1, 32);
+    let blocks = fill(&manager, &sequence, 0);
+    assert!(manager.wait_offloads(soon()));
+    assert_eq!([Tier::G2, Tier::G3].map(|tier| on(&manager, &sequence, tier)), [32, 1]);
+    assert_eq!(dropped(&manager, Path::G2_G3, DropReason::WearBudget), 31);
+    drop(blocks);
 }
 
 #[test]

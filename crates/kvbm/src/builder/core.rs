@@ -264,7 +264,9 @@ fn edges(config: &Config, blocks: [u32; 3]) -> Vec<Edge> {
     if g2 > 0 && g3 > 0 {
         let triggers = config.offload.g2_g3.clone();
         let limit = limit(g2, triggers.queue_share);
-        let wear = WearBudget::new(g3, config.disk.drive_writes_per_day);
+        let slot_bytes = config.slot_bytes(Tier::G3).max(1);
+        let blocks_per_s = config.disk.write_budget.get() as f64 / slot_bytes as f64;
+        let wear = WearBudget::new(g3, config.disk.drive_writes_per_day, blocks_per_s);
         edges.push(Edge::new(Path::G2_G3, triggers, limit, wear));
     }
     if g2 > 0 && config.volume.uri.is_some() {

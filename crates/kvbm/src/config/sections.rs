@@ -132,6 +132,9 @@ section! {
         commit_interval: Duration = Duration::from_millis(50), [""];
         /// Bytes that may be written in a day, as a multiple of the capacity; 0 for no limit.
         drive_writes_per_day: f64 = 1.0, ["capacities per day"];
+        /// Bytes that may be written in a second; 0 for no limit. The tighter of the two counts; what is copied by name goes beyond
+        /// them and is paid for later.
+        write_budget: Bytes = Bytes(0), ["per second and rank"];
         /// Bytes a second of what lies there that are read and verified while nobody else uses the disk, so that damage is found
         /// before it is asked for; 0 for none. Every read is verified in any case.
         scrub: Bytes = Bytes(0), ["per second and rank"];

@@ -80,6 +80,7 @@ fn a_full_file_sets_every_key() {
     assert_eq!(config.model.dtype, DType::F8E4M3);
     assert_eq!(config.host.capacity, Bytes::gib(8).into());
     assert_eq!(config.disk.capacity, Blocks(16_000).into());
+    assert_eq!(config.disk.write_budget, Bytes(200_000_000));
     assert_eq!(config.disk.scrub, Bytes::mib(8));
     assert_eq!(config.disk.read_deadline, Duration::from_millis(750));
     assert_eq!(config.namespace.tenant_salt.as_ref().unwrap().expose(), "salt");
