@@ -34,7 +34,7 @@ fn invariant_5_planted_bit_flips_are_found_and_stay_found() {
     let mut random = Random(3);
     let planted = [0, 10, 62];
     for slot in planted {
-        let bit = slot as u64 * BLOCK as u64 * 8 + random.below(BLOCK as u64 * 8);
+        let bit = u64::from(slot) * BLOCK as u64 * 8 + random.below(BLOCK as u64 * 8);
         medium.edit(SLOT_FILE, |bytes| bytes[bit as usize / 8] ^= 1 << (bit % 8));
     }
     let mut found = Vec::new();
