@@ -60,6 +60,37 @@ fn blocks_of_a_chain_travel_together_with_their_tokens_and_the_engines_names() {
     assert_eq!(gone, [own, name(1), name(2)].iter().map(|hash| format!("{hash:?}")).collect());
 }
 
+/// A block in the pool and on a volume is told of by two streams: a loss in one takes nothing back of the other.
+///
+/// Mutation that makes it fail: `Said` with the shard of its first tier alone.
+#[test]
+fn a_loss_takes_back_what_its_own_stream_has_told() {
+    let mut publishing = Publishing::new(Arc::new(EngineBlocks::new(1)), &Tier::ALL).with_numbers();
+    let on = |tier| {
+        let mut block = block(0);
+        block.location.tier = tier;
+        EventKind::Store(block)
+    };
+    let mut tell = |shard, next, kinds: Vec<EventKind>| {
+        let events = kinds.into_iter().map(|kind| KvEvent::new(next - 1, kind)).collect();
+        let mut payloads = Vec::new();
+        publishing
+            .encode(&EventBatch::new(StreamId { shard, ..STREAM }, next, events), &mut payloads)
+            .unwrap();
+        payloads.iter().flat_map(|payload| decode(payload).unwrap().events).collect::<Vec<_>>()
+    };
+    tell(0, 1, vec![on(Tier::G2)]);
+    tell(1, 1, vec![on(Tier::G4)]);
+    let number = u64::from_le_bytes(block(0).identity.hash.as_bytes()[..8].try_into().unwrap());
+    let gone = |told: Vec<Event>| {
+        let [Event::Removed(gone)] = &told[..] else { panic!("{told:?}") };
+        assert_eq!(gone.block_hashes, [EngineHash::Uint(number)]);
+        gone.medium.clone().unwrap()
+    };
+    assert_eq!(gone(tell(0, 5, vec![])), "CPU", "heartbeats that tell of a lost tail");
+    assert_eq!(gone(tell(1, 5, vec![])), "EXTERNAL");
+}
+
 #[test]
 fn what_the_engine_owns_is_not_told_and_heartbeats_say_nothing() {
     let mut publishing = Publishing::new(Arc::new(EngineBlocks::new(1)), &[Tier::G3]);

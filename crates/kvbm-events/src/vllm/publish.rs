@@ -86,6 +86,7 @@ pub struct Publishing {
     /// Told of, by [`Tier::index`].
     tiers: [bool; Tier::ALL.len()],
     rank: Option<u32>,
+    numbers: bool,
     snapshots: Option<Box<dyn SnapshotSource + Send>>,
     said: HashMap<(GroupId, SequenceHash), Said>,
     next: HashMap<u16, u64>,
@@ -97,7 +98,18 @@ struct Said {
     name: EngineHash,
     /// Bits by [`Tier::index`].
     tiers: u8,
-    shard: u16,
+    /// Whose events tell of it there, by [`Tier::index`]: one block may be told of by the pool and by a volume.
+    shards: [u16; Tier::ALL.len()],
+}
+
+impl Said {
+    /// Of its tiers, those that `shard` tells of.
+    fn tiers_of(&self, shard: u16) -> u8 {
+        let of_shard = |tier: &Tier| self.shards[tier.index()] == shard;
+        let bits =
+            Tier::ALL.iter().filter(|tier| of_shard(tier)).fold(0, |bits, tier| bits | 1 << tier.index());
+        self.tiers & bits
+    }
 }
 
 /// Blocks in one payload, so that it stays far below what followers read.
@@ -112,6 +124,7 @@ impl Publishing {
             engine,
             tiers,
             rank: None,
+            numbers: false,
             snapshots: None,
             said: HashMap::new(),
             next: HashMap::new(),
@@ -123,6 +136,13 @@ impl Publishing {
     #[must_use]
     pub fn with_rank(self, rank: u32) -> Self {
         Self { rank: Some(rank), ..self }
+    }
+
+    /// Blocks that no engine has named go by the first eight bytes of their sequence hash as a number, little-endian: what
+    /// routers expect of an engine that is not told otherwise.
+    #[must_use]
+    pub fn with_numbers(self) -> Self {
+        Self { numbers: true, ..self }
     }
 
     /// After a loss, what is there is told from these.
@@ -145,14 +165,7 @@ impl Publishing {
         for block in blocks {
             *there.entry((block.identity.group, block.identity.hash)).or_default() |= bit(block);
         }
-        let gone: Vec<_> = self.said.iter().filter(|(_, said)| said.shard == stream.shard).collect();
-        let gone: Vec<_> = gone
-            .into_iter()
-            .map(|(key, said)| (*key, said.tiers & !there.get(key).copied().unwrap_or(0)))
-            .collect();
-        for (key, tiers) in gone {
-            self.remove(key, tiers, out);
-        }
+        self.remove_of(stream.shard, &there, out);
         let mut blocks: Vec<&EventBlock> = blocks.iter().collect();
         blocks.sort_by_key(|block| block.identity.position);
         for block in blocks {
@@ -167,13 +180,28 @@ impl Publishing {
             EventKind::Remove(block) => {
                 self.remove((block.identity.group, block.identity.hash), bit(block), out);
             }
-            EventKind::Cleared => {
-                let of_shard = self.said.iter().filter(|(_, said)| said.shard == shard);
-                let gone: Vec<_> = of_shard.map(|(key, said)| (*key, said.tiers)).collect();
-                for (key, tiers) in gone {
-                    self.remove(key, tiers, out);
-                }
-            }
+            EventKind::Cleared => self.remove_of(shard, &HashMap::new(), out),
+        }
+    }
+
+    /// Takes back what `shard` has told, but for what is `there`.
+    fn remove_of(&mut self, shard: u16, there: &HashMap<(GroupId, SequenceHash), u8>, out: &mut Vec<Event>) {
+        let gone = |(key, said): (&(GroupId, SequenceHash), &Said)| {
+            let tiers = said.tiers_of(shard) & !there.get(key).copied().unwrap_or(0);
+            (tiers != 0).then_some((*key, tiers))
+        };
+        let gone: Vec<_> = self.said.iter().filter_map(gone).collect();
+        for (key, tiers) in gone {
+            self.remove(key, tiers, out);
+        }
+    }
+
+    /// The name of a block that no engine has named.
+    fn own_name(&self, hash: &SequenceHash) -> EngineHash {
+        let bytes = hash.as_bytes();
+        match bytes.first_chunk::<8>() {
+            Some(first) if self.numbers => EngineHash::Uint(u64::from_le_bytes(*first)),
+            _ => EngineHash::Bytes(bytes.to_vec()),
         }
     }
 
@@ -184,20 +212,25 @@ impl Publishing {
             return;
         }
         let known = self.engine.get(&identity.hash).unwrap_or_default();
-        let own = |hash: &SequenceHash| EngineHash::Bytes(hash.as_bytes().to_vec());
-        let name = known.hash.unwrap_or_else(|| own(&identity.hash));
-        let said = self.said.entry(key).or_insert_with(|| Said { name, tiers: 0, shard });
+        let name = known.hash.unwrap_or_else(|| self.own_name(&identity.hash));
+        let shards = [shard; Tier::ALL.len()];
+        let said = self.said.entry(key).or_insert_with(|| Said { name, tiers: 0, shards });
         if said.tiers & bit(block) != 0 {
             return;
         }
         said.tiers |= bit(block);
+        said.shards[block.location.tier.index()] = shard;
         let name = said.name.clone();
         if known.token_ids.is_empty() {
             self.stats.lock().without_tokens += 1;
         }
         let parent = identity.parent.map(|parent| match self.said.get(&(identity.group, parent)) {
             Some(said) => said.name.clone(),
-            None => self.engine.get(&parent).and_then(|known| known.hash).unwrap_or_else(|| own(&parent)),
+            None => self
+                .engine
+                .get(&parent)
+                .and_then(|known| known.hash)
+                .unwrap_or_else(|| self.own_name(&parent)),
         });
         let medium = medium(block.location.tier);
         let group_idx = (identity.group.0 > 0).then_some(identity.group.0);

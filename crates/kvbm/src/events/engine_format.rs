@@ -1,148 +1,107 @@
 //! Events as engines publish them, for routers that follow engines.
 
-use super::notes::Notes;
-use super::{ONLY_SHARD, TakeSnapshot, VOLUME_SHARD};
-use kvbm_events::vllm::{Batch, BlockRemoved, BlockStored, EngineHash, Event, encode};
-use kvbm_events::{EventBlock, EventKind, KvEvent, Payload, wire};
-use kvbm_plan::{SequenceHash, Tier};
+use super::TakeSnapshot;
+use kvbm_events::vllm::{EngineBlocks, Publishing, PublishingStats};
+use kvbm_events::{Format, Payload, StreamId, TransportError, wire};
+use kvbm_plan::Tier;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Turns our batches into messages of vLLM's format. Their numbers cannot tell of events that were lost before them: after a loss,
-/// all is said anew.
+/// Turns our batches into messages of vLLM's format and sends them, each once and in order.
 pub(super) struct Translator {
-    take: Arc<TakeSnapshot>,
-    notes: Arc<Notes>,
-    /// Number of the next event of each shard.
-    next: [u64; SHARDS.len()],
-    /// Stored blocks whose tokens were not known.
-    without_tokens: Arc<AtomicU64>,
+    publishing: Publishing,
+    /// Of the batch that is under way: what the transport has not taken yet.
+    unsent: VecDeque<Payload>,
 }
-
-/// Their messages have one row of numbers.
-const SHARDS: [u16; 2] = [ONLY_SHARD, VOLUME_SHARD];
-
-/// Blocks of a message that says all anew.
-const RESTATED: usize = 2048;
 
 impl Translator {
-    pub(super) fn new(take: Arc<TakeSnapshot>, notes: Arc<Notes>) -> Self {
-        Self { take, notes, next: [0; SHARDS.len()], without_tokens: Arc::default() }
+    /// What is told comes with the tokens that `blocks` has; after a loss, what is there is asked of `take`.
+    pub(super) fn new(take: Arc<TakeSnapshot>, blocks: Arc<EngineBlocks>) -> Self {
+        // The memory that an engine owns is on no tier of the pool: the engine tells of it itself.
+        let publishing = Publishing::new(blocks, &Tier::ALL).with_numbers().with_rank(0);
+        let publishing = publishing.with_snapshots(move |stream: StreamId| take(stream.shard));
+        Self { publishing, unsent: VecDeque::new() }
     }
 
-    /// How many stored blocks were told without their tokens.
-    pub(super) fn without_tokens(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.without_tokens)
+    /// Counters.
+    pub(super) fn stats(&self) -> Arc<Mutex<PublishingStats>> {
+        self.publishing.stats()
     }
 
-    /// The messages of a batch: none for a heartbeat, which engines do not have.
-    pub(super) fn translate(&mut self, payload: &Payload) -> Vec<Payload> {
-        // It was encoded a moment ago.
-        let Ok(batch) = wire::decode(payload) else { return Vec::new() };
-        let Some(shard) = SHARDS.iter().position(|shard| *shard == batch.stream.shard) else {
-            return Vec::new();
-        };
+    /// Sends what a batch says; nothing for a heartbeat, which engines do not have. After an error the same batch comes again,
+    /// and only what is left of it is sent.
+    pub(super) fn send(
+        &mut self,
+        payload: &Payload,
+        mut publish: impl FnMut(&Payload) -> Result<(), TransportError>,
+    ) -> Result<(), TransportError> {
         let mut messages = Vec::new();
-        let first = batch.events.first().map_or(batch.next_sequence, |event| event.sequence);
-        if first > self.next[shard] {
-            self.restate(&mut messages);
-        }
-        let fresh = batch.events.partition_point(|event| event.sequence < self.next[shard]);
-        let events = self.events(&batch.events[fresh..]);
-        if !events.is_empty() {
-            messages.push(message(events));
-        }
-        self.next[shard] = self.next[shard].max(batch.next_sequence);
-        messages
-    }
-
-    /// Everything is cleared, and what is there is stored.
-    fn restate(&mut self, messages: &mut Vec<Payload>) {
-        messages.push(message(vec![Event::AllBlocksCleared]));
-        for (at, shard) in SHARDS.into_iter().enumerate() {
-            let Some(snapshot) = (self.take)(shard) else { continue };
-            let stores: Vec<KvEvent> =
-                snapshot.blocks.into_iter().map(|block| KvEvent::new(0, EventKind::Store(block))).collect();
-            for part in stores.chunks(RESTATED) {
-                messages.push(message(self.events(part)));
+        let refused = |reason: String| TransportError::Refused { transport: "remote", reason };
+        let batch = wire::decode(payload).map_err(|error| refused(error.to_string()))?;
+        self.publishing.encode(&batch, &mut messages).map_err(|error| refused(error.to_string()))?;
+        self.unsent.extend(messages.into_iter().map(Payload::from));
+        while let Some(message) = self.unsent.front() {
+            let sent = publish(message);
+            if matches!(sent, Ok(()) | Err(TransportError::Refused { .. })) {
+                self.unsent.pop_front();
             }
-            self.next[at] = snapshot.next_sequence;
+            sent?;
         }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_events::vllm::{EngineHash, Event, decode};
+    use kvbm_events::{EventBatch, EventBlock, EventKind, KvEvent, SourceId};
+    use kvbm_plan::{BlockIdentity, Epoch, GroupId, Location, NamespaceId, NodeId, SequenceHash};
+
+    fn stored(sequence: u64) -> KvEvent {
+        let hash = SequenceHash::from_bytes([sequence as u8 + 1; 16]);
+        let identity =
+            BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 };
+        KvEvent::new(
+            sequence,
+            EventKind::Store(EventBlock {
+                identity,
+                prefix_hash: hash,
+                local_hash: None,
+                block_bytes: 1,
+                block_tokens: 16,
+                location: Location::on(NodeId(0), Tier::G2),
+            }),
+        )
     }
 
-    fn events(&self, events: &[KvEvent]) -> Vec<Event> {
-        let mut out: Vec<Event> = Vec::new();
-        let mut last: Option<EventBlock> = None;
-        for event in events {
-            match &event.kind {
-                EventKind::Cleared => out.push(Event::AllBlocksCleared),
-                EventKind::Store(block) => self.store(block, last.as_ref(), &mut out),
-                EventKind::Remove(block) => remove(block, &mut out),
-            }
-            last = match event.kind {
-                EventKind::Store(block) => Some(block),
-                _ => None,
-            };
-        }
-        out
-    }
-
-    /// Blocks of one chain that follow each other are one event.
-    fn store(&self, block: &EventBlock, last: Option<&EventBlock>, out: &mut Vec<Event>) {
-        let tokens = self.notes.tokens(&block.identity.hash);
-        self.without_tokens.fetch_add(u64::from(tokens.is_none()), Ordering::Relaxed);
-        let follows = last.is_some_and(|last| {
-            block.identity.parent == Some(last.identity.hash)
-                && last.location == block.location
-                && last.identity.group == block.identity.group
+    /// Mutation that makes it fail: `send` that drops what is unsent after an error.
+    #[test]
+    fn what_a_transport_could_not_take_is_sent_when_the_batch_comes_again() {
+        let mut translator = Translator::new(Arc::new(|_| None), Arc::new(EngineBlocks::new(1)));
+        let stream = StreamId { source: SourceId(1), epoch: Epoch(1), shard: 0 };
+        let batch = |numbers: std::ops::Range<u64>| {
+            let batch = EventBatch::new(stream, numbers.end, numbers.map(stored).collect());
+            Payload::from(wire::encode(&batch).unwrap())
+        };
+        let away =
+            |_: &Payload| Err(TransportError::Unavailable { transport: "test", reason: "it is away".into() });
+        let mut told: Vec<Event> = Vec::new();
+        let mut here = |message: &Payload| {
+            told.extend(decode(message).unwrap().events);
+            Ok(())
+        };
+        assert!(translator.send(&batch(0..2), away).is_err());
+        assert!(translator.send(&batch(0..2), away).is_err());
+        translator.send(&batch(0..2), &mut here).unwrap();
+        translator.send(&batch(0..2), &mut here).unwrap();
+        translator.send(&batch(2..3), &mut here).unwrap();
+        let names = told.iter().map(|event| match event {
+            Event::Stored(stored) => stored.block_hashes[0].clone(),
+            other => panic!("{other:?}"),
         });
-        if let (true, Some(Event::Stored(stored))) = (follows, out.last_mut())
-            && stored.token_ids.is_empty() == tokens.is_none()
-        {
-            stored.block_hashes.push(engine_hash(&block.identity.hash));
-            stored.token_ids.extend_from_slice(tokens.as_deref().unwrap_or_default());
-            return;
-        }
-        out.push(Event::Stored(BlockStored {
-            block_hashes: vec![engine_hash(&block.identity.hash)],
-            parent_block_hash: block.identity.parent.as_ref().map(engine_hash),
-            token_ids: tokens.as_deref().unwrap_or_default().to_vec(),
-            block_size: block.block_tokens,
-            medium: Some(medium(block.location.tier).to_owned()),
-            ..BlockStored::default()
-        }));
+        let wanted = [1u8, 2, 3].map(|byte| EngineHash::Uint(u64::from_le_bytes([byte; 8])));
+        assert_eq!(names.collect::<Vec<_>>(), wanted, "each once, in order");
     }
-}
-
-fn remove(block: &EventBlock, out: &mut Vec<Event>) {
-    let (hash, medium) = (engine_hash(&block.identity.hash), medium(block.location.tier));
-    if let Some(Event::Removed(removed)) = out.last_mut()
-        && removed.medium.as_deref() == Some(medium)
-    {
-        removed.block_hashes.push(hash);
-        return;
-    }
-    let medium = Some(medium.to_owned());
-    out.push(Event::Removed(BlockRemoved { block_hashes: vec![hash], medium, ..BlockRemoved::default() }));
-}
-
-/// Engines say numbers of 64 bits unless told otherwise, and routers expect them.
-fn engine_hash(hash: &SequenceHash) -> EngineHash {
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&hash.as_bytes()[..8]);
-    EngineHash::Uint(u64::from_le_bytes(bytes))
-}
-
-const fn medium(tier: Tier) -> &'static str {
-    match tier {
-        Tier::G1 => "GPU",
-        Tier::G2 => "CPU",
-        Tier::G3 | Tier::G4 => "STORAGE",
-    }
-}
-
-fn message(events: Vec<Event>) -> Payload {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    encode(&Batch { timestamp: now.as_secs_f64(), events, data_parallel_rank: Some(0) }).into()
 }

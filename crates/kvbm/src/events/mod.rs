@@ -11,6 +11,7 @@ use crate::metrics::Metrics;
 use crate::volume::Change;
 use engine_format::Translator;
 use kvbm_events::url::{OpenError, PayloadFormat};
+use kvbm_events::vllm::PublishingStats;
 use kvbm_events::{
     Answering, EventBlock, EventKind, EventManager, EventTransport, EventUrl, InProcessConfig,
     InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Responder, Snapshot,
@@ -20,6 +21,7 @@ use kvbm_plan::{BlockIdentity, Epoch, Location, NodeId, SequenceHash, Tier, Volu
 use kvbm_pool::Registry;
 use kvbm_tokens::BlockChain;
 use notes::Notes;
+use parking_lot::Mutex;
 use remote::{Outlet, Remote};
 use ring::{Progress, Ring};
 use std::collections::HashMap;
@@ -37,8 +39,8 @@ pub struct EventPump {
     registry: Registry,
     facts: BlockFacts,
     notes: Arc<Notes>,
-    /// Stored blocks that were told without their tokens, where they are told with them.
-    without_tokens: Option<Arc<AtomicU64>>,
+    /// Counters of the format that engines speak, where it is spoken.
+    engine_format: Option<Arc<Mutex<PublishingStats>>>,
     progress: Arc<Progress>,
     /// Events of the volume that were handed to the publisher.
     of_volume: Arc<AtomicU64>,
@@ -162,8 +164,8 @@ impl EventPump {
         let notes = Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, engine_format));
         let take = snapshots(registry.clone(), facts, Arc::clone(&notes), held);
         let responder = responder(Arc::clone(&take), source, registry.epoch());
-        let translator = engine_format.then(|| Translator::new(take, Arc::clone(&notes)));
-        let without_tokens = translator.as_ref().map(Translator::without_tokens);
+        let translator = notes.tokens().map(|blocks| Translator::new(take, blocks));
+        let engine_format = translator.as_ref().map(Translator::stats);
         let timeout = config.publish_timeout;
         let remote = url.map(|url| Remote::new(url, timeout, source, Arc::clone(&responder), translator));
         let outlet = Arc::new(Outlet {
@@ -208,7 +210,7 @@ impl EventPump {
             registry,
             facts,
             notes,
-            without_tokens,
+            engine_format,
             progress,
             of_volume,
             full_wait,
@@ -282,7 +284,7 @@ impl EventPump {
             waiting: (ring.next_seq + of_volume).saturating_sub(told),
             lag: self.progress.lag(told.saturating_sub(of_volume)),
             unavailable: stats.unavailable,
-            without_tokens: self.without_tokens.as_ref().map_or(0, |count| count.load(Ordering::Relaxed)),
+            without_tokens: self.engine_format.as_ref().map_or(0, |stats| stats.lock().without_tokens),
         }
     }
 

@@ -102,10 +102,9 @@ impl Remote {
         let left = deadline.saturating_duration_since(Instant::now());
         let sent = match &self.translator {
             None => transport.publish(payload, left),
-            // Only a socket of ours speaks so, which takes everything at once.
             Some(translator) => {
-                let messages = translator.lock().translate(payload);
-                messages.iter().try_for_each(|message| transport.publish(message, left))
+                let left = || deadline.saturating_duration_since(Instant::now());
+                translator.lock().send(payload, |message| transport.publish(message, left()))
             }
         };
         if let Err(TransportError::Closed { .. }) = &sent {
