@@ -4,15 +4,15 @@
 
 mod support;
 
-use kvbm::config::Secret;
+use kvbm::config::{Blocks, Secret};
 use kvbm::events_plane::vllm::{self, EngineHash, Event, Follower, Worker};
 use kvbm::events_plane::zmq::{Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm::events_plane::{KvIndex, SourceId};
 use kvbm::plan::NodeId;
-use kvbm::{KvBlockManager, Owned, SequenceHash, Tier};
+use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, Tier};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use support::{books, fill, tokens};
+use support::{books, fill, model, namespace, tokens, unlimited};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -22,12 +22,20 @@ fn free_port() -> u16 {
 
 /// A manager that speaks as an engine does, and a router's end.
 fn pair(ring: u32) -> (KvBlockManager<Owned>, ZmqTransport, MessageReceiver) {
+    heard_by_a_router(|url| {
+        books([16, 32, 0], |config| {
+            config.events.url = Some(Secret::new(url));
+            config.events.ring_capacity = ring;
+        })
+    })
+}
+
+/// A manager that publishes where it is told to, and a router's end.
+fn heard_by_a_router<G>(
+    build: impl FnOnce(String) -> KvBlockManager<G>,
+) -> (KvBlockManager<G>, ZmqTransport, MessageReceiver) {
     let (port, replay) = (free_port(), free_port());
-    let manager = books([16, 32, 0], |config| {
-        let url = format!("zmq+tcp://127.0.0.1:{port}?replay={replay}&format=vllm&topic=");
-        config.events.url = Some(Secret::new(url));
-        config.events.ring_capacity = ring;
-    });
+    let manager = build(format!("zmq+tcp://127.0.0.1:{port}?replay={replay}&format=vllm&topic="));
     let address = ZmqAddress::new(format!("tcp://127.0.0.1:{port}"));
     let address = address.with_replay(format!("tcp://127.0.0.1:{replay}"));
     let config = ZmqConfig { topic: String::new(), from_start: true, ..ZmqConfig::default() };
@@ -40,7 +48,7 @@ fn key(hash: &SequenceHash) -> SequenceHash {
     EngineHash::Uint(u64::from_le_bytes(hash.as_bytes()[..8].try_into().unwrap())).index_key()
 }
 
-fn held(manager: &KvBlockManager<Owned>) -> BTreeSet<(Tier, SequenceHash)> {
+fn held<G>(manager: &KvBlockManager<G>) -> BTreeSet<(Tier, SequenceHash)> {
     let blocks = manager.events().snapshot().blocks;
     blocks.iter().map(|block| (block.location.tier, key(&block.identity.hash))).collect()
 }
@@ -50,7 +58,7 @@ fn told(index: &KvIndex) -> BTreeSet<(Tier, SequenceHash)> {
 }
 
 /// Hears until the index is what the manager holds; what was heard.
-fn hear(manager: &KvBlockManager<Owned>, messages: &mut MessageReceiver) -> Vec<Message> {
+fn hear<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<Message> {
     assert!(manager.events().flush(PATIENCE));
     let (mut index, mut heard) = (KvIndex::default(), Vec::new());
     let mut follower = Follower::new(Worker { source: SourceId(1), node: NodeId(0) });
@@ -129,4 +137,35 @@ fn blocks_that_were_hashed_elsewhere_have_no_tokens_and_that_is_counted() {
     assert!(manager.wait_offloads(support::soon()));
     hear(&manager, &mut messages);
     assert_eq!(manager.events().status().without_tokens, 6, "three blocks on two tiers");
+}
+
+/// The engine tells of its own memory itself; of its blocks on our tiers we tell with their tokens.
+#[test]
+fn memory_of_the_engine_is_not_told_of_and_its_blocks_come_with_their_tokens() {
+    let (manager, _router, mut messages) = heard_by_a_router(|url| {
+        let builder = KvBlockManager::<Owned>::builder().model(model()).namespace(namespace());
+        let builder = builder.engine_blocks(8).host(Blocks(16)).configure(|config| {
+            unlimited(config);
+            config.events.url = Some(Secret::new(url));
+        });
+        builder.build_metadata_only().unwrap()
+    });
+    let prompt: Vec<u32> = (0..80).collect();
+    let sequence = manager.sequence(&prompt, b"").unwrap();
+    manager.offload(&[2, 7].map(BlockId), &sequence, 0).unwrap();
+    manager.offload(&[0, 1, 5].map(BlockId), &sequence, 2).unwrap();
+    assert!(manager.wait_offloads(support::soon()));
+    let heard = hear(&manager, &mut messages);
+    let (mut on_host, mut told) = (0, Vec::new());
+    for event in heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events) {
+        let Event::Stored(stored) = event else { panic!("{event:?}") };
+        assert_eq!(stored.medium.as_deref(), Some("CPU"));
+        on_host += stored.block_hashes.len();
+        told.extend(stored.token_ids);
+    }
+    told.sort_unstable();
+    assert_eq!((on_host, told), (5, prompt));
+    let blocks = manager.events().snapshot().blocks;
+    assert!(blocks.iter().all(|block| block.local_hash.is_some()));
+    assert_eq!(manager.events().status().without_tokens, 0);
 }

@@ -131,6 +131,8 @@ impl KvBlockManager<Engine> {
                 position: link.position,
             })
             .collect();
+        // What events will say of them, should they arrive.
+        self.events.note(&chain, first, ids.len());
         self.start_offload(ids, &identities)
     }
 
