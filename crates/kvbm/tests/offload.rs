@@ -3,7 +3,7 @@
 
 mod support;
 
-use kvbm::config::{Bytes, DiskEngine, ModelConfig};
+use kvbm::config::{Bytes, DiskEngine, EvictionPolicy, ModelConfig};
 use kvbm::metrics::DropReason;
 use kvbm::{KvBlockManager, OffloadError, Owned, Path, Tier, TokenSequence};
 use std::time::Duration;
@@ -174,12 +174,12 @@ fn a_full_queue_lets_the_oldest_of_equal_worth_go_and_counts_them() {
 fn a_burst_onto_a_slow_disk_loses_no_block_silently() {
     const BURST: u32 = 10_000;
     let dir = tempfile::tempdir().unwrap();
-    // One write at a time, and a queue of a hundredth of the burst.
+    // One write at a time, and a queue of one block: a disk that keeps up with the burst on the whole still falls behind at times.
     let manager = support::three_tiers([BURST, BURST, BURST], dir.path(), |config| {
         config.model = ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() };
         config.disk.engine = DiskEngine::Buffered;
         (config.disk.threads, config.disk.queue_depth) = (1, 1);
-        config.offload.g2_g3.queue_share = 0.01;
+        config.offload.g2_g3.queue_share = 1.0 / f64::from(BURST);
     });
     for start in 0..BURST {
         drop(fill(&manager, &tokens(&manager, start + 1, 1), 0));
@@ -193,7 +193,7 @@ fn a_burst_onto_a_slow_disk_loses_no_block_silently() {
     let given_up: u64 = DropReason::ALL.iter().map(|&reason| g2_g3(reason)).sum();
     assert_eq!(stored + given_up, u64::from(BURST), "each block is on disk or was counted");
     assert_eq!(g2_g3(DropReason::QueueFull), given_up, "and the reason is the queue");
-    assert!(given_up > 0, "a queue of a hundred does not hold the burst");
+    assert!(given_up > 0, "a queue of one block does not hold the burst");
     let text = manager.metrics().encode();
     let line = text.lines().find(|line| {
         line.contains("offload_dropped") && line.contains(r#"reason="queue_full""#) && line.contains("g2_g3")
@@ -288,7 +288,8 @@ fn a_link_that_dies_under_a_long_queue_empties_it() {
 
 #[test]
 fn a_hit_above_keeps_the_copy_below_young() {
-    let manager = books([64, 8, 0], |_| ());
+    // The policy whose order is that of use and nothing else.
+    let manager = books([64, 8, 0], |config| config.policy.eviction = EvictionPolicy::LruLeaf);
     let hot = tokens(&manager, 1, 4);
     drop(fill(&manager, &hot, 0));
     for cold in 2..6 {
