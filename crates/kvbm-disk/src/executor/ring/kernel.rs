@@ -294,6 +294,7 @@ mod tests {
     const PAGE: usize = 4096;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no io_uring")]
     fn runs_of_several_buffers_go_in_one_request() {
         let file = tempfile::tempfile().unwrap();
         // No ring here: nothing to test.
