@@ -15,11 +15,25 @@ use kvbm_storage::BoundLayout;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A staging slot with a verified block in it.
-struct Staged {
-    slot: u32,
-    checksum: u64,
-    bytes: u64,
+/// A slot of a staging ring with a verified block in it.
+pub(super) struct Staged {
+    pub(super) slot: u32,
+    pub(super) checksum: u64,
+    /// Bytes to count for the block.
+    pub(super) bytes: u64,
+}
+
+/// Ends the blocks whose copies out of a ring are over, and gives their slots back to `free`.
+pub(super) fn settle_copies(site: &Site, copier: &mut Copier<Staged>, free: &mut Vec<u32>) {
+    for (item, result) in copier.finished() {
+        let Item { plan, index, hold, .. } = item;
+        free.push(hold.slot);
+        let outcome = match result {
+            Ok(_) => done(&plan, hold.checksum),
+            Err(error) => site.failure(&plan.blocks[index as usize], FailureKind::Device, &error.to_string()),
+        };
+        site.settle_one(&plan, index, outcome, hold.bytes);
+    }
 }
 
 /// A block that is being read into a staging slot.
@@ -96,20 +110,6 @@ impl StagedCarrier {
             }
         }
     }
-
-    fn settle(&mut self) {
-        for (item, result) in self.copier.finished() {
-            let Item { plan, index, hold, .. } = item;
-            self.free.push(hold.slot);
-            let outcome = match result {
-                Ok(_) => done(&plan, hold.checksum),
-                Err(error) => {
-                    self.site.failure(&plan.blocks[index as usize], FailureKind::Device, &error.to_string())
-                }
-            };
-            self.site.settle_one(&plan, index, outcome, hold.bytes);
-        }
-    }
 }
 
 impl Carrier for StagedCarrier {
@@ -133,7 +133,7 @@ impl Carrier for StagedCarrier {
             Stage::Copy(result) => self.copier.complete(message.ticket, result),
             Stage::Volume(_) => {}
         }
-        self.settle();
+        settle_copies(&self.site, &mut self.copier, &mut self.free);
     }
 
     fn is_parked(&self) -> bool {
@@ -143,6 +143,6 @@ impl Carrier for StagedCarrier {
     fn retry(&mut self) {
         self.port.retry();
         self.copier.retry();
-        self.settle();
+        settle_copies(&self.site, &mut self.copier, &mut self.free);
     }
 }

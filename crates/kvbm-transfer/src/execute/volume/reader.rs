@@ -4,7 +4,8 @@ use super::{Arrived, Crew, Mover, Names, VolumeOrder, no_result, told};
 use crate::config::{VolumeTier, WorkerConfig};
 use crate::error::StartError;
 use crate::execute::copy::{Copier, Item};
-use crate::execute::{Carrier, Done, Lane, Route, Site, Stage, disk::done};
+use crate::execute::staged::{Staged, settle_copies};
+use crate::execute::{Carrier, Done, Lane, Route, Site, Stage};
 use crate::host::{each_fragment, host_regions};
 use crate::schedule::Portion;
 use kvbm_device::HostRegion;
@@ -16,12 +17,6 @@ use kvbm_volume::{GetRequest, Volume};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A slot of the ring with a verified block in it.
-struct Staged {
-    slot: u32,
-    checksum: u64,
-}
 
 /// Blocks that the threads read, by ticket: index and slot of each.
 type Reading = HashMap<u64, (Arc<TransferPlan>, Vec<(u32, u32)>)>;
@@ -72,7 +67,7 @@ impl VolumeReader {
             let block = plan.blocks[index as usize];
             match result {
                 Ok(checksum) => {
-                    let hold = Staged { slot, checksum };
+                    let hold = Staged { slot, checksum, bytes: self.block_bytes };
                     items.push(Item { plan: Arc::clone(&plan), index, from: slot, to: block.dst.0, hold });
                 }
                 Err(Failure { kind, detail }) => {
@@ -86,20 +81,6 @@ impl VolumeReader {
         }
         if !items.is_empty() {
             self.copier.start(items);
-        }
-    }
-
-    fn settle(&mut self) {
-        for (item, result) in self.copier.finished() {
-            let Item { plan, index, hold, .. } = item;
-            self.free.push(hold.slot);
-            let outcome = match result {
-                Ok(_) => done(&plan, hold.checksum),
-                Err(error) => {
-                    self.site.failure(&plan.blocks[index as usize], FailureKind::Device, &error.to_string())
-                }
-            };
-            self.site.settle_one(&plan, index, outcome, self.block_bytes);
         }
     }
 }
@@ -139,7 +120,7 @@ impl Carrier for VolumeReader {
             Stage::Copy(result) => self.copier.complete(message.ticket, result),
             Stage::Disk(_) => {}
         }
-        self.settle();
+        settle_copies(&self.site, &mut self.copier, &mut self.free);
     }
 
     fn is_parked(&self) -> bool {
@@ -148,7 +129,7 @@ impl Carrier for VolumeReader {
 
     fn retry(&mut self) {
         self.copier.retry();
-        self.settle();
+        settle_copies(&self.site, &mut self.copier, &mut self.free);
     }
 }
 
