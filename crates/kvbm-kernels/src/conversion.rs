@@ -96,11 +96,6 @@ impl Conversion {
         self.rows.run
     }
 
-    /// Number of contiguous copies.
-    pub fn num_pieces(&self) -> u64 {
-        self.bytes() / self.rows.run
-    }
-
     /// The contiguous copies, for copy engines. All have the same length.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> + '_ {
         let (layers, outers) = (self.shape.num_layers as u64, self.shape.num_outer as u64);

@@ -41,7 +41,6 @@ pub mod conformance;
 mod contiguous;
 mod dtype;
 mod engine_order;
-pub mod explain;
 mod geometry;
 mod group;
 mod layer_separate;

@@ -149,6 +149,17 @@ impl Namespace {
         self
     }
 
+    /// The part of this namespace that is one tenant's of several: `name` is its tenant salt, behind that of the namespace and "/"
+    /// where it has one. A name without "/" is never taken for another.
+    #[must_use]
+    pub fn tenant(self, name: &str) -> Self {
+        let salt = match &self.tenant_salt {
+            Some(salt) => [salt, b"/".as_slice(), name.as_bytes()].concat(),
+            None => name.as_bytes().to_vec(),
+        };
+        self.tenant_salt(salt)
+    }
+
     /// How block hashes are computed.
     #[must_use]
     pub fn algorithm(mut self, algorithm: HashAlgorithm) -> Self {

@@ -33,7 +33,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler, or none with this sanitizer,
-    /// and none is required (`KVBM_REQUIRE_CXX=1`).
+    /// and none is required (`REQUIRE_CXX=1`).
     pub(crate) fn start(sanitizers: &[&str]) -> Option<Self> {
         static PLAIN: OnceLock<Result<PathBuf, String>> = OnceLock::new();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
@@ -106,7 +106,7 @@ pub(crate) fn required(built: Result<PathBuf, String>, sanitizers: &[&str]) -> O
         Ok(program) => Some(program),
         Err(why) => {
             let optional = why.starts_with(NO_COMPILER) || !sanitizers.is_empty();
-            assert!(optional && std::env::var_os("KVBM_REQUIRE_CXX").is_none(), "{why}");
+            assert!(optional && std::env::var_os("REQUIRE_CXX").is_none(), "{why}");
             eprintln!("skipped: {why}");
             None
         }

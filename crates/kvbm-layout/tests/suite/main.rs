@@ -3,7 +3,6 @@
 
 mod configs;
 mod conformance;
-mod explain;
 mod fragments;
 mod groups;
 mod layouts;
