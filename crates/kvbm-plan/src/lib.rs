@@ -18,16 +18,18 @@ mod plan;
 mod report;
 mod slice;
 mod tier;
+mod volume;
 pub mod wire;
 
 pub use identity::{BlockIdentity, GroupKind};
 pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NamespaceId, NodeId, PlanId, Rank, VolumeId};
 pub use location::{Endpoint, Location};
-pub use message::{Command, FlushOutcome, Message, RecoveredBlock, VolumeAnswer, VolumeRequest};
+pub use message::{Command, FlushOutcome, Message, RecoveredBlock, StoredBlock, VolumeAnswer, VolumeRequest};
 pub use path::Path;
 pub use plan::{BlockTransfer, ChecksumMode, Gate, LayerRange, PlanError, Priority, TransferPlan};
 pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};
 pub use slice::{HeadRange, RankSlice, Replication};
 pub use tier::Tier;
+pub use volume::{VolumeDescriptor, VolumePlace};
 
 pub use kvbm_tokens::{LocalHash, NamespaceTag, SequenceHash};

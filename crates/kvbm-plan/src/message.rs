@@ -1,7 +1,8 @@
 //! Everything that passes between a leader and a worker.
 
 use crate::{
-    BlockId, BlockIdentity, Epoch, NamespaceId, PlanId, Rank, Tier, TransferPlan, TransferReport, VolumeId,
+    BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, PlanId, Rank, SequenceHash, Tier, TransferPlan,
+    TransferReport, VolumeId, VolumePlace,
 };
 use serde::{Deserialize, Serialize};
 
@@ -50,10 +51,31 @@ pub enum Command {
 pub enum VolumeRequest {
     /// Which of these blocks are there? At most [`Command::MAX_VOLUME_BLOCKS`].
     Probe(Vec<BlockIdentity>),
-    /// Remove these blocks, at most [`Command::MAX_VOLUME_BLOCKS`].
+    /// Remove these blocks, at most [`Command::MAX_VOLUME_BLOCKS`], to make room: the rank's objects, and where it has none those that
+    /// others wrote of them.
     Discard(Vec<BlockIdentity>),
+    /// Remove what reads of the rank found damaged of these blocks, at most [`Command::MAX_VOLUME_BLOCKS`], with what the same writer has
+    /// put beside it. What others wrote of them stays: they can still use it.
+    DiscardDamaged(Vec<BlockIdentity>),
     /// Remove every block of a namespace, or of the whole deployment where `None`.
     Purge(Option<NamespaceId>),
+    /// Which blocks does it hold of the rank's deployment? The next ones after this one, in an order of the volume's own.
+    List(Option<StoredBlock>),
+    /// Open it, unless it is open as this one: transfers may come. Answered by [`VolumeAnswer::Done`].
+    Register(VolumePlace),
+    /// Close it: what is under way ends, and nothing comes any more. Answered by [`VolumeAnswer::Done`], also where it was not open.
+    Unregister,
+}
+
+/// What a volume knows of a block: its name, not its place in a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StoredBlock {
+    /// Namespace that the hash is chained in.
+    pub namespace: NamespaceId,
+    /// Cache group.
+    pub group: GroupId,
+    /// Content.
+    pub hash: SequenceHash,
 }
 
 /// What a volume's worker says to a [`VolumeRequest`].
@@ -63,6 +85,10 @@ pub enum VolumeAnswer {
     Present(Vec<bool>),
     /// So many objects were removed.
     Removed(u64),
+    /// Some of what is there, at most [`Command::MAX_VOLUME_BLOCKS`]; nothing where there is no more.
+    Listed(Vec<StoredBlock>),
+    /// It was opened, or closed.
+    Done,
     /// The volume could not be asked, or failed part of the way.
     Failed(crate::Failure),
 }
@@ -151,6 +177,16 @@ pub enum Message {
         identity: BlockIdentity,
         /// What a transfer that reads the block would have said.
         failure: crate::Failure,
+    },
+    /// A worker has started, perhaps after others, perhaps anew: its memory holds no block, and it knows no volume but those that it was
+    /// started with. Where it takes volumes, the leader answers with [`VolumeRequest::Register`] for each.
+    Ready {
+        /// Who.
+        rank: Rank,
+        /// Epoch of the leader that is served.
+        epoch: Epoch,
+        /// Whether it has paths to volumes.
+        volumes: bool,
     },
 }
 

@@ -41,11 +41,6 @@ impl Path {
     pub const fn new(src: Tier, dst: Tier) -> Self {
         Self { src, dst }
     }
-
-    /// Whether the path leads away from the compute.
-    pub fn is_offload(self) -> bool {
-        self.dst > self.src
-    }
 }
 
 /// `g1_g2`: the name in metrics and JSON.

@@ -4,13 +4,13 @@
 
 use crate::{
     BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan, VolumeAnswer,
-    VolumeRequest,
+    VolumePlace, VolumeRequest,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version that this crate writes and the only one that it reads.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Largest message in bytes: a full plan takes less than half of it, a report of nothing but failures two thirds.
 pub const MAX_BYTES: usize = 4 << 20;
@@ -145,9 +145,19 @@ fn check_command(command: &Command) -> Result<(), Excess> {
     match command {
         Command::Release { blocks, .. } => bound("released blocks", blocks.len(), Command::MAX_RELEASE),
         Command::Volume {
-            request: VolumeRequest::Probe(blocks) | VolumeRequest::Discard(blocks), ..
+            request:
+                VolumeRequest::Probe(blocks)
+                | VolumeRequest::Discard(blocks)
+                | VolumeRequest::DiscardDamaged(blocks),
+            ..
         } => bound("blocks of a volume's request", blocks.len(), Command::MAX_VOLUME_BLOCKS),
-        Command::Volume { request: VolumeRequest::Purge(_), .. } => Ok(()),
+        Command::Volume { request: VolumeRequest::Register(place), .. } => {
+            bound("bytes of a volume's URI", place.uri.len(), VolumePlace::MAX_URI)
+        }
+        Command::Volume {
+            request: VolumeRequest::Purge(_) | VolumeRequest::List(_) | VolumeRequest::Unregister,
+            ..
+        } => Ok(()),
         Command::Transfer(_) | Command::Cancel { .. } | Command::Advance { .. } | Command::Flush { .. } => {
             Ok(())
         }
@@ -169,12 +179,15 @@ fn check_message(message: &Message) -> Result<(), Excess> {
         }
         Message::Flushed { outcome: FlushOutcome::Failed(failure), .. }
         | Message::Damaged { failure, .. } => check_failure(failure),
-        Message::Flushed { outcome: FlushOutcome::Durable { .. }, .. } => Ok(()),
+        Message::Flushed { outcome: FlushOutcome::Durable { .. }, .. } | Message::Ready { .. } => Ok(()),
         Message::Volume { answer, .. } => match answer {
             VolumeAnswer::Present(there) => {
                 bound("blocks of a volume's answer", there.len(), Command::MAX_VOLUME_BLOCKS)
             }
-            VolumeAnswer::Removed(_) => Ok(()),
+            VolumeAnswer::Listed(blocks) => {
+                bound("blocks of a volume's list", blocks.len(), Command::MAX_VOLUME_BLOCKS)
+            }
+            VolumeAnswer::Removed(_) | VolumeAnswer::Done => Ok(()),
             VolumeAnswer::Failed(failure) => check_failure(failure),
         },
     }

@@ -7,12 +7,12 @@ use kvbm_plan::wire::{self, DecodeError, EncodeError};
 use kvbm_plan::{
     BlockId, BlockIdentity, BlockOutcome, BlockTransfer, ChecksumMode, Command, Endpoint, Epoch, Failure,
     FailureKind, FlushOutcome, Gate, GroupId, LayerRange, Message, NamespaceId, Path, PlanError, PlanId,
-    Priority, Rank, RecoveredBlock, SequenceHash, Tier, TransferPlan, TransferReport, VolumeAnswer, VolumeId,
-    VolumeRequest,
+    Priority, Rank, RecoveredBlock, SequenceHash, StoredBlock, Tier, TransferPlan, TransferReport,
+    VolumeAnswer, VolumeDescriptor, VolumeId, VolumePlace, VolumeRequest,
 };
 use proptest::prelude::*;
 
-const GOLDEN: &[u8] = include_bytes!("golden/transfer_v1.msgpack");
+const GOLDEN: &[u8] = include_bytes!("golden/transfer_v2.msgpack");
 
 fn chain(blocks: u8) -> Vec<BlockIdentity> {
     let hashes: Vec<_> = (0..blocks).map(|byte| SequenceHash::from_bytes([byte; 16])).collect();
@@ -39,6 +39,19 @@ fn plan(blocks: u8) -> TransferPlan {
         budget_ms: 250,
         checksums: ChecksumMode::Required,
     }
+}
+
+fn stored() -> StoredBlock {
+    let BlockIdentity { namespace, group, hash, .. } = plan(1).blocks[0].identity;
+    StoredBlock { namespace, group, hash }
+}
+
+fn place() -> VolumePlace {
+    VolumePlace::from(&VolumeDescriptor {
+        capacity_bytes: Some(1 << 40),
+        alignment: 4096,
+        ..VolumeDescriptor::new(VolumeId(3), "s3://bucket/kv?credentials=env:STORE")
+    })
 }
 
 fn volume_answer(answer: VolumeAnswer) -> Message {
@@ -77,7 +90,10 @@ fn messages() -> Vec<Message> {
         Message::Flushed { rank: Rank(0), epoch: Epoch(3), token: 4, outcome: FlushOutcome::Failed(corrupt) },
         volume_answer(VolumeAnswer::Present(vec![true, false])),
         volume_answer(VolumeAnswer::Removed(7)),
+        volume_answer(VolumeAnswer::Listed(vec![stored()])),
         volume_answer(VolumeAnswer::Failed(Failure::new(FailureKind::Io, "refused"))),
+        volume_answer(VolumeAnswer::Done),
+        Message::Ready { rank: Rank(1), epoch: Epoch(3), volumes: true },
         Message::Recovered {
             rank: Rank(2),
             tier: Tier::G3,
@@ -112,6 +128,14 @@ fn commands() -> Vec<Command> {
             volume: VolumeId(3),
             request: VolumeRequest::Purge(Some(NamespaceId(5))),
         },
+        Command::Volume { token: 15, volume: VolumeId(3), request: VolumeRequest::List(Some(stored())) },
+        Command::Volume { token: 16, volume: VolumeId(3), request: VolumeRequest::Register(place()) },
+        Command::Volume { token: 17, volume: VolumeId(3), request: VolumeRequest::Unregister },
+        Command::Volume {
+            token: 18,
+            volume: VolumeId(3),
+            request: VolumeRequest::DiscardDamaged(vec![plan(1).blocks[0].identity]),
+        },
     ]
 }
 
@@ -141,8 +165,20 @@ fn golden_commands_and_messages_still_read_and_write_the_same() {
     let commands = commands().into_iter().map(|command| hex(wire::encode_command(&command).unwrap()));
     let messages = messages().into_iter().map(|message| hex(wire::encode_message(&message).unwrap()));
     let written: Vec<String> = commands.chain(messages).collect();
-    let golden: Vec<&str> = include_str!("golden/messages_v1.hex").lines().collect();
+    let golden: Vec<&str> = include_str!("golden/messages_v2.hex").lines().collect();
     assert_eq!(written, golden, "the wire form changed: raise wire::VERSION");
+}
+
+#[test]
+fn a_place_is_what_its_descriptor_says() {
+    let described = place().describe(VolumeId(3));
+    assert_eq!(VolumePlace::from(&described), place());
+    assert_eq!((described.id, described.deadline), (VolumeId(3), std::time::Duration::from_secs(5)));
+    let long = VolumePlace { uri: "x".repeat(VolumePlace::MAX_URI + 1), ..place() };
+    let request = VolumeRequest::Register(long);
+    let error =
+        wire::encode_command(&Command::Volume { token: 1, volume: VolumeId(3), request }).unwrap_err();
+    assert!(matches!(error, EncodeError::TooMany { len: 4097, max: 4096, .. }), "{error}");
 }
 
 #[test]
