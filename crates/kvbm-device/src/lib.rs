@@ -46,6 +46,7 @@ mod host;
 mod memory;
 mod model;
 mod stream;
+mod submission;
 
 pub use batch::{CopyBatch, CopyObserver, CopyPiece, CopyRejected, Direction};
 pub use clock::{Clock, ManualClock, SystemClock};

@@ -10,7 +10,6 @@ use crate::{Backing, Storage, StorageAllocator, StorageError, StorageExt, Storag
 /// Memory of a device: ours, or the engine's.
 #[derive(Debug)]
 pub struct DeviceStorage {
-    device: Arc<dyn Device>,
     memory: DeviceMemory,
     alignment: u64,
 }
@@ -20,10 +19,10 @@ impl DeviceStorage {
     ///
     /// # Errors
     /// As [`Device::allocate`].
-    pub fn new(device: Arc<dyn Device>, len: u64, alignment: u64) -> Result<Self, StorageError> {
+    pub fn new(device: &dyn Device, len: u64, alignment: u64) -> Result<Self, StorageError> {
         let memory = device.allocate(len, alignment)?;
         let alignment = alignment_of(memory.address());
-        Ok(Self { device, memory, alignment })
+        Ok(Self { memory, alignment })
     }
 
     /// Memory that the engine allocated: `len` bytes at `address` of `device`. Never freed by us.
@@ -33,24 +32,15 @@ impl DeviceStorage {
     ///
     /// # Safety
     /// The engine must keep the range allocated until this storage, all its clones of memory, and all work on them are gone.
-    pub unsafe fn from_external(
-        address: u64,
-        len: u64,
-        device: Arc<dyn Device>,
-    ) -> Result<Self, StorageError> {
+    pub unsafe fn from_external(address: u64, len: u64, device: &dyn Device) -> Result<Self, StorageError> {
         // SAFETY: the caller gives the promise that the device asks for.
         let memory = unsafe { device.register_external(address, len) }?;
-        Ok(Self { device, memory, alignment: alignment_of(address) })
+        Ok(Self { memory, alignment: alignment_of(address) })
     }
 
     /// The memory.
     pub fn memory(&self) -> &DeviceMemory {
         &self.memory
-    }
-
-    /// The device it lies on.
-    pub fn device_handle(&self) -> &Arc<dyn Device> {
-        &self.device
     }
 
     /// Whether the engine owns it.
@@ -135,6 +125,6 @@ impl DeviceAllocator {
 
 impl StorageAllocator for DeviceAllocator {
     fn allocate(&self, len: u64, alignment: u64) -> Result<Arc<dyn Storage>, StorageError> {
-        Ok(Arc::new(DeviceStorage::new(Arc::clone(&self.device), len, alignment)?))
+        Ok(Arc::new(DeviceStorage::new(&*self.device, len, alignment)?))
     }
 }

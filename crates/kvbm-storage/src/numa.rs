@@ -2,17 +2,18 @@
 
 use std::fs::read_to_string;
 use std::io;
+use std::ops::RangeInclusive;
 
 use kvbm_device::HostRegion;
 
 use crate::PageSize;
 use crate::mapping::{BASE_PAGE, HUGE_PAGE};
 
-/// The nodes that have memory, as the system lists them.
-const NODES_WITH_MEMORY: &str = "/sys/devices/system/node/has_memory";
+/// What the system says about its nodes.
+pub(crate) const NODES: &str = "/sys/devices/system/node";
 
 /// Most nodes that a mask here has bits for; as many as Linux can be built for.
-const MAX_NODES: usize = 1024;
+pub(crate) const MAX_NODES: usize = 1024;
 
 /// Where page-locked memory was asked to lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub(crate) fn place(region: &HostRegion, pages: &PageSize, node: Option<u32>) ->
     if node.is_none() {
         return NumaPlacement::Anywhere;
     }
-    let Some(node) = wanted(node, &read_to_string(NODES_WITH_MEMORY).unwrap_or_default()) else {
+    let Some(node) = wanted(node, &read_to_string(format!("{NODES}/has_memory")).unwrap_or_default()) else {
         return NumaPlacement::Anywhere;
     };
     match prefer(region, pages, node) {
@@ -45,14 +46,19 @@ pub(crate) fn place(region: &HostRegion, pages: &PageSize, node: Option<u32>) ->
 }
 
 /// The node to ask for: the device's, if there is another one and it has memory. `nodes` is the system's list (`0-1,4`).
-fn wanted(node: Option<u32>, nodes: &str) -> Option<u32> {
-    let mut known = Vec::new();
-    for range in nodes.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        known.push(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?);
-    }
+pub(crate) fn wanted(node: Option<u32>, nodes: &str) -> Option<u32> {
+    let known = parse_list(nodes)?;
     let several = known.len() > 1 || known.iter().any(|range| range.start() < range.end());
     node.filter(|node| several && known.iter().any(|range| range.contains(node)))
+}
+
+/// A list of the system (`0-1,4`).
+pub(crate) fn parse_list(list: &str) -> Option<Vec<RangeInclusive<u32>>> {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+    };
+    list.trim().split(',').map(range).collect()
 }
 
 /// New pages of the region come from `node` as long as it has any (`MPOL_PREFERRED`): a full node is no error.

@@ -72,8 +72,8 @@ impl PinnedStorage {
     ) -> Result<Self, StorageError> {
         let memory = SystemStorage::new(len, alignment, huge_pages)?;
         // Registering touches every page.
-        let placement = numa::place(memory.region(), memory.pages(), device.numa_node());
-        let pinned = device.register_host_with(memory.region().clone(), &progress);
+        let placement = numa::place(memory.whole(), memory.pages(), device.numa_node());
+        let pinned = device.register_host_with(memory.whole().clone(), &progress);
         match pinned {
             Err(error) if fallback == PinFallback::Error => Err(error.into()),
             pinned => Ok(Self { memory, pinned, placement }),

@@ -42,6 +42,8 @@ pub enum PageSize {
 #[derive(Debug)]
 pub struct SystemStorage {
     region: HostRegion,
+    /// The region and what was mapped behind it to fill its last huge page.
+    whole: HostRegion,
     alignment: u64,
     pages: PageSize,
 }
@@ -49,29 +51,48 @@ pub struct SystemStorage {
 impl SystemStorage {
     /// `len` zeroed bytes aligned to `alignment` (a power of two; raised to a page).
     ///
+    /// Where huge pages are wanted the last one is whole too: a kernel that knows this memory as one buffer of a ring handles it
+    /// in pieces of a small page if its pages are of two sizes.
+    ///
     /// # Errors
     /// [`StorageError::Invalid`], [`StorageError::OutOfMemory`], [`StorageError::NoHugePages`].
     pub fn new(len: u64, alignment: u64, huge_pages: HugePages) -> Result<Self, StorageError> {
         check_request(len, alignment)?;
         let alignment = alignment.max(BASE_PAGE);
         if huge_pages == HugePages::No {
-            let region = base_pages(len, alignment)?;
-            return Ok(Self { region, alignment, pages: PageSize::Base });
+            return Self::first(len, base_pages(len, alignment)?, alignment, PageSize::Base);
         }
         let reason = match explicit_huge_pages(len, alignment) {
-            Ok(region) => return Ok(Self { region, alignment: HUGE_PAGE, pages: PageSize::Huge }),
+            Ok(whole) => return Self::first(len, whole, HUGE_PAGE, PageSize::Huge),
             Err(reason) if huge_pages == HugePages::Require => {
                 return Err(StorageError::NoHugePages { asked: len, reason });
             }
             Err(reason) => reason,
         };
-        let alignment = if len >= HUGE_PAGE { alignment.max(HUGE_PAGE) } else { alignment };
-        let region = base_pages(len, alignment)?;
-        let pages = match mapping::advise_huge(&region) {
+        let (mapped, alignment) = if len < HUGE_PAGE {
+            (len, alignment)
+        } else {
+            (len.next_multiple_of(HUGE_PAGE), alignment.max(HUGE_PAGE))
+        };
+        let whole = base_pages(mapped, alignment)?;
+        let pages = match mapping::advise_huge(&whole) {
             Ok(()) => PageSize::Transparent { reason },
             Err(error) => PageSize::Fallback { reason: format!("{reason}; transparent: {error}") },
         };
-        Ok(Self { region, alignment, pages })
+        Self::first(len, whole, alignment, pages)
+    }
+
+    /// The first `len` bytes of `whole`.
+    fn first(len: u64, whole: HostRegion, alignment: u64, pages: PageSize) -> Result<Self, StorageError> {
+        let region = whole
+            .slice(0, len)
+            .map_err(|error| StorageError::OutOfMemory { asked: len, reason: error.to_string() })?;
+        Ok(Self { region, whole, alignment, pages })
+    }
+
+    /// The memory to its last whole page: what is asked of the system for only a part of a huge page makes small ones of it.
+    pub(crate) fn whole(&self) -> &HostRegion {
+        &self.whole
     }
 
     /// The pages it got.
@@ -121,8 +142,7 @@ fn explicit_huge_pages(len: u64, alignment: u64) -> Result<HostRegion, String> {
     if alignment > HUGE_PAGE {
         return Err(format!("an alignment of {alignment} bytes is more than a huge page has"));
     }
-    let whole = mapping::map_huge(len.next_multiple_of(HUGE_PAGE)).map_err(|error| error.to_string())?;
-    whole.slice(0, len).map_err(|error| error.to_string())
+    mapping::map_huge(len.next_multiple_of(HUGE_PAGE)).map_err(|error| error.to_string())
 }
 
 /// Makes [`SystemStorage`].

@@ -293,7 +293,7 @@ fn regions_of_one_layout_lie_in_one_place() {
     let bytes = layout.regions()[0].bytes;
     let on_device = || -> Arc<dyn Storage> {
         let device: Arc<dyn kvbm_device::Device> = device.clone();
-        Arc::new(DeviceStorage::new(device, bytes, 4096).expect("memory"))
+        Arc::new(DeviceStorage::new(&*device, bytes, 4096).expect("memory"))
     };
     let mixed = [on_device(), on_device(), memory(bytes)].map(RegionBinding::new).into();
     let error =

@@ -19,7 +19,7 @@ fn device() -> Arc<dyn Device> {
 #[test]
 fn owned_memory_comes_and_goes() {
     let device = device();
-    let storage = DeviceStorage::new(Arc::clone(&device), 4096, 4096).expect("memory");
+    let storage = DeviceStorage::new(&*device, 4096, 4096).expect("memory");
     assert_eq!(
         (storage.kind(), storage.device(), storage.is_external()),
         (StorageKind::Device, Some(DeviceId(3)), false)
@@ -31,7 +31,7 @@ fn owned_memory_comes_and_goes() {
     assert_eq!(device.info().free_bytes, (1 << 20) - 4096);
     drop(storage);
     assert_eq!(device.info().free_bytes, 1 << 20);
-    let refused = DeviceStorage::new(device, 2 << 20, 256).expect_err("more than there is");
+    let refused = DeviceStorage::new(&*device, 2 << 20, 256).expect_err("more than there is");
     assert!(matches!(refused, StorageError::Device(DeviceError::OutOfMemory { .. })), "{refused}");
 }
 
@@ -41,7 +41,7 @@ fn engine_memory_is_used_and_never_freed() {
     let stream = device.create_stream("s").expect("stream");
     let engine = device.allocate(65_536, 4096).expect("memory");
     // SAFETY: `engine` lives until the end of the test.
-    let storage = unsafe { DeviceStorage::from_external(engine.address() + 512, 1024, Arc::clone(&device)) };
+    let storage = unsafe { DeviceStorage::from_external(engine.address() + 512, 1024, &*device) };
     let storage = storage.expect("registered");
     assert!(storage.is_external());
     assert_eq!((storage.len(), storage.alignment()), (1024, 512));
@@ -50,10 +50,10 @@ fn engine_memory_is_used_and_never_freed() {
     drop(storage);
     assert_eq!(device.info().free_bytes, free);
     // SAFETY: as above.
-    let whole = unsafe { DeviceStorage::from_external(engine.address(), 65_536, Arc::clone(&device)) };
+    let whole = unsafe { DeviceStorage::from_external(engine.address(), 65_536, &*device) };
     let bytes = whole.expect("registered").download(&*stream, 512, 1024, soon()).expect("copied");
     assert_eq!(bytes, [5; 1024]);
     // SAFETY: refused; nothing is done with it.
-    let beyond = unsafe { DeviceStorage::from_external(engine.address() + 512, 65_536, device) };
+    let beyond = unsafe { DeviceStorage::from_external(engine.address() + 512, 65_536, &*device) };
     assert!(matches!(beyond, Err(StorageError::Device(DeviceError::UnknownMemory { .. }))), "{beyond:?}");
 }

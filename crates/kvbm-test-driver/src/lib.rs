@@ -30,7 +30,7 @@ unsafe impl Send for TestDriver {}
 unsafe impl Sync for TestDriver {}
 
 impl TestDriver {
-    /// `None`, with a note, where there is no C++ compiler and none is required (`KVBM_REQUIRE_CXX=1`).
+    /// `None`, with a note, where there is no C++ compiler and none is required (`REQUIRE_CXX=1`).
     ///
     /// # Panics
     /// If the driver cannot be built or loaded.
@@ -57,7 +57,7 @@ impl TestDriver {
         match build() {
             Ok(path) => Some(path),
             Err(BuildError::NoCompiler(why)) => {
-                assert!(std::env::var_os("KVBM_REQUIRE_CXX").is_none(), "{why}");
+                assert!(std::env::var_os("REQUIRE_CXX").is_none(), "{why}");
                 eprintln!("skipped: {why}");
                 None
             }

@@ -78,6 +78,7 @@ macro_rules! functions {
 
         impl Functions {
             /// Their names.
+            #[cfg(test)]
             const NAMES: &[&CStr] = &[$($symbol),*];
 
             /// # Safety
@@ -340,11 +341,6 @@ impl CudaDriver {
         self.copy_batch
     }
 
-    /// Names of the functions that a driver has to have.
-    pub fn required_symbols() -> impl Iterator<Item = &'static CStr> {
-        Functions::NAMES.iter().copied()
-    }
-
     pub(super) fn functions(&self) -> &Functions {
         &self.functions
     }
@@ -430,7 +426,7 @@ mod tests {
         extern "C" fn never() -> c_int {
             unreachable!("loading calls nothing")
         }
-        for missing in CudaDriver::required_symbols() {
+        for &missing in Functions::NAMES {
             let lookup =
                 |name: &CStr| (name != missing).then_some(never as extern "C" fn() -> c_int as *mut c_void);
             // SAFETY: one function is missing, so none is called.
@@ -438,7 +434,7 @@ mod tests {
             let symbol = missing.to_string_lossy().into_owned();
             assert_eq!(error, CudaUnavailable::MissingSymbol { symbol });
         }
-        assert!(CudaDriver::required_symbols().count() > 20);
+        assert!(Functions::NAMES.len() > 20);
     }
 
     #[test]

@@ -5,8 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use parking_lot::Mutex;
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::copies::CopyEngine;
 use super::driver::{Handle, is_fatal};
@@ -14,6 +13,7 @@ use super::event::CudaEvent;
 use super::mark::{CudaMark, TimedEvent};
 use super::module::{CudaFunction, CudaLaunch};
 use super::{QUEUE_LIMIT, Shared};
+use crate::submission::{Health, Refused, Submission};
 use crate::{
     Completer, CopyBatch, CopyRejected, DeviceError, DeviceId, DeviceMemory, Event, EventStatus, Owner,
     Stream,
@@ -25,15 +25,14 @@ const NON_BLOCKING: u32 = 1;
 /// A stream of a [`CudaDevice`](super::CudaDevice).
 pub struct CudaStream {
     state: Arc<State>,
-    queue: Sender<Op>,
+    queue: Submission<Op>,
 }
 
 /// What the threads and the handles of a stream share.
 struct State {
     shared: Arc<Shared>,
-    name: Arc<str>,
+    health: Health,
     stream: Handle,
-    poison: Mutex<Option<Arc<DeviceError>>>,
 }
 
 enum Op {
@@ -82,9 +81,6 @@ struct Issued {
     event: Handle,
 }
 
-/// Why an operation was not queued, and the operation.
-type Refused = Box<(DeviceError, Op)>;
-
 impl CudaStream {
     pub(super) fn start(shared: &Arc<Shared>, name: &str) -> Result<Self, DeviceError> {
         let entered = shared.enter()?;
@@ -93,13 +89,13 @@ impl CudaStream {
         let code = unsafe { (shared.functions().stream_create)(&raw mut stream, NON_BLOCKING) };
         drop(entered);
         shared.check("cuStreamCreate", code)?;
-        let (shared, poison) = (Arc::clone(shared), Mutex::new(None));
-        let state = Arc::new(State { shared, name: Arc::from(name), stream, poison });
-        let (queue, operations) = bounded(QUEUE_LIMIT);
+        let health = Health::new(shared.id, name);
+        let state = Arc::new(State { shared: Arc::clone(shared), health, stream });
+        let (queue, operations) = Submission::new(QUEUE_LIMIT);
         let (issued, pending) = bounded(QUEUE_LIMIT);
         let (issuer, waiter) = (Arc::clone(&state), Arc::clone(&state));
-        state.spawn("issue", move || issuer.issue_all(&operations, &issued))?;
-        state.spawn("wait", move || waiter.wait_all(&pending))?;
+        state.health.spawn("issue", move || issuer.issue_all(&operations, &issued))?;
+        state.health.spawn("wait", move || waiter.wait_all(&pending))?;
         Ok(Self { state, queue })
     }
 
@@ -117,8 +113,7 @@ impl CudaStream {
     /// `event` is a `CUevent` of this process that is not destroyed before an event recorded behind it on this stream is
     /// complete.
     pub unsafe fn wait_engine(&self, event: usize) -> Result<(), DeviceError> {
-        self.state.status()?;
-        self.send(Op::WaitEngine(event)).map_err(|refused| refused.0)
+        self.queue.submit(&self.state.health, Op::WaitEngine(event)).map_err(|refused| refused.0)
     }
 
     /// Queues a launch. `owners` live until it is complete.
@@ -152,7 +147,8 @@ impl CudaStream {
     /// As [`Stream::copy`], and [`DeviceError::Unsupported`] where the driver has no such call.
     pub fn copy_by(&self, batch: CopyBatch, engine: CopyEngine) -> Result<Event, Box<CopyRejected>> {
         let shared = &self.state.shared;
-        let checked = self.check_device(batch.device()).and_then(|()| shared.check_engine(engine));
+        let checked =
+            self.state.health.check_device(batch.device()).and_then(|()| shared.check_engine(engine));
         if let Err(error) = checked {
             return Err(Box::new(CopyRejected { batch, error }));
         }
@@ -175,42 +171,19 @@ impl CudaStream {
         Ok(CudaMark { point, passed })
     }
 
-    /// A refused operation comes back as it was.
-    fn submit(&self, work: Work) -> Result<Event, Refused> {
+    fn submit(&self, work: Work) -> Result<Event, Refused<Op>> {
         let (event, ticket) = Ticket::new(&self.state.shared);
-        let op = Op::Work(work, ticket);
-        match self.state.status() {
-            Ok(()) => self.send(op).map(|()| event),
-            Err(error) => Err(Box::new((error, op))),
-        }
-    }
-
-    fn send(&self, op: Op) -> Result<(), Refused> {
-        let stream = Arc::clone(&self.state.name);
-        self.queue.try_send(op).map_err(|refused| {
-            Box::new(match refused {
-                TrySendError::Full(op) => (DeviceError::QueueFull { stream, limit: QUEUE_LIMIT }, op),
-                TrySendError::Disconnected(op) => (DeviceError::Closed { stream }, op),
-            })
-        })
-    }
-
-    fn check_device(&self, found: Option<DeviceId>) -> Result<(), DeviceError> {
-        let expected = self.state.shared.id;
-        match found.filter(|found| *found != expected) {
-            Some(found) => Err(DeviceError::WrongDevice { expected, found }),
-            None => Ok(()),
-        }
+        self.queue.submit(&self.state.health, Op::Work(work, ticket)).map(|()| event)
     }
 }
 
 impl Stream for CudaStream {
     fn name(&self) -> &str {
-        &self.state.name
+        self.state.health.name()
     }
 
     fn device(&self) -> DeviceId {
-        self.state.shared.id
+        self.state.health.device()
     }
 
     fn copy(&self, batch: CopyBatch) -> Result<Event, Box<CopyRejected>> {
@@ -218,24 +191,23 @@ impl Stream for CudaStream {
     }
 
     fn fill(&self, memory: &DeviceMemory, offset: u64, len: u64, byte: u8) -> Result<Event, DeviceError> {
-        self.check_device(Some(memory.device()))?;
+        self.state.health.check_device(Some(memory.device()))?;
         memory.address_of(offset, len)?;
         self.submit(Work::Fill { memory: memory.clone(), offset, len, byte }).map_err(|refused| refused.0)
     }
 
     fn record(&self) -> Result<Event, DeviceError> {
         let (event, ticket) = Ticket::new(&self.state.shared);
-        self.send(Op::Record(ticket)).map_err(|refused| refused.0)?;
+        self.queue.send(&self.state.health, Op::Record(ticket)).map_err(|refused| refused.0)?;
         Ok(event)
     }
 
     fn wait(&self, event: &Event) -> Result<(), DeviceError> {
-        self.state.status()?;
-        self.send(Op::Wait(event.clone())).map_err(|refused| refused.0)
+        self.queue.submit(&self.state.health, Op::Wait(event.clone())).map_err(|refused| refused.0)
     }
 
     fn status(&self) -> Result<(), DeviceError> {
-        self.state.status()
+        self.state.health.status()
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -248,36 +220,14 @@ impl fmt::Debug for CudaStream {
         write!(
             f,
             "CudaStream({} of device {}, {} queued)",
-            self.state.name,
-            self.state.shared.id,
+            self.state.health.name(),
+            self.state.health.device(),
             self.queue.len()
         )
     }
 }
 
 impl State {
-    fn spawn(&self, role: &str, run: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
-        // The system takes no NUL in the name of a thread, and the standard library would panic.
-        let name = format!("kvbm-cuda{}-{role}-{}", self.shared.id, self.name.replace('\0', "_"));
-        let spawned = std::thread::Builder::new().name(name).spawn(run);
-        spawned
-            .map(|_detached| ())
-            .map_err(|error| DeviceError::from_io("creating a thread of a stream", &error))
-    }
-
-    fn status(&self) -> Result<(), DeviceError> {
-        match &*self.poison.lock() {
-            None => Ok(()),
-            Some(cause) => {
-                Err(DeviceError::Poisoned { stream: Arc::clone(&self.name), cause: Arc::clone(cause) })
-            }
-        }
-    }
-
-    fn stop(&self, cause: &DeviceError) {
-        self.poison.lock().get_or_insert_with(|| Arc::new(cause.clone()));
-    }
-
     /// Issues operations until every handle of the stream is gone and the queue is empty.
     fn issue_all(&self, queue: &Receiver<Op>, issued: &Sender<Issued>) {
         for op in queue {
@@ -286,24 +236,24 @@ impl State {
                 Op::Record(ticket) => (None, ticket),
                 Op::Wait(event) => {
                     if let Err(error) = self.wait_for(&event) {
-                        self.stop(&error);
+                        self.health.stop(&error);
                     }
                     continue;
                 }
                 Op::WaitEngine(event) => {
                     if let Err(error) = self.wait_on_device(event) {
-                        self.stop(&error);
+                        self.health.stop(&error);
                     }
                     continue;
                 }
             };
-            match self.status().and_then(|()| self.issue(work.as_ref(), &ticket)) {
+            match self.health.status().and_then(|()| self.issue(work.as_ref(), &ticket)) {
                 Ok(event) => {
                     // The other thread lives as long as this one.
                     let _never_refused = issued.send(Issued { work, ticket, event });
                 }
                 Err(error) => {
-                    self.stop(&error);
+                    self.health.stop(&error);
                     self.let_go(work);
                     ticket.complete(Err(error));
                 }
@@ -385,12 +335,12 @@ impl State {
         for Issued { work, ticket, event } in pending {
             let result = self.wait_issued(event).map_err(|error| {
                 let operation = work.as_ref().map_or_else(|| "an event".to_owned(), Work::describe);
-                let stream = Arc::clone(&self.name);
+                let stream = Arc::clone(self.health.name());
                 DeviceError::OperationFailed { stream, operation, reason: error.to_string() }
             });
             // Its memory is let go before anybody learns that it is complete.
             if let Err(error) = &result {
-                self.stop(error);
+                self.health.stop(error);
                 self.let_go(work);
             } else {
                 drop(work);

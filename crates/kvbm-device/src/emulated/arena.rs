@@ -39,6 +39,11 @@ pub(super) struct Allocation {
 }
 
 impl Allocation {
+    /// Its first device address.
+    pub(super) fn address(&self) -> u64 {
+        self.arena.base() + self.offset
+    }
+
     /// Whether a range of device addresses lies inside, and at which offset of the arena.
     pub(super) fn offset_of(&self, address: u64, len: u64) -> Option<u64> {
         let offset = address.checked_sub(self.arena.base())?;

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use super::streaming::{self, Fence};
+use super::streaming::{self, Fence, Next};
 use crate::DeviceError;
 
 /// The shown address is aligned to this (a huge page), and so are allocations that ask for as much.
@@ -79,11 +79,12 @@ impl DoubleMapping {
         offset: u64,
         to: *mut u8,
         len: u64,
+        next: Next,
         fence: &Fence,
     ) -> Result<(), DeviceError> {
         let from = self.at(offset, len)?;
         // SAFETY: as in `read`.
-        unsafe { streaming::copy(from, to, len as usize, fence) };
+        unsafe { streaming::copy(from, to, len as usize, next, fence) };
         Ok(())
     }
 
@@ -96,12 +97,18 @@ impl DoubleMapping {
         offset: u64,
         from: *const u8,
         len: u64,
+        next: Next,
         fence: &Fence,
     ) -> Result<(), DeviceError> {
         let to = self.at(offset, len)?;
         // SAFETY: as in `write`.
-        unsafe { streaming::copy(from, to, len as usize, fence) };
+        unsafe { streaming::copy(from, to, len as usize, next, fence) };
         Ok(())
+    }
+
+    /// Where the bytes of a device address are, if it is one: only to be fetched.
+    pub(super) fn hint(&self, address: u64) -> *const u8 {
+        self.alias.aligned.as_ptr().wrapping_add(address.wrapping_sub(self.shown_address()) as usize)
     }
 
     /// The device bytes at `offset`, in place.

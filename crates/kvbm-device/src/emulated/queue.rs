@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use parking_lot::Mutex;
 
 use super::Shared;
 use super::delays::Disorder;
 use super::faults::{Fault, OpKind};
 use super::work::{self, KernelMemory};
+use crate::submission::Health;
 use crate::{Completer, CopyBatch, DeviceError, DeviceMemory, Event, EventStatus, Owner};
 
 /// The body of an emulated kernel.
@@ -49,31 +49,6 @@ impl Work {
     }
 }
 
-/// What the thread and the handles of a stream share.
-pub(super) struct StreamState {
-    pub(super) name: Arc<str>,
-    poison: Mutex<Option<Arc<DeviceError>>>,
-}
-
-impl StreamState {
-    pub(super) fn new(name: &str) -> Self {
-        Self { name: Arc::from(name), poison: Mutex::new(None) }
-    }
-
-    pub(super) fn status(&self) -> Result<(), DeviceError> {
-        match &*self.poison.lock() {
-            None => Ok(()),
-            Some(cause) => {
-                Err(DeviceError::Poisoned { stream: Arc::clone(&self.name), cause: Arc::clone(cause) })
-            }
-        }
-    }
-
-    fn stop(&self, cause: &DeviceError) {
-        self.poison.lock().get_or_insert_with(|| Arc::new(cause.clone()));
-    }
-}
-
 /// Waits on a stream's thread. Whoever could complete the event fails it when dropped, so this ends.
 pub(super) fn wait_in_stream(event: &Event) -> EventStatus {
     loop {
@@ -86,7 +61,7 @@ pub(super) fn wait_in_stream(event: &Event) -> EventStatus {
 
 pub(super) struct Runner {
     pub(super) device: Arc<Shared>,
-    pub(super) state: Arc<StreamState>,
+    pub(super) health: Arc<Health>,
     pub(super) disorder: Option<Disorder>,
 }
 
@@ -101,16 +76,16 @@ impl Runner {
     pub(super) fn run(mut self, queue: &Receiver<Op>) {
         for op in queue {
             match op {
-                Op::Record(done) => done.complete(self.state.status()),
+                Op::Record(done) => done.complete(self.health.status()),
                 Op::Wait(event) => {
                     if let EventStatus::Failed(error) = wait_in_stream(&event) {
-                        self.state.stop(&error);
+                        self.health.stop(&error);
                     }
                 }
                 Op::Work(work, done) => {
-                    let result = self.state.status().and_then(|()| self.perform(work));
+                    let result = self.health.status().and_then(|()| self.perform(work));
                     if let Err(error) = &result {
-                        self.state.stop(error);
+                        self.health.stop(error);
                     }
                     done.complete(result);
                 }
@@ -124,9 +99,9 @@ impl Runner {
             disorder.pause();
         }
         let fault =
-            self.device.faults.meet(&self.state.name, work.kind()).map(super::faults::Strike::announce);
+            self.device.faults.meet(self.health.name(), work.kind()).map(super::faults::Strike::announce);
         let failed = |reason: &str| DeviceError::OperationFailed {
-            stream: Arc::clone(&self.state.name),
+            stream: Arc::clone(self.health.name()),
             operation: work.describe(),
             reason: reason.to_owned(),
         };

@@ -1,5 +1,6 @@
 //! Copies past the caches: a pool of blocks is larger than any cache, and what is copied is not read again soon, so stores that
-//! do not fetch the line first save a third of the memory traffic.
+//! do not fetch the line first save a third of the memory traffic. Fragments lie far from each other, where the processor cannot
+//! guess the next one, so what is copied next is fetched meanwhile: of 4 KiB fragments that copies half as much again.
 
 #[cfg(target_arch = "x86_64")]
 /// Pieces below this go through the caches: their ends cost more than is saved.
@@ -19,16 +20,30 @@ impl Drop for Fence {
     }
 }
 
-/// Copies `len` bytes with non-temporal stores where the processor has them and `len` is worth it.
+/// What will be copied next: a hint, which may be any address at all.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 is told"))]
+#[derive(Clone, Copy)]
+pub(super) struct Next {
+    pub(super) from: *const u8,
+    pub(super) len: usize,
+}
+
+impl Next {
+    /// Nothing, or nothing known.
+    pub(super) const NONE: Self = Self { from: std::ptr::null(), len: 0 };
+}
+
+/// Copies `len` bytes with non-temporal stores where the processor has them and `len` is worth it, and fetches as much of `next`.
 ///
 /// # Safety
 /// `from` must be valid for reads and `to` for writes of `len` bytes, and they must not overlap. `_fence` must be dropped before
 /// another thread is told of the copy.
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, _fence: &Fence) {
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "only x86-64 is told"))]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, next: Next, _fence: &Fence) {
     #[cfg(target_arch = "x86_64")]
     if len >= MIN_BYTES && std::arch::is_x86_feature_detected!("avx") {
         // SAFETY: the processor has AVX; the ranges are the caller's promise.
-        return unsafe { x86::copy(from, to, len) };
+        return unsafe { x86::copy(from, to, len, next) };
     }
     // SAFETY: the caller's promise.
     unsafe { to.copy_from_nonoverlapping(from, len) };
@@ -36,26 +51,38 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, _fence: &Fen
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+    use super::Next;
+    use std::arch::x86_64::{__m256i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_stream_si256};
 
     const VECTOR: usize = size_of::<__m256i>();
     const VECTORS: usize = 4;
+    const LINE: usize = 64;
 
     /// # Safety
     /// As for [`super::copy`]; the processor must have AVX.
     #[target_feature(enable = "avx")]
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, next: Next) {
         // Streaming stores need aligned addresses.
         let head = to.align_offset(VECTOR).min(len);
         let end = head + (len - head) / (VECTOR * VECTORS) * (VECTOR * VECTORS);
         // SAFETY: `head <= len`.
         unsafe { to.copy_from_nonoverlapping(from, head) };
         for at in (head..end).step_by(VECTOR * VECTORS) {
+            if at < next.len {
+                fetch(next.from.wrapping_add(at));
+                fetch(next.from.wrapping_add(at + LINE));
+            }
             // SAFETY: four vectors from `at` on are inside both ranges; after `head`, `to` is aligned.
             unsafe { stream_four(from.wrapping_add(at).cast(), to.wrapping_add(at).cast()) };
         }
         // SAFETY: `end <= len`.
         unsafe { to.wrapping_add(end).copy_from_nonoverlapping(from.wrapping_add(end), len - end) };
+    }
+
+    #[inline]
+    fn fetch(line: *const u8) {
+        // SAFETY: every x86-64 processor has the instruction, which changes nothing and faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
 
     /// # Safety
@@ -84,8 +111,9 @@ mod tests {
             for (skip, start) in [(0, 0), (1, 0), (0, 1), (3, 17), (33, 31), (64, 32)] {
                 let mut target = vec![0xEE_u8; 5100];
                 let fence = Fence;
+                let next = Next { from: std::ptr::without_provenance(start), len: len / 2 + start };
                 // SAFETY: both ranges lie inside their vectors.
-                unsafe { copy(source[skip..].as_ptr(), target[start..].as_mut_ptr(), len, &fence) };
+                unsafe { copy(source[skip..].as_ptr(), target[start..].as_mut_ptr(), len, next, &fence) };
                 drop(fence);
                 assert!(target[start..start + len] == source[skip..skip + len], "{len} {skip} {start}");
                 assert!(target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0xEE));

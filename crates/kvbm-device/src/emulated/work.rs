@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Shared;
 use super::arena::Allocation;
 use super::delays::Disorder;
-use super::streaming::Fence;
+use super::streaming::{Fence, Next};
 use crate::{CopyBatch, CopyObserver, CopyPiece, DeviceError, DeviceMemory, Direction, Link, ModelPath};
 
 /// A link is reserved in parts of this size, so that concurrent copies share it.
@@ -16,25 +16,36 @@ const OBSERVED_PART_BYTES: u64 = 16 << 10;
 /// Batches of fewer bytes go through the caches, where whoever reads them next may find them.
 const STREAMING_BYTES: u64 = 128 << 10;
 
-/// Device addresses -> offsets of the mapping; remembers the last allocation, because neighbours mostly share one.
+/// Device addresses -> offsets of the mapping. It remembers the allocations that it found: a block has pieces in many of them, and
+/// asking the arena takes a lock, which waits for all stores on their way.
 struct Lookup<'a> {
     device: &'a Shared,
-    last: Option<Arc<Allocation>>,
+    /// By address.
+    known: Vec<Arc<Allocation>>,
+    last: usize,
 }
 
 impl<'a> Lookup<'a> {
     fn new(device: &'a Shared) -> Self {
-        Self { device, last: None }
+        Self { device, known: Vec::new(), last: 0 }
     }
 
-    /// The allocation stays alive until the next call, so the bytes at the returned offset stay ours meanwhile.
+    /// The allocation stays alive as long as the lookup, so the bytes at the returned offset stay ours meanwhile.
     fn offset(&mut self, address: u64, len: u64) -> Result<u64, DeviceError> {
-        if let Some(offset) = self.last.as_ref().and_then(|known| known.offset_of(address, len)) {
+        let known = |at: usize| self.known.get(at).and_then(|known| known.offset_of(address, len));
+        if let Some(offset) = known(self.last) {
+            return Ok(offset);
+        }
+        let after = self.known.partition_point(|known| known.address() <= address);
+        let before = after.saturating_sub(1);
+        if let Some(offset) = known(before) {
+            self.last = before;
             return Ok(offset);
         }
         let found = self.device.arena.find(address, len)?;
         let offset = found.offset_of(address, len);
-        self.last = Some(found);
+        self.known.insert(after, found);
+        self.last = after;
         offset.ok_or_else(|| DeviceError::UnknownMemory {
             device: self.device.id,
             address,
@@ -52,7 +63,6 @@ pub(super) fn copy(
     limit: u64,
     disorder: Option<&mut Disorder>,
 ) -> Result<(), DeviceError> {
-    let mut throttle = Throttle::new(device, batch.direction());
     // Pieces in another order than the batch's are not for observers.
     let mut observer = observer.filter(|_| disorder.is_none());
     let mut copier = Copier {
@@ -63,29 +73,30 @@ pub(super) fn copy(
         fence: Fence,
     };
     let part_bytes = if observer.is_some() { OBSERVED_PART_BYTES } else { LINK_PART_BYTES };
-    let mut left = limit;
-    let mut one = |index: usize, piece: &CopyPiece| -> Result<(), DeviceError> {
-        let piece = CopyPiece { len: piece.len.min(left), ..*piece };
-        left -= piece.len;
-        for part in parts(piece, part_bytes) {
-            copier.copy(part)?;
-            if let Some(observer) = &mut observer {
-                copier.show(part, index, &mut **observer)?;
-            }
-            throttle.passed(part.len);
+    let mut throttle = Throttle::new(device, batch.direction());
+    let mut one = |index: usize, part: CopyPiece, next: Option<CopyPiece>| -> Result<(), DeviceError> {
+        copier.copy(part, next)?;
+        if let Some(observer) = &mut observer {
+            copier.show(part, index, &mut **observer)?;
         }
+        throttle.passed(part.len);
         Ok(())
     };
     match disorder {
-        None => (0..).zip(batch.pieces()).try_for_each(|(index, piece)| one(index, piece))?,
+        None => {
+            let mut parts = parts(batch.pieces(), part_bytes, limit).peekable();
+            while let Some((index, part)) = parts.next() {
+                one(index, part, parts.peek().map(|(_, next)| *next))?;
+            }
+        }
         Some(disorder) => {
             let mut pieces = batch.pieces().to_vec();
             disorder.shuffle(&mut pieces);
-            for (index, piece) in pieces.iter().enumerate() {
+            for (index, part) in parts(&pieces, part_bytes, limit) {
                 if index == pieces.len() / 2 {
                     disorder.pause();
                 }
-                one(index, piece)?;
+                one(index, part, None)?;
             }
         }
     }
@@ -93,10 +104,20 @@ pub(super) fn copy(
     Ok(())
 }
 
-fn parts(piece: CopyPiece, bytes: u64) -> impl Iterator<Item = CopyPiece> {
-    (0..piece.len.div_ceil(bytes)).map(move |index| {
-        let start = index * bytes;
-        CopyPiece { src: piece.src + start, dst: piece.dst + start, len: bytes.min(piece.len - start) }
+/// The first `limit` bytes of `pieces` in parts of up to `bytes`, each with the number of its piece.
+fn parts(pieces: &[CopyPiece], bytes: u64, limit: u64) -> impl Iterator<Item = (usize, CopyPiece)> {
+    let mut left = limit;
+    let pieces = pieces.iter().enumerate().map(move |(index, piece)| {
+        let len = piece.len.min(left);
+        left -= len;
+        (index, CopyPiece { len, ..*piece })
+    });
+    pieces.flat_map(move |(index, piece)| {
+        (0..piece.len.div_ceil(bytes)).map(move |part| {
+            let start = part * bytes;
+            let len = bytes.min(piece.len - start);
+            (index, CopyPiece { src: piece.src + start, dst: piece.dst + start, len })
+        })
     })
 }
 
@@ -134,8 +155,19 @@ impl Copier<'_> {
         Ok(())
     }
 
-    fn copy(&mut self, piece: CopyPiece) -> Result<(), DeviceError> {
+    /// Where the source of what follows is, to be fetched.
+    fn next(&self, piece: Option<CopyPiece>) -> Next {
+        let Some(CopyPiece { src, len, .. }) = piece else { return Next::NONE };
+        let from = match self.direction {
+            Direction::HostToDevice => ptr::with_exposed_provenance(src as usize),
+            Direction::DeviceToHost | Direction::DeviceToDevice => self.from.device.arena.mapping().hint(src),
+        };
+        Next { from, len: len as usize }
+    }
+
+    fn copy(&mut self, piece: CopyPiece, next: Option<CopyPiece>) -> Result<(), DeviceError> {
         let CopyPiece { src, dst, len } = piece;
+        let next = self.next(next);
         let mapping = self.from.device.arena.mapping();
         match self.direction {
             Direction::HostToDevice => {
@@ -144,7 +176,7 @@ impl Copier<'_> {
                 if self.streaming {
                     // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host range against a region
                     // (exposing its provenance), whose owner the batch holds until the operation is complete.
-                    return unsafe { mapping.stream_in(to, from, len, &self.fence) };
+                    return unsafe { mapping.stream_in(to, from, len, next, &self.fence) };
                 }
                 // SAFETY: as above.
                 unsafe { mapping.write(to, from, len) }
@@ -154,7 +186,7 @@ impl Copier<'_> {
                 let to = ptr::with_exposed_provenance_mut(dst as usize);
                 if self.streaming {
                     // SAFETY: as above, for the destination.
-                    return unsafe { mapping.stream_out(from, to, len, &self.fence) };
+                    return unsafe { mapping.stream_out(from, to, len, next, &self.fence) };
                 }
                 // SAFETY: as above, for the destination.
                 unsafe { mapping.read(from, to, len) }
