@@ -2,7 +2,7 @@
 
 use crate::core::Pin;
 use crate::pinned::{Cached, Pinned};
-use crate::registry::Shared;
+use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::tier::TierTag;
 use kvbm_plan::{BlockId, BlockIdentity, SequenceHash, Tier};
@@ -49,8 +49,11 @@ pub enum Refusal {
         /// The block before it.
         parent: SequenceHash,
     },
-    /// What was on the tier when room was made is gone, and the room does not suffice any more.
-    #[error("a block was removed while room was made: try again")]
+    /// What was on the tier when room was made is gone, or the block's namespace is another tenant's since: the room does not
+    /// suffice any more.
+    #[error(
+        "a block was removed, or its namespace assigned to another tenant, while room was made: try again"
+    )]
     NoRoom,
     /// Group or position make no sense.
     #[error("unknown group, or parent and position contradict each other")]
@@ -136,7 +139,7 @@ impl AnyArrivals {
     pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<Completion> {
         let indices: Vec<usize> = indices.into_iter().collect();
         let mut completions = Vec::with_capacity(indices.len());
-        let mut core = self.shared.core.lock();
+        let mut core = self.shared.store.lock_all();
         for index in indices {
             let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) else {
                 completions.push(Completion::Removed);
@@ -171,7 +174,7 @@ impl AnyArrivals {
 
     fn end(&mut self, index: usize, reusable: bool) {
         if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
-            self.shared.core.lock().fail_arrival(self.tier.index(), block, reusable);
+            self.shared.store.lock_all().fail_arrival(self.tier.index(), block, reusable);
             self.arrivals[index] = Arrival::Failed;
         }
     }
@@ -206,7 +209,7 @@ impl AnyArrivals {
 impl Drop for AnyArrivals {
     fn drop(&mut self) {
         let tier = self.tier.index();
-        let mut core = self.shared.core.lock();
+        let mut core = self.shared.store.lock_all();
         for arrival in self.arrivals.iter().rev() {
             match *arrival {
                 Arrival::Reserved { block, .. } => core.fail_arrival(tier, block, true),

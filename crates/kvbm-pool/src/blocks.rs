@@ -1,7 +1,8 @@
 //! Exclusive batches: blocks that only their owner can see.
 
+use crate::core::tenants::Claim;
 use crate::error::{Rejected, SequenceError};
-use crate::registry::Shared;
+use crate::shared::Shared;
 use crate::state::{BlockState, Complete, Origin, Partial, Reset, State, Trigger};
 use crate::sync::Arc;
 use crate::tier::TierTag;
@@ -15,12 +16,24 @@ pub(crate) struct HeldSlots {
     pub shared: Arc<Shared>,
     pub tier: usize,
     pub ids: Vec<BlockId>,
+    /// For whom they were allocated.
+    pub claim: Claim,
+}
+
+impl HeldSlots {
+    /// They will be blocks of a namespace, and so its tenant's.
+    fn claim_for(&mut self, namespace: NamespaceId) {
+        if self.shared.has_tenants && !self.ids.is_empty() {
+            let Self { shared, tier, ids, claim } = self;
+            shared.store.lock(0).claim_for(*tier, claim, namespace, ids.len());
+        }
+    }
 }
 
 impl Drop for HeldSlots {
     fn drop(&mut self) {
         if !self.ids.is_empty() {
-            self.shared.core.lock().tiers[self.tier].give_back(&self.ids);
+            self.shared.store.give_back_for(self.tier, self.claim, &self.ids);
         }
         self.shared.spares.keep_ids(std::mem::take(&mut self.ids));
     }
@@ -98,7 +111,8 @@ impl<T: TierTag, S: State> Blocks<T, S> {
     fn split_slots(&mut self, at: usize) -> HeldSlots {
         let at = at.min(self.slots.ids.len());
         let ids = self.slots.ids.split_off(at);
-        HeldSlots { shared: Arc::clone(&self.slots.shared), tier: self.slots.tier, ids }
+        let HeldSlots { ref shared, tier, claim, .. } = self.slots;
+        HeldSlots { shared: Arc::clone(shared), tier, ids, claim }
     }
 }
 
@@ -122,7 +136,9 @@ impl<T: TierTag> Blocks<T, Reset> {
         if u64::from(position) + blocks as u64 > u64::from(u32::MAX) {
             return Err(Rejected { batch: self, error: SequenceError::TooLong { position, blocks } });
         }
-        Ok(Blocks::new(self.into_inner().0, Origin { namespace, group, position }))
+        let (mut slots, ()) = self.into_inner();
+        slots.claim_for(namespace);
+        Ok(Blocks::new(slots, Origin { namespace, group, position }))
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a registry is made of.
 
+use crate::tenants::{self, TenantConfig};
 use crate::tier::TIERS;
-use kvbm_plan::{Epoch, GroupKind, Tier};
+use kvbm_plan::{Epoch, GroupKind, NamespaceId, Tier};
 
 /// One cache group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,17 +49,35 @@ pub struct RegistryConfig {
     pub policy_seed: u64,
     /// Life of the leader, quoted with events.
     pub epoch: Epoch,
+    /// Who may count on shares of the tiers, by [`TenantId`](crate::TenantId); none: whoever comes takes what is least likely to be used
+    /// again, whosever it is. Blocks of namespaces that are no tenant's have what the shares leave.
+    pub tenants: Vec<TenantConfig>,
+    /// Parts of the registry with a lock each, so that several threads work at the same time, 1 to [`MAX_SHARDS`](Self::MAX_SHARDS);
+    /// 0: as many as suit the capacity, the policy and the tenants. With several, blocks leave in about the order in which they were used
+    /// (a block may go before one that is an eighth older). Policies but `lru-leaf` see every block, and tenants' shares go by all blocks, so
+    /// these need 1. Tenants are named here or never, so the number stays right.
+    pub shards: u32,
 }
 
 impl RegistryConfig {
     /// Most slots of one tier: reference counts and the policy's lists have room for no more.
-    pub const MAX_CAPACITY: u32 = 1 << 28;
+    pub const MAX_CAPACITY: u32 = (1 << 28) - 1;
 
     /// Most blocks evicted in one hold of the lock: a longer call lets others in between.
     pub const MOST_EVICTED_AT_ONCE: usize = 16;
 
+    /// Most shards.
+    pub const MAX_SHARDS: u32 = 8;
+
+    /// Slots of the largest tier from which on there are several shards unless the configuration says how many. Smaller
+    /// registries keep the exact order.
+    pub const SHARDED_FROM: u32 = 1 << 16;
+
     /// Longest time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)), in iterations.
     pub const MAX_TTL: u64 = 1 << 15;
+
+    /// Most tenants with shares.
+    pub const MAX_TENANTS: usize = 63;
 
     /// Most cache groups.
     pub const MAX_GROUPS: usize = 256;
@@ -78,6 +97,21 @@ impl RegistryConfig {
             policy: PolicyKind::LruLeaf,
             policy_seed: 0,
             epoch: Epoch(0),
+            tenants: Vec::new(),
+            shards: 0,
+        }
+    }
+
+    /// Shards of a registry with this configuration; `has_policy`: one that sees every block.
+    pub(crate) fn shards_with(&self, has_policy: bool) -> Result<usize, ConfigError> {
+        let large = self.capacity.iter().any(|&capacity| capacity >= Self::SHARDED_FROM);
+        let has_tenants = !self.tenants.is_empty();
+        match self.shards {
+            shards if shards > Self::MAX_SHARDS => Err(ConfigError::Shards { shards }),
+            shards if shards > 1 && has_policy => Err(ConfigError::ShardsWithPolicy { shards }),
+            shards if shards > 1 && has_tenants => Err(ConfigError::ShardsWithTenants { shards }),
+            0 if large && !has_policy && !has_tenants => Ok(Self::MAX_SHARDS as usize),
+            shards => Ok(shards.max(1) as usize),
         }
     }
 
@@ -94,6 +128,7 @@ impl RegistryConfig {
         if self.event_capacity > Self::MAX_CAPACITY {
             return Err(ConfigError::Events { event_capacity: self.event_capacity });
         }
+        self.shards_with(self.policy != PolicyKind::LruLeaf)?;
         if self.groups.is_empty() || self.groups.len() > Self::MAX_GROUPS {
             return Err(ConfigError::Groups { groups: self.groups.len() });
         }
@@ -103,7 +138,7 @@ impl RegistryConfig {
                 return Err(ConfigError::Group { group, config: *config });
             }
         }
-        Ok(())
+        tenants::check(&self.tenants)
     }
 }
 
@@ -130,6 +165,29 @@ pub enum ConfigError {
         /// Events asked for.
         event_capacity: u32,
     },
+    /// Too many shards.
+    #[error(
+        "{shards} shards: give at most {}, or 0 for as many as suit the capacity",
+        RegistryConfig::MAX_SHARDS
+    )]
+    Shards {
+        /// Shards asked for.
+        shards: u32,
+    },
+    /// A policy that sees every block, and several shards.
+    #[error(
+        "{shards} shards, and an eviction policy that sees every block: give 0 or 1 shards, or take `lru-leaf`"
+    )]
+    ShardsWithPolicy {
+        /// Shards asked for.
+        shards: u32,
+    },
+    /// Tenants, whose shares go by all blocks, and several shards.
+    #[error("{shards} shards, and tenants, whose shares go by all blocks: give 0 or 1 shards, or no tenants")]
+    ShardsWithTenants {
+        /// Shards asked for.
+        shards: u32,
+    },
     /// No group or too many.
     #[error("{groups} cache groups: give 1 to {}", RegistryConfig::MAX_GROUPS)]
     Groups {
@@ -143,5 +201,20 @@ pub enum ConfigError {
         group: usize,
         /// As given.
         config: GroupConfig,
+    },
+    /// Too many tenants.
+    #[error("{tenants} tenants: give at most {}", RegistryConfig::MAX_TENANTS)]
+    Tenants {
+        /// Tenants given.
+        tenants: usize,
+    },
+    /// More was promised than there is.
+    #[error("the tenants' shares are more than 1 together: lower some")]
+    Shares,
+    /// A namespace of two tenants.
+    #[error("namespace {namespace:?} is named twice among the tenants: a namespace belongs to one")]
+    TwoTenants {
+        /// The namespace.
+        namespace: NamespaceId,
     },
 }

@@ -29,6 +29,9 @@ pub struct AllocError {
     pub quarantined: u32,
     /// Blocks pinned until some iteration ([`Registry::pin`](crate::Registry::pin)), in use or not.
     pub pinned: u32,
+    /// Whether it was for a tenant that is over its share with them: then what others have within theirs is not evicted
+    /// ([`RegistryConfig::tenants`](crate::RegistryConfig::tenants)).
+    pub over_share: bool,
 }
 
 impl AllocError {
@@ -39,6 +42,8 @@ impl AllocError {
             "configure the tier"
         } else if self.asked as u64 > usable {
             "ask for fewer blocks at once or configure a larger tier"
+        } else if self.over_share {
+            "finish or preempt requests of the tenant, which is over its share, or raise the share"
         } else if self.arriving.saturating_add(self.transfer_pins) > self.in_use / 2 + self.held {
             "wait for transfers to finish"
         } else if self.held > self.in_use {
@@ -86,9 +91,10 @@ pub enum PinError {
         tier: Tier,
         /// Blocks asked for, ancestors included, that are not pinned yet.
         asked: usize,
-        /// Blocks pinned now.
+        /// Blocks pinned now, of the tenant where its share is what limits them.
         pinned: u32,
-        /// Most blocks pinned at a time ([`RegistryConfig::most_pinned`](crate::RegistryConfig::most_pinned)).
+        /// Most blocks pinned at a time ([`RegistryConfig::most_pinned`](crate::RegistryConfig::most_pinned)), of the tier or of the
+        /// tenant's share.
         limit: u32,
         /// Slots of the tier.
         capacity: u32,

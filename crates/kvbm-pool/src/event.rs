@@ -59,7 +59,7 @@ pub struct EventBacklog {
 
 /// A record as the ring keeps it: without its number, which is its place.
 #[derive(Clone, Copy)]
-struct Stored {
+pub(crate) struct Stored {
     hash: SequenceHash,
     parent: SequenceHash,
     namespace: NamespaceId,
@@ -87,7 +87,7 @@ impl Stored {
         tier: 0,
     };
 
-    fn new(kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) -> Self {
+    pub(crate) fn new(kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) -> Self {
         let BlockIdentity { namespace, group, hash, parent, position } = identity;
         let has_parent = if parent.is_some() { HAS_PARENT } else { 0 };
         let parent = parent.unwrap_or(Self::UNWRITTEN.parent);
@@ -134,27 +134,27 @@ impl EventRing {
         Self { parts, spare: None, base: 0, part, capacity, next: 0, first: 0, lost: 0, lost_total: 0 }
     }
 
-    /// Whether events are wanted at all.
+    /// Writes records; each gets the next number.
     #[inline]
-    pub(crate) fn is_on(&self) -> bool {
-        self.capacity > 0
-    }
-
-    pub(crate) fn push(&mut self, kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) {
-        if self.capacity == 0 {
-            return;
+    pub(crate) fn push_all(&mut self, mut records: impl ExactSizeIterator<Item = Stored>) {
+        while self.capacity > 0 && records.len() > 0 {
+            if self.next & (self.part - 1) == 0 {
+                self.add_part();
+            }
+            let (part, at) = self.place(self.next);
+            let room = &mut self.parts[part][at..];
+            let count = records.len().min(room.len());
+            for (place, record) in room.iter_mut().zip(records.by_ref().take(count)) {
+                *place = record;
+            }
+            self.next += count as u64;
+            let over = (self.next - self.first).saturating_sub(self.capacity);
+            if over > 0 {
+                self.lost += over;
+                self.lost_total += over;
+                self.let_go(over);
+            }
         }
-        if self.next - self.first == self.capacity {
-            self.lost += 1;
-            self.lost_total += 1;
-            self.let_go(1);
-        }
-        if self.next & (self.part - 1) == 0 {
-            self.add_part();
-        }
-        let (part, at) = self.place(self.next);
-        self.parts[part][at] = Stored::new(kind, tier, block, identity);
-        self.next += 1;
     }
 
     #[cold]
@@ -214,8 +214,12 @@ impl EventRing {
 mod tests {
     use super::*;
 
+    fn store(ring: &mut EventRing, kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) {
+        ring.push_all([Stored::new(kind, tier, block, identity)].into_iter());
+    }
+
     fn push(ring: &mut EventRing, block: u32) {
-        ring.push(EventKind::Store, Tier::G1, BlockId(block), identity(None));
+        store(ring, EventKind::Store, Tier::G1, BlockId(block), identity(None));
     }
 
     fn identity(parent: Option<u8>) -> BlockIdentity {
@@ -234,8 +238,8 @@ mod tests {
         let mut ring = EventRing::new(8);
         let (block, mut out) = (BlockId(9), Vec::with_capacity(8));
         for tier in Tier::SLOTTED {
-            ring.push(EventKind::Store, tier, block, identity(Some(0)));
-            ring.push(EventKind::Remove, tier, block, identity(None));
+            store(&mut ring, EventKind::Store, tier, block, identity(Some(0)));
+            store(&mut ring, EventKind::Remove, tier, block, identity(None));
             out.clear();
             ring.drain(&mut out, 8);
             let seq = 2 * tier.index() as u64;

@@ -3,7 +3,7 @@
 //! **Knows:** slot ids, sequence hashes, reference counts, recency, events. One [`Registry`] holds all blocks of the
 //! three slotted tiers; [`BlockPool`] is a typed view of one of them.
 //! **Must never know:** bytes, addresses, devices, files, networks, tokens, how a block is moved; it waits for
-//! nothing and runs no code of its callers under its lock, except an [`EvictionPolicy`] that they bring.
+//! nothing and runs no code of its callers under its locks, except an [`EvictionPolicy`] that they bring.
 //!
 //! # Life of a block
 //! [`Blocks`]`<T, Reset>` - `init_sequence` - [`Blocks`]`<T, Partial>` - `commit` - [`Blocks`]`<T, Complete>` -
@@ -53,10 +53,12 @@ mod policy;
 mod pool;
 mod prefix;
 mod registry;
+mod shared;
 mod spares;
 mod state;
 mod status;
 mod sync;
+mod tenants;
 mod tier;
 
 pub use arrivals::{AnyArrivals, Arrival, Arrivals, Completion, Refusal};
@@ -66,7 +68,7 @@ pub use error::{AllocError, PinError, RegisterError, Rejected, SequenceError, Tt
 pub use event::{Drained, EventBacklog, EventKind, EventRecord};
 pub use metadata::BlockMetadata;
 pub use pinned::{Cached, ImmutableBlock, Pinned, PublishHandle, RegistrationHandle};
-pub use policy::{BlockMemory, BlockUse, EvictionPolicy, Hazard, Numbers, RequestPart, S3Fifo};
+pub use policy::{BlockMemory, BlockUse, EvictionPolicy, Hazard, Numbers, RequestPart, S3Fifo, SlotSet};
 pub use pool::{BlockPool, Duplicates};
 pub use prefix::{ArrivingBlock, Prefix, PrefixBlock, PrefixParts};
 pub use registry::{Quarantine, Registry, Removed, RestoreError, Restored, Selection};
@@ -74,6 +76,7 @@ pub use state::{
     BlockState, Complete, IllegalTransition, Origin, Partial, Reset, State, TRANSITIONS, Trigger,
 };
 pub use status::{Counters, EvictionReason, TierStatus};
+pub use tenants::{Share, TenantConfig, TenantError, TenantId, TenantStatus};
 pub use tier::{G1, G2, G3, TierMask, TierTag};
 
 pub use kvbm_plan::SequenceHash;

@@ -2,7 +2,7 @@
 
 use crate::core::Pin;
 use crate::metadata::BlockMetadata;
-use crate::registry::Shared;
+use crate::shared::Shared;
 use crate::sync::{Arc, Weak};
 use crate::tier::{TierMask, TierTag};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash, Tier};
@@ -45,14 +45,14 @@ impl Pinned {
     /// What the blocks hold, in order.
     pub fn identities(&self) -> Vec<BlockIdentity> {
         let mut identities = Vec::with_capacity(self.ids.len());
-        self.shared.core.lock().identities(self.tier.index(), &self.ids, &mut identities);
+        self.shared.store.identities(self.tier.index(), &self.ids, &mut identities);
         identities
     }
 
     /// How many uses the eviction policy expects of each block while as many blocks are used as the largest tier holds; `None`
     /// where it does not estimate that.
     pub fn expected_reuse(&self) -> Vec<Option<f32>> {
-        self.shared.core.lock().expected_reuse(self.tier.index(), &self.ids)
+        self.shared.store.lock_all().expected_reuse(self.tier.index(), &self.ids)
     }
 
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
@@ -80,7 +80,7 @@ impl Pinned {
 
     /// Counts as a use: tail to head, on every tier that holds the blocks. Once for each request.
     pub fn touch(&self) {
-        self.shared.core.lock().touch_pinned(self.tier.index(), &self.ids);
+        self.shared.store.touch_pinned(self.tier.index(), &self.ids);
     }
 
     /// Holds the blocks for a transfer from now on: dropping them is then no use of them, and allocation errors name
@@ -96,14 +96,17 @@ impl Pinned {
 
     fn repin(mut self, pin: Pin) -> Self {
         if self.pin != pin {
-            let counts = &mut self.shared.core.lock().tiers[self.tier.index()].transfer_pins;
-            match pin {
-                Pin::Transfer => *counts += self.ids.len() as u64,
-                Pin::Use => *counts -= self.ids.len() as u64,
-            }
+            self.shared.store.repin(self.tier.index(), self.ids.len(), pin);
             self.pin = pin;
         }
         self
+    }
+
+    /// For each block whether its slot still is one of the block's: false once the block was removed while it was pinned, also where
+    /// it has come back since, in another slot.
+    pub fn registered(&self) -> Vec<bool> {
+        let tier = self.tier.index();
+        self.shared.store.are_registered(self.ids.iter().map(|&block| (tier, block)))
     }
 
     /// The same batch with its tier in its type.
@@ -116,32 +119,30 @@ impl Pinned {
 
     /// Proof of the registration of block `index` that does not pin it.
     pub fn registration(&self, index: usize) -> Option<RegistrationHandle> {
-        let slot = self.ids.get(index)?.index();
-        let core = self.shared.core.lock();
-        let identity = core.entries.identity(core.tiers[self.tier.index()].slots[slot].entry);
+        let block = *self.ids.get(index)?;
+        let identity = self.shared.store.identity(self.tier.index(), block);
         Some(RegistrationHandle { shared: Arc::downgrade(&self.shared), identity })
     }
 
     /// The registration of block `index` and how far events must be drained to have announced it.
     pub fn publication(&self, index: usize) -> Option<PublishHandle> {
         let registration = self.registration(index)?;
-        let announced_before = self.shared.core.lock().events.next_seq();
+        let announced_before = self.shared.store.events.lock().next_seq();
         Some(PublishHandle { registration, announced_before })
     }
 
     /// Metadata of block `index`.
     pub fn metadata(&self, index: usize) -> Option<BlockMetadata> {
-        let slot = self.ids.get(index)?.index();
-        let core = self.shared.core.lock();
-        let entry = &core.entries[core.tiers[self.tier.index()].slots[slot].entry];
-        Some(BlockMetadata { priority: entry.priority })
+        let block = *self.ids.get(index)?;
+        let priority = self.shared.store.priority(self.tier.index(), block);
+        Some(BlockMetadata { priority })
     }
 }
 
 impl Clone for Pinned {
     fn clone(&self) -> Self {
         let ids = self.ids.clone();
-        self.shared.core.lock().pin_again(self.tier.index(), &ids, self.pin);
+        self.shared.store.pin_again(self.tier.index(), &ids, self.pin);
         Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin }
     }
 }
@@ -149,7 +150,7 @@ impl Clone for Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if !self.ids.is_empty() {
-            self.shared.core.lock().unpin_all(self.tier.index(), &self.ids, self.pin);
+            self.shared.store.unpin_all(self.tier.index(), &self.ids, self.pin);
         }
         self.shared.spares.keep_ids(std::mem::take(&mut self.ids));
     }
@@ -241,8 +242,7 @@ impl RegistrationHandle {
     /// Tiers that hold the block now; none where the registry is gone.
     pub fn tiers(&self) -> TierMask {
         let Some(shared) = self.shared.upgrade() else { return TierMask::NONE };
-        let core = shared.core.lock();
-        core.tiers_of(self.identity.group, self.identity.hash)
+        shared.store.tiers_of(self.identity.group, self.identity.hash)
     }
 
     /// Whether the block is on some tier now.

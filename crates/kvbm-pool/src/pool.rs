@@ -1,17 +1,19 @@
 //! A typed view of one tier.
 
 use crate::arrivals::{AnyArrivals, Arrivals};
-use crate::blocks::{Blocks, HeldSlots};
+use crate::blocks::Blocks;
 use crate::core::Pin;
+use crate::core::register::Batch;
 use crate::error::{AllocError, RegisterError, Rejected};
 use crate::metadata::BlockMetadata;
 use crate::pinned::{Cached, Pinned};
-use crate::registry::{Registry, Shared};
+use crate::registry::Registry;
+use crate::shared::Shared;
 use crate::state::{Complete, Reset, State, Trigger};
 use crate::status::TierStatus;
 use crate::sync::Arc;
 use crate::tier::{TierMask, TierTag};
-use kvbm_plan::{BlockIdentity, GroupId, SequenceHash};
+use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -42,11 +44,20 @@ impl<T: TierTag> BlockPool<T> {
     }
 
     /// Blocks to write, all or none. Evicts unpinned blocks where too few are free; never waits for a transfer.
+    /// Where tenants have shares, these count for nobody before they are registered: ask with
+    /// [`get_mutable_blocks_for`](Self::get_mutable_blocks_for).
     pub fn get_mutable_blocks(&self, n: usize) -> Result<Blocks<T, Reset>, AllocError> {
-        let mut slots =
-            HeldSlots { shared: Arc::clone(&self.shared), tier: T::TIER.index(), ids: Vec::new() };
-        self.shared.allocate(T::TIER, n, &mut slots.ids)?;
-        Ok(Blocks::new(slots, ()))
+        self.shared.allocate(T::TIER, n, None)
+    }
+
+    /// The same, for blocks of `namespace`: they count for its tenant from now on. A tenant that is over its share with them gets what
+    /// is free, and blocks of tenants that are over theirs, itself above all; never those of one that is not.
+    pub fn get_mutable_blocks_for(
+        &self,
+        namespace: NamespaceId,
+        n: usize,
+    ) -> Result<Blocks<T, Reset>, AllocError> {
+        self.shared.allocate(T::TIER, n, Some(namespace))
     }
 
     /// The longest useful prefix of `hashes` that is on this tier, pinned. For a group that is not Full only the
@@ -54,7 +65,7 @@ impl<T: TierTag> BlockPool<T> {
     pub fn match_sequence_hashes(&self, group: GroupId, hashes: &[SequenceHash]) -> Cached<T> {
         let mut ids = self.shared.spares.take_ids(hashes.len());
         let tier = TierMask::only(T::TIER);
-        self.shared.core.lock().match_prefix(group, hashes, tier, |block| ids.push(block.block));
+        self.shared.store.match_prefix(group, hashes, tier, |block| ids.push(block.block), None);
         Cached::new(Pinned { shared: Arc::clone(&self.shared), tier: T::TIER, ids, pin: Pin::Use })
     }
 
@@ -78,14 +89,12 @@ impl<T: TierTag> BlockPool<T> {
         if !blocks.belongs_to(&self.shared) {
             return Err(Rejected { batch: blocks, error: RegisterError::ForeignBatch });
         }
-        let mut core = self.shared.core.lock();
-        if let Err(error) = core.check_registration(blocks.identities()) {
-            drop(core);
-            return Err(Rejected { batch: blocks, error });
-        }
         let (mut slots, identities) = blocks.into_inner();
-        core.register(T::TIER.index(), &mut slots.ids, &identities, duplicates, metadata);
-        drop(core);
+        let claim = slots.claim;
+        let batch = Batch { tier: T::TIER.index(), identities: &identities, duplicates, metadata, claim };
+        if let Err(error) = self.shared.store.register(batch, &mut slots.ids) {
+            return Err(Rejected { batch: Blocks::new(slots, identities), error });
+        }
         // The slots are Registered now: the batch must not give them back.
         let ids = std::mem::take(&mut slots.ids);
         self.shared.spares.keep_identities(identities);
@@ -94,6 +103,7 @@ impl<T: TierTag> BlockPool<T> {
 
     /// Prepares a transfer of `identities` to this tier: for each block a reserved slot, the block itself where it is
     /// here already, or the transfer that brings it. Parents first. Evicts as [`get_mutable_blocks`](Self::get_mutable_blocks).
+    /// Each tenant's blocks are for that tenant: where one of several gets no room, its blocks are refused and the others' go on.
     pub fn begin_arrivals(&self, identities: &[BlockIdentity]) -> Result<Arrivals<T>, AllocError> {
         self.begin_arrivals_with(identities, BlockMetadata::default())
     }
@@ -110,7 +120,7 @@ impl<T: TierTag> BlockPool<T> {
 
     /// Where the slots are.
     pub fn status(&self) -> TierStatus {
-        self.shared.core.lock().tiers[T::TIER.index()].status(T::TIER)
+        self.shared.store.status(T::TIER)
     }
 }
 

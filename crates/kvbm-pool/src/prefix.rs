@@ -2,10 +2,10 @@
 
 use crate::core::Pin;
 use crate::pinned::{Cached, Pinned};
-use crate::registry::Shared;
+use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::tier::{G1, G2, G3, TierTag};
-use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier, VolumeId};
 use std::fmt;
 
 /// Where a block of a prefix is.
@@ -42,6 +42,8 @@ pub struct Prefix {
     pub(crate) start: usize,
     pub(crate) blocks: Vec<PrefixBlock>,
     pub(crate) arriving: Vec<ArrivingBlock>,
+    /// Where the blocks on G4 are.
+    pub(crate) volume: Option<VolumeId>,
 }
 
 /// A prefix taken apart by tier.
@@ -121,12 +123,27 @@ impl Prefix {
         (0..self.blocks.len()).map(|index| self.identity_at(self.start + index)).collect()
     }
 
-    /// Adds the next `more` blocks of the sequence that was looked up, which lie on no tier of the registry but on a volume, as the
+    /// For each listed block that is not on [`Tier::G4`] whether its slot still is one of the block's, see
+    /// [`Pinned::registered`]. Those on G4 come last and are left out.
+    pub fn registered(&self) -> Vec<bool> {
+        let slotted = self.blocks.iter().filter(|block| block.tier != Tier::G4);
+        self.shared.store.are_registered(slotted.map(|block| (block.tier.index(), block.block)))
+    }
+
+    /// The volume that the blocks on [`Tier::G4`] are on, if there are such.
+    pub const fn volume(&self) -> Option<VolumeId> {
+        self.volume
+    }
+
+    /// Adds the next `more` blocks of the sequence that was looked up, which lie on no tier of the registry but on `volume`, as the
     /// caller knows. They count as on [`Tier::G4`], have no slot and are not pinned. At most as many as the sequence has; how many.
-    pub fn extend_on_volume(&mut self, namespace: NamespaceId, more: usize) -> usize {
+    pub fn extend_on_volume(&mut self, volume: VolumeId, namespace: NamespaceId, more: usize) -> usize {
         let more = more.min(self.hashes.len().saturating_sub(self.len()));
         if self.blocks.is_empty() {
             self.namespace = namespace;
+        }
+        if more > 0 {
+            self.volume = Some(volume);
         }
         let outside = PrefixBlock { block: BlockId(u32::MAX), tier: Tier::G4 };
         self.blocks.extend(std::iter::repeat_n(outside, more));
@@ -151,6 +168,7 @@ impl Prefix {
             start: self.start + keep,
             blocks,
             arriving,
+            volume: self.volume,
         }
     }
 
@@ -183,10 +201,8 @@ impl Drop for Prefix {
         if self.blocks.is_empty() {
             return;
         }
-        let mut core = self.shared.core.lock();
-        for block in self.blocks.iter().rev().filter(|block| block.tier != Tier::G4) {
-            core.unpin(block.tier.index(), block.block.0, Pin::Use);
-        }
+        let slotted = self.blocks.iter().rev().filter(|block| block.tier != Tier::G4);
+        self.shared.store.unpin_each(slotted.map(|block| (block.tier.index(), block.block)), Pin::Use);
     }
 }
 

@@ -37,7 +37,7 @@ pub struct TierStatus {
 
 impl TierStatus {
     /// A tier without slots.
-    pub(crate) const fn without_slots(tier: Tier) -> Self {
+    pub const fn without_slots(tier: Tier) -> Self {
         Self {
             tier,
             capacity: 0,
@@ -97,6 +97,20 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// The sums.
+    pub(crate) const fn plus(&self, other: &Self) -> Self {
+        Self {
+            stored: self.stored + other.stored,
+            evicted: self.evicted + other.evicted,
+            removed: self.removed + other.removed,
+            expired: self.expired + other.expired,
+            quarantined: self.quarantined + other.quarantined,
+            duplicates: self.duplicates + other.duplicates,
+            arrivals_failed: self.arrivals_failed + other.arrivals_failed,
+            allocations_failed: self.allocations_failed + other.allocations_failed,
+        }
+    }
+
     /// Blocks that left for `reason`.
     pub const fn evictions(&self, reason: EvictionReason) -> u64 {
         match reason {

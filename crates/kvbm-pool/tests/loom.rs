@@ -8,21 +8,29 @@
 #[path = "threads/world.rs"]
 mod world;
 
-use kvbm_plan::Tier;
-use kvbm_pool::{Completion, Duplicates, G1, G2, PolicyKind, TierMask};
+use kvbm_plan::{BlockId, RecoveredBlock, Tier};
+use kvbm_pool::{
+    BlockMetadata, Completion, Duplicates, EventKind, EventRecord, G1, G2, PolicyKind, TierMask,
+};
 use loom::thread;
 use world::{GROUP, World, hashes};
 
-/// Runs `model` in every order of its threads.
+/// Runs `model` in every order of its threads in which these are interrupted no more than a few times.
 fn every_order(model: impl Fn() + Sync + Send + 'static) {
-    loom::model(model);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(4));
+    builder.check(model);
 }
+
+/// Policies and numbers of shards.
+const SETUPS: [(PolicyKind, u32); 3] =
+    [(PolicyKind::LruLeaf, 1), (PolicyKind::Hazard, 1), (PolicyKind::LruLeaf, 2)];
 
 #[test]
 fn the_last_drop_races_eviction() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
+    for (policy, shards) in SETUPS {
         every_order(move || {
-            let world = World::new([2, 0, 0], policy);
+            let world = World::sharded([2, 0, 0], policy, shards);
             let held = world.register(&hashes(1, 2), 0, Duplicates::Reuse).unwrap();
             let other = world.clone();
             let evicting =
@@ -40,9 +48,9 @@ fn the_last_drop_races_eviction() {
 
 #[test]
 fn two_threads_register_the_same_blocks() {
-    for duplicates in [Duplicates::Reuse, Duplicates::Allow] {
+    for (duplicates, shards) in [(Duplicates::Reuse, 1), (Duplicates::Allow, 1), (Duplicates::Reuse, 2)] {
         every_order(move || {
-            let world = World::new([4, 0, 0], PolicyKind::LruLeaf);
+            let world = World::sharded([4, 0, 0], PolicyKind::LruLeaf, shards);
             let other = world.clone();
             let register = move |world: &World| world.register(&hashes(1, 2), 0, duplicates).unwrap();
             let there = thread::spawn(move || drop(register(&other)));
@@ -154,4 +162,161 @@ fn pools_let_go_of_unfinished_batches_on_any_thread() {
         assert_eq!(world.registry.occupancy(Tier::G1).free, 3, "all or nothing, and nothing is kept");
         world.check();
     });
+}
+
+/// Two chains with the same first block, and a registry of two shards in which the ends of the two are in different ones.
+struct Fork {
+    world: World,
+    left: Vec<kvbm_pool::SequenceHash>,
+    right: Vec<kvbm_pool::SequenceHash>,
+}
+
+impl Fork {
+    fn new(capacity: u32) -> Self {
+        let left = hashes(1, 2);
+        let right = vec![left[0], hashes(2, 2)[1]];
+        Self { world: World::sharded([capacity, 0, 0], PolicyKind::LruLeaf, 2), left, right }
+    }
+
+    fn register_right(world: &World, right: &[kvbm_pool::SequenceHash]) {
+        let Some(held) = world.register(right, 1, Duplicates::Reuse) else { return };
+        assert_eq!(world.present(right).len(), 2, "a block in use keeps its parent, wherever that is");
+        drop(held);
+    }
+}
+
+#[test]
+fn a_child_comes_to_another_shard_while_its_parent_goes() {
+    every_order(|| {
+        let Fork { world, left, right } = Fork::new(3);
+        drop(world.register(&left, 0, Duplicates::Reuse));
+        let other = world.clone();
+        let registering = thread::spawn(move || Fork::register_right(&other, &right));
+        drop(world.pool().get_mutable_blocks(2));
+        registering.join().unwrap();
+        world.check();
+    });
+}
+
+#[test]
+fn a_child_in_another_shard_goes_while_its_parent_goes() {
+    every_order(|| {
+        let Fork { world, left, right } = Fork::new(3);
+        drop(world.register(&left, 0, Duplicates::Reuse));
+        Fork::register_right(&world, &right);
+        let other = world.clone();
+        let evicting = thread::spawn(move || other.pool().get_mutable_blocks(1).map(|blocks| blocks.len()));
+        let here = world.pool().get_mutable_blocks(2).map(|blocks| blocks.len());
+        assert_eq!((evicting.join().unwrap().unwrap(), here.unwrap()), (1, 2), "there is room for both");
+        world.check();
+        assert_eq!(world.pool().get_mutable_blocks(3).unwrap().len(), 3, "nothing keeps a block");
+    });
+}
+
+#[test]
+fn a_user_lets_go_in_one_shard_while_a_child_is_registered_from_another() {
+    every_order(|| {
+        let Fork { world, left, right } = Fork::new(3);
+        let held = world.register(&left, 0, Duplicates::Reuse).unwrap();
+        let other = world.clone();
+        let registering = thread::spawn(move || Fork::register_right(&other, &right));
+        drop(held);
+        registering.join().unwrap();
+        world.check();
+    });
+}
+
+#[test]
+fn two_threads_continue_the_same_parent_with_the_same_block() {
+    every_order(|| {
+        let Fork { world, left, right } = Fork::new(4);
+        let held = world.register(&left, 0, Duplicates::Reuse).unwrap();
+        let (other, again) = (world.clone(), right.clone());
+        let registering = thread::spawn(move || Fork::register_right(&other, &again));
+        Fork::register_right(&world, &right);
+        registering.join().unwrap();
+        drop(held);
+        let (blocks, _) = world.registry.snapshot(Tier::G1);
+        assert_eq!(blocks.len(), 3, "one entry for each block");
+        assert_eq!(world.registry.known_blocks(), 3);
+        world.check();
+    });
+}
+
+/// The block goes in one shard and comes in the other: its key is free only when its Remove has a number.
+#[test]
+fn a_block_is_evicted_in_one_shard_and_registered_in_another() {
+    every_order(|| {
+        let world = World::sharded([2, 0, 0], PolicyKind::LruLeaf, 2);
+        let chain = hashes(1, 1);
+        drop(world.register(&chain, 0, Duplicates::Reuse));
+        let again = world.complete::<G1>(&chain, 0).unwrap();
+        let other = world.clone();
+        let evicting = thread::spawn(move || drop(other.pool().get_mutable_blocks(1)));
+        let held = world.pool().register(again, Duplicates::Reuse).unwrap();
+        evicting.join().unwrap();
+        assert_eq!(world.present(&chain).len(), 1, "somebody holds it");
+        world.check_events();
+        drop(held);
+        world.check();
+    });
+}
+
+/// What removes a parent locks all shards: a child that comes to another shard sees it, and does not come after it.
+#[test]
+fn a_child_does_not_come_to_another_shard_after_its_parent_was_removed() {
+    every_order(|| {
+        let Fork { world, left, right } = Fork::new(4);
+        let held = world.register(&left, 0, Duplicates::Reuse).unwrap();
+        let child = world.complete::<G1>(&right, 1).unwrap();
+        world.check_events();
+        let other = world.clone();
+        let root = left[0];
+        let removing = thread::spawn(move || other.registry.remove_subtree(GROUP, root, TierMask::ALL));
+        let registered = world.pool().register(child, Duplicates::Reuse).is_ok();
+        removing.join().unwrap();
+        let events = world.events();
+        let number = |kind: EventKind, hash| {
+            let is = |event: &&EventRecord| event.kind == kind && event.identity.hash == hash;
+            events.iter().find(is).map(|event| event.seq)
+        };
+        let (stored, removed) = (number(EventKind::Store, right[1]), number(EventKind::Remove, root));
+        assert_eq!(stored.is_some(), registered);
+        assert!(stored.is_none_or(|stored| removed.is_some_and(|removed| stored < removed)), "{events:?}");
+        drop(held);
+    });
+}
+
+/// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are not free.
+#[test]
+fn an_allocation_races_restoring() {
+    for shards in [1, 2] {
+        every_order(move || {
+            let world = World::sharded([0, 3, 0], PolicyKind::LruLeaf, shards);
+            let blocks: Vec<_> = world::identities(&hashes(1, 2))
+                .into_iter()
+                .zip([0, 2])
+                .map(|(identity, block)| RecoveredBlock { block: BlockId(block), identity })
+                .collect();
+            let other = world.clone();
+            let allocating =
+                thread::spawn(move || other.registry.pool::<G2>().get_mutable_blocks(1).unwrap());
+            let restored = world.registry.restore(Tier::G2, &blocks, BlockMetadata::default());
+            let retired = world.registry.retire(Tier::G2, &[BlockId(1)]);
+            let held = allocating.join().unwrap();
+            let there = world.present(&hashes(1, 2)).len();
+            let status = world.registry.occupancy(Tier::G2);
+            match restored {
+                Ok(restored) if held.block_ids()[0] == BlockId(1) => {
+                    assert_eq!((restored.restored, there, retired), (2, 2, 0));
+                }
+                // The free slot was retired first: one of the two blocks made room.
+                Ok(restored) => assert_eq!((restored.restored, there, retired), (2, 1, 1)),
+                Err(_) => assert_eq!((there, retired), (0, u32::from(held.block_ids()[0] != BlockId(1)))),
+            }
+            assert_eq!(status.held, 1);
+            assert_eq!(status.free + status.inactive + status.held + status.quarantined, 3);
+            drop(held);
+        });
+    }
 }

@@ -14,8 +14,8 @@ use world::World;
 const THREADS: u64 = 3;
 const OPERATIONS: usize = 12;
 
-fn threads_on_one_registry(policy: PolicyKind, seed: u64) {
-    let world = World::new([7, 5, 0], policy);
+fn threads_on_one_registry(policy: PolicyKind, shards: u32, seed: u64) {
+    let world = World::sharded([7, 5, 0], policy, shards);
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
             let world = world.clone();
@@ -34,7 +34,7 @@ fn random_schedules_end_with_the_truth() {
         (0..30).zip([PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard].iter().cycle())
     {
         let policy = *policy;
-        shuttle::check_random(move || threads_on_one_registry(policy, seed), 60);
+        shuttle::check_random(move || threads_on_one_registry(policy, 1, seed), 60);
     }
 }
 
@@ -42,6 +42,15 @@ fn random_schedules_end_with_the_truth() {
 #[test]
 fn rare_schedules_end_with_the_truth() {
     for seed in 100..130 {
-        shuttle::check_pct(move || threads_on_one_registry(PolicyKind::LruLeaf, seed), 60, 4);
+        shuttle::check_pct(move || threads_on_one_registry(PolicyKind::LruLeaf, 1, seed), 60, 4);
+    }
+}
+
+#[test]
+fn schedules_over_several_shards_end_with_the_truth() {
+    for (seed, shards) in (200..230).zip([2, 3, 5].iter().cycle()) {
+        let shards = *shards;
+        shuttle::check_random(move || threads_on_one_registry(PolicyKind::LruLeaf, shards, seed), 60);
+        shuttle::check_pct(move || threads_on_one_registry(PolicyKind::LruLeaf, shards, seed), 30, 4);
     }
 }

@@ -290,3 +290,26 @@ fn a_block_outlives_what_continues_it() {
         held.push(one);
     }
 }
+
+#[test]
+fn a_slot_of_a_block_that_came_back_elsewhere_is_known_for_what_it_is() {
+    for shards in [1, 4] {
+        let config = RegistryConfig { shards, ..RegistryConfig::new([64, 0, 0]) };
+        let registry = Registry::new(&config).unwrap();
+        let pool: BlockPool<G1> = registry.pool();
+        let chain = hashes(1, 3);
+        let old = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
+        let prefix = registry.match_prefix(GROUP, &chain);
+        assert_eq!((old.registered(), prefix.registered()), (vec![true; 3], vec![true; 3]));
+        registry.remove_subtree(GROUP, chain[1], kvbm_pool::TierMask::ALL);
+        assert_eq!(old.registered(), [true, false, false], "it is pinned, and gone");
+        let again = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
+        assert_eq!(again.block_ids()[0], old.block_ids()[0], "that was there");
+        assert_eq!(again.registered(), [true; 3]);
+        assert_eq!(
+            (old.registered(), prefix.registered()),
+            (vec![true, false, false], vec![true, false, false])
+        );
+        assert_eq!(registry.pool::<G1>().match_sequence_hashes(GROUP, &chain).block_ids(), again.block_ids());
+    }
+}

@@ -7,7 +7,7 @@ use crate::arrivals::{Arrival, Completion, Refusal};
 use crate::metadata::BlockMetadata;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
 
-impl Core {
+impl Core<'_> {
     /// What must not be evicted while room is made for `identities`: those of them that are there, and parents.
     /// Pins them into `pins`; returns how many slots are needed.
     pub(crate) fn prepare_arrivals(
@@ -34,8 +34,11 @@ impl Core {
     }
 
     fn presence_of(&self, tier: usize, group: GroupId, hash: SequenceHash) -> (Presence, u32) {
-        match self.entries.find(group, hash) {
-            Some(found) => (self.entries[found].presence(tier), self.entries[found].slots[tier]),
+        match self.find(group, hash) {
+            Some(found) => {
+                let entry = &self.store.entries[found];
+                (entry.presence(tier), entry.slot(tier))
+            }
             None => (Presence::Absent, NONE),
         }
     }
@@ -52,7 +55,7 @@ impl Core {
         identity: &BlockIdentity,
         earlier: &[BlockIdentity],
     ) -> (bool, Option<u32>) {
-        let Some(parent) = identity.parent.filter(|_| self.is_full(identity.group)) else {
+        let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
             return (true, None);
         };
         match self.presence_of(tier, identity.group, parent) {
@@ -79,17 +82,16 @@ impl Core {
                 return Arrival::Present { block: BlockId(slot) };
             }
             (Presence::Arriving, slot) => {
-                return Arrival::Joined { ticket: self.tiers[tier].slots[slot as usize].ticket() };
+                return Arrival::Joined { ticket: self.store.slots[tier][slot as usize].ticket() };
             }
             (Presence::Absent, _) => {}
         }
-        if self.is_full(identity.group)
+        if self.store.is_full(identity.group)
             && let Some(parent) = identity.parent
         {
-            let there = self.entries.find(identity.group, parent).is_some_and(|found| {
-                let entry = &self.entries[found];
-                entry.presence(tier) != Presence::Absent
-                    && entry.position.checked_add(1) == Some(identity.position)
+            let there = self.find(identity.group, parent).is_some_and(|found| {
+                let entry = &self.store.entries[found];
+                entry.presence(tier) != Presence::Absent && entry.comes_before(identity.position)
             });
             if !there {
                 return Arrival::Refused(Refusal::MissingParent { parent });
@@ -108,21 +110,23 @@ impl Core {
         metadata: BlockMetadata,
         block: BlockId,
     ) -> Arrival {
-        let index = self.entries.find_or_insert(identity, None);
+        let store = self.store;
+        let index = self.find_or_insert(identity, None, store.home(1));
         self.recall(index, FAR_FROM_TAIL);
-        let ticket = self.new_ticket();
-        let tier_core = &mut self.tiers[tier];
-        tier_core.held -= 1;
-        tier_core.arriving += 1;
-        let state = &mut tier_core.slots[block.index()];
-        state.entry = index;
+        let ticket = store.new_ticket();
+        let part = self.part(index, tier);
+        part.drop_held(1);
+        part.arriving += 1;
+        let state = &store.slots[tier][block.index()];
+        state.entry.set(index);
         state.set_usage(Usage::Arriving);
         state.set_ticket(ticket);
-        let entry = &mut self.entries[index];
+        let entry = &store.entries[index];
         if entry.is_nowhere() {
-            entry.priority = metadata.priority;
+            entry.priority.set(metadata.priority);
         }
-        entry.slots[tier] = block.0;
+        entry.slots[tier].set(block.0);
+        self.count_for_tenant(index, tier, true);
         self.set_presence(index, tier, Presence::Arriving);
         Arrival::Reserved { block, ticket }
     }
@@ -130,35 +134,35 @@ impl Core {
     /// The entry's arrival on `tier` will not become visible: the block was registered by another, or removed. The
     /// slot stays with its transfer; the entry stays for the slot.
     pub(crate) fn cancel_arrival(&mut self, index: u32, tier: usize) {
-        let slot = self.entries[index].slots[tier];
-        self.tiers[tier].slots[slot as usize].set_usage(Usage::Cancelled);
-        self.entries[index].links += 1;
+        let entry = &self.store.entries[index];
+        self.store.slots[tier][entry.slot(tier) as usize].set_usage(Usage::Cancelled);
+        entry.add_link();
     }
 
     /// The bytes of a reserved slot are complete and verified: the block becomes Present, pinned once for the
     /// transfer.
     pub(crate) fn complete_arrival(&mut self, tier: usize, block: BlockId) -> Completion {
-        let step = self.short_step();
-        let tier_core = &mut self.tiers[tier];
-        let state = &mut tier_core.slots[block.index()];
-        let index = state.entry;
+        let store = self.store;
+        let state = &store.slots[tier][block.index()];
+        let index = state.entry.get();
         match state.usage() {
             Usage::Arriving => {
                 state.clear_ticket();
                 state.set_usage(Usage::Registered);
                 state.add_ref();
-                tier_core.arriving -= 1;
-                tier_core.active += 1;
-                tier_core.transfer_pins += 1;
-                tier_core.counters.stored += 1;
-                tier_core.order.push_young(block.0, &mut tier_core.slots);
-                self.entries[index].last_step = step;
+                let part = self.part(index, tier);
+                part.arriving -= 1;
+                part.active += 1;
+                part.transfer_pins = part.transfer_pins.wrapping_add(1);
+                part.counters.stored += 1;
+                part.order.push_young(block.0, &store.slots[tier]);
+                store.entries[index].last_step.set(self.short_step());
                 self.set_presence(index, tier, Presence::Present);
                 Completion::Stored
             }
             Usage::Cancelled => {
-                let entry = &self.entries[index];
-                let (presence, slot) = (entry.presence(tier), entry.slots[tier]);
+                let entry = &store.entries[index];
+                let (presence, slot) = (entry.presence(tier), entry.slot(tier));
                 if presence == Presence::Present {
                     self.pin(tier, slot, Pin::Transfer);
                 }
@@ -176,19 +180,19 @@ impl Core {
     /// The transfer of a reserved slot failed or was given up. A slot that is not `reusable` is
     /// never handed out again.
     pub(crate) fn fail_arrival(&mut self, tier: usize, block: BlockId, reusable: bool) {
-        let tier_core = &mut self.tiers[tier];
-        let state = &mut tier_core.slots[block.index()];
-        let index = state.entry;
+        let store = self.store;
+        let state = &store.slots[tier][block.index()];
+        let index = state.entry.get();
         match state.usage() {
             Usage::Arriving => {
-                tier_core.counters.arrivals_failed += 1;
+                self.part(index, tier).counters.arrivals_failed += 1;
                 self.set_presence(index, tier, Presence::Absent);
-                self.entries[index].slots[tier] = NONE;
-                self.end_arriving(tier, block, reusable);
-                self.entries.release_unused(index);
+                store.entries[index].slots[tier].set(NONE);
+                self.end_arriving(index, tier, block, reusable);
+                self.unused(index);
             }
             Usage::Cancelled => {
-                tier_core.counters.arrivals_failed += 1;
+                self.part(index, tier).counters.arrivals_failed += 1;
                 self.end_cancelled(tier, block, reusable);
             }
             _ => {}
@@ -196,20 +200,22 @@ impl Core {
     }
 
     fn end_cancelled(&mut self, tier: usize, block: BlockId, reusable: bool) {
-        let index = self.tiers[tier].slots[block.index()].entry;
-        self.end_arriving(tier, block, reusable);
-        self.entries[index].links -= 1;
-        self.entries.release_unused(index);
+        let index = self.store.slots[tier][block.index()].entry.get();
+        self.end_arriving(index, tier, block, reusable);
+        self.store.entries[index].drop_link();
+        self.unused(index);
     }
 
     /// An arrival's slot is free again, or out of use for good.
-    fn end_arriving(&mut self, tier: usize, block: BlockId, reusable: bool) {
-        let tier_core = &mut self.tiers[tier];
-        tier_core.arriving -= 1;
+    fn end_arriving(&mut self, index: u32, tier: usize, block: BlockId, reusable: bool) {
+        self.count_for_tenant(index, tier, false);
+        self.part(index, tier).arriving -= 1;
+        let slots = &self.store.slots[tier];
+        let mut free = self.store.free[tier].lock();
         if reusable {
-            tier_core.put_free(block.0);
+            free.put(slots, block.0);
         } else {
-            tier_core.retire(block.0);
+            free.retire(slots, block.0);
         }
     }
 }

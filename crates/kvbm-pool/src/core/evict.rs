@@ -1,109 +1,283 @@
 //! Making room: which block goes, and how it goes.
 
-use super::entry::LOOKUPS;
-use super::slot::{Slot, Usage};
-use super::tiers::TierCore;
-use super::{Core, NONE, Presence};
+use super::index::LOOKUPS;
+use super::mail::LETTERS_AT_ONCE;
+use super::shards::Shard;
+use super::slot::Usage;
+use super::tenants::Claim;
+use super::{Core, NONE, Presence, Store};
 use crate::config::RegistryConfig;
-use kvbm_plan::BlockId;
+use crate::policy::{SlotSet, spares};
+use crate::status::TierStatus;
+use kvbm_plan::{BlockId, Tier};
 
 /// Most blocks evicted in one hold of the lock.
 pub(crate) const MAX_VICTIMS: usize = RegistryConfig::MOST_EVICTED_AT_ONCE;
 
 /// Most places of the eviction order looked at in one hold of the lock.
-const MAX_LOOKED_AT: usize = 16 * MAX_VICTIMS;
+pub(crate) const MAX_LOOKED_AT: usize = 16 * MAX_VICTIMS;
 
-impl Core {
-    /// Evicts up to `want` blocks of `tier`, at most [`MAX_VICTIMS`], into `out` as Held slots. Says whether another
-    /// call could find more.
-    pub(crate) fn evict(&mut self, tier: usize, want: usize, out: &mut Vec<BlockId>) -> bool {
-        if self.policy.is_some() {
+/// How much younger a shard's oldest blocks may be than those of all, as a part of the age of these, to be taken as well. With
+/// one shard for all victims two threads would wait for each other.
+const TOLERANCE: u64 = 8;
+
+/// Holds in a row in which nothing was found to evict: after that all shards are looked at together.
+const MOST_FRUITLESS: usize = 8;
+
+/// Parts of victims from one shard, before it is asked again which shard has the oldest.
+const PARTS_OF_ONE: usize = 16;
+
+/// Letters that may wait for a shard before somebody locks it to read them.
+pub(super) const MOST_LETTERS: usize = 256;
+
+/// Why there are no slots.
+pub(crate) struct NoRoom {
+    /// Where the slots are.
+    pub status: TierStatus,
+    /// Whether who claimed them would be over its share.
+    pub over_share: bool,
+}
+
+impl Store {
+    /// Puts `n` Held slots of `tier` into `out`, or nothing.
+    pub(crate) fn allocate(
+        &self,
+        tier: Tier,
+        n: usize,
+        claim: Claim,
+        out: &mut Vec<BlockId>,
+    ) -> Result<(), NoRoom> {
+        let index = tier.index();
+        let start = out.len();
+        if n > self.slots[index].len() {
+            let mut core = self.lock_all();
+            core.first_mut().tiers[index].counters.allocations_failed += 1;
+            let over_share = core.is_over_share(index, claim, n);
+            return Err(NoRoom { over_share, status: core.status(tier) });
+        }
+        if !self.is_whole() {
+            self.allocate_here_and_there(index, n, start, out);
+        }
+        let mut core = if out.len() - start == n { return Ok(()) } else { self.lock_all() };
+        core.first_mut().tenants.hold(index, claim, n);
+        loop {
+            let missing = n - (out.len() - start);
+            let taken = self.free[index].lock().take(&self.slots[index], missing, out) as usize;
+            let missing = missing - taken;
+            if missing == 0 {
+                return Ok(());
+            }
+            // Hopeless requests evict nothing.
+            let more = missing <= core.given_at_most(index, claim, missing)
+                && core.evict(index, missing, claim, out);
+            if out.len() - start < n && !more {
+                self.give_back(index, &out[start..]);
+                out.truncate(start);
+                let shard = core.first_mut();
+                shard.tenants.let_go(index, claim, n);
+                shard.tiers[index].counters.allocations_failed += 1;
+                return Err(NoRoom {
+                    over_share: core.is_over_share(index, claim, n),
+                    status: core.status(tier),
+                });
+            }
+            core.let_others_in();
+        }
+    }
+
+    /// Takes what is free, and victims from one shard after the other, as far as that is easy. Letters that this leads to are read
+    /// on the way.
+    fn allocate_here_and_there(&self, tier: usize, n: usize, start: usize, out: &mut Vec<BlockId>) {
+        let taken = self.free[tier].lock().take(&self.slots[tier], n, out) as usize;
+        if self.about_evictable(tier) < (n - taken) as u64 {
+            return;
+        }
+        let mut fruitless = 0;
+        while out.len() - start < n && fruitless < MOST_FRUITLESS {
+            let Some(mut core) = self.lock_for_victims(tier) else { return };
+            let number = core.number();
+            let mut looked_at = 0;
+            for _ in 0..PARTS_OF_ONE {
+                let looks = core.evict_from(number, tier, n - (out.len() - start), out);
+                looked_at += looks;
+                if looks == 0 || out.len() - start == n {
+                    break;
+                }
+                core.let_others_in();
+            }
+            // A place that was looked at is gone, stale or not, unless chance passed it over: that is on the way to a victim.
+            fruitless = if looked_at == 0 { fruitless + 1 } else { 0 };
+            drop(core);
+            self.see_to_mail();
+        }
+    }
+
+    /// Locks a shard with old blocks: the one where the thread found some last, if they are old enough, or one that nobody has
+    /// locked. None where there is nothing to evict.
+    fn lock_for_victims(&self, tier: usize) -> Option<Core<'_>> {
+        let (oldest, now) = self.ages(tier);
+        let first = oldest.into_iter().min().filter(|&first| first != u64::MAX)?;
+        let old_enough = first + now.saturating_sub(first) / TOLERANCE;
+        let last = self.homes.victims();
+        let mut order: [usize; super::MAX_SHARDS] = std::array::from_fn(|shard| shard);
+        order.sort_unstable_by_key(|&shard| (shard != last, oldest[shard]));
+        let mut candidates = order.into_iter().filter(|&shard| oldest[shard] <= old_enough);
+        let free = candidates.clone().find_map(|shard| self.try_lock(shard));
+        let core = free.or_else(|| candidates.next().map(|shard| self.lock(shard)))?;
+        super::homes::Homes::found_victims(core.number());
+        Some(core)
+    }
+
+    /// Letters do not pile up for a shard that nobody uses. No shard is held.
+    fn see_to_mail(&self) {
+        for (number, place) in self.shards.iter().enumerate() {
+            let waiting = place.mail.waiting();
+            if waiting > MOST_LETTERS {
+                (0..waiting.div_ceil(LETTERS_AT_ONCE)).for_each(|_| drop(self.lock(number)));
+            }
+        }
+    }
+}
+
+impl Core<'_> {
+    /// Evicts up to `want` blocks of `tier`, at most [`MAX_VICTIMS`], into `out` as Held slots: those of the shard with the
+    /// oldest. All shards are held. Says whether another call could find more.
+    fn evict(&mut self, tier: usize, want: usize, claim: Claim, out: &mut Vec<BlockId>) -> bool {
+        if self.first().tenants.are_configured() {
+            return self.evict_by_share(tier, want, claim, out);
+        }
+        let set = SlotSet::of_tier(tier);
+        if self.first().policy.as_ref().is_some_and(|policy| !policy.follows_recency(set)) {
             return self.evict_chosen(tier, want, out);
         }
+        let age = |shard: &Shard| shard.tiers[tier].order.oldest();
+        let oldest = self.numbers().zip(self.shards().map(age)).min_by_key(|&(_, age)| age);
+        if let Some((number, _)) = oldest {
+            self.evict_from(number, tier, want, out);
+        }
+        self.shards().any(|shard| !shard.tiers[tier].order.is_empty())
+    }
+
+    /// Evicts up to `want` of the oldest blocks of a shard, at most [`MAX_VICTIMS`]. Says how many places it looked at.
+    fn evict_from(&mut self, number: usize, tier: usize, want: usize, out: &mut Vec<BlockId>) -> usize {
         let mut budget = MAX_LOOKED_AT;
         for turn in 0..want.min(MAX_VICTIMS) {
-            if turn % LOOKUPS == 0 {
-                self.fetch_oldest(tier, want - turn);
+            if turn.is_multiple_of(LOOKUPS) {
+                self.fetch_oldest(number, tier, want - turn);
             }
-            let Some(slot) = self.oldest_leaf(tier, &mut budget) else { break };
+            let Some(slot) = self.oldest_leaf(number, tier, &mut budget) else { break };
+            if self.store.slots[tier][slot as usize].is_listed() {
+                self.unlist(tier, slot);
+            }
             self.vacate(tier, slot);
             out.push(BlockId(slot));
         }
-        !self.tiers[tier].order.is_empty()
+        MAX_LOOKED_AT - budget
     }
 
     /// Reads what evicting the next `count` blocks will read, all at the same time.
-    fn fetch_oldest(&self, tier: usize, count: usize) {
-        let TierCore { order, slots, .. } = &self.tiers[tier];
-        let first = order.first();
-        let next = order.places(first..u64::MAX, slots).take(count.min(LOOKUPS)).filter_map(|(_, slot)| slot);
-        let entries = next.map(|slot| slots[slot as usize].entry).filter(|&index| index != NONE);
-        self.entries.fetch(entries.map(|index| (self.entries[index].group(), self.entries[index].hash)));
+    fn fetch_oldest(&mut self, number: usize, tier: usize, count: usize) {
+        let store = self.store;
+        let slots = &store.slots[tier];
+        let mut next = [NONE; LOOKUPS];
+        let order = &self.numbered(number).tiers[tier].order;
+        let places = order.places(order.first()..u64::MAX, slots).take(count.min(LOOKUPS));
+        for ((_, slot), next) in places.zip(&mut next) {
+            *next = slot.map_or(NONE, |slot| slots[slot as usize].entry.get());
+        }
+        let known = next.into_iter().filter(|&index| index != NONE);
+        let block = |index: u32| (store.entries[index].group(), store.entries[index].hash());
+        self.fetch(known.clone().map(block));
+        self.expect(known.map(block));
     }
 
     /// The oldest unpinned block that nothing on the tier continues. A pinned block comes back into the
     /// order when its last user lets go, a block with children when its last child leaves, one that the caller keeps when
     /// that ends.
-    fn oldest_leaf(&mut self, tier: usize, budget: &mut usize) -> Option<u32> {
+    fn oldest_leaf(&mut self, number: usize, tier: usize, budget: &mut usize) -> Option<u32> {
+        let store = self.store;
         loop {
-            let tier_core = &mut self.tiers[tier];
-            let slot = tier_core.order.pop_old(&mut tier_core.slots, budget)?;
-            let state = &tier_core.slots[slot as usize];
-            if state.usage() != Usage::Registered || state.refs() > 0 {
-                continue;
-            }
-            let (index, has_duplicate) = (state.entry, state.link != NONE);
-            if self.is_kept(index, tier) {
-                continue;
-            }
-            let entry = &self.entries[index];
-            if has_duplicate || entry.children[tier] == 0 || !self.is_full(entry.group()) {
+            let slot = self.numbered(number).tiers[tier].order.pop_old(&store.slots[tier], budget)?;
+            if self.may_go(tier, slot) && !self.is_spared(tier, slot) {
                 return Some(slot);
             }
         }
     }
 
+    /// Whether a block that is the least recently used has another turn of the order, for its priority: in the mean as many as that is.
+    #[inline]
+    pub(crate) fn is_spared(&mut self, tier: usize, slot: u32) -> bool {
+        let store = self.store;
+        let index = store.slots[tier][slot as usize].entry.get();
+        let Shard { random, tiers, .. } = self.shard(index);
+        let spared = spares(store.entries[index].priority.get(), random);
+        if spared {
+            tiers[tier].order.push_young(slot, &store.slots[tier]);
+        }
+        spared
+    }
+
+    /// Whether a slot, whose shard is held, has a block that may be evicted.
+    #[inline]
+    pub(crate) fn may_go(&self, tier: usize, slot: u32) -> bool {
+        let store = self.store;
+        let state = &store.slots[tier][slot as usize];
+        if state.usage() != Usage::Registered || state.refs() > 0 {
+            return false;
+        }
+        let (index, has_duplicate) = (state.entry.get(), state.link.get() != NONE);
+        if self.is_kept(index, tier) {
+            return false;
+        }
+        let entry = &store.entries[index];
+        has_duplicate || entry.children(tier) == 0 || !store.is_full(entry.group())
+    }
+
     /// Takes an unpinned primary out of the registry; its slot becomes Held. A duplicate takes over if there is one:
     /// then the block stays.
+    #[inline]
     pub(crate) fn vacate(&mut self, tier: usize, slot: u32) {
-        let tier_core = &mut self.tiers[tier];
-        let state = &mut tier_core.slots[slot as usize];
-        let (index, heir) = (state.entry, state.link);
+        let store = self.store;
+        let state = &store.slots[tier][slot as usize];
+        let (index, heir) = (state.entry.get(), state.link.get());
         debug_assert!(!state.is_listed(), "the policy does not know a slot that is evicted");
-        *state = Slot::NEW;
-        state.set_usage(Usage::Held);
-        tier_core.inactive -= 1;
-        tier_core.held += 1;
+        state.reset(Usage::Held);
+        let part = self.part(index, tier);
+        part.inactive -= 1;
+        part.add_held(1);
+        self.count_for_tenant(index, tier, false);
         if heir != NONE {
-            self.entries[index].slots[tier] = heir;
+            store.entries[index].slots[tier].set(heir);
             return;
         }
-        tier_core.counters.evicted += 1;
+        self.part(index, tier).counters.evicted += 1;
         self.set_presence(index, tier, Presence::Absent);
-        self.entries[index].slots[tier] = NONE;
+        store.entries[index].slots[tier].set(NONE);
         self.remember(index);
-        self.entries.release_unused(index);
+        self.unused(index);
     }
 
     /// A duplicate without users is worth nothing: its slot is free again.
     pub(crate) fn drop_duplicate(&mut self, tier: usize, slot: u32) {
+        let store = self.store;
         self.unlink_duplicate(tier, slot);
-        let index = self.tiers[tier].slots[slot as usize].entry;
+        let index = store.slots[tier][slot as usize].entry.get();
         self.update_evictable(index, tier);
-        let tier_core = &mut self.tiers[tier];
-        tier_core.active -= 1;
-        tier_core.put_free(slot);
+        self.count_for_tenant(index, tier, false);
+        self.part(index, tier).active -= 1;
+        store.free[tier].lock().put(&store.slots[tier], slot);
     }
 
     /// Takes `slot` off its primary's list.
     pub(crate) fn unlink_duplicate(&mut self, tier: usize, slot: u32) {
-        let slots = &mut self.tiers[tier].slots;
-        let mut at = self.entries[slots[slot as usize].entry].slots[tier];
+        let slots = &self.store.slots[tier];
+        let state = &slots[slot as usize];
+        let mut at = self.store.entries[state.entry.get()].slot(tier);
         while at != NONE {
-            let next = slots[at as usize].link;
+            let next = slots[at as usize].link.get();
             if next == slot {
-                slots[at as usize].link = slots[slot as usize].link;
-                slots[slot as usize].link = NONE;
+                slots[at as usize].link.set(state.link.get());
+                state.link.set(NONE);
                 return;
             }
             at = next;

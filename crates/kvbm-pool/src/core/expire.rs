@@ -46,14 +46,22 @@ impl Expiry {
             None => self.limits.remove(&namespace),
         };
     }
+
+    /// The next of the entries below `end`.
+    fn next_looked_at(&mut self, end: usize) -> u32 {
+        let index = if (self.at as usize) < end { self.at } else { 0 };
+        self.at = index + 1;
+        index
+    }
 }
 
-impl Core {
+impl Core<'_> {
     /// An iteration begins.
     pub(crate) fn begin_expiry(&mut self) {
-        if !self.expiry.limits.is_empty() {
-            let end = self.entries.end();
-            self.expiry.left = end.min(LOOKS.max(end.div_ceil(ROUND)));
+        let end = self.end();
+        let expiry = &mut self.first_mut().expiry;
+        if !expiry.limits.is_empty() {
+            expiry.left = end.min(LOOKS.max(end.div_ceil(ROUND)));
         }
     }
 
@@ -61,11 +69,13 @@ impl Core {
     pub(crate) fn expire(&mut self) -> bool {
         let (mut removed, mut looks) = (Removed::default(), 0);
         while looks < LOOKS_PER_HOLD && removed.blocks as usize + TIERS <= MAX_VICTIMS {
-            let index = if self.expiry.above != NONE {
-                std::mem::replace(&mut self.expiry.above, NONE)
-            } else if self.expiry.left > 0 {
-                self.expiry.left -= 1;
-                self.next_looked_at()
+            let end = self.end();
+            let expiry = &mut self.first_mut().expiry;
+            let index = if expiry.above != NONE {
+                std::mem::replace(&mut expiry.above, NONE)
+            } else if expiry.left > 0 {
+                expiry.left -= 1;
+                expiry.next_looked_at(end)
             } else {
                 return false;
             };
@@ -75,31 +85,25 @@ impl Core {
         true
     }
 
-    fn next_looked_at(&mut self) -> u32 {
-        let index = if (self.expiry.at as usize) < self.entries.end() { self.expiry.at } else { 0 };
-        self.expiry.at = index + 1;
-        index
-    }
-
     /// Removes the block from every tier where its time is over, nobody uses it, nothing continues it and it is not
     /// pinned; then its parent is next. The entry may have become another one's since it was named: then that is judged.
     fn expire_entry(&mut self, index: u32, removed: &mut Removed) {
-        let entry = &self.entries[index];
+        let entry = &self.store.entries[index];
         if entry.is_nowhere() {
             return;
         }
-        let idle = self.short_step().wrapping_sub(entry.last_step);
-        if self.expiry.limits.get(&entry.namespace).is_none_or(|&limit| idle < limit) {
+        let idle = self.short_step().wrapping_sub(entry.last_step.get());
+        if self.first().expiry.limits.get(&entry.namespace()).is_none_or(|&limit| idle < limit) {
             return;
         }
-        let (parent, before) = (entry.parent, removed.blocks);
+        let (parent, before) = (entry.parent.get(), removed.blocks);
         for tier in Tier::SLOTTED {
             if self.is_unused(index, tier.index()) && !self.is_kept(index, tier.index()) {
                 self.expel(index, tier, EvictionReason::Expired, removed);
             }
         }
         if removed.blocks > before {
-            self.expiry.above = parent;
+            self.first_mut().expiry.above = parent;
         }
     }
 }

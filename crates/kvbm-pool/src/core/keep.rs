@@ -1,10 +1,11 @@
 //! Blocks that the caller has pinned until an iteration: nobody evicts them before.
 //!
-//! Costs nothing where nothing is pinned: one bit of the entry says whether to look here.
+//! Costs nothing where nothing is pinned: one bit of the entry says whether to look here. All shards share it, behind a leaf lock.
 
 use super::evict::MAX_VICTIMS;
 use super::slot::Usage;
-use super::{Core, NONE, Presence};
+use super::tiers::{self, TierPart};
+use super::{Core, NONE, Presence, Store};
 use crate::config::RegistryConfig;
 use crate::error::PinError;
 use crate::status::TierStatus;
@@ -12,6 +13,7 @@ use crate::tier::{TIERS, TierMask};
 use kvbm_plan::{GroupId, SequenceHash, Tier};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A block on a tier: its entry, and the tier.
 type Place = (u32, u8);
@@ -32,11 +34,36 @@ pub(crate) struct Keeps {
     counts: [u32; TIERS],
 }
 
-impl Core {
+impl Keeps {
+    /// How many blocks are pinned on each tier, of entries for which `theirs` says so.
+    pub(crate) fn of(&self, theirs: impl Fn(u32) -> bool) -> [u32; TIERS] {
+        let mut counts = [0; TIERS];
+        for &(_, tier) in self.all.keys().filter(|&&(index, _)| theirs(index)) {
+            counts[usize::from(tier)] += 1;
+        }
+        counts
+    }
+}
+
+impl Store {
+    /// Where the slots of a tier are.
+    pub(crate) fn status(&self, tier: Tier) -> TierStatus {
+        if tier.index() >= TIERS {
+            return TierStatus::without_slots(tier);
+        }
+        self.lock_all().status(tier)
+    }
+}
+
+impl Core<'_> {
     /// Whether an entry's block is pinned on `tier`.
     #[inline]
     pub(crate) fn is_kept(&self, index: u32, tier: usize) -> bool {
-        self.entries[index].is_kept() && self.keeps.all.contains_key(&(index, tier as u8))
+        self.store.entries[index].is_kept() && self.is_in_keeps(index, tier)
+    }
+
+    fn is_in_keeps(&self, index: u32, tier: usize) -> bool {
+        self.store.keeps.lock().all.contains_key(&(index, tier as u8))
     }
 
     /// Pins what is Present of a chain on `tiers`, with its ancestors there, until an iteration; or nothing, where a tier
@@ -48,10 +75,11 @@ impl Core {
         tiers: TierMask,
         until: u64,
     ) -> Result<usize, PinError> {
-        if until <= self.step {
-            return Err(PinError::Past { until, now: self.step });
+        let now = self.store.step();
+        if until <= now {
+            return Err(PinError::Past { until, now });
         }
-        let chain: Vec<u32> = hashes.iter().filter_map(|&hash| self.entries.find(group, hash)).collect();
+        let chain: Vec<u32> = hashes.iter().filter_map(|&hash| self.find(group, hash)).collect();
         let mut places = HashSet::new();
         let mut in_order = Vec::new();
         let slotted = || tiers.iter().map(Tier::index).filter(|&tier| tier < TIERS);
@@ -62,7 +90,7 @@ impl Core {
             self.check_pins(tier, &in_order)?;
         }
         // Parents first: each knows the pinned blocks that continue it.
-        in_order.sort_by_key(|&(index, _)| self.entries[index].position);
+        in_order.sort_by_key(|&(index, _)| self.store.entries[index].position.get());
         for (index, tier) in in_order {
             self.keep_one(index, usize::from(tier), until);
         }
@@ -72,48 +100,70 @@ impl Core {
 
     /// The block's place on the tier and those of its ancestors, as far as they are not in yet.
     fn with_ancestors(&self, mut index: u32, tier: usize, seen: &mut HashSet<Place>, out: &mut Vec<Place>) {
-        let is_full = self.is_full(self.entries[index].group());
+        let entries = &self.store.entries;
+        let is_full = self.store.is_full(entries[index].group());
         while index != NONE
-            && self.entries[index].presence(tier) == Presence::Present
+            && entries[index].presence(tier) == Presence::Present
             && seen.insert((index, tier as u8))
         {
             out.push((index, tier as u8));
-            index = if is_full { self.entries[index].parent } else { NONE };
+            index = if is_full { entries[index].parent.get() } else { NONE };
         }
     }
 
     fn check_pins(&self, tier: usize, places: &[Place]) -> Result<(), PinError> {
-        let is_new = |place: &&Place| usize::from(place.1) == tier && !self.keeps.all.contains_key(*place);
+        let keeps = self.store.keeps.lock();
+        let is_new = |place: &&Place| usize::from(place.1) == tier && !keeps.all.contains_key(*place);
         let asked = places.iter().filter(is_new).count();
-        let capacity = self.tiers[tier].slots.len() as u32;
-        let limit = RegistryConfig::most_pinned(capacity);
-        let pinned = self.keeps.counts[tier];
-        if asked > (limit - pinned) as usize {
-            return Err(PinError::Limit { tier: Tier::SLOTTED[tier], asked, pinned, limit, capacity });
-        }
-        Ok(())
+        let capacity = self.store.slots[tier].len() as u32;
+        let check = |limit: u32, pinned: u32| {
+            if asked > limit.saturating_sub(pinned) as usize {
+                return Err(PinError::Limit { tier: Tier::SLOTTED[tier], asked, pinned, limit, capacity });
+            }
+            Ok(())
+        };
+        check(RegistryConfig::most_pinned(capacity), keeps.counts[tier])?;
+        drop(keeps);
+        // A chain is of one namespace.
+        let namespace = places.first().map(|&(index, _)| self.store.entries[index].namespace());
+        let pins =
+            namespace.and_then(|namespace| self.first().tenants.pins(tier, self.usable(tier), namespace));
+        pins.map_or(Ok(()), |(limit, pinned)| check(limit, pinned))
+    }
+
+    /// A block is pinned on a tier, or is no more.
+    fn count_pin(&mut self, index: u32, tier: usize, more: bool) {
+        let mut pins = [0; TIERS];
+        pins[tier] = 1;
+        let namespace = self.store.entries[index].namespace();
+        self.first_mut().tenants.count_pins(namespace, pins, more);
     }
 
     /// A pin that ends later than another counts.
     fn keep_one(&mut self, index: u32, tier: usize, until: u64) {
-        let entry = &mut self.entries[index];
-        let (parent, position) = (entry.parent, Reverse(entry.position));
+        let entry = &self.store.entries[index];
+        let (parent, position) = (entry.parent.get(), Reverse(entry.position.get()));
         let place = (index, tier as u8);
-        if let Some(keep) = self.keeps.all.get_mut(&place) {
+        let mut guard = self.store.keeps.lock();
+        let keeps = &mut *guard;
+        if let Some(keep) = keeps.all.get_mut(&place) {
             if keep.until < until {
-                self.keeps.ends.remove(&(keep.until, position, place));
-                self.keeps.ends.insert((until, position, place));
+                keeps.ends.remove(&(keep.until, position, place));
+                keeps.ends.insert((until, position, place));
                 keep.until = until;
             }
             return;
         }
         entry.set_kept(true);
-        self.keeps.all.insert(place, Keep { until, children: 0 });
-        self.keeps.ends.insert((until, position, place));
-        self.keeps.counts[tier] += 1;
-        if let Some(above) = self.keeps.all.get_mut(&(parent, tier as u8)) {
+        keeps.all.insert(place, Keep { until, children: 0 });
+        keeps.ends.insert((until, position, place));
+        keeps.counts[tier] += 1;
+        self.store.kept[tier].store(keeps.counts[tier], Relaxed);
+        if let Some(above) = keeps.all.get_mut(&(parent, tier as u8)) {
             above.children += 1;
         }
+        drop(guard);
+        self.count_pin(index, tier, true);
         self.update_evictable(index, tier);
     }
 
@@ -122,9 +172,12 @@ impl Core {
     pub(crate) fn unkeep(&mut self, group: GroupId, hashes: &[SequenceHash], tiers: TierMask) -> usize {
         let mut ended = 0;
         for &hash in hashes.iter().rev() {
-            let Some(index) = self.entries.find(group, hash) else { continue };
+            let Some(index) = self.find(group, hash) else { continue };
             for tier in tiers.iter().map(Tier::index) {
-                if self.keeps.all.get(&(index, tier as u8)).is_some_and(|keep| keep.children == 0) {
+                let keeps = self.store.keeps.lock();
+                let ends = keeps.all.get(&(index, tier as u8)).is_some_and(|keep| keep.children == 0);
+                drop(keeps);
+                if ends {
                     self.end_keep(index, tier);
                     ended += 1;
                 }
@@ -136,8 +189,9 @@ impl Core {
     /// Ends up to [`MAX_VICTIMS`] pins whose time is over. Says whether there are more.
     pub(crate) fn end_keeps(&mut self) -> bool {
         for _ in 0..MAX_VICTIMS {
-            match self.keeps.ends.first() {
-                Some(&(until, _, (index, tier))) if until <= self.step => {
+            let first = self.store.keeps.lock().ends.first().copied();
+            match first {
+                Some((until, _, (index, tier))) if until <= self.store.step() => {
                     self.end_keep(index, usize::from(tier));
                 }
                 _ => return false,
@@ -149,11 +203,11 @@ impl Core {
     /// The block may be evicted again. If it came up for that before, it is among the oldest.
     fn end_keep(&mut self, index: u32, tier: usize) {
         self.forget_keep(index, tier);
-        let slot = self.entries[index].slots[tier];
-        let tier_core = &mut self.tiers[tier];
-        let state = &tier_core.slots[slot as usize];
-        if state.usage() == Usage::Registered && state.refs() == 0 && state.place == NONE {
-            tier_core.order.push_old(slot, &mut tier_core.slots);
+        let slots = &self.store.slots[tier];
+        let slot = self.store.entries[index].slot(tier);
+        let state = &slots[slot as usize];
+        if state.usage() == Usage::Registered && state.refs() == 0 && state.place.get() == NONE {
+            self.part(index, tier).order.push_old(slot, slots);
         }
         self.update_evictable(index, tier);
     }
@@ -161,35 +215,48 @@ impl Core {
     /// The block is not pinned on `tier` any more: its time is over, or it was removed.
     pub(crate) fn forget_keep(&mut self, index: u32, tier: usize) {
         let place = (index, tier as u8);
-        let Some(keep) = self.keeps.all.remove(&place) else { return };
-        let entry = &self.entries[index];
-        let (parent, position) = (entry.parent, Reverse(entry.position));
-        self.keeps.ends.remove(&(keep.until, position, place));
-        self.keeps.counts[tier] -= 1;
-        if let Some(above) = self.keeps.all.get_mut(&(parent, tier as u8)) {
+        let mut keeps = self.store.keeps.lock();
+        let Some(keep) = keeps.all.remove(&place) else { return };
+        let entry = &self.store.entries[index];
+        let (parent, position) = (entry.parent.get(), Reverse(entry.position.get()));
+        keeps.ends.remove(&(keep.until, position, place));
+        keeps.counts[tier] -= 1;
+        self.store.kept[tier].store(keeps.counts[tier], Relaxed);
+        if let Some(above) = keeps.all.get_mut(&(parent, tier as u8)) {
             above.children = above.children.saturating_sub(1);
         }
-        let elsewhere = (0..TIERS).any(|tier| self.keeps.all.contains_key(&(index, tier as u8)));
-        self.entries[index].set_kept(elsewhere);
+        let elsewhere = (0..TIERS).any(|tier| keeps.all.contains_key(&(index, tier as u8)));
+        entry.set_kept(elsewhere);
+        drop(keeps);
+        self.count_pin(index, tier, false);
     }
 
-    /// Where the slots of a slotted tier are.
+    /// Where the slots of a slotted tier are. All shards are held.
     pub(crate) fn status(&self, tier: Tier) -> TierStatus {
         let on = tier.index();
-        TierStatus { pinned: self.keeps.counts[on], ..self.tiers[on].status(tier) }
+        let store = self.store;
+        let pinned = store.keeps.lock().counts[on];
+        let free = store.free[on].lock();
+        tiers::status(tier, store.slots[on].len() as u32, &free, pinned, self.parts(on))
+    }
+
+    /// What each shard that is held keeps of a tier.
+    pub(crate) fn parts(&self, tier: usize) -> impl Iterator<Item = &TierPart> {
+        self.shards().map(move |shard| &shard.tiers[tier])
     }
 
     /// Blocks of `tier` that could be evicted at most, counted no more exactly than it takes to say whether these are
     /// `wanted`.
     pub(crate) fn evictable_at_most(&self, tier: usize, wanted: usize) -> usize {
-        let inactive = self.tiers[tier].inactive as usize;
-        if wanted + self.keeps.counts[tier] as usize <= inactive || wanted > inactive {
+        let store = self.store;
+        let inactive = self.parts(tier).map(|part| part.inactive as usize).sum();
+        let keeps = store.keeps.lock();
+        if wanted + keeps.counts[tier] as usize <= inactive || wanted > inactive {
             return inactive;
         }
         let idle = |&&(index, on): &&Place| {
-            usize::from(on) == tier
-                && self.tiers[tier].slots[self.entries[index].slots[tier] as usize].refs() == 0
+            usize::from(on) == tier && store.slots[tier][store.entries[index].slot(tier) as usize].refs() == 0
         };
-        inactive - self.keeps.all.keys().filter(idle).count()
+        inactive - keeps.all.keys().filter(idle).count()
     }
 }

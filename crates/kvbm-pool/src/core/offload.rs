@@ -1,7 +1,7 @@
 //! Which blocks to copy down before they would be evicted.
 
 use super::slot::Usage;
-use super::tiers::TierCore;
+use super::tiers::TierPart;
 use super::{Core, NONE, Pin, Presence};
 use kvbm_plan::BlockId;
 use std::ops::Range;
@@ -11,6 +11,8 @@ const MAX_LOOKED_AT: usize = 4096;
 
 /// What a walk along the eviction order looks for, and what it has found.
 struct Search<'a> {
+    /// Whose order.
+    shard: usize,
     tier: usize,
     not_on: usize,
     /// Most blocks in `out`.
@@ -22,11 +24,19 @@ struct Search<'a> {
     out: &'a mut Vec<BlockId>,
 }
 
-impl Core {
+impl Core<'_> {
+    /// Shards by the age of the oldest blocks in their orders, the oldest first.
+    fn by_age(&self, tier: usize) -> Vec<usize> {
+        let mut shards: Vec<usize> = self.numbers().collect();
+        let ages: Vec<u64> = self.parts(tier).map(|part| part.order.oldest()).collect();
+        shards.sort_by_key(|&shard| ages.get(shard));
+        shards
+    }
+
     /// Pins up to `out`'s spare room of unpinned blocks of `tier`, oldest first, that are neither on `not_on` nor on
     /// their way there and were not used for `min_idle` iterations. A block comes after its ancestors that are missing
     /// on `not_on`; one of whose ancestors is on neither tier is left out. Starts where the
-    /// last call stopped.
+    /// last call stopped. All shards are held.
     pub(crate) fn coldest(
         &mut self,
         tier: usize,
@@ -35,17 +45,21 @@ impl Core {
         min_idle: u64,
         out: &mut Vec<BlockId>,
     ) {
-        let TierCore { order, cursor, .. } = &self.tiers[tier];
-        let first = order.first();
-        let start = if (first..order.end()).contains(cursor) { *cursor } else { first };
-        let mut search = Search { tier, not_on, n, min_idle, pinned_too: false, missing: Vec::new(), out };
-        // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
+        let missing = Vec::new();
+        let mut search = Search { shard: 0, tier, not_on, n, min_idle, pinned_too: false, missing, out };
         let mut budget = MAX_LOOKED_AT;
-        let mut at = self.search(start..u64::MAX, &mut budget, &mut search);
-        if budget > 0 && search.out.len() < n {
-            at = self.search(first..start, &mut budget, &mut search);
+        for shard in self.by_age(tier) {
+            search.shard = shard;
+            let TierPart { order, cursor, .. } = &self.numbered(shard).tiers[tier];
+            let first = order.first();
+            let start = if (first..order.end()).contains(cursor) { *cursor } else { first };
+            // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
+            let mut at = self.search(start..u64::MAX, &mut budget, &mut search);
+            if budget > 0 && search.out.len() < n {
+                at = self.search(first..start, &mut budget, &mut search);
+            }
+            self.numbered(shard).tiers[tier].cursor = at;
         }
-        self.tiers[tier].cursor = at;
     }
 
     /// Chooses among the places with these numbers, until enough is chosen or `budget` places were looked at. Returns
@@ -53,7 +67,8 @@ impl Core {
     fn search(&mut self, numbers: Range<u64>, budget: &mut usize, search: &mut Search<'_>) -> u64 {
         let mut at = numbers.start;
         while search.out.len() < search.n {
-            let TierCore { order, slots, .. } = &self.tiers[search.tier];
+            let slots = &self.store.slots[search.tier];
+            let order = &self.numbered(search.shard).tiers[search.tier].order;
             let Some((number, slot)) = order.places(at..numbers.end, slots).next().filter(|_| *budget > 0)
             else {
                 return at;
@@ -70,7 +85,8 @@ impl Core {
 
     /// Pins up to `n` blocks that are among the next victims of `tier` and are neither on `not_on` nor on their way
     /// there; ancestors first, as for [`coldest`](Self::coldest). The next victims are the oldest `share` of the
-    /// eviction order; a policy that goes by something else may take any block next, so with one they all count.
+    /// eviction order; a policy that goes by something else may take any block next, and so may tenants' shares: with these they
+    /// all count.
     ///
     /// Each place of the order is looked at once. What is pinned then is copied as well: it would not be found again
     /// before its next use.
@@ -82,15 +98,20 @@ impl Core {
         not_on: usize,
         out: &mut Vec<BlockId>,
     ) {
-        let share = if self.policy.is_some() && share > 0.0 { 1.0 } else { share.clamp(0.0, 1.0) };
-        let order = &self.tiers[tier].order;
-        let (first, end) = (order.first(), order.end());
-        let target = first + ((end - first) as f64 * share) as u64;
-        let start = order.watched().max(first);
-        let mut search = Search { tier, not_on, n, min_idle: 0, pinned_too: true, missing: Vec::new(), out };
+        let any = self.first().policy.is_some() || self.first().tenants.are_configured();
+        let share = if any && share > 0.0 { 1.0 } else { share.clamp(0.0, 1.0) };
+        let missing = Vec::new();
+        let mut search = Search { shard: 0, tier, not_on, n, min_idle: 0, pinned_too: true, missing, out };
         let mut budget = MAX_LOOKED_AT;
-        let at = self.search(start..target.max(start), &mut budget, &mut search);
-        self.tiers[tier].order.watch(at);
+        for shard in self.by_age(tier) {
+            search.shard = shard;
+            let order = &self.numbered(shard).tiers[tier].order;
+            let (first, end) = (order.first(), order.end());
+            let target = first + ((end - first) as f64 * share) as u64;
+            let start = order.watched().max(first);
+            let at = self.search(start..target.max(start), &mut budget, &mut search);
+            self.numbered(shard).tiers[tier].order.watch(at);
+        }
     }
 
     /// Pins the block in `slot`, if it is wanted, with the ancestors that must go before it.
@@ -100,7 +121,7 @@ impl Core {
             return;
         }
         search.missing.clear();
-        let index = self.tiers[tier].slots[slot as usize].entry;
+        let index = self.store.slots[tier][slot as usize].entry.get();
         if self.missing_ancestors(index, tier, not_on, search.out, &mut search.missing) {
             // Topmost first; where room ends, what is in stays a chain.
             for &slot in search.missing.iter().rev().take(n - search.out.len()) {
@@ -111,12 +132,12 @@ impl Core {
     }
 
     fn is_wanted(&self, slot: u32, search: &Search<'_>) -> bool {
-        let state = &self.tiers[search.tier].slots[slot as usize];
+        let state = &self.store.slots[search.tier][slot as usize];
         if state.usage() != Usage::Registered || (state.refs() > 0 && !search.pinned_too) {
             return false;
         }
-        let entry = &self.entries[state.entry];
-        let idle = u64::from(self.short_step().wrapping_sub(entry.last_step));
+        let entry = &self.store.entries[state.entry.get()];
+        let idle = u64::from(self.short_step().wrapping_sub(entry.last_step.get()));
         let min_idle = search.min_idle.min(u64::from(u16::MAX));
         entry.presence(search.not_on) == Presence::Absent && idle >= min_idle
     }
@@ -131,16 +152,17 @@ impl Core {
         chosen: &[BlockId],
         missing: &mut Vec<u32>,
     ) -> bool {
-        let chain = self.is_full(self.entries[index].group());
+        let store = self.store;
+        let chain = store.is_full(store.entries[index].group());
         while index != NONE {
-            let entry = &self.entries[index];
+            let entry = &store.entries[index];
             if entry.presence(not_on) != Presence::Absent {
                 return true;
             }
             if entry.presence(tier) != Presence::Present {
                 return false;
             }
-            let slot = entry.slots[tier];
+            let slot = entry.slot(tier);
             if chosen.contains(&BlockId(slot)) {
                 return true;
             }
@@ -148,7 +170,7 @@ impl Core {
             if !chain {
                 return true;
             }
-            index = entry.parent;
+            index = entry.parent.get();
         }
         true
     }

@@ -7,13 +7,21 @@
 //! The queue is made of segments. When stale places have made it too long, they are cleaned out from the old end on,
 //! a few places for each use, so that nobody waits for it: valid places move from a segment to the one before it.
 
-use super::NONE;
+mod seen;
+
 use super::slot::Slot;
+use super::{MAX_SHARDS, NONE};
+use crate::sync::{Arc, Leaf};
+use seen::Seen;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Places of a segment; a place is the number of its segment, then its index there.
 const LEN: usize = 1 << LEN_BITS;
 const LEN_BITS: u32 = 10;
+/// Where the shard's number stands in a place.
+const TAG_SHIFT: u32 = 29;
+const _: () = assert!(MAX_SHARDS <= 1 << (u32::BITS - TAG_SHIFT));
 
 /// Heap of the queue for each slot of the tier, while cleaning keeps up; without stale places it is two thirds of that.
 pub(crate) const BYTES_PER_SLOT: usize = size_of::<u32>() * 3 / 2;
@@ -21,11 +29,20 @@ pub(crate) const BYTES_PER_SLOT: usize = size_of::<u32>() * 3 / 2;
 /// Places cleaned for each use while that is under way.
 const CLEANED_PER_USE: usize = 4;
 
+/// As many as a segment has, or none where it is not in use.
+type Places = Box<[u32]>;
+
+fn new_places() -> Places {
+    vec![NONE; LEN].into_boxed_slice()
+}
+
 struct Segment {
-    places: Box<[u32; LEN]>,
+    places: Places,
     /// Number of the first place, counted over the life of the queue: a cursor survives pops. Numbers rise along the
     /// queue, with gaps where it was cleaned.
     start: u64,
+    /// The clock when it was begun.
+    begun: u64,
     head: usize,
     tail: usize,
 }
@@ -40,51 +57,106 @@ impl Segment {
     }
 }
 
+/// What the orders of a tier share, those of all its shards.
+#[derive(Default)]
+pub(crate) struct Common {
+    /// Segments that were begun: how old a segment is, is how many came after it.
+    begun: AtomicU64,
+    /// Places that no segment has, where there are several shards: the heap has as much as all need together, wherever the blocks are,
+    /// and not as much as each ever needed.
+    unused: Option<Leaf<Vec<Places>>>,
+}
+
+impl Common {
+    /// For a tier of `capacity` slots.
+    pub(crate) fn new(capacity: usize, shards: usize) -> Self {
+        if shards == 1 || capacity == 0 {
+            return Self::default();
+        }
+        // The first and the last segments of each shard are not full.
+        let valid = capacity.div_ceil(LEN) + 3 * shards;
+        let mut unused = Vec::with_capacity(2 * valid);
+        unused.resize_with(valid, new_places);
+        Self { begun: AtomicU64::new(0), unused: Some(Leaf::new(unused)) }
+    }
+
+    /// Segments begun so far.
+    pub(crate) fn now(&self) -> u64 {
+        self.begun.load(Relaxed)
+    }
+
+    fn take(&self) -> Places {
+        let unused = self.unused.as_ref().and_then(|unused| unused.lock().pop());
+        unused.unwrap_or_else(new_places)
+    }
+}
+
 pub(crate) struct Order {
+    common: Arc<Common>,
+    /// The shard, in the upper bits of its places: a place names its order.
+    tag: u32,
     segments: Vec<Segment>,
     /// Segments in use, oldest first, and those that are not in use.
     queue: VecDeque<u32>,
     spare: Vec<u32>,
     /// Index in the queue of the segment that valid places move to; those of the next segment follow.
     cleaning: Option<usize>,
-    /// Segments in use at which cleaning begins.
-    long: usize,
+    /// Places that may be valid: cleaning begins when the queue is half again as long.
+    population: usize,
     /// Places before this number were looked at by whoever copies victims before they go.
     watched: u64,
+    /// For each tenant that had to give blocks: where there are none of its.
+    seen: Vec<Seen>,
 }
 
 /// Number of the first place: there is room before it.
 const MIDDLE: u64 = 1 << 62;
 
 impl Order {
-    /// For a tier of `capacity` slots: at most that many places are valid.
-    pub(crate) fn new(capacity: usize) -> Self {
-        let long = (capacity + capacity / 2).div_ceil(LEN) + 2;
+    /// Of one shard on a tier of `capacity` slots: at most that many places are valid.
+    pub(crate) fn new(capacity: usize, shard: usize, common: Arc<Common>) -> Self {
+        let long = Self::long(capacity);
         let most = long + long / 4;
         Self {
+            common,
+            tag: (shard as u32) << TAG_SHIFT,
             segments: Vec::with_capacity(most),
             queue: VecDeque::with_capacity(most),
             spare: Vec::with_capacity(most),
             cleaning: None,
-            long,
+            population: capacity,
             watched: 0,
+            seen: Vec::new(),
         }
     }
 
+    /// Segments in use at which cleaning begins.
+    fn long(population: usize) -> usize {
+        (population + population / 2).div_ceil(LEN) + 2
+    }
+
+    /// No more places than so many are valid.
+    pub(crate) fn set_population(&mut self, population: usize) {
+        self.population = population;
+    }
+
     /// A segment that is not in use, empty.
-    fn take_spare(&mut self, start: u64, at: usize) -> u32 {
+    fn take_spare(&mut self, start: u64, begun: u64, at: usize) -> u32 {
         let id = self.spare.pop().unwrap_or_else(|| {
-            self.segments.push(Segment { places: Box::new([NONE; LEN]), start, head: 0, tail: 0 });
+            self.segments.push(Segment { places: Places::default(), start, begun, head: 0, tail: 0 });
             self.segments.len() as u32 - 1
         });
         let segment = &mut self.segments[id as usize];
-        (segment.start, segment.head, segment.tail) = (start, at, at);
+        if segment.places.is_empty() {
+            segment.places = self.common.take();
+        }
+        (segment.start, segment.begun, segment.head, segment.tail) = (start, begun, at, at);
         id
     }
 
     /// Makes `slot` the youngest.
     #[inline]
-    pub(crate) fn push_young(&mut self, slot: u32, slots: &mut [Slot]) {
+    pub(crate) fn push_young(&mut self, slot: u32, slots: &[Slot]) {
         let full = |segment: &Segment| segment.tail == LEN;
         let last = match self.queue.back() {
             Some(&id) if !full(&self.segments[id as usize]) => id,
@@ -98,21 +170,25 @@ impl Order {
 
     /// Writes `slot` at the end of a segment that has room.
     #[inline]
-    fn put(&mut self, id: u32, slot: u32, slots: &mut [Slot]) {
+    fn put(&mut self, id: u32, slot: u32, slots: &[Slot]) {
         let segment = &mut self.segments[id as usize];
         segment.places[segment.tail] = slot;
-        slots[slot as usize].place = id << LEN_BITS | segment.tail as u32;
+        slots[slot as usize].place.set(self.tag | id << LEN_BITS | segment.tail as u32);
         segment.tail += 1;
     }
 
     /// A new segment at the young end.
     #[cold]
     fn append(&mut self) -> u32 {
-        let start = self.queue.back().map_or(MIDDLE, |&id| self.segments[id as usize].start + LEN as u64);
-        let id = self.take_spare(start, 0);
+        // A queue that was empty goes on behind what was looked at.
+        let begin = MIDDLE.max(self.watched);
+        let start = self.queue.back().map_or(begin, |&id| self.segments[id as usize].start + LEN as u64);
+        let begun = self.common.begun.fetch_add(1, Relaxed) + 1;
+        let id = self.take_spare(start, begun, 0);
         self.queue.push_back(id);
-        if self.cleaning.is_none() && self.queue.len() > self.long {
-            let first = self.take_spare(self.segments[self.queue[0] as usize].start, 0);
+        if self.cleaning.is_none() && self.queue.len() > Self::long(self.population) {
+            let Segment { start, begun, .. } = self.segments[self.queue[0] as usize];
+            let first = self.take_spare(start, begun, 0);
             self.queue.push_front(first);
             self.cleaning = Some(0);
         }
@@ -120,11 +196,12 @@ impl Order {
     }
 
     /// Makes `slot` the oldest.
-    pub(crate) fn push_old(&mut self, slot: u32, slots: &mut [Slot]) {
+    pub(crate) fn push_old(&mut self, slot: u32, slots: &[Slot]) {
         let room = self.queue.front().copied().filter(|&id| self.segments[id as usize].head > 0);
         let first = room.unwrap_or_else(|| {
-            let start = self.queue.front().map_or(MIDDLE, |&id| self.segments[id as usize].start);
-            let id = self.take_spare(start - LEN as u64, LEN);
+            let front = self.queue.front().map(|&id| &self.segments[id as usize]);
+            let (start, begun) = front.map_or((MIDDLE, 0), |segment| (segment.start, segment.begun));
+            let id = self.take_spare(start - LEN as u64, begun, LEN);
             self.queue.push_front(id);
             self.cleaning = self.cleaning.map(|at| at + 1);
             id
@@ -132,13 +209,15 @@ impl Order {
         let segment = &mut self.segments[first as usize];
         segment.head -= 1;
         segment.places[segment.head] = slot;
-        slots[slot as usize].place = first << LEN_BITS | segment.head as u32;
+        slots[slot as usize].place.set(self.tag | first << LEN_BITS | segment.head as u32);
+        let number = segment.first();
+        self.seen.iter_mut().for_each(|seen| seen.pushed_old(number));
     }
 
     /// Takes the oldest slot out; `None` when none is left. `budget` counts down for every place looked at, and 0
     /// ends the search.
     #[inline]
-    pub(crate) fn pop_old(&mut self, slots: &mut [Slot], budget: &mut usize) -> Option<u32> {
+    pub(crate) fn pop_old(&mut self, slots: &[Slot], budget: &mut usize) -> Option<u32> {
         while *budget > 0
             && let Some(&id) = self.queue.front()
         {
@@ -149,10 +228,10 @@ impl Order {
             }
             *budget -= 1;
             let slot = segment.places[segment.head];
-            let place = id << LEN_BITS | segment.head as u32;
+            let place = self.tag | id << LEN_BITS | segment.head as u32;
             segment.head += 1;
-            if slots[slot as usize].place == place {
-                slots[slot as usize].place = NONE;
+            if slots[slot as usize].place.get() == place {
+                slots[slot as usize].place.set(NONE);
                 return Some(slot);
             }
         }
@@ -162,6 +241,9 @@ impl Order {
     /// Takes a segment without places out of the queue.
     fn remove(&mut self, at: usize) {
         if let Some(id) = self.queue.remove(at) {
+            if let Some(unused) = &self.common.unused {
+                unused.lock().push(std::mem::take(&mut self.segments[id as usize].places));
+            }
             self.spare.push(id);
         }
         self.cleaning = match self.cleaning {
@@ -173,7 +255,7 @@ impl Order {
     }
 
     /// Moves the valid ones of the next `places` towards the old end.
-    fn clean(&mut self, places: usize, slots: &mut [Slot]) {
+    fn clean(&mut self, places: usize, slots: &[Slot]) {
         for _ in 0..places {
             let Some(to) = self.cleaning else { return };
             // The youngest segment is still written.
@@ -188,20 +270,20 @@ impl Order {
                 continue;
             }
             let number = segment.first();
-            let place = from << LEN_BITS | segment.head as u32;
+            let place = self.tag | from << LEN_BITS | segment.head as u32;
             let slot = segment.places[segment.head];
             segment.head += 1;
-            if slots[slot as usize].place == place {
+            if slots[slot as usize].place.get() == place {
                 self.move_to(to, number, slot, slots);
             }
         }
     }
 
     /// Moves the place with `number` to the segment at index `to` of the queue.
-    fn move_to(&mut self, mut to: usize, number: u64, slot: u32, slots: &mut [Slot]) {
+    fn move_to(&mut self, mut to: usize, number: u64, slot: u32, slots: &[Slot]) {
         if self.segments[self.queue[to] as usize].tail == LEN {
-            let start = self.segments[self.queue[to + 1] as usize].start;
-            let id = self.take_spare(start, 0);
+            let Segment { start, begun, .. } = self.segments[self.queue[to + 1] as usize];
+            let id = self.take_spare(start, begun, 0);
             to += 1;
             self.queue.insert(to, id);
             self.cleaning = Some(to);
@@ -211,6 +293,7 @@ impl Order {
         if number >= self.watched && moved < self.watched {
             self.watched = moved;
         }
+        self.seen.iter_mut().for_each(|seen| seen.moved(number, moved));
         self.put(id, slot, slots);
     }
 
@@ -219,6 +302,13 @@ impl Order {
             let segment = &self.segments[id as usize];
             segment.head == segment.tail
         })
+    }
+
+    /// When the oldest places were written, by the clock; the end of time where there is none.
+    pub(crate) fn oldest(&self) -> u64 {
+        let filled = |segment: &&Segment| segment.head < segment.tail;
+        let mut segments = self.queue.iter().map(|&id| &self.segments[id as usize]);
+        segments.find(filled).map_or(u64::MAX, |segment| segment.begun)
     }
 
     /// Number of the oldest place.
@@ -255,7 +345,7 @@ impl Order {
             let to = numbers.end.clamp(segment.first(), segment.end()) - segment.start;
             (from as usize..to as usize).map(move |index| {
                 let slot = segment.places[index];
-                let valid = slots[slot as usize].place == id << LEN_BITS | index as u32;
+                let valid = slots[slot as usize].place.get() == self.tag | id << LEN_BITS | index as u32;
                 (segment.start + index as u64, valid.then_some(slot))
             })
         };
@@ -267,13 +357,17 @@ impl Order {
 mod tests {
     use super::*;
 
+    fn order_of(capacity: usize) -> Order {
+        Order::new(capacity, 5, Arc::default())
+    }
+
     fn valid(order: &Order, slots: &[Slot]) -> Vec<u32> {
         order.places(0..u64::MAX, slots).filter_map(|(_, slot)| slot).collect()
     }
 
     fn agrees_with_a_list(count: u32, steps: usize, pop_one_in: u64) -> usize {
-        let mut slots = vec![Slot::NEW; count as usize];
-        let mut order = Order::new(slots.len());
+        let slots = Slot::many(count as usize);
+        let mut order = order_of(slots.len());
         let mut oracle: VecDeque<u32> = VecDeque::new();
         let mut random = 99_u64;
         let mut longest = 0;
@@ -283,19 +377,19 @@ mod tests {
             let choice = random >> 48;
             if choice.is_multiple_of(pop_one_in) {
                 let expected = oracle.pop_front();
-                assert_eq!(order.pop_old(&mut slots, &mut 100_000), expected);
+                assert_eq!(order.pop_old(&slots, &mut 100_000), expected);
             } else if choice % 16 == 1 {
                 oracle.retain(|&other| other != slot);
                 oracle.push_front(slot);
-                order.push_old(slot, &mut slots);
+                order.push_old(slot, &slots);
             } else if choice % 16 == 2 {
                 // A slot that leaves for another reason only forgets its place.
                 oracle.retain(|&other| other != slot);
-                slots[slot as usize].place = NONE;
+                slots[slot as usize].place.set(NONE);
             } else {
                 oracle.retain(|&other| other != slot);
                 oracle.push_back(slot);
-                order.push_young(slot, &mut slots);
+                order.push_young(slot, &slots);
             }
             if step % 97 == 0 {
                 assert_eq!(valid(&order, &slots), oracle.iter().copied().collect::<Vec<_>>(), "step {step}");
@@ -322,20 +416,20 @@ mod tests {
 
     #[test]
     fn a_mark_that_cleaning_passes_misses_nothing() {
-        let mut slots = vec![Slot::NEW; 2048];
-        let mut order = Order::new(slots.len());
-        let push = |order: &mut Order, slots: &mut Vec<Slot>, slot: u32| order.push_young(slot, slots);
+        let slots = Slot::many(2048);
+        let mut order = order_of(slots.len());
+        let push = |order: &mut Order, slots: &[Slot], slot: u32| order.push_young(slot, slots);
         for slot in 0..2048 {
-            push(&mut order, &mut slots, slot);
+            push(&mut order, &slots, slot);
         }
         order.watch(order.end());
         // Slots below 1000 are used over and over; those from 1500 on once more, behind the mark.
         for round in 0..8 {
             for slot in 0..1000 {
-                push(&mut order, &mut slots, slot);
+                push(&mut order, &slots, slot);
             }
             if round == 0 {
-                (1500..2048).for_each(|slot| push(&mut order, &mut slots, slot));
+                (1500..2048).for_each(|slot| push(&mut order, &slots, slot));
             }
         }
         let numbers = order.watched()..u64::MAX;
@@ -346,16 +440,47 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_after_the_queue_was_empty_was_not_looked_at() {
+        let slots = Slot::many(3000);
+        let mut order = order_of(3000);
+        (0..3000).for_each(|slot| order.push_young(slot, &slots));
+        order.watch(order.end());
+        while order.pop_old(&slots, &mut 1000).is_some() {}
+        order.push_young(7, &slots);
+        let unseen: Vec<u64> = order.places(order.watched()..u64::MAX, &slots).map(|(at, _)| at).collect();
+        assert_eq!(unseen.len(), 1);
+    }
+
+    #[test]
     fn budget_bounds_the_search() {
-        let mut slots = vec![Slot::NEW; 4];
-        let mut order = Order::new(4);
+        let slots = Slot::many(4);
+        let mut order = order_of(4);
         for _ in 0..5 {
-            order.push_young(0, &mut slots);
+            order.push_young(0, &slots);
         }
         let mut budget = 3;
-        assert_eq!(order.pop_old(&mut slots, &mut budget), None);
+        assert_eq!(order.pop_old(&slots, &mut budget), None);
         assert_eq!(budget, 0);
         assert!(!order.is_empty());
-        assert_eq!(order.pop_old(&mut slots, &mut 1000), Some(0));
+        assert_eq!(order.pop_old(&slots, &mut 1000), Some(0));
+    }
+
+    #[test]
+    fn the_places_of_one_shard_are_the_next_ones_of_another() {
+        let capacity = 4 * LEN;
+        let common = Arc::new(Common::new(capacity, 2));
+        let unused = || common.unused.as_ref().unwrap().lock().len();
+        let all = unused();
+        let slots = Slot::many(capacity);
+        let mut orders = [0, 1].map(|shard| Order::new(capacity, shard, Arc::clone(&common)));
+        // All blocks of the tier are in one shard, then in the other.
+        for turn in 0..6 {
+            let order = &mut orders[turn % 2];
+            (0..capacity as u32).for_each(|slot| order.push_young(slot, &slots));
+            assert_eq!(unused(), all - 4, "places come from those that are there");
+            let mut budget = usize::MAX;
+            while order.pop_old(&slots, &mut budget).is_some() {}
+            assert_eq!(unused(), all, "all come back");
+        }
     }
 }

@@ -4,23 +4,24 @@
 //! (or its group does not care, or another copy takes over). [`Core::update_evictable`] follows every change of that;
 //! the slot itself says whether the policy knows it as evictable, so telling is cheap where nothing changed.
 
-use super::entry::LOOKUPS;
+use super::entry::tag_of;
 use super::evict::MAX_VICTIMS;
+use super::index::LOOKUPS;
+use super::shards::Shard;
 use super::slot::Usage;
-use super::{Core, NONE, Presence};
-use crate::policy::{BlockUse, Numbers, RequestPart, mix};
+use super::{Core, NONE, Presence, Store};
+use crate::policy::{BlockMemory, BlockUse, Numbers, RequestPart, SlotSet};
 use crate::tier::TIERS;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
 
 /// Where the end of a block's request is not known.
 pub(crate) const FAR_FROM_TAIL: u32 = u32::MAX;
 
+/// What is kept under `lru-leaf` of a block whose branch is said to have ended, until it is used again.
+pub(crate) const ENDED: BlockMemory = BlockMemory { time: 0, class: 1 };
+
 /// Blocks shown to the policy for each block used.
 const LOOKS_PER_USE: usize = 2;
-
-fn tag(group: GroupId, hash: SequenceHash) -> u64 {
-    mix(hash.to_u128() as u64 ^ u64::from(group.0) << 48)
-}
 
 /// Victims of one chain: how many so far, how many more are near, and the entry that would be next.
 #[derive(Clone, Copy, Default)]
@@ -30,23 +31,25 @@ struct Run {
     next: u32,
 }
 
-impl Core {
+impl Core<'_> {
     /// Tells the policy whether the entry's slot on `tier` may be evicted, if it does not know.
     #[inline]
     pub(crate) fn update_evictable(&mut self, index: u32, tier: usize) {
-        if self.policy.is_some() {
+        if self.first().policy.is_some() {
             self.update_listed(index, tier);
         }
     }
 
     fn update_listed(&mut self, index: u32, tier: usize) {
-        let entry = &self.entries[index];
+        let store = self.store;
+        let entry = &store.entries[index];
         if entry.presence(tier) != Presence::Present {
             return;
         }
-        let slot = entry.slots[tier];
-        let state = &self.tiers[tier].slots[slot as usize];
-        let continued = entry.children[tier] > 0 && state.link == NONE && self.is_full(entry.group());
+        let slot = entry.slot(tier);
+        let slots = &store.slots[tier];
+        let state = &slots[slot as usize];
+        let continued = entry.children(tier) > 0 && state.link.get() == NONE && store.is_full(entry.group());
         let evictable = state.usage() == Usage::Registered
             && state.refs() == 0
             && !continued
@@ -54,32 +57,34 @@ impl Core {
         if evictable == state.is_listed() {
             return;
         }
-        if let Some(policy) = &mut self.policy {
-            let slots = &mut self.tiers[tier].slots;
+        let set = self.set_of(index, tier);
+        if let Some(policy) = &mut self.first_mut().policy {
             if evictable {
-                slots[slot as usize].set_listed(true);
-                policy.evictable(tier, slot, entry.memory(), entry.priority, &mut Numbers(slots));
+                state.set_listed(true);
+                policy.evictable(set, slot, entry.memory(), entry.priority.get(), &mut Numbers::of(slots));
             } else {
-                policy.kept(tier, slot, &mut Numbers(slots));
-                slots[slot as usize].set_listed(false);
+                policy.kept(set, slot, &mut Numbers::of(slots));
+                state.set_listed(false);
             }
         }
     }
 
     /// A listed slot is not evictable any more.
     pub(crate) fn unlist(&mut self, tier: usize, slot: u32) {
-        let slots = &mut self.tiers[tier].slots;
-        if let Some(policy) = &mut self.policy {
-            policy.kept(tier, slot, &mut Numbers(slots));
+        let slots = &self.store.slots[tier];
+        let set = self.set_of(slots[slot as usize].entry.get(), tier);
+        if let Some(policy) = &mut self.first_mut().policy {
+            policy.kept(set, slot, &mut Numbers::of(slots));
         }
         slots[slot as usize].set_listed(false);
     }
 
     /// The block in `slot` was removed.
     pub(crate) fn empty(&mut self, tier: usize, slot: u32) {
-        if let Some(policy) = &mut self.policy {
-            let slots = &mut self.tiers[tier].slots;
-            policy.emptied(tier, slot, &mut Numbers(slots));
+        let slots = &self.store.slots[tier];
+        let set = self.set_of(slots[slot as usize].entry.get(), tier);
+        if let Some(policy) = &mut self.first_mut().policy {
+            policy.emptied(set, slot, &mut Numbers::of(slots));
             if slots[slot as usize].is_listed() {
                 slots[slot as usize].set_listed(false);
             }
@@ -88,18 +93,16 @@ impl Core {
 
     /// A request uses these entries (`NONE` where it has a block that is nowhere).
     pub(crate) fn note_use(&mut self, request: &[u32]) {
-        let Some(policy) = &mut self.policy else { return };
+        let entries = &self.store.entries;
+        let Some(policy) = &mut self.first_mut().policy else { return };
         let there = |&&index: &&u32| index != NONE;
         let Some(&deepest) = request.iter().rfind(there) else { return };
         let uses = request.iter().filter(there).count();
-        policy.begin(Some(self.entries[deepest].memory()), RequestPart::Used, uses);
+        policy.begin(Some(entries[deepest].memory()), RequestPart::Used, uses);
         for (at, &index) in request.iter().enumerate().filter(|(_, index)| **index != NONE) {
-            let entry = &mut self.entries[index];
+            let entry = &entries[index];
             if !entry.take_fresh() {
-                let block = BlockUse {
-                    tag: tag(entry.group(), entry.hash),
-                    from_tail: (request.len() - 1 - at) as u32,
-                };
+                let block = BlockUse { tag: entry.tag(), from_tail: (request.len() - 1 - at) as u32 };
                 entry.set_memory(policy.used(&block, entry.memory()));
             }
         }
@@ -108,25 +111,28 @@ impl Core {
 
     /// The policy learns what has changed of a block that was touched.
     pub(crate) fn refresh_prospects(&mut self, index: u32) {
-        let Some(policy) = &mut self.policy else { return };
-        let entry = &self.entries[index];
+        let entry = &self.store.entries[index];
+        let Some(policy) = &mut self.first_mut().policy else { return };
         for tier in 0..TIERS {
             if entry.presence(tier) == Presence::Present {
-                policy.touched(tier, entry.slots[tier]);
+                policy.touched(tier, entry.slot(tier));
             }
         }
         self.refresh_listed(index);
     }
 
     fn refresh_listed(&mut self, index: u32) {
-        let Some(policy) = &mut self.policy else { return };
-        let entry = &self.entries[index];
+        let store = self.store;
+        let entry = &store.entries[index];
+        let Shard { policy: Some(policy), tenants, .. } = self.first_mut() else { return };
+        let tenant = tenants.number_of(entry.namespace());
         for tier in 0..TIERS {
             if entry.presence(tier) == Presence::Present {
-                let slot = entry.slots[tier];
-                let slots = &mut self.tiers[tier].slots;
+                let (set, slot) = (SlotSet { tier, tenant }, entry.slot(tier));
+                let slots = &store.slots[tier];
                 if slots[slot as usize].is_listed() {
-                    policy.evictable(tier, slot, entry.memory(), entry.priority, &mut Numbers(slots));
+                    let (memory, priority) = (entry.memory(), entry.priority.get());
+                    policy.evictable(set, slot, memory, priority, &mut Numbers::of(slots));
                 }
             }
         }
@@ -134,53 +140,73 @@ impl Core {
 
     /// What the policy expects of the blocks in these slots of `tier`.
     pub(crate) fn expected_reuse(&self, tier: usize, ids: &[BlockId]) -> Vec<Option<f32>> {
-        let policy = self.policy.as_ref();
-        let of = |id: &BlockId| self.entries[self.tiers[tier].slots[id.index()].entry].memory();
+        let (store, policy) = (self.store, self.first().policy.as_ref());
+        let of = |id: &BlockId| store.entries[store.slots[tier][id.index()].entry.get()].memory();
         ids.iter().map(|id| policy.and_then(|policy| policy.expected_reuse(of(id)))).collect()
     }
 
     /// The caller says that nothing will continue a request: its blocks from the end up to the first that something
     /// else continues.
     pub(crate) fn branch_ends(&mut self, group: GroupId, hashes: &[SequenceHash]) {
-        if self.policy.is_none() {
-            return;
-        }
-        let last = hashes.iter().rev().find_map(|&hash| self.entries.find(group, hash));
+        let entries = &self.store.entries;
+        let last = hashes.iter().rev().find_map(|&hash| self.find(group, hash));
         let mut index = last.unwrap_or(NONE);
         let mut below = 0;
+        let mut branch = std::mem::take(&mut self.first_mut().touched);
+        branch.clear();
         while index != NONE {
-            let entry = &mut self.entries[index];
-            let continued = entry.children.iter().max().copied().unwrap_or(0);
-            if continued > below {
-                return;
+            let entry = &entries[index];
+            if (0..TIERS).any(|tier| entry.children(tier) > below) {
+                break;
             }
             below = 1;
-            if let Some(policy) = &mut self.policy {
-                entry.set_memory(policy.ended(entry.memory()));
-            }
-            let parent = entry.parent;
-            self.refresh_listed(index);
-            index = parent;
+            branch.push(index);
+            index = entry.parent.get();
         }
+        // Its end is the oldest then.
+        for &index in branch.iter().rev() {
+            self.end_of_branch(index);
+        }
+        self.first_mut().touched = branch;
+    }
+
+    fn end_of_branch(&mut self, index: u32) {
+        let store = self.store;
+        let entry = &store.entries[index];
+        let Some(policy) = &mut self.first_mut().policy else {
+            if entry.memory() == ENDED {
+                return;
+            }
+            entry.set_memory(ENDED);
+            for tier in 0..TIERS {
+                let (slot, slots) = (entry.slot(tier), &store.slots[tier]);
+                if entry.presence(tier) == Presence::Present && slots[slot as usize].refs() == 0 {
+                    self.part(index, tier).order.push_old(slot, slots);
+                }
+            }
+            return;
+        };
+        entry.set_memory(policy.ended(entry.tag(), entry.memory()));
+        self.refresh_listed(index);
     }
 
     /// A request registers these blocks.
     pub(crate) fn note_arrival(&mut self, identities: &[BlockIdentity]) {
-        let Some(policy) = &mut self.policy else { return };
-        let Some(first) = identities.first() else { return };
-        let before = first.parent.and_then(|parent| self.entries.find(first.group, parent));
-        let before = before.map(|index| self.entries[index].memory());
+        let Some(first) = identities.first().filter(|_| self.first().policy.is_some()) else { return };
+        let before = first.parent.and_then(|parent| self.find(first.group, parent));
+        let before = before.map(|index| self.store.entries[index].memory());
+        let Some(policy) = &mut self.first_mut().policy else { return };
         policy.begin(before, RequestPart::Registered, identities.len());
         self.show(identities.len());
     }
 
     /// What the policy remembers of these blocks, up to [`LOOKUPS`], is asked for soon.
     pub(crate) fn expect(&self, blocks: impl Iterator<Item = (GroupId, SequenceHash)>) {
-        let Some(policy) = &self.policy else { return };
+        let Some(policy) = &self.first().policy else { return };
         let mut tags = [0; LOOKUPS];
         let mut count = 0;
         for ((group, hash), to) in blocks.zip(&mut tags) {
-            *to = tag(group, hash);
+            *to = tag_of(group, hash);
             count += 1;
         }
         policy.expect(&tags[..count]);
@@ -188,10 +214,13 @@ impl Core {
 
     /// A block comes to a tier: if it was on none, the policy recalls it or gets to know it.
     pub(crate) fn recall(&mut self, index: u32, from_tail: u32) {
-        let Some(policy) = &mut self.policy else { return };
-        let entry = &mut self.entries[index];
+        let entry = &self.store.entries[index];
         if entry.is_nowhere() {
-            let block = BlockUse { tag: tag(entry.group(), entry.hash), from_tail };
+            let Some(policy) = &mut self.first_mut().policy else {
+                entry.set_memory(BlockMemory::default());
+                return;
+            };
+            let block = BlockUse { tag: entry.tag(), from_tail };
             entry.set_memory(policy.registered(&block));
             if from_tail != FAR_FROM_TAIL {
                 entry.set_fresh();
@@ -201,21 +230,22 @@ impl Core {
 
     /// A block was evicted from a tier: if it is on no other, the policy may remember it.
     pub(crate) fn remember(&mut self, index: u32) {
-        let Some(policy) = &mut self.policy else { return };
-        let entry = &self.entries[index];
+        let entry = &self.store.entries[index];
+        let Some(policy) = &mut self.first_mut().policy else { return };
         if entry.is_nowhere() {
-            policy.forgotten(tag(entry.group(), entry.hash), entry.memory());
+            policy.forgotten(entry.tag(), entry.memory());
         }
     }
 
     /// Shows the policy the next few blocks that are somewhere, in proportion to the uses.
     fn show(&mut self, uses: usize) {
-        let Some(policy) = &mut self.policy else { return };
-        let end = self.entries.end() as u32;
+        let (entries, end) = (&self.store.entries, self.end() as u32);
+        let Shard { policy, observed, .. } = self.first_mut();
+        let Some(policy) = policy else { return };
         let every = (end as usize / LOOKS_PER_USE).max(1) as u64;
         for _ in 0..(uses * LOOKS_PER_USE).min(end as usize) {
-            self.observed = if self.observed + 1 >= end { 0 } else { self.observed + 1 };
-            let entry = &mut self.entries[self.observed];
+            *observed = if *observed + 1 >= end { 0 } else { *observed + 1 };
+            let entry = &entries[*observed];
             if !entry.is_nowhere() {
                 entry.set_memory(policy.observe(entry.memory(), every));
             }
@@ -225,42 +255,45 @@ impl Core {
     /// A chain goes from its end, most often. Reads what evicting the victim and those before it will read, for all of
     /// them at the same time; the longer the run has been, the further ahead.
     fn follow(&self, run: Run, tier: usize, slot: u32, left: usize) -> Run {
-        let index = self.tiers[tier].slots[slot as usize].entry;
-        let next = self.entries[index].parent;
+        let Store { entries, slots, .. } = self.store;
+        let index = slots[tier][slot as usize].entry.get();
+        let next = entries[index].parent.get();
         let length = if run.next == index { run.length + 1 } else { 1 };
         if length > 1 && run.near > 0 {
             return Run { length, near: run.near - 1, next };
         }
         let count = (length * length).min(LOOKUPS).min(left);
-        let above = |&index: &u32| Some(self.entries[index].parent).filter(|&parent| parent != NONE);
+        let above = |&index: &u32| Some(entries[index].parent.get()).filter(|&parent| parent != NONE);
         let chain = || std::iter::successors(Some(index), above).take(count);
-        let block = |index| (self.entries[index].group(), self.entries[index].hash);
+        let block = |index| (entries[index].group(), entries[index].hash());
         let read = |all, index| {
-            let slot = self.entries[index].slots[tier] as usize;
-            all | self.tiers[tier].slots.get(slot).map_or(0, |state| state.entry)
+            let slot = entries[index].slot(tier) as usize;
+            all | slots[tier].get(slot).map_or(0, |state| state.entry.get())
         };
         std::hint::black_box(chain().fold(0, read));
-        self.entries.fetch(chain().map(block));
+        self.fetch(chain().map(block));
         self.expect(chain().map(block));
         Run { length, near: count.saturating_sub(1), next }
     }
 
     /// Evicts what the policy chooses (see [`Core::evict`]).
     pub(crate) fn evict_chosen(&mut self, tier: usize, want: usize, out: &mut Vec<BlockId>) -> bool {
+        let set = SlotSet::of_tier(tier);
         let mut left = want.min(MAX_VICTIMS);
         let mut run = Run::default();
-        let mut chosen = std::mem::take(&mut self.chosen);
+        let (slots, entries) = (&self.store.slots[tier], &self.store.entries);
+        let mut chosen = std::mem::take(&mut self.first_mut().chosen);
         while left > 0 {
             chosen.clear();
-            let Some(policy) = &mut self.policy else { break };
-            policy.victims(tier, left, &mut chosen, &mut Numbers(&mut self.tiers[tier].slots));
+            let Some(policy) = &mut self.first_mut().policy else { break };
+            let numbers = &mut Numbers::for_victims(slots, entries);
+            policy.victims(set, left, &mut chosen, numbers);
             if chosen.is_empty() {
                 break;
             }
             let before = left;
             for &slot in &chosen {
                 // Whatever a policy answers, only what is evictable goes.
-                let slots = &mut self.tiers[tier].slots;
                 if left > 0 && slots.get(slot as usize).is_some_and(super::slot::Slot::is_listed) {
                     slots[slot as usize].set_listed(false);
                     run = self.follow(run, tier, slot, left);
@@ -273,7 +306,7 @@ impl Core {
                 break;
             }
         }
-        self.chosen = chosen;
-        self.policy.as_ref().is_some_and(|policy| policy.has_victim(tier))
+        self.first_mut().chosen = chosen;
+        self.first().policy.as_ref().is_some_and(|policy| policy.has_victim(set))
     }
 }

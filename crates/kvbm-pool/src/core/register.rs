@@ -1,36 +1,118 @@
-//! Registration: Complete blocks become visible.
+//! Registration: Complete blocks become visible. A batch is registered in one hold, all or nothing.
+//!
+//! A batch that continues its chain goes into one shard: that of its parent, unless something else continues the parent there
+//! already (the end of a shared prompt); then the calling thread's own. First all of its blocks get entries there. Where one of them
+//! has an entry in another shard (the same blocks, registered by another thread), nothing has become visible yet, and the batch is
+//! left to a hold of all shards.
 
-use super::entry::LOOKUPS;
+use super::index::LOOKUPS;
 use super::slot::Usage;
-use super::{Core, NONE, Pin, Presence};
+use super::table::Key;
+use super::tenants::Claim;
+use super::{Core, NONE, Pin, Presence, Store};
 use crate::error::RegisterError;
 use crate::metadata::BlockMetadata;
 use crate::pool::Duplicates;
 use kvbm_plan::{BlockId, BlockIdentity};
 
-impl Core {
+/// What is registered, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Batch<'a> {
+    pub tier: usize,
+    pub identities: &'a [BlockIdentity],
+    pub duplicates: Duplicates,
+    pub metadata: BlockMetadata,
+    /// For whom the slots were allocated.
+    pub claim: Claim,
+}
+
+/// A parent in another shard, which counts the first block of a batch already: one child and one link more than it has.
+#[derive(Clone, Copy)]
+struct Place {
+    parent: u32,
+}
+
+impl Store {
+    /// Registers a batch, all or nothing. Each block is then pinned once; where an existing block is used instead, its id
+    /// takes the place of the given one in `blocks`.
+    pub(crate) fn register(&self, batch: Batch<'_>, blocks: &mut [BlockId]) -> Result<(), RegisterError> {
+        let Batch { tier, identities, .. } = batch;
+        let mut kept = None;
+        if !self.is_whole() && self.is_chain(identities) {
+            let (mut core, place) = self.find_shard(batch)?;
+            if core.still_keeps(place, tier) && core.enter_chain(batch, place) {
+                core.register_entered(batch, blocks);
+                return Ok(());
+            }
+            kept = place;
+        }
+        let home = self.homes.home(0);
+        let mut core = self.lock_all();
+        if let Some(Place { parent }) = kept {
+            core.give_up_place(parent, tier);
+        }
+        core.check_registration(identities)?;
+        core.note_arrival(identities);
+        core.enter_anywhere(identities, home);
+        core.register_entered(batch, blocks);
+        Ok(())
+    }
+
+    /// Whether each of the identities continues the one before, in a Full group.
+    fn is_chain(&self, identities: &[BlockIdentity]) -> bool {
+        let Some(first) = identities.first() else { return false };
+        self.is_full(first.group) && identities.windows(2).all(|pair| follows(&pair[0], &pair[1]))
+    }
+
+    /// Locks the shard where a chain goes; in another one its parent keeps a place for it.
+    fn find_shard(&self, batch: Batch<'_>) -> Result<(Core<'_>, Option<Place>), RegisterError> {
+        let Batch { tier, identities, .. } = batch;
+        let mut core = self.lock_home(identities.len());
+        let home = core.number();
+        let mut parent = None;
+        if let Some(hash) = identities[0].parent {
+            (core, parent) = core.seek(identities[0].group, hash);
+        }
+        core.check_registration(identities)?;
+        let Some(parent) = parent.filter(|_| !core.holds_all() && core.number() != home) else {
+            return Ok((core, None));
+        };
+        // Only what is on this tier itself cannot be evicted for a child that is counted there.
+        let entry = &self.entries[parent];
+        if entry.children(tier) == 0 || entry.presence(tier) != Presence::Present {
+            return Ok((core, None));
+        }
+        entry.add_child(tier);
+        entry.add_link();
+        Ok((core.go(home), Some(Place { parent })))
+    }
+}
+
+/// Whether `next` is the block after `before`.
+fn follows(before: &BlockIdentity, next: &BlockIdentity) -> bool {
+    next.parent == Some(before.hash)
+        && before.group == next.group
+        && before.position.checked_add(1) == Some(next.position)
+}
+
+impl Core<'_> {
     /// Whether all of a batch may be registered.
-    pub(crate) fn check_registration(&self, identities: &[BlockIdentity]) -> Result<(), RegisterError> {
+    fn check_registration(&self, identities: &[BlockIdentity]) -> Result<(), RegisterError> {
         for (index, identity) in identities.iter().enumerate() {
             self.check_identity(index, identity)?;
-            let Some(parent) = identity.parent else { continue };
-            if !self.is_full(identity.group) {
+            let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
                 continue;
-            }
-            // The rule is that a batch is one chain: the parent stands just before.
-            let follows = |before: &BlockIdentity| {
-                before.hash == parent
-                    && before.group == identity.group
-                    && before.position.checked_add(1) == Some(identity.position)
             };
-            if index.checked_sub(1).is_some_and(|before| follows(&identities[before])) {
+            // The rule is that a batch is one chain: the parent stands just before.
+            let before = index.checked_sub(1).map(|before| &identities[before]);
+            if before.is_some_and(|before| follows(before, identity)) {
                 continue;
             }
-            let registered = self.entries.find(identity.group, parent).map(|found| &self.entries[found]);
-            let fits = registered.is_some_and(|entry| {
-                entry.nearest().is_some() && entry.position.checked_add(1) == Some(identity.position)
+            let fits = self.find(identity.group, parent).is_some_and(|found| {
+                let entry = &self.store.entries[found];
+                self.holds(found) && entry.nearest().is_some() && entry.comes_before(identity.position)
             });
-            if !fits && !identities[..index].iter().any(follows) {
+            if !fits && !identities[..index].iter().any(|before| follows(before, identity)) {
                 return Err(RegisterError::MissingParent { index, hash: identity.hash, parent });
             }
         }
@@ -40,59 +122,168 @@ impl Core {
     /// Whether an identity makes sense here at all.
     pub(crate) fn check_identity(&self, index: usize, identity: &BlockIdentity) -> Result<(), RegisterError> {
         let (group, hash) = (identity.group, identity.hash);
-        if self.group(group).is_none() {
-            return Err(RegisterError::UnknownGroup { index, group, groups: self.groups.len() });
+        if self.store.group(group).is_none() {
+            let groups = self.store.groups.len();
+            return Err(RegisterError::UnknownGroup { index, group, groups });
         }
-        if !identity.is_consistent() {
+        if !identity.is_consistent() || identity.parent == Some(hash) {
             return Err(RegisterError::BadIdentity { index, hash, position: identity.position });
         }
         Ok(())
     }
 
-    /// Registers a checked batch. Each block is then pinned once; where an existing block is used instead, its id
-    /// takes the place of the given one.
-    pub(crate) fn register(
+    /// The place that was kept for a block is not needed.
+    fn give_up_place(&mut self, parent: u32, tier: usize) {
+        self.child_left(parent, tier);
+        self.store.entries[parent].drop_link();
+        self.unused(parent);
+    }
+
+    /// Whether a parent in another shard, which keeps a place, is still on `tier`. It cannot be evicted, and what removes blocks
+    /// that have children holds all shards, this one too: the answer stays true as long as this shard is held.
+    fn still_keeps(&self, place: Option<Place>, tier: usize) -> bool {
+        place.is_none_or(|Place { parent }| self.store.entries[parent].presence(tier) == Presence::Present)
+    }
+
+    /// Makes entries for the blocks of a chain in the shard that is held, behind a parent there or one that keeps a place. False
+    /// where a block has an entry that cannot be used here, or no entry is vacant: then nothing of it is left when this hold ends,
+    /// and the parent still keeps the place.
+    fn enter_chain(&mut self, batch: Batch<'_>, place: Option<Place>) -> bool {
+        let first = &batch.identities[0];
+        let mut above = match place {
+            Some(Place { parent }) => Some(parent),
+            None => first.parent.and_then(|parent| self.find(first.group, parent)),
+        };
+        if place.is_none() && above.is_some_and(|above| !self.holds(above)) {
+            return false;
+        }
+        let mut entered = std::mem::take(&mut self.first_mut().entered);
+        entered.clear();
+        let mut parts = batch.identities.chunks(LOOKUPS).peekable();
+        let mut place = place;
+        // The block that the place was for.
+        let mut placed = None;
+        let mut complete = true;
+        while complete && let Some(part) = parts.next() {
+            let mut found = [NONE; LOOKUPS];
+            let keys = self.find_new(part, parts.peek().copied().unwrap_or_default(), &mut found);
+            let kept = place.take();
+            complete = self.enter_part(part, &keys, &mut found[..part.len()], above, kept);
+            if kept.is_some() && complete {
+                placed = Some(found[0]);
+            }
+            above = found[part.len() - 1..].first().copied();
+            entered.extend_from_slice(&found[..part.len()]);
+        }
+        if !complete {
+            // The place stays the caller's, who gives it up: with it goes what the parent has counted, once.
+            if let Some(index) = placed {
+                self.store.entries[index].parent.set(NONE);
+            }
+            // Those that were made go again, the last ones first; of those that were there nothing has changed.
+            for &index in entered.iter().rev() {
+                if index != NONE && self.holds(index) {
+                    self.unused(index);
+                }
+            }
+        }
+        self.first_mut().entered = entered;
+        complete
+    }
+
+    /// Makes entries for a part of a chain where `found` has none. A place is for the first of the chain, which is new then.
+    #[inline]
+    fn enter_part(
         &mut self,
-        tier: usize,
-        blocks: &mut [BlockId],
-        identities: &[BlockIdentity],
-        duplicates: Duplicates,
-        metadata: BlockMetadata,
-    ) {
-        let mut before = None;
-        self.note_arrival(identities);
-        for (at, (block, identity)) in blocks.iter_mut().zip(identities).enumerate() {
-            let from_tail = (identities.len() - 1 - at) as u32;
-            if at % LOOKUPS == 0 {
-                let coming = || identities[at..].iter().map(|next| (next.group, next.hash));
-                self.entries.fetch(coming());
-                self.expect(coming());
+        part: &[BlockIdentity],
+        keys: &[Key],
+        found: &mut [u32],
+        mut above: Option<u32>,
+        mut place: Option<Place>,
+    ) -> bool {
+        let store = self.store;
+        // What is there must belong here, and its parent too: then its coming is counted there directly.
+        let usable = |(&index, block): (&u32, &BlockIdentity)| {
+            let parent = store.entries[index].parent.get();
+            self.holds(index) && if parent == NONE { block.parent.is_none() } else { self.holds(parent) }
+        };
+        let there = found.iter().zip(part).filter(|(index, _)| **index != NONE);
+        if !there.clone().all(usable) || (place.is_some() && found[0] != NONE) {
+            return false;
+        }
+        let mut new = [false; LOOKUPS];
+        for (new, index) in new.iter_mut().zip(&*found) {
+            *new = *index == NONE;
+        }
+        if !self.insert_many(self.number(), part, keys, found) {
+            return false;
+        }
+        for (&index, new) in found.iter().zip(new) {
+            if let Some(Place { parent }) = place.take() {
+                store.entries[index].parent.set(parent);
+            } else if let Some(above) = above.filter(|_| new) {
+                self.link(index, above);
             }
-            let index = self.entries.find_or_insert(identity, before);
-            before = Some(index);
-            match self.entries[index].presence(tier) {
-                Presence::Present if duplicates == Duplicates::Reuse => {
-                    let existing = self.entries[index].slots[tier];
-                    self.tiers[tier].counters.duplicates += 1;
-                    self.tiers[tier].give_back(&[*block]);
-                    self.pin(tier, existing, Pin::Use);
-                    *block = BlockId(existing);
-                }
-                Presence::Present => {
-                    let primary = self.entries[index].slots[tier];
-                    self.fill(tier, block.0, index);
-                    let tier_core = &mut self.tiers[tier];
-                    tier_core.counters.duplicates += 1;
-                    tier_core.slots[block.index()].link = tier_core.slots[primary as usize].link;
-                    tier_core.slots[primary as usize].link = block.0;
-                    self.update_evictable(index, tier);
-                }
-                Presence::Arriving => {
-                    self.cancel_arrival(index, tier);
-                    self.place(tier, block.0, index, metadata, from_tail);
-                }
-                Presence::Absent => self.place(tier, block.0, index, metadata, from_tail),
+            above = Some(index);
+        }
+        true
+    }
+
+    /// Makes entries for a checked batch. All shards are held; blocks without a parent come to `home`.
+    fn enter_anywhere(&mut self, identities: &[BlockIdentity], home: usize) {
+        let mut entered = std::mem::take(&mut self.first_mut().entered);
+        entered.clear();
+        for (at, identity) in identities.iter().enumerate() {
+            if at.is_multiple_of(LOOKUPS) {
+                self.fetch(identities[at..].iter().map(|next| (next.group, next.hash)));
             }
+            entered.push(self.find_or_insert(identity, entered.last().copied(), home));
+        }
+        self.first_mut().entered = entered;
+    }
+
+    /// Registers a batch whose blocks all have entries, which are held.
+    fn register_entered(&mut self, batch: Batch<'_>, blocks: &mut [BlockId]) {
+        let entered = std::mem::take(&mut self.first_mut().entered);
+        for (at, (block, &index)) in blocks.iter_mut().zip(&entered).enumerate() {
+            if at.is_multiple_of(LOOKUPS) {
+                self.expect(batch.identities[at..].iter().map(|next| (next.group, next.hash)));
+            }
+            self.register_one(batch, at, block, index);
+        }
+        let shard = self.first_mut();
+        shard.tenants.let_go(batch.tier, batch.claim, entered.len());
+        shard.entered = entered;
+    }
+
+    /// A block with entry `index`, which is held, is registered in the slot `block`, or `block` becomes the one that is there.
+    #[inline]
+    fn register_one(&mut self, batch: Batch<'_>, at: usize, block: &mut BlockId, index: u32) {
+        let Batch { tier, identities, duplicates, metadata, .. } = batch;
+        let store = self.store;
+        let from_tail = (identities.len() - 1 - at) as u32;
+        match store.entries[index].presence(tier) {
+            Presence::Present if duplicates == Duplicates::Reuse => {
+                let existing = store.entries[index].slot(tier);
+                self.part(index, tier).counters.duplicates += 1;
+                store.give_back(tier, &[*block]);
+                self.pin(tier, existing, Pin::Use);
+                *block = BlockId(existing);
+            }
+            Presence::Present => {
+                let slots = &store.slots[tier];
+                let primary = &slots[store.entries[index].slot(tier) as usize];
+                self.fill(tier, block.0, index);
+                self.part(index, tier).counters.duplicates += 1;
+                slots[block.index()].link.set(primary.link.get());
+                primary.link.set(block.0);
+                self.update_evictable(index, tier);
+            }
+            Presence::Arriving => {
+                self.cancel_arrival(index, tier);
+                self.place(tier, block.0, index, metadata, from_tail);
+            }
+            Presence::Absent => self.place(tier, block.0, index, metadata, from_tail),
         }
     }
 
@@ -100,27 +291,27 @@ impl Core {
     fn place(&mut self, tier: usize, slot: u32, index: u32, metadata: BlockMetadata, from_tail: u32) {
         self.fill(tier, slot, index);
         self.recall(index, from_tail);
-        let step = self.short_step();
-        let entry = &mut self.entries[index];
+        let entry = &self.store.entries[index];
         if entry.is_nowhere() {
-            entry.priority = metadata.priority;
+            entry.priority.set(metadata.priority);
         }
-        entry.last_step = step;
-        entry.slots[tier] = slot;
-        self.tiers[tier].counters.stored += 1;
+        entry.last_step.set(self.short_step());
+        entry.slots[tier].set(slot);
+        self.part(index, tier).counters.stored += 1;
         self.set_presence(index, tier, Presence::Present);
     }
 
     /// A Held slot becomes Registered, with one user.
     fn fill(&mut self, tier: usize, slot: u32, index: u32) {
-        let tier_core = &mut self.tiers[tier];
-        tier_core.held -= 1;
-        tier_core.active += 1;
-        let state = &mut tier_core.slots[slot as usize];
-        state.entry = index;
-        state.link = NONE;
-        state.place = NONE;
+        let part = self.part(index, tier);
+        part.drop_held(1);
+        part.active += 1;
+        let state = &self.store.slots[tier][slot as usize];
+        state.entry.set(index);
+        state.link.set(NONE);
+        state.place.set(NONE);
         state.set_usage(Usage::Registered);
         state.add_ref();
+        self.count_for_tenant(index, tier, true);
     }
 }

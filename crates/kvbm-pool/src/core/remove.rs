@@ -24,54 +24,55 @@ pub(crate) struct Selected {
     hash: SequenceHash,
 }
 
-impl Core {
+impl Core<'_> {
     /// Blocks of a selection on `tiers`, children before their parents.
     pub(crate) fn select(&self, selection: Selection, tiers: TierMask) -> Vec<Selected> {
         let below = match selection {
-            Selection::Subtree { group, hash } => match self.entries.find(group, hash) {
+            Selection::Subtree { group, hash } => match self.find(group, hash) {
                 Some(root) => self.subtree(root),
                 None => return Vec::new(),
             },
             _ => Vec::new(),
         };
-        let chosen = |&(index, entry): &(u32, &super::entry::Entry)| {
+        let entries = &self.store.entries;
+        let chosen = |&index: &u32| {
+            let entry = &entries[index];
             let matches = match selection {
                 Selection::All => true,
                 Selection::Group(group) => entry.group() == group,
-                Selection::Namespace(namespace) => entry.namespace == namespace,
+                Selection::Namespace(namespace) => entry.namespace() == namespace,
                 Selection::Subtree { .. } => below[index as usize] == Some(true),
             };
             matches && self.is_on_any(index, tiers)
         };
-        let mut found: Vec<Selected> = self
-            .entries
-            .iter()
-            .filter(chosen)
-            .map(|(index, entry)| Selected { index, position: entry.position, hash: entry.hash })
-            .collect();
+        let selected = |index: u32| {
+            let entry = &entries[index];
+            Selected { index, position: entry.position.get(), hash: entry.hash() }
+        };
+        let mut found: Vec<Selected> = self.in_use().filter(chosen).map(selected).collect();
         found.sort_unstable_by_key(|selected| std::cmp::Reverse(selected.position));
         found
     }
 
     fn is_on_any(&self, index: u32, tiers: TierMask) -> bool {
-        let entry = &self.entries[index];
+        let entry = &self.store.entries[index];
         tiers.iter().any(|tier| entry.presence(tier.index()) != Presence::Absent)
     }
 
     /// For each entry whether it is `root` or continues it, found by walking up until an answer is known.
     fn subtree(&self, root: u32) -> Vec<Option<bool>> {
-        let mut below: Vec<Option<bool>> = vec![None; self.entries.end()];
+        let mut below: Vec<Option<bool>> = vec![None; self.end()];
         below[root as usize] = Some(true);
-        for (start, _) in self.entries.iter() {
+        for start in self.in_use() {
             let mut at = start;
             while at != NONE && below[at as usize].is_none() {
-                at = self.entries[at].parent;
+                at = self.store.entries[at].parent.get();
             }
             let answer = at != NONE && below[at as usize] == Some(true);
             let mut at = start;
             while at != NONE && below[at as usize].is_none() {
                 below[at as usize] = Some(answer);
-                at = self.entries[at].parent;
+                at = self.store.entries[at].parent.get();
             }
         }
         below
@@ -87,8 +88,8 @@ impl Core {
     ) {
         for &Selected { index, hash, position } in selected {
             for tier in tiers.iter() {
-                let entry = &self.entries[index];
-                let same = entry.hash == hash && entry.position == position;
+                let entry = &self.store.entries[index];
+                let same = entry.in_use() && entry.hash() == hash && entry.position.get() == position;
                 if same && (reach == Reach::InUse || self.is_unused(index, tier.index())) {
                     self.expel(index, tier, EvictionReason::Removed, removed);
                 }
@@ -98,35 +99,38 @@ impl Core {
 
     /// Whether nobody uses the block on `tier` and nothing continues it there.
     pub(crate) fn is_unused(&self, index: u32, tier: usize) -> bool {
-        let entry = &self.entries[index];
+        let store = self.store;
+        let entry = &store.entries[index];
         if entry.presence(tier) != Presence::Present
-            || (entry.children[tier] > 0 && self.is_full(entry.group()))
+            || (entry.children(tier) > 0 && store.is_full(entry.group()))
         {
             return false;
         }
-        let state = &self.tiers[tier].slots[entry.slots[tier] as usize];
-        state.refs() == 0 && state.link == NONE
+        let state = &store.slots[tier][entry.slot(tier) as usize];
+        state.refs() == 0 && state.link.get() == NONE
     }
 
     /// Makes the block invisible on `tier`, with all its duplicates.
     pub(crate) fn expel(&mut self, index: u32, tier: Tier, reason: EvictionReason, removed: &mut Removed) {
         let tier_index = tier.index();
-        match self.entries[index].presence(tier_index) {
+        let store = self.store;
+        let slot_of = &store.entries[index].slots[tier_index];
+        match store.entries[index].presence(tier_index) {
             Presence::Absent => return,
             Presence::Arriving => {
                 self.cancel_arrival(index, tier_index);
                 self.set_presence(index, tier_index, Presence::Absent);
-                self.entries[index].slots[tier_index] = NONE;
+                slot_of.set(NONE);
                 removed.cancelled += 1;
             }
             Presence::Present => {
                 self.set_presence(index, tier_index, Presence::Absent);
-                let mut slot = self.entries[index].slots[tier_index];
-                self.entries[index].slots[tier_index] = NONE;
-                self.count_eviction(tier_index, reason);
+                let mut slot = slot_of.get();
+                slot_of.set(NONE);
+                self.count_eviction(index, tier_index, reason);
                 removed.blocks += 1;
                 while slot != NONE {
-                    let next = self.tiers[tier_index].slots[slot as usize].link;
+                    let next = store.slots[tier_index][slot as usize].link.get();
                     if self.detach(tier_index, slot, Usage::Detached) {
                         removed.in_use += 1;
                     }
@@ -134,11 +138,11 @@ impl Core {
                 }
             }
         }
-        self.entries.release_unused(index);
+        self.unused(index);
     }
 
-    fn count_eviction(&mut self, tier: usize, reason: EvictionReason) {
-        let counters = &mut self.tiers[tier].counters;
+    fn count_eviction(&mut self, index: u32, tier: usize, reason: EvictionReason) {
+        let counters = &mut self.part(index, tier).counters;
         match reason {
             EvictionReason::Capacity => counters.evicted += 1,
             EvictionReason::Removed => counters.removed += 1,
@@ -151,30 +155,33 @@ impl Core {
     /// of use where the bytes are bad. The caller has already made the entry forget the slot.
     fn detach(&mut self, tier: usize, slot: u32, usage: Usage) -> bool {
         self.empty(tier, slot);
-        let tier_core = &mut self.tiers[tier];
-        let state = &mut tier_core.slots[slot as usize];
+        let store = self.store;
+        let state = &store.slots[tier][slot as usize];
+        let index = state.entry.get();
+        let part = self.part(index, tier);
         if state.refs() > 0 {
-            let index = state.entry;
+            part.active -= 1;
+            part.detached += 1;
             state.set_usage(usage);
-            state.place = NONE;
-            state.link = NONE;
-            tier_core.active -= 1;
-            tier_core.detached += 1;
-            self.entries[index].links += 1;
+            state.place.set(NONE);
+            state.link.set(NONE);
+            store.entries[index].add_link();
             return true;
         }
-        tier_core.inactive -= 1;
+        part.inactive -= 1;
+        self.count_for_tenant(index, tier, false);
+        let mut free = store.free[tier].lock();
         if usage == Usage::Tainted {
-            tier_core.retire(slot);
+            free.retire(&store.slots[tier], slot);
         } else {
-            tier_core.put_free(slot);
+            free.put(&store.slots[tier], slot);
         }
         false
     }
 
     /// The bytes in a slot are bad: it must not be found, nor handed out again.
     pub(crate) fn quarantine(&mut self, tier: usize, block: BlockId) -> Quarantine {
-        let Some(state) = self.tiers[tier].slots.get_mut(block.index()) else {
+        let Some(state) = self.store.slots[tier].get(block.index()) else {
             return Quarantine::NotRegistered;
         };
         match state.usage() {
@@ -190,31 +197,30 @@ impl Core {
     }
 
     fn quarantine_registered(&mut self, tier: usize, slot: u32) -> Quarantine {
-        let state = &self.tiers[tier].slots[slot as usize];
-        let (index, heir) = (state.entry, state.link);
-        self.count_eviction(tier, EvictionReason::Quarantined);
-        if self.entries[index].slots[tier] != slot {
+        let store = self.store;
+        let state = &store.slots[tier][slot as usize];
+        let (index, heir) = (state.entry.get(), state.link.get());
+        self.count_eviction(index, tier, EvictionReason::Quarantined);
+        let slot_of = &store.entries[index].slots[tier];
+        if slot_of.get() != slot {
             self.unlink_duplicate(tier, slot);
         } else if heir == NONE {
             self.set_presence(index, tier, Presence::Absent);
-            self.entries[index].slots[tier] = NONE;
+            slot_of.set(NONE);
         } else {
-            self.entries[index].slots[tier] = heir;
+            slot_of.set(heir);
         }
         let in_use = self.detach(tier, slot, Usage::Tainted);
-        self.entries.release_unused(index);
+        self.unused(index);
         if in_use { Quarantine::AfterLastUser } else { Quarantine::Done }
     }
 
     /// Everything on `tier`, parents before children.
     pub(crate) fn snapshot(&self, tier: usize) -> Vec<(BlockId, kvbm_plan::BlockIdentity)> {
-        let present = |&(_, entry): &(u32, &super::entry::Entry)| entry.presence(tier) == Presence::Present;
-        let mut all: Vec<_> = self
-            .entries
-            .iter()
-            .filter(present)
-            .map(|(index, entry)| (BlockId(entry.slots[tier]), self.entries.identity(index)))
-            .collect();
+        let entries = &self.store.entries;
+        let present = |&index: &u32| entries[index].presence(tier) == Presence::Present;
+        let block = |index: u32| (BlockId(entries[index].slot(tier)), entries.identity(index));
+        let mut all: Vec<_> = self.in_use().filter(present).map(block).collect();
         all.sort_by_key(|(_, identity)| identity.position);
         all
     }

@@ -40,8 +40,8 @@ pub(crate) fn latest(
     kept
 }
 
-impl Core {
-    /// Places `blocks`, which [`latest`] chose, on a tier that was never used.
+impl Core<'_> {
+    /// Places `blocks`, which [`latest`] chose, on a tier of which nothing is used, whose free slots are closed; opens them. All shards are held.
     pub(crate) fn restore(
         &mut self,
         tier: usize,
@@ -52,10 +52,12 @@ impl Core {
         let mut by_position: Vec<usize> = (0..blocks.len()).collect();
         by_position.sort_by_key(|&index| blocks[index].identity.position);
         let mut kept = vec![false; blocks.len()];
-        let mut used = vec![false; self.tiers[tier].slots.len()];
+        let store = self.store;
+        let slots = &store.slots[tier];
+        let mut used = vec![false; slots.len()];
         for index in by_position {
             let RecoveredBlock { block, identity } = &blocks[index];
-            let unusable = self.tiers[tier].slots[block.index()].usage() == Usage::Quarantined;
+            let unusable = slots[block.index()].usage() == Usage::Quarantined;
             if unusable || self.check_identity(index, identity).is_err() {
                 outcome.invalid += 1;
                 outcome.rejected.push(*block);
@@ -67,23 +69,25 @@ impl Core {
                 outcome.orphans.push(*block);
             }
         }
-        let tier_core = &mut self.tiers[tier];
-        tier_core.claim(|slot| used[slot as usize]);
+        store.free[tier].lock().open(slots, |slot| used[slot as usize]);
         for (recovered, _) in blocks.iter().zip(kept).filter(|(_, kept)| *kept) {
-            tier_core.order.push_young(recovered.block.0, &mut tier_core.slots);
+            let index = slots[recovered.block.index()].entry.get();
+            self.part(index, tier).order.push_young(recovered.block.0, slots);
             outcome.restored += 1;
         }
         for recovered in blocks.iter().filter(|recovered| used[recovered.block.index()]) {
-            let index = self.tiers[tier].slots[recovered.block.index()].entry;
+            let index = slots[recovered.block.index()].entry.get();
             self.update_evictable(index, tier);
         }
     }
 
     fn has_parent(&self, identity: &BlockIdentity) -> bool {
-        let Some(parent) = identity.parent.filter(|_| self.is_full(identity.group)) else { return true };
-        self.entries.find(identity.group, parent).is_some_and(|found| {
-            let entry = &self.entries[found];
-            entry.nearest().is_some() && entry.position.checked_add(1) == Some(identity.position)
+        let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
+            return true;
+        };
+        self.find(identity.group, parent).is_some_and(|found| {
+            let entry = &self.store.entries[found];
+            entry.nearest().is_some() && entry.comes_before(identity.position)
         })
     }
 
@@ -94,22 +98,23 @@ impl Core {
         identity: &BlockIdentity,
         metadata: BlockMetadata,
     ) {
-        let index = self.entries.find_or_insert(identity, None);
-        let step = self.short_step();
+        let store = self.store;
+        let index = self.find_or_insert(identity, None, store.home(1));
         self.recall(index, FAR_FROM_TAIL);
-        let tier_core = &mut self.tiers[tier];
-        tier_core.inactive += 1;
-        tier_core.counters.stored += 1;
-        let state = &mut tier_core.slots[block.index()];
-        state.entry = index;
-        state.link = NONE;
+        let part = self.part(index, tier);
+        part.inactive += 1;
+        part.counters.stored += 1;
+        let state = &store.slots[tier][block.index()];
+        state.entry.set(index);
+        state.link.set(NONE);
         state.set_usage(Usage::Registered);
-        let entry = &mut self.entries[index];
+        let entry = &store.entries[index];
         if entry.is_nowhere() {
-            entry.priority = metadata.priority;
+            entry.priority.set(metadata.priority);
         }
-        entry.last_step = step;
-        entry.slots[tier] = block.0;
+        entry.last_step.set(self.short_step());
+        entry.slots[tier].set(block.0);
+        self.count_for_tenant(index, tier, true);
         self.set_presence(index, tier, Presence::Present);
     }
 }

@@ -1,6 +1,7 @@
 //! Slots: one for each block id of a tier.
 
 use super::NONE;
+use super::field::U32;
 
 /// What a slot is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,104 +40,133 @@ const REF_BITS: u32 = 28;
 const MAX_REFS: u32 = (1 << REF_BITS) - 1;
 const LISTED: u32 = 1 << 31;
 
-/// A block id's bookkeeping on its tier.
-#[derive(Clone, Copy)]
+/// A block id's bookkeeping on its tier. It belongs to the shard of its entry; without one to the batch that holds it, or
+/// to the free list.
 #[repr(C)]
 pub(crate) struct Slot {
     /// Entry of the block in it, or `NONE`.
-    pub entry: u32,
+    pub entry: U32,
     /// Listed (1 bit), usage (3 bits) and 28 bits: references; of a listed slot, which has none, its number in the
     /// policy's list; of an Arriving slot the rest of the ticket.
-    word: u32,
+    word: U32,
     /// Index in the eviction order of the slot's only valid place, or `NONE`.
-    pub place: u32,
+    pub place: U32,
     /// Free: next free slot. Registered: next duplicate. Arriving: part of the ticket.
-    pub link: u32,
+    pub link: U32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 16);
 
 impl Slot {
-    pub(crate) const NEW: Self = Self { entry: NONE, word: 0, place: NONE, link: NONE };
+    pub(crate) const fn new() -> Self {
+        Self { entry: U32::new(NONE), word: U32::new(0), place: U32::new(NONE), link: U32::new(NONE) }
+    }
+
+    /// That many new slots.
+    pub(crate) fn many(count: usize) -> Box<[Self]> {
+        (0..count).map(|_| Self::new()).collect()
+    }
+
+    /// As new, for `usage`.
+    #[inline]
+    pub(crate) fn reset(&self, usage: Usage) {
+        self.entry.set(NONE);
+        self.word.set((usage as u32) << REF_BITS);
+        self.place.set(NONE);
+        self.link.set(NONE);
+    }
 
     #[inline]
     pub(crate) fn usage(&self) -> Usage {
-        USAGES[(self.word >> REF_BITS & 7) as usize]
+        USAGES[(self.word.get() >> REF_BITS & 7) as usize]
     }
 
     /// Changes the usage; the rest stays.
     #[inline]
-    pub(crate) fn set_usage(&mut self, usage: Usage) {
-        self.word = self.word & (MAX_REFS | LISTED) | (usage as u32) << REF_BITS;
+    pub(crate) fn set_usage(&self, usage: Usage) {
+        self.word.set(self.word.get() & (MAX_REFS | LISTED) | (usage as u32) << REF_BITS);
     }
 
     /// Whether the eviction policy counts the slot as evictable.
     #[inline]
     pub(crate) fn is_listed(&self) -> bool {
-        self.word & LISTED != 0
+        self.word.get() & LISTED != 0
     }
 
     /// Only a slot without references is listed.
     #[inline]
-    pub(crate) fn set_listed(&mut self, listed: bool) {
+    pub(crate) fn set_listed(&self, listed: bool) {
         debug_assert_eq!(self.refs(), 0, "a slot in use is not evictable");
-        self.word = self.word & !(LISTED | MAX_REFS) | if listed { LISTED | MAX_REFS } else { 0 };
+        self.word.set(self.word.get() & !(LISTED | MAX_REFS) | if listed { LISTED | MAX_REFS } else { 0 });
     }
 
     /// The policy's number of a listed slot.
     #[inline]
     pub(crate) fn number(&self) -> Option<u32> {
-        Some(self.word & MAX_REFS).filter(|&number| self.is_listed() && number != MAX_REFS)
+        let word = self.word.get();
+        Some(word & MAX_REFS).filter(|&number| word & LISTED != 0 && number != MAX_REFS)
     }
 
     /// Sets or clears the policy's number of a listed slot; of others nothing changes.
     #[inline]
-    pub(crate) fn set_number(&mut self, number: Option<u32>) {
-        if self.is_listed() {
-            self.word = self.word & !MAX_REFS | number.unwrap_or(MAX_REFS) & MAX_REFS;
+    pub(crate) fn set_number(&self, number: Option<u32>) {
+        let word = self.word.get();
+        if word & LISTED != 0 {
+            self.word.set(word & !MAX_REFS | number.unwrap_or(MAX_REFS) & MAX_REFS);
         }
     }
 
     #[inline]
     pub(crate) fn refs(&self) -> u32 {
-        if self.is_listed() { 0 } else { self.word & MAX_REFS }
+        refs_of(self.word.get())
     }
 
     /// One reference more. A count that reaches its maximum stays there: the block is then pinned for ever, which is
     /// safe, where a wrapped count would free it under its users.
     #[inline]
-    pub(crate) fn add_ref(&mut self) {
-        debug_assert!(!self.is_listed(), "a listed slot is taken off the policy's list first");
-        if self.refs() < MAX_REFS {
-            self.word += 1;
+    pub(crate) fn add_ref(&self) {
+        let word = self.word.get();
+        debug_assert!(word & LISTED == 0, "a listed slot is taken off the policy's list first");
+        if refs_of(word) < MAX_REFS {
+            self.word.set(word + 1);
         }
     }
 
     /// One reference less; says how many are left.
     #[inline]
-    pub(crate) fn drop_ref(&mut self) -> u32 {
-        if self.refs() > 0 && self.refs() < MAX_REFS {
-            self.word -= 1;
+    pub(crate) fn drop_ref(&self) -> u32 {
+        let word = self.word.get();
+        match refs_of(word) {
+            refs @ (0 | MAX_REFS) => refs,
+            refs => {
+                self.word.set(word - 1);
+                refs - 1
+            }
         }
-        self.refs()
     }
 
     /// An Arriving slot has no users and no duplicates: those bits carry its ticket. (Not `place`: a stale place in the
     /// eviction order must not meet a number that looks like it.)
-    pub(crate) fn set_ticket(&mut self, ticket: u64) {
-        self.word = self.word & !MAX_REFS | (ticket >> 32) as u32 & MAX_REFS;
-        self.link = ticket as u32;
+    pub(crate) fn set_ticket(&self, ticket: u64) {
+        self.word.set(self.word.get() & !MAX_REFS | (ticket >> 32) as u32 & MAX_REFS);
+        self.link.set(ticket as u32);
     }
 
     pub(crate) fn ticket(&self) -> u64 {
-        u64::from(self.refs()) << 32 | u64::from(self.link)
+        u64::from(self.refs()) << 32 | u64::from(self.link.get())
     }
 
     /// The ticket is not needed any more: no users, no duplicates.
-    pub(crate) fn clear_ticket(&mut self) {
-        self.word &= !MAX_REFS;
-        self.link = NONE;
+    pub(crate) fn clear_ticket(&self) {
+        self.word.set(self.word.get() & !MAX_REFS);
+        self.link.set(NONE);
     }
+}
+
+/// References in a word; a listed slot has none.
+#[inline]
+const fn refs_of(word: u32) -> u32 {
+    if word & LISTED == 0 { word & MAX_REFS } else { 0 }
 }
 
 #[cfg(test)]
@@ -145,7 +175,7 @@ mod tests {
 
     #[test]
     fn usage_and_references_do_not_disturb_each_other() {
-        let mut slot = Slot::NEW;
+        let slot = Slot::new();
         for usage in USAGES {
             slot.set_usage(usage);
             slot.add_ref();
@@ -161,7 +191,7 @@ mod tests {
 
     #[test]
     fn saturated_references_stay() {
-        let mut slot = Slot { word: MAX_REFS - 1, ..Slot::NEW };
+        let slot = Slot { word: U32::new(MAX_REFS - 1), ..Slot::new() };
         slot.add_ref();
         slot.add_ref();
         assert_eq!(slot.drop_ref(), MAX_REFS);
@@ -170,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_listed_slot_carries_a_number_instead_of_references() {
-        let mut slot = Slot::NEW;
+        let slot = Slot::new();
         slot.set_usage(Usage::Registered);
         slot.set_number(Some(7));
         assert_eq!((slot.number(), slot.refs()), (None, 0), "only listed slots have one");
@@ -188,14 +218,14 @@ mod tests {
 
     #[test]
     fn a_ticket_survives_its_two_halves() {
-        let mut slot = Slot::NEW;
+        let slot = Slot::new();
         slot.set_usage(Usage::Arriving);
         slot.set_ticket(0x0123_4567_89ab_cdef);
         assert_eq!(slot.ticket(), 0x0123_4567_89ab_cdef);
-        assert_eq!((slot.usage(), slot.place), (Usage::Arriving, NONE));
+        assert_eq!((slot.usage(), slot.place.get()), (Usage::Arriving, NONE));
         slot.set_usage(Usage::Cancelled);
         assert_eq!(slot.ticket(), 0x0123_4567_89ab_cdef);
         slot.clear_ticket();
-        assert_eq!((slot.usage(), slot.refs(), slot.link), (Usage::Cancelled, 0, NONE));
+        assert_eq!((slot.usage(), slot.refs(), slot.link.get()), (Usage::Cancelled, 0, NONE));
     }
 }

@@ -5,61 +5,28 @@
 //! lookup stops at the first line that nothing passed, and deletion leaves no tombstone and moves nothing.
 //! A tag only filters: equality is always that of all 128 bits and the group, compared in the entry. The bits of an index
 //! that the largest entry does not need hold more of the tag, so that hardly ever a wrong entry is read for nothing.
+//!
+//! Lookups lock nothing. Keys come and go under the one lock of the table ([`Writing`]), for many blocks at a time, so
+//! lines have one writer, and under that lock it is known whether a key is there: of two threads that register a block in two
+//! shards one makes the entry.
+//!
+//! What a lookup finds without that lock, it finds like this. A key whose entry belongs to a shard that the caller has locked
+//! came before that lock was taken, and cannot go: its lane is seen, whatever happens to the other lanes of its line (a writer
+//! stores the words that it read under the same lock, so none of them lacks a lane that was there). Of other shards' keys it
+//! sees some moment's state, or a lane half written: a hint, which the caller checks at
+//! [`Entry::shard`](super::entry::Entry::shard), under that shard's lock.
 
-use super::entry::Entry;
+use super::entry::Arena;
+use super::line::{EMPTY, Line};
 use crate::near;
+use crate::sync::{SeenLeaf, SeenLeafGuard};
 use kvbm_plan::{GroupId, SequenceHash};
 
-const LANES: usize = 12;
-/// Keys per line at which the table grows; more than this and too many lines overflow.
+/// Keys per line of a full table; more than this and too many lines overflow.
 const FULL: usize = 10;
-const EMPTY: u8 = 0;
 
 /// Heap of a full table, rounded up.
 pub(crate) const BYTES_PER_KEY: usize = size_of::<Line>().div_ceil(FULL);
-
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line {
-    /// `0x80 | 7 bits of the hash`, or `EMPTY`.
-    tags: [u8; LANES],
-    /// Keys that passed this line because it was full; sticks at 255.
-    overflow: u8,
-    spare: [u8; 3],
-    /// Entry indices, with more of the tag above them.
-    entries: [u32; LANES],
-}
-
-const _: () = assert!(size_of::<Line>() == 64);
-
-impl Line {
-    const NEW: Self = Self { tags: [EMPTY; LANES], overflow: 0, spare: [0; 3], entries: [0; LANES] };
-
-    /// The top bit of byte `i` is set where lane `i` has `tag`, and no other bit.
-    #[inline]
-    fn lanes(&self, tag: u8) -> u128 {
-        let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3] = self.tags;
-        let low =
-            zero_bytes(u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]) ^ u64::from_le_bytes([tag; 8]));
-        let other = !tag;
-        let high =
-            u64::from_le_bytes([b0, b1, b2, b3, other, other, other, other]) ^ u64::from_le_bytes([tag; 8]);
-        u128::from(low) | u128::from(zero_bytes(high)) << 64
-    }
-
-    /// The first lane of a mask that is not 0.
-    #[inline]
-    fn first(mask: u128) -> usize {
-        (mask.trailing_zeros() / 8) as usize
-    }
-}
-
-/// The top bit of every byte that is zero. Exact: the addition of 7-bit values carries into no neighbour.
-#[inline]
-fn zero_bytes(word: u64) -> u64 {
-    const SEVEN: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-    !(((word & SEVEN) + SEVEN) | word | SEVEN)
-}
 
 /// A key, hashed once.
 #[derive(Clone, Copy)]
@@ -74,25 +41,39 @@ impl Key {
         Self { group: GroupId(0), hash: SequenceHash::from_bytes([0; 16]), mixed: 0 };
 }
 
+/// The right to change the table: its lock, a leaf lock; or nothing, where there is one shard, whose lock is all that it takes.
+pub(crate) struct Writing<'a>(Option<SeenLeafGuard<'a, ()>>);
+
+impl<'a> Writing<'a> {
+    #[inline]
+    pub(crate) fn begin(lock: Option<&'a SeenLeaf<()>>) -> Self {
+        Self(lock.map(SeenLeaf::lock))
+    }
+
+    /// Whether others could have changed the table since it was last looked at.
+    #[inline]
+    pub(crate) fn has_others(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
 pub(crate) struct Table {
-    lines: Vec<Line>,
-    len: usize,
+    lines: Box<[Line]>,
     seed: u64,
     /// Which bits of `Line::entries` are the index.
     index_mask: u32,
 }
 
-/// Ones for all bits that indices below `entries` need.
+/// Ones for all bits that indices below `entries` need. No index is all ones.
 fn index_mask(entries: usize) -> u32 {
-    u32::try_from(entries.next_power_of_two() - 1).unwrap_or(u32::MAX)
+    u32::try_from((entries + 1).next_power_of_two() - 1).unwrap_or(u32::MAX)
 }
 
 impl Table {
-    /// A table that holds `entries` keys before it grows. `seed` makes the home of a key unpredictable: hashes of an
-    /// engine may be chosen by its users.
+    /// A table for `entries` keys. `seed` makes the home of a key unpredictable: hashes of an engine may be chosen by its users.
     pub(crate) fn new(entries: usize, seed: u64) -> Self {
-        let lines = vec![Line::NEW; entries.div_ceil(FULL).max(2)];
-        Self { lines, len: 0, seed, index_mask: index_mask(entries) }
+        let lines = (0..entries.div_ceil(FULL).max(2)).map(|_| Line::new()).collect();
+        Self { lines, seed, index_mask: index_mask(entries) }
     }
 
     #[inline]
@@ -127,7 +108,7 @@ impl Table {
     #[inline]
     fn untagged(&self, mixed: u64, lane: u32) -> Option<u32> {
         let index = lane & self.index_mask;
-        (lane == self.tagged(mixed, index)).then_some(index)
+        (lane == self.tagged(mixed, index) && index != self.index_mask).then_some(index)
     }
 
     #[inline]
@@ -135,9 +116,16 @@ impl Table {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
     }
 
-    /// Where `key` is: line, lane and entry.
+    /// Where `key` is: the entry of its block.
     #[inline]
-    fn locate(&self, key: &Key, entries: &[Entry]) -> Option<(usize, usize, u32)> {
+    pub(crate) fn find(&self, key: &Key, entries: &Arena) -> Option<u32> {
+        let fits = |index| entries[index].is_block(key.group, key.hash);
+        self.locate(key, fits).map(|(_, _, index)| index)
+    }
+
+    /// The line, lane and index of the first lane that has the key's tags and an index that `fits`.
+    #[inline]
+    fn locate(&self, key: &Key, fits: impl Fn(u32) -> bool) -> Option<(usize, usize, u32)> {
         let tag = Self::tag(key.mixed);
         let home = self.home(key.mixed);
         let mut at = home;
@@ -146,15 +134,14 @@ impl Table {
             let mut lanes = line.lanes(tag);
             while lanes != 0 {
                 let lane = Line::first(lanes);
-                if let Some(index) = self.untagged(key.mixed, line.entries[lane]) {
-                    let entry = &entries[index as usize];
-                    if entry.hash == key.hash && entry.group() == key.group {
-                        return Some((at, lane, index));
-                    }
+                if let Some(index) = self.untagged(key.mixed, line.entries[lane].get())
+                    && fits(index)
+                {
+                    return Some((at, lane, index));
                 }
                 lanes &= lanes - 1;
             }
-            if line.overflow == 0 {
+            if line.overflow() == 0 {
                 return None;
             }
             at = self.next(at);
@@ -162,11 +149,6 @@ impl Table {
                 return None;
             }
         }
-    }
-
-    #[inline]
-    pub(crate) fn find(&self, key: &Key, entries: &[Entry]) -> Option<u32> {
-        self.locate(key, entries).map(|(_, _, index)| index)
     }
 
     /// Asks for the home lines of `keys`, for later.
@@ -189,7 +171,7 @@ impl Table {
         let line = &self.lines[self.home(key.mixed)];
         let mut lanes = line.lanes(Self::tag(key.mixed));
         while lanes != 0 {
-            let index = self.untagged(key.mixed, line.entries[Line::first(lanes)]);
+            let index = self.untagged(key.mixed, line.entries[Line::first(lanes)].get());
             if index.is_some() {
                 return index;
             }
@@ -198,84 +180,104 @@ impl Table {
         None
     }
 
-    /// Adds a key that is not there; `entries` already holds it at `index`.
-    pub(crate) fn insert(&mut self, key: &Key, index: u32, entries: &[Entry]) {
-        if self.len >= self.lines.len() * FULL || index > self.index_mask {
-            self.grow(entries);
-        }
+    /// Adds a key that is not there; `index` is below the number that the table is for.
+    #[inline]
+    pub(crate) fn insert(&self, _writing: &Writing<'_>, key: &Key, index: u32) {
         self.place(key.mixed, index);
     }
 
-    fn place(&mut self, mixed: u64, index: u32) {
+    /// A table has more lanes than there are entries: there is room.
+    #[inline]
+    fn place(&self, mixed: u64, index: u32) {
         let mut at = self.home(mixed);
-        let tagged = self.tagged(mixed, index);
         loop {
-            let line = &mut self.lines[at];
+            let line = &self.lines[at];
             let empty = line.lanes(EMPTY);
             if empty != 0 {
-                let lane = Line::first(empty);
-                line.tags[lane] = Self::tag(mixed);
-                line.entries[lane] = tagged;
-                self.len += 1;
+                line.fill(Line::first(empty), Self::tag(mixed), self.tagged(mixed, index));
                 return;
             }
-            line.overflow = line.overflow.saturating_add(1);
+            line.count_overflow(true);
             at = self.next(at);
         }
     }
 
     /// Takes a key out; nothing happens where it is not there.
-    pub(crate) fn remove(&mut self, key: &Key, entries: &[Entry]) {
-        let Some((found, lane, _)) = self.locate(key, entries) else { return };
-        self.lines[found].tags[lane] = EMPTY;
-        self.len -= 1;
+    #[inline]
+    pub(crate) fn remove(&self, _writing: &Writing<'_>, key: &Key, index: u32) {
+        let Some((found, lane, _)) = self.locate(key, |other| other == index) else { return };
+        self.lines[found].clear(lane);
         let mut at = self.home(key.mixed);
         while at != found {
-            let passed = &mut self.lines[at].overflow;
-            // A saturated count is no longer known, so it stays: lookups just look further than they must.
-            if *passed != u8::MAX {
-                *passed -= 1;
-            }
+            self.lines[at].count_overflow(false);
             at = self.next(at);
         }
     }
 
+    /// The same keys in a table for all of `entries`. Nothing else happens meanwhile.
     #[cold]
-    fn grow(&mut self, entries: &[Entry]) {
-        let lines = if self.len >= self.lines.len() * FULL { 2 * self.lines.len() } else { self.lines.len() };
-        let old = std::mem::replace(&mut self.lines, vec![Line::NEW; lines]);
-        let old_mask = std::mem::replace(&mut self.index_mask, index_mask(entries.len()));
-        self.len = 0;
-        for line in &old {
-            for (lane, &tag) in line.tags.iter().enumerate() {
-                if tag != EMPTY {
-                    let index = line.entries[lane] & old_mask;
-                    let entry = &entries[index as usize];
-                    self.place(self.key(entry.group(), entry.hash).mixed, index);
-                }
+    pub(crate) fn grown(&self, entries: &Arena) -> Self {
+        let larger = Self::new(entries.len(), self.seed);
+        for index in 0..entries.len() as u32 {
+            let entry = &entries[index];
+            if entry.in_use() {
+                larger.place(larger.key(entry.group(), entry.hash()).mixed, index);
             }
         }
+        larger
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::entry::Arena;
+    use crate::core::line::LANES;
+    use kvbm_plan::NamespaceId;
     use std::collections::HashMap;
 
     fn hash(number: u128) -> SequenceHash {
         SequenceHash::from_bytes(number.to_le_bytes())
     }
 
-    fn entry(group: u16, number: u128) -> Entry {
-        Entry::of(GroupId(group), hash(number))
+    /// A table with its entries; vacant ones are taken again.
+    struct World {
+        table: Table,
+        entries: Arena,
+        vacant: Vec<u32>,
+    }
+
+    impl World {
+        fn new(entries: usize, seed: u64) -> Self {
+            let entries = Arena::new(entries);
+            let vacant = (0..entries.len() as u32).rev().collect();
+            Self { table: Table::new(entries.len(), seed), entries, vacant }
+        }
+
+        fn insert(&mut self, group: u16, number: u128) -> u32 {
+            if self.vacant.is_empty() {
+                let old = self.entries.len() as u32;
+                assert!(self.entries.grow());
+                self.table = self.table.grown(&self.entries);
+                self.vacant = (old..self.entries.len() as u32).rev().collect();
+            }
+            let index = self.vacant.pop().unwrap();
+            self.entries[index].begin(0, GroupId(group), hash(number), NamespaceId(0), 0);
+            self.table.insert(&Writing::begin(None), &self.table.key(GroupId(group), hash(number)), index);
+            index
+        }
+
+        fn remove(&mut self, key: &Key, index: u32) {
+            self.table.remove(&Writing::begin(None), key, index);
+            self.entries[index].end();
+            self.vacant.push(index);
+        }
     }
 
     /// Random inserts and removals of few and badly distributed keys against a map, with growth.
     #[test]
     fn agrees_with_a_map_over_random_inserts_and_removals() {
-        let mut table = Table::new(16, 7);
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut world = World::new(16, 7);
         let mut oracle: HashMap<(u16, u128), u32> = HashMap::new();
         let mut random = 0x1234_5678_9abc_def0_u64;
         for step in 0..60_000 {
@@ -286,54 +288,80 @@ mod tests {
             // Keys that differ in the upper 64 bits alone, or the lower alone.
             let number = u128::from(random >> 20 & 0x3ff);
             let number = if random & 1 == 0 { number << 100 } else { number };
-            let key = table.key(GroupId(group), hash(number));
+            let key = world.table.key(GroupId(group), hash(number));
             let known = oracle.get(&(group, number)).copied();
-            assert_eq!(table.find(&key, &entries), known, "step {step}");
+            assert_eq!(world.table.find(&key, &world.entries), known, "step {step}");
             // Grow for a while, then shrink, so that removals leave lines with overflow behind.
             let remove = random >> 8 & 7 < if step / 10_000 % 2 == 0 { 2 } else { 6 };
             match known {
-                Some(_) if remove => {
-                    table.remove(&key, &entries);
+                Some(index) if remove => {
+                    world.remove(&key, index);
                     oracle.remove(&(group, number));
                 }
                 None if !remove => {
-                    entries.push(entry(group, number));
-                    let index = entries.len() as u32 - 1;
-                    table.insert(&key, index, &entries);
-                    oracle.insert((group, number), index);
+                    oracle.insert((group, number), world.insert(group, number));
                 }
                 _ => {}
             }
-            assert_eq!(table.len, oracle.len());
         }
+        assert!((1024..=8192).contains(&world.entries.len()), "it grew with the keys");
     }
 
     /// Keys that are made to share one home line are still told apart, and can all be removed.
     #[test]
     fn crafted_collisions_are_just_different_keys() {
-        let mut table = Table::new(1000, 1);
-        let mut entries = Vec::new();
+        let mut world = World::new(1000, 1);
         let mut keys = Vec::new();
         for number in 0..200_000_u128 {
-            let key = table.key(GroupId(0), hash(number));
-            if table.home(key.mixed) == 3 && keys.len() < 400 {
-                entries.push(entry(0, number));
-                table.insert(&key, entries.len() as u32 - 1, &entries);
-                keys.push(key);
+            let key = world.table.key(GroupId(0), hash(number));
+            if world.table.home(key.mixed) == 3 && keys.len() < 400 {
+                keys.push((key, world.insert(0, number)));
             }
         }
         assert_eq!(keys.len(), 400);
-        for (index, key) in keys.iter().enumerate() {
-            assert_eq!(table.find(key, &entries), Some(index as u32));
+        for (key, index) in &keys {
+            assert_eq!(world.table.find(key, &world.entries), Some(*index));
         }
-        for (index, key) in keys.iter().enumerate() {
-            table.remove(key, &entries);
-            assert_eq!(table.find(key, &entries), None);
-            if let Some(next) = keys.get(index + 1) {
-                assert_eq!(table.find(next, &entries), Some(index as u32 + 1));
+        for (at, (key, index)) in keys.iter().enumerate() {
+            world.remove(key, *index);
+            assert_eq!(world.table.find(key, &world.entries), None);
+            if let Some((next, index)) = keys.get(at + 1) {
+                assert_eq!(world.table.find(next, &world.entries), Some(*index));
             }
         }
-        assert_eq!(table.len, 0);
-        assert!(table.lines.iter().all(|line| line.overflow == 0 || line.overflow == u8::MAX));
+        let untouched = |line: &Line| line.lanes(EMPTY).count_ones() == LANES as u32;
+        assert!(world.table.lines.iter().all(untouched));
+        assert!(world.table.lines.iter().all(|line| matches!(line.overflow(), 0 | u8::MAX)));
+    }
+
+    /// Threads whose keys meet in the same lines take nothing from each other, and look at lines that others write.
+    #[cfg(not(any(kvbm_loom, kvbm_shuttle)))]
+    #[test]
+    fn what_a_thread_has_put_in_is_found_while_others_write() {
+        let lock = SeenLeaf::default();
+        let table = Table::new(400, 3);
+        let entries = Arena::new(400);
+        let key = |index: u32| table.key(GroupId(0), hash(u128::from(index)));
+        std::thread::scope(|scope| {
+            for thread in 0..4_u32 {
+                let (table, entries, key, lock) = (&table, &entries, &key, &lock);
+                scope.spawn(move || {
+                    for round in 0..200_u32 {
+                        for index in (thread * 100)..(thread * 100 + 100) {
+                            entries[index].begin(0, GroupId(0), hash(u128::from(index)), NamespaceId(0), 0);
+                            table.insert(&Writing::begin(Some(lock)), &key(index), index);
+                        }
+                        for index in (thread * 100)..(thread * 100 + 100) {
+                            assert_eq!(table.find(&key(index), entries), Some(index), "round {round}");
+                            table.remove(&Writing::begin(Some(lock)), &key(index), index);
+                            entries[index].end();
+                            assert_eq!(table.find(&key(index), entries), None);
+                        }
+                    }
+                });
+            }
+        });
+        assert!(table.lines.iter().all(|line| line.lanes(EMPTY).count_ones() == LANES as u32));
+        assert!(table.lines.iter().all(|line| matches!(line.overflow(), 0 | u8::MAX)));
     }
 }

@@ -11,6 +11,7 @@ pub use hazard::Hazard;
 pub use s3_fifo::S3Fifo;
 
 use crate::config::PolicyKind;
+use crate::core::entry::Arena;
 use crate::core::slot::Slot;
 use crate::tier::TIERS;
 
@@ -41,21 +42,95 @@ pub enum RequestPart {
     Registered,
 }
 
+/// What victims are chosen among: the slots of a tier, or, where tenants have shares, those of one tenant there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlotSet {
+    /// The tier.
+    pub tier: usize,
+    /// The tenant's place in [`RegistryConfig::tenants`](crate::RegistryConfig::tenants) and one; 0 for blocks of nobody, and
+    /// where there are no tenants. A slot belongs to one set until it is evictable no more.
+    pub tenant: usize,
+}
+
+impl SlotSet {
+    /// All slots of a tier, where there are no tenants.
+    pub(crate) const fn of_tier(tier: usize) -> Self {
+        Self { tier, tenant: 0 }
+    }
+}
+
+/// Something for each set of slots; sets come into being when they are needed.
+struct Sets<T> {
+    new: fn(usize) -> T,
+    capacity: [usize; TIERS],
+    all: Vec<[T; TIERS]>,
+}
+
+impl<T> Sets<T> {
+    /// `new` makes the one of a set, from the slots of its tier.
+    fn new(capacity: [usize; TIERS], new: fn(usize) -> T) -> Self {
+        Self { new, capacity, all: vec![capacity.map(new)] }
+    }
+
+    #[inline]
+    fn get(&self, set: SlotSet) -> Option<&T> {
+        self.all.get(set.tenant).map(|tiers| &tiers[set.tier])
+    }
+
+    #[inline]
+    fn at(&mut self, set: SlotSet) -> &mut T {
+        while self.all.len() <= set.tenant {
+            self.all.push(self.capacity.map(self.new));
+        }
+        &mut self.all[set.tenant][set.tier]
+    }
+
+    /// Whether nobody's blocks are kept apart.
+    fn is_one_for_each_tier(&self) -> bool {
+        self.all.len() == 1
+    }
+
+    fn each(&mut self) -> impl Iterator<Item = &mut T> {
+        self.all.iter_mut().flatten()
+    }
+}
+
 /// A number that the registry keeps with each evictable slot of a tier for the policy: where the slot is in a list, say.
 /// It lies in the slot itself, where references are otherwise, so it costs no memory and no further cache miss.
-pub struct Numbers<'a>(pub(crate) &'a mut [Slot]);
+pub struct Numbers<'a> {
+    slots: &'a [Slot],
+    /// Where the blocks in the slots are described, where victims are chosen.
+    entries: Option<&'a Arena>,
+}
+
+impl<'a> Numbers<'a> {
+    pub(crate) fn of(slots: &'a [Slot]) -> Self {
+        Self { slots, entries: None }
+    }
+
+    pub(crate) fn for_victims(slots: &'a [Slot], entries: &'a Arena) -> Self {
+        Self { slots, entries: Some(entries) }
+    }
+}
 
 impl Numbers<'_> {
+    /// The tag of the block in an evictable slot; while victims are chosen only. Reads memory that may be far.
+    #[inline]
+    pub fn tag(&self, slot: u32) -> Option<u64> {
+        let state = self.slots.get(slot as usize).filter(|state| state.is_listed())?;
+        Some(self.entries?[state.entry.get()].tag())
+    }
+
     /// The number of `slot`; none before it is set, and none where the slot is not evictable.
     #[inline]
     pub fn get(&self, slot: u32) -> Option<u32> {
-        self.0.get(slot as usize).and_then(Slot::number)
+        self.slots.get(slot as usize).and_then(Slot::number)
     }
 
     /// Sets (below 2^28 - 1) or clears the number of an evictable slot. It is gone when the slot is not evictable any more.
     #[inline]
     pub fn set(&mut self, slot: u32, number: Option<u32>) {
-        if let Some(state) = self.0.get_mut(slot as usize) {
+        if let Some(state) = self.slots.get(slot as usize) {
             state.set_number(number);
         }
     }
@@ -83,7 +158,8 @@ pub trait EvictionPolicy: Send {
     fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory;
 
     /// The caller says that nothing will continue the block's branch, and that the block belongs to no other.
-    fn ended(&mut self, memory: BlockMemory) -> BlockMemory {
+    fn ended(&mut self, tag: u64, memory: BlockMemory) -> BlockMemory {
+        let _ = tag;
         memory
     }
 
@@ -97,23 +173,23 @@ pub trait EvictionPolicy: Send {
     /// The last copy of a block was evicted.
     fn forgotten(&mut self, tag: u64, memory: BlockMemory);
 
-    /// `slot` of `tier` may be evicted from now on; or it may already, and what is kept of its block has changed.
+    /// `slot` of `set` may be evicted from now on; or it may already, and what is kept of its block has changed.
     /// `priority` is that of its [`BlockMetadata`](crate::BlockMetadata).
     fn evictable(
         &mut self,
-        tier: usize,
+        set: SlotSet,
         slot: u32,
         memory: BlockMemory,
         priority: u8,
         numbers: &mut Numbers<'_>,
     );
 
-    /// `slot` of `tier` must not be evicted any more, or is empty.
-    fn kept(&mut self, tier: usize, slot: u32, numbers: &mut Numbers<'_>);
+    /// `slot` of `set` must not be evicted any more, or is empty.
+    fn kept(&mut self, set: SlotSet, slot: u32, numbers: &mut Numbers<'_>);
 
-    /// The block in `slot` of `tier` was removed on request: the next one there is another.
-    fn emptied(&mut self, tier: usize, slot: u32, numbers: &mut Numbers<'_>) {
-        self.kept(tier, slot, numbers);
+    /// The block in `slot` of `set` was removed on request: the next one there is another.
+    fn emptied(&mut self, set: SlotSet, slot: u32, numbers: &mut Numbers<'_>) {
+        self.kept(set, slot, numbers);
     }
 
     /// A block in `slot` of `tier` was used (it may not be evictable).
@@ -121,9 +197,16 @@ pub trait EvictionPolicy: Send {
         let _ = (tier, slot);
     }
 
-    /// Chooses at least one and at most `want` evictable slots of `tier`, appends them to `out`, and counts them as not
-    /// evictable. None only where none is evictable.
-    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>);
+    /// Chooses at least one and at most `want` evictable slots of `set`, appends them to `out`, and counts them as not
+    /// evictable. None only where none is evictable. Of what is not in the set nothing goes: the least recently used does instead.
+    fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>);
+
+    /// Whether the least recently used blocks of `set` are the ones to go for now: then the registry takes these, without asking
+    /// for [`victims`](Self::victims), and says [`kept`](Self::kept) of them.
+    fn follows_recency(&self, set: SlotSet) -> bool {
+        let _ = set;
+        false
+    }
 
     /// Uses expected of a block while as many blocks are used as the largest tier holds, if the policy estimates that.
     fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {
@@ -131,8 +214,8 @@ pub trait EvictionPolicy: Send {
         None
     }
 
-    /// Whether a slot of `tier` is evictable.
-    fn has_victim(&self, tier: usize) -> bool;
+    /// Whether a slot of `set` is evictable.
+    fn has_victim(&self, set: SlotSet) -> bool;
 }
 
 /// The policy of that name; none for the one that the registry has built in.
@@ -143,9 +226,16 @@ pub(crate) fn build(
 ) -> Option<Box<dyn EvictionPolicy>> {
     match kind {
         PolicyKind::LruLeaf => None,
-        PolicyKind::S3Fifo => Some(Box::new(S3Fifo::new(capacity))),
+        PolicyKind::S3Fifo => Some(Box::new(S3Fifo::new(capacity, seed))),
         PolicyKind::Hazard => Some(Box::new(Hazard::new(capacity, seed))),
     }
+}
+
+/// Whether a block of this priority is passed over where policies that learn nothing would have it: out of `1 + priority` times all but
+/// one, in the mean.
+#[inline]
+pub(crate) fn spares(priority: u8, random: &mut Random) -> bool {
+    priority > 0 && random.below(1 + usize::from(priority)) > 0
 }
 
 /// Numbers that look random; cheap.

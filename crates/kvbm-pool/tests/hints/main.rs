@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod ends;
 mod pins;
+mod table;
 mod ttl;
 mod world;

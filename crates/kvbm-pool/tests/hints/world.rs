@@ -48,7 +48,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(policy: PolicyKind) -> Self {
-        let config = RegistryConfig { policy, ..RegistryConfig::new([CAPACITY, CAPACITY, 0]) };
+        Self::seeded(policy, 0)
+    }
+
+    pub(crate) fn seeded(policy: PolicyKind, policy_seed: u64) -> Self {
+        let config = RegistryConfig { policy, policy_seed, ..RegistryConfig::new([CAPACITY, CAPACITY, 0]) };
         Self { registry: Registry::new(&config).unwrap(), told: Default::default(), drained: Vec::new() }
     }
 

@@ -1,11 +1,15 @@
 //! Does the same things to the pool and to the model, and compares all that can be seen.
 
+mod compare;
+mod transfers;
+mod users;
+
 use crate::oracle::{Node, Oracle, Pin, Slot, TierModel};
 use crate::spy::{Seen, Spy};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    AnyArrivals, Arrival, BlockChain, Blocks, Completion, Duplicates, EventKind, EventRecord, G1, G2, G3,
-    GroupConfig, Pinned, Prefix, Registry, RegistryConfig, Reset, Selection, TierMask, TierTag,
+    AnyArrivals, BlockChain, Blocks, Duplicates, EventKind, EventRecord, G1, G2, G3, GroupConfig, Pinned,
+    Prefix, Registry, RegistryConfig, Reset, Selection, TierMask, TierTag,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -49,6 +53,7 @@ pub(crate) struct Driver {
     drain: Vec<EventRecord>,
     /// Number of the last operation, for messages.
     last: usize,
+    shards: u32,
 }
 
 fn universe(rng: &mut Rng, groups: usize) -> (Vec<BlockIdentity>, Vec<Option<Node>>) {
@@ -81,8 +86,9 @@ fn universe(rng: &mut Rng, groups: usize) -> (Vec<BlockIdentity>, Vec<Option<Nod
 }
 
 impl Driver {
-    /// With a watched policy, or with the built-in one whose every victim the model foretells.
-    pub(crate) fn new(seed: u64, watched: bool) -> Self {
+    /// With a watched policy, or with the built-in one whose every victim the model foretells. Over several shards it is known
+    /// which blocks may go, not which does: events say it.
+    pub(crate) fn new(seed: u64, watched: bool, shards: u32) -> Self {
         let mut rng = Rng(seed);
         let groups = vec![
             GroupConfig::full(16),
@@ -91,19 +97,19 @@ impl Driver {
         ];
         let (universe, parents) = universe(&mut rng, groups.len());
         let kinds = groups.iter().map(|group| (group.kind, group.tokens_per_block)).collect();
-        let config = RegistryConfig { groups, event_capacity: 256, ..RegistryConfig::new(CAPACITY) };
+        let config = RegistryConfig { groups, event_capacity: 256, shards, ..RegistryConfig::new(CAPACITY) };
         let tiers = CAPACITY.map(|capacity| TierModel {
             slots: vec![Slot::Free; capacity as usize],
             refs: vec![0; capacity as usize],
             ..TierModel::default()
         });
-        let spied = watched.then(|| Arc::new(Mutex::new(Seen::default())));
+        let spied = (watched || shards > 1).then(|| Arc::new(Mutex::new(Seen::default())));
         let registry = match &spied {
-            Some(seen) => {
+            Some(seen) if watched => {
                 let spy = Spy { seen: Arc::clone(seen), random: rng.next() };
                 Registry::with_policy(&config, Box::new(spy))
             }
-            None => Registry::new(&config),
+            _ => Registry::new(&config),
         };
         Self {
             rng,
@@ -117,6 +123,7 @@ impl Driver {
             next_seq: 0,
             drain: Vec::new(),
             last: 0,
+            shards,
         }
     }
 
@@ -147,20 +154,20 @@ impl Driver {
         }
     }
 
-    fn any_path(&mut self) -> Vec<Node> {
+    pub(super) fn any_path(&mut self) -> Vec<Node> {
         let node = self.rng.below(self.oracle.universe.len());
         self.oracle.path(node)
     }
 
-    fn hashes(&self, path: &[Node]) -> Vec<SequenceHash> {
+    pub(super) fn hashes(&self, path: &[Node]) -> Vec<SequenceHash> {
         path.iter().map(|&node| self.oracle.universe[node].hash).collect()
     }
 
-    fn group(&self, path: &[Node]) -> GroupId {
+    pub(super) fn group(&self, path: &[Node]) -> GroupId {
         self.oracle.universe[path[0]].group
     }
 
-    fn node(&self, group: GroupId, hash: SequenceHash) -> Node {
+    pub(super) fn node(&self, group: GroupId, hash: SequenceHash) -> Node {
         let same = |identity: &BlockIdentity| identity.group == group && identity.hash == hash;
         self.oracle.universe.iter().position(same).expect("the block is of the universe")
     }
@@ -172,6 +179,7 @@ impl Driver {
         let n = self.rng.below(5);
         let tier = T::TIER.index();
         let allocated = self.registry.pool::<T>().get_mutable_blocks(n);
+        self.follow_victims();
         let expected = self.oracle.allocate(tier, n);
         match allocated {
             Ok(blocks) => {
@@ -192,12 +200,23 @@ impl Driver {
         }
     }
 
+    /// Over several shards: the model takes the victims that the events of the last operation name.
+    pub(super) fn follow_victims(&mut self) {
+        let Some(seen) = self.oracle.spied.as_ref().filter(|_| self.shards > 1) else { return };
+        let before = self.drain.len();
+        self.registry.drain_events(&mut self.drain, usize::MAX);
+        let mut seen = seen.lock().expect("nobody panicked with it");
+        for event in self.drain[before..].iter().filter(|event| event.kind == EventKind::Remove) {
+            seen.chosen.push_back((event.tier.index(), event.block.0));
+        }
+    }
+
     fn take_held(&mut self) -> Option<Held> {
         let index = self.rng.below(self.held.len());
         (!self.held.is_empty()).then(|| self.held.swap_remove(index))
     }
 
-    fn drop_held(&mut self) {
+    pub(super) fn drop_held(&mut self) {
         let Some(held) = self.take_held() else { return };
         let (tier, ids) = match &held {
             Held::G1(blocks) => (0, blocks.block_ids()),
@@ -240,7 +259,9 @@ impl Driver {
         let tier = T::TIER.index();
         let slots: Vec<u32> = complete.block_ids().iter().map(|block| block.0).collect();
         let nodes = &path[start..start + slots.len()];
-        let duplicates = if self.rng.below(2) == 0 { Duplicates::Reuse } else { Duplicates::Allow };
+        // A duplicate that takes over for a victim is not in the events.
+        let allow = self.rng.below(2) > 0 && self.shards == 1;
+        let duplicates = if allow { Duplicates::Allow } else { Duplicates::Reuse };
         let expected = self.oracle.register(tier, &slots, nodes, duplicates);
         match self.registry.pool::<T>().register(complete, duplicates) {
             Ok(cached) => {
@@ -255,266 +276,10 @@ impl Driver {
         }
     }
 
-    fn match_prefix(&mut self) {
-        if self.prefixes.len() > 4 {
-            return self.drop_prefix();
-        }
-        let path = self.any_path();
-        let (start, expected) = self.oracle.longest_prefix(&path, &[0, 1, 2]);
-        let hashes = self.hashes(&path);
-        let prefix = self.registry.match_prefix(self.group(&path), &hashes);
-        let found: Vec<(usize, u32)> =
-            prefix.blocks().iter().map(|block| (block.tier.index(), block.block.0)).collect();
-        assert_eq!(found, expected);
-        if !expected.is_empty() {
-            assert_eq!(prefix.start(), start);
-        }
-        for (index, identity) in prefix.identities().into_iter().enumerate() {
-            assert_eq!(identity, self.oracle.universe[path[start + index]]);
-        }
-        for arriving in prefix.arriving() {
-            let (_, ticket) = self.oracle.tiers[arriving.tier.index()].arriving[&path[arriving.index]];
-            assert_eq!(arriving.ticket, ticket);
-        }
-        for &(tier, slot) in &expected {
-            self.oracle.pin(tier, slot, Pin::Use);
-        }
-        if self.rng.below(3) > 0 {
-            self.prefixes.push(prefix);
-            return;
-        }
-        let parts = prefix.into_parts();
-        for part in [parts.g1.erase(), parts.g2.erase(), parts.g3.erase()] {
-            self.pinned.push((part, Pin::Use));
-        }
-    }
-
-    fn unpin_prefix(&mut self, prefix: Prefix) {
-        for block in prefix.blocks().iter().rev() {
-            self.oracle.unpin(block.tier.index(), block.block.0, Pin::Use);
-        }
-        drop(prefix);
-    }
-
-    fn drop_prefix(&mut self) {
-        if self.prefixes.is_empty() {
-            return;
-        }
-        let index = self.rng.below(self.prefixes.len());
-        let mut prefix = self.prefixes.swap_remove(index);
-        let tail = prefix.split_off(self.rng.below(prefix.len() + 1));
-        self.unpin_prefix(tail);
-        if self.rng.below(2) == 0 {
-            self.prefixes.push(prefix);
-        } else {
-            self.unpin_prefix(prefix);
-        }
-    }
-
-    fn match_tier(&mut self) {
-        let path = self.any_path();
-        let tier = self.rng.below(3);
-        let (_, expected) = self.oracle.longest_prefix(&path, &[tier]);
-        let (group, hashes) = (self.group(&path), self.hashes(&path));
-        let pinned = match tier {
-            0 => self.registry.pool::<G1>().match_sequence_hashes(group, &hashes).erase(),
-            1 => self.registry.pool::<G2>().match_sequence_hashes(group, &hashes).erase(),
-            _ => self.registry.pool::<G3>().match_sequence_hashes(group, &hashes).erase(),
-        };
-        let found: Vec<(usize, u32)> = pinned.block_ids().iter().map(|block| (tier, block.0)).collect();
-        assert_eq!(found, expected);
-        for &(tier, slot) in &expected {
-            self.oracle.pin(tier, slot, Pin::Use);
-        }
-        self.pinned.push((pinned, Pin::Use));
-    }
-
-    fn unpin(&mut self, pinned: Pinned, pin: Pin) {
-        for block in pinned.block_ids().iter().rev() {
-            self.oracle.unpin(pinned.tier().index(), block.0, pin);
-        }
-        drop(pinned);
-    }
-
-    fn change_pinned(&mut self) {
-        if self.pinned.is_empty() {
-            return;
-        }
-        let index = self.rng.below(self.pinned.len());
-        let (mut pinned, pin) = self.pinned.swap_remove(index);
-        let tier = pinned.tier().index();
-        let many = self.pinned.len() > 5;
-        match if many { 9 } else { self.rng.below(10) } {
-            0 => {
-                for block in pinned.block_ids() {
-                    self.oracle.pin(tier, block.0, pin);
-                }
-                self.pinned.push((pinned.clone(), pin));
-                self.pinned.push((pinned, pin));
-            }
-            1 => {
-                let tail = pinned.split_off(self.rng.below(pinned.len() + 1));
-                self.unpin(tail, pin);
-                self.pinned.push((pinned, pin));
-            }
-            2 => {
-                let count = pinned.len() as u64;
-                let counts = &mut self.oracle.tiers[tier].transfer_pins;
-                if pin == Pin::Use {
-                    *counts += count;
-                    self.pinned.push((pinned.into_transfer(), Pin::Transfer));
-                } else {
-                    *counts -= count;
-                    self.pinned.push((pinned.into_use(), Pin::Use));
-                }
-            }
-            _ => self.unpin(pinned, pin),
-        }
-    }
-
     fn touch(&mut self) {
         let path = self.any_path();
         self.oracle.touch(&path);
         self.registry.touch(self.group(&path), &self.hashes(&path));
-    }
-
-    fn begin_arrivals(&mut self) {
-        if self.arrivals.len() > 4 {
-            return self.change_arrivals();
-        }
-        let path = self.any_path();
-        let tier = Tier::SLOTTED[self.rng.below(3)];
-        let index = tier.index();
-        let from = if self.rng.below(3) == 0 { self.rng.below(path.len()) } else { 0 };
-        let nodes: Vec<Node> = path[from..].iter().copied().take(1 + self.rng.below(6)).collect();
-        let identities: Vec<BlockIdentity> = nodes.iter().map(|&node| self.oracle.universe[node]).collect();
-        let begun = self.registry.begin_arrivals(tier, &identities);
-        let (pins, needed) = self.oracle.prepare(index, &nodes);
-        let room = self.oracle.allocate(index, needed);
-        match begun {
-            Ok(arrivals) => {
-                let room = room.expect("the model has no room");
-                self.check_arrivals(index, &nodes, &arrivals, &room);
-                self.arrivals.push(arrivals);
-                // What was made free for a refused block is free.
-                for slot in room {
-                    let slot = &mut self.oracle.tiers[index].slots[slot as usize];
-                    if *slot == Slot::Held {
-                        *slot = Slot::Free;
-                    }
-                }
-            }
-            Err(error) => assert_eq!(room, None, "{error}"),
-        }
-        for slot in pins.into_iter().rev() {
-            self.oracle.unpin(index, slot, Pin::Transfer);
-        }
-    }
-
-    fn check_arrivals(
-        &mut self,
-        tier: usize,
-        nodes: &[Node],
-        arrivals: &AnyArrivals,
-        room: &std::collections::HashSet<u32>,
-    ) {
-        assert_eq!(arrivals.len(), nodes.len());
-        for (&node, arrival) in nodes.iter().zip(arrivals.arrivals()) {
-            let model = &mut self.oracle.tiers[tier];
-            match *arrival {
-                Arrival::Present { block } => {
-                    assert_eq!(model.present[&node][0], block.0);
-                    self.oracle.pin(tier, block.0, Pin::Transfer);
-                }
-                Arrival::Joined { ticket } => assert_eq!(model.arriving[&node].1, ticket),
-                Arrival::Reserved { block, ticket } => {
-                    assert!(!model.present.contains_key(&node) && !model.arriving.contains_key(&node));
-                    assert!(room.contains(&block.0));
-                    assert!(self.oracle.admits(tier, node));
-                    let model = &mut self.oracle.tiers[tier];
-                    model.slots[block.index()] = Slot::Arriving(node);
-                    model.arriving.insert(node, (block.0, ticket));
-                }
-                Arrival::Refused(_) => assert!(!self.oracle.admits(tier, node)),
-                Arrival::Completed { .. } | Arrival::Failed => panic!("{arrival:?} at the start"),
-            }
-        }
-    }
-
-    fn change_arrivals(&mut self) {
-        if self.arrivals.is_empty() {
-            return;
-        }
-        let index = self.rng.below(self.arrivals.len());
-        let mut arrivals = self.arrivals.swap_remove(index);
-        let tier = arrivals.tier().index();
-        let reserved: Vec<(usize, BlockId, u64)> = arrivals.reserved().collect();
-        let choice = self.rng.below(10);
-        if choice < 7 && !reserved.is_empty() {
-            let (at, block, _) = reserved[self.rng.below(reserved.len())];
-            if choice < 5 {
-                let expected = self.oracle.complete(tier, block.0);
-                let completion = arrivals.complete(at);
-                let found = match completion {
-                    Completion::Stored => Some(block.0),
-                    Completion::Existing { block } => Some(block.0),
-                    Completion::Removed => None,
-                };
-                assert_eq!(found, expected);
-                assert_eq!(arrivals.complete(at), Completion::Removed, "an arrival completes once");
-            } else if choice == 5 && self.rng.below(8) == 0 {
-                self.oracle.fail(tier, block.0, false);
-                arrivals.fail_and_quarantine(at);
-            } else {
-                self.oracle.fail(tier, block.0, true);
-                arrivals.fail(at);
-            }
-            self.arrivals.push(arrivals);
-        } else if choice == 9 {
-            let pinned = arrivals.into_pinned();
-            for (_, block, _) in reserved.iter().rev() {
-                self.oracle.fail(tier, block.0, true);
-            }
-            self.pinned.push((pinned, Pin::Transfer));
-        } else {
-            self.drop_arrivals(arrivals);
-        }
-    }
-
-    fn drop_arrivals(&mut self, arrivals: AnyArrivals) {
-        let tier = arrivals.tier().index();
-        for arrival in arrivals.arrivals().iter().rev() {
-            match *arrival {
-                Arrival::Reserved { block, .. } => self.oracle.fail(tier, block.0, true),
-                Arrival::Present { block } | Arrival::Completed { block } => {
-                    self.oracle.unpin(tier, block.0, Pin::Transfer);
-                }
-                _ => {}
-            }
-        }
-        drop(arrivals);
-    }
-
-    fn coldest(&mut self) {
-        let (tier, not_on) =
-            [(Tier::G1, Tier::G2), (Tier::G2, Tier::G3), (Tier::G1, Tier::G3)][self.rng.below(3)];
-        let pinned = self.registry.coldest(tier, self.rng.below(6), not_on, 0);
-        let mut chosen: BTreeSet<Node> = BTreeSet::new();
-        for (identity, block) in pinned.identities().iter().zip(pinned.block_ids()) {
-            let node = self.node(identity.group, identity.hash);
-            assert_eq!(self.oracle.tiers[tier.index()].present[&node][0], block.0);
-            assert!(!self.oracle.is_on(not_on.index(), node));
-            assert!(!self.oracle.tiers[not_on.index()].arriving.contains_key(&node));
-            let full = self.oracle.kinds[usize::from(identity.group.0)].0 == GroupKind::Full;
-            if let Some(parent) = self.oracle.parents[node].filter(|_| full) {
-                let below = &self.oracle.tiers[not_on.index()];
-                let there = below.present.contains_key(&parent) || below.arriving.contains_key(&parent);
-                assert!(there || chosen.contains(&parent), "a child before its parent");
-            }
-            assert!(chosen.insert(node), "a block twice");
-            self.oracle.pin(tier.index(), block.0, Pin::Transfer);
-        }
-        self.pinned.push((pinned, Pin::Transfer));
     }
 
     fn quarantine(&mut self) {
@@ -558,109 +323,5 @@ impl Driver {
                 self.registry.remove_subtree(group, hash, TierMask::ALL);
             }
         }
-    }
-
-    /// Everything that can be seen from outside.
-    pub(crate) fn compare(&mut self) {
-        for (node, identity) in self.oracle.universe.iter().enumerate() {
-            let found = self.registry.tiers_of(identity.group, identity.hash);
-            assert_eq!(found, self.oracle.tiers_of(node), "block {node} after operation {}", self.last);
-        }
-        for tier in Tier::SLOTTED {
-            self.compare_occupancy(tier);
-        }
-        if let Some(spied) = &self.oracle.spied {
-            let seen = spied.lock().expect("the policy did not panic");
-            assert!(seen.chosen.is_empty(), "a victim that nobody needed");
-            for tier in 0..3 {
-                assert_eq!(
-                    seen.evictable[tier],
-                    self.oracle.evictable(tier),
-                    "after operation {}",
-                    self.last
-                );
-            }
-        }
-        self.compare_events();
-    }
-
-    fn compare_occupancy(&self, tier: Tier) {
-        let (index, status) = (tier.index(), self.registry.occupancy(tier));
-        let count = |what: fn(Slot, u32) -> bool| self.oracle.count(index, what);
-        assert_eq!(status.free, count(|slot, _| slot == Slot::Free), "free of {tier}");
-        assert_eq!(status.held, count(|slot, _| slot == Slot::Held), "held of {tier}");
-        let arriving = count(|slot, _| matches!(slot, Slot::Arriving(_) | Slot::Cancelled(_)));
-        assert_eq!(status.arriving, arriving, "arriving on {tier}");
-        let active = count(|slot, refs| matches!(slot, Slot::Registered(_)) && refs > 0);
-        assert_eq!(status.active, active, "active on {tier}");
-        let inactive = count(|slot, refs| matches!(slot, Slot::Registered(_)) && refs == 0);
-        assert_eq!(status.inactive, inactive, "inactive on {tier}");
-        assert_eq!(
-            status.detached,
-            count(|slot, _| matches!(slot, Slot::Detached { .. })),
-            "detached of {tier}"
-        );
-        assert_eq!(status.quarantined, count(|slot, _| slot == Slot::Quarantined), "quarantined of {tier}");
-        assert_eq!(status.transfer_pins, self.oracle.tiers[index].transfer_pins, "transfer pins of {tier}");
-        if index < 2 {
-            let below = &self.oracle.tiers[index + 1];
-            let present = self.oracle.tiers[index].present.keys();
-            let copied = present.clone().filter(|node| below.present.contains_key(node)).count();
-            let copying = present.filter(|node| below.arriving.contains_key(node)).count();
-            assert_eq!((status.copied_lower, status.copying_lower), (copied as u32, copying as u32));
-        }
-    }
-
-    fn compare_events(&mut self) {
-        let drained = self.registry.drain_events(&mut self.drain, usize::MAX);
-        assert_eq!((drained.lost, drained.waiting), (0, 0));
-        for event in self.drain.drain(..) {
-            assert_eq!(event.seq, self.next_seq, "numbers are dense");
-            self.next_seq += 1;
-            let key = (event.identity.group, event.identity.hash);
-            let tier = &mut self.told[event.tier.index()];
-            let before = match event.kind {
-                EventKind::Store => tier.insert(key, event.identity),
-                EventKind::Remove => tier.remove(&key),
-            };
-            assert_eq!(before.is_some(), event.kind == EventKind::Remove, "an event that changes nothing");
-        }
-        for (tier, told) in self.told.iter().enumerate() {
-            let present = self.oracle.tiers[tier].present.keys().map(|&node| {
-                let identity = self.oracle.universe[node];
-                ((identity.group, identity.hash), identity)
-            });
-            assert_eq!(*told, present.collect::<BTreeMap<_, _>>(), "events of tier {tier}");
-        }
-    }
-
-    /// Lets go of everything: all that is left are cached blocks and slots out of use.
-    pub(crate) fn finish(mut self) {
-        while !self.held.is_empty() {
-            self.drop_held();
-        }
-        for prefix in std::mem::take(&mut self.prefixes) {
-            self.unpin_prefix(prefix);
-        }
-        for arrivals in std::mem::take(&mut self.arrivals) {
-            self.drop_arrivals(arrivals);
-        }
-        for (pinned, pin) in std::mem::take(&mut self.pinned) {
-            self.unpin(pinned, pin);
-        }
-        self.compare();
-        for tier in Tier::SLOTTED {
-            let (blocks, next_seq) = self.registry.snapshot(tier);
-            assert_eq!(next_seq, self.next_seq);
-            let told: BTreeMap<_, _> =
-                blocks.iter().map(|(_, identity)| ((identity.group, identity.hash), *identity)).collect();
-            assert_eq!(told, self.told[tier.index()]);
-            assert_eq!(told.len(), blocks.len());
-            let status = self.registry.occupancy(tier);
-            assert_eq!(status.free + status.inactive + status.quarantined, status.capacity);
-            assert_eq!(status.transfer_pins, 0);
-        }
-        self.registry.remove(Selection::All, TierMask::ALL);
-        assert_eq!(self.registry.known_blocks(), 0, "a record of nothing");
     }
 }

@@ -135,6 +135,9 @@ impl Oracle {
             victims.insert(slot);
         }
         if victims.len() < missing {
+            if self.spied.is_some() {
+                assert!(self.evictable(tier).is_empty(), "what may go was not taken");
+            }
             for &slot in &victims {
                 self.tiers[tier].slots[slot as usize] = Slot::Free;
             }

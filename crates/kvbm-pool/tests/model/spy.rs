@@ -1,6 +1,6 @@
 //! A policy that evicts at random and can be watched: what it is told must be what the model knows.
 
-use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart};
+use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart, SlotSet};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -39,37 +39,37 @@ impl EvictionPolicy for Spy {
 
     fn evictable(
         &mut self,
-        tier: usize,
+        set: SlotSet,
         slot: u32,
         _memory: BlockMemory,
         _priority: u8,
         _numbers: &mut Numbers<'_>,
     ) {
-        self.seen.lock().expect("the driver does not panic while it looks").evictable[tier].insert(slot);
+        self.seen.lock().expect("the driver does not panic while it looks").evictable[set.tier].insert(slot);
     }
 
-    fn kept(&mut self, tier: usize, slot: u32, _numbers: &mut Numbers<'_>) {
-        self.seen.lock().expect("the driver does not panic while it looks").evictable[tier].remove(&slot);
+    fn kept(&mut self, set: SlotSet, slot: u32, _numbers: &mut Numbers<'_>) {
+        self.seen.lock().expect("the driver does not panic while it looks").evictable[set.tier].remove(&slot);
     }
 
-    fn victims(&mut self, tier: usize, want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
+    fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
         let mut seen = self.seen.lock().expect("the driver does not panic while it looks");
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let some = 1 + (self.random >> 40) as usize % want;
         for turn in 0..some {
-            let count = seen.evictable[tier].len();
+            let count = seen.evictable[set.tier].len();
             if count == 0 {
                 return;
             }
             let at = ((self.random >> 33) as usize + turn) % count;
-            let Some(&slot) = seen.evictable[tier].iter().nth(at) else { return };
-            seen.evictable[tier].remove(&slot);
-            seen.chosen.push_back((tier, slot));
+            let Some(&slot) = seen.evictable[set.tier].iter().nth(at) else { return };
+            seen.evictable[set.tier].remove(&slot);
+            seen.chosen.push_back((set.tier, slot));
             out.push(slot);
         }
     }
 
-    fn has_victim(&self, tier: usize) -> bool {
-        !self.seen.lock().expect("the driver does not panic while it looks").evictable[tier].is_empty()
+    fn has_victim(&self, set: SlotSet) -> bool {
+        !self.seen.lock().expect("the driver does not panic while it looks").evictable[set.tier].is_empty()
     }
 }

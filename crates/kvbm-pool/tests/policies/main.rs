@@ -100,9 +100,10 @@ fn hazard_is_not_below_recency_where_sessions_pause() {
         Sessions { single_percent: 30, open: 40, steps: 60, ..SESSIONS },
         Sessions { bursts: true, open: 100, steps: 10, pause: Pause::Uniform, ..SESSIONS },
         Sessions { open: 1, steps: 400, step: (1, 1), reopen_percent: 30, ..SESSIONS },
+        Sessions { reopen_percent: 60, steps: 8, prompts: 10, ..SESSIONS },
     ];
-    for (number, kind) in kinds.into_iter().enumerate() {
-        let requests = with_pauses(kind, 1500, 90 + number as u64);
+    for (kind, seed) in kinds.into_iter().zip([90, 91, 92, 93, 94, 95, 96, 97, 98, 97]) {
+        let requests = with_pauses(kind, 1500, seed);
         let longest = requests.iter().map(Vec::len).max().unwrap() as u32;
         for contexts in [2, 6, 20] {
             is_not_below_recency(&format!("{kind:?}"), &requests, contexts * longest);
@@ -110,32 +111,15 @@ fn hazard_is_not_below_recency_where_sessions_pause() {
     }
 }
 
-/// What is known to be worse: a cache of two contexts, where most sessions go on after they ended. Blocks of one class then are of
-/// two kinds, those of sessions that go on and those that rest for long, and age tells them apart less well than order does.
-#[test]
-fn hazard_is_a_point_below_recency_at_most_where_sessions_come_back_to_a_tiny_cache() {
-    let kind = Sessions { reopen_percent: 60, steps: 8, prompts: 10, ..SESSIONS };
-    let requests = with_pauses(kind, 1500, 97);
-    let longest = requests.iter().map(Vec::len).max().unwrap() as u32;
-    is_below_recency_by(0.01, &format!("{kind:?}"), &requests, 2 * longest);
-    for contexts in [6, 20] {
-        is_not_below_recency(&format!("{kind:?}"), &requests, contexts * longest);
-    }
-}
-
+/// By 0.3 points at most.
 fn is_not_below_recency(name: &str, requests: &[Vec<u64>], capacity: u32) {
-    is_below_recency_by(0.003, name, requests, capacity);
-}
-
-/// By this at most.
-fn is_below_recency_by(share: f64, name: &str, requests: &[Vec<u64>], capacity: u32) {
     let recency = lru(requests, capacity);
     let mut ratios: Vec<f64> = (1..=3)
         .map(|seed| hit_ratio(requests, &registry(PolicyKind::Hazard, capacity, seed), NO_HINTS))
         .collect();
     ratios.sort_by(f64::total_cmp);
     eprintln!("{:+.2} points, {capacity} blocks, {:.4}: {name}", 100.0 * (ratios[1] - recency), ratios[1]);
-    assert!(ratios[1] > recency - share, "{name}, {capacity} blocks: {ratios:?}, lru-leaf {recency}");
+    assert!(ratios[1] > recency - 0.003, "{name}, {capacity} blocks: {ratios:?}, lru-leaf {recency}");
 }
 
 /// S3-FIFO keeps what is used again through a scan that flushes recency.

@@ -8,7 +8,14 @@ use kvbm_pool::{Duplicates, PolicyKind};
 use std::sync::{Barrier, Mutex};
 use world::{World, hashes};
 
-const POLICIES: [PolicyKind; 3] = [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard];
+/// Policies and numbers of shards.
+const SETUPS: [(PolicyKind, u32); 5] = [
+    (PolicyKind::LruLeaf, 1),
+    (PolicyKind::S3Fifo, 1),
+    (PolicyKind::Hazard, 1),
+    (PolicyKind::LruLeaf, 2),
+    (PolicyKind::LruLeaf, 5),
+];
 
 /// Set to a number of rounds for a long run (`cargo xtask test` has the short one).
 const ROUNDS: &str = "KVBM_RACE_ROUNDS";
@@ -20,7 +27,8 @@ fn rounds() -> u64 {
 #[test]
 fn threads_with_random_operations_end_with_the_truth() {
     for seed in 0..rounds() / 10 {
-        let world = World::new([7, 5, 0], POLICIES[seed as usize % POLICIES.len()]);
+        let (policy, shards) = SETUPS[seed as usize % SETUPS.len()];
+        let world = World::sharded([7, 5, 0], policy, shards);
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let world = world.clone();
@@ -35,8 +43,8 @@ fn threads_with_random_operations_end_with_the_truth() {
 #[test]
 fn registering_races_the_last_drop_and_the_last_event_tells_the_truth() {
     let rounds = rounds();
-    for policy in POLICIES {
-        let world = World::new([3, 0, 0], policy);
+    for (policy, shards) in SETUPS {
+        let world = World::sharded([3, 0, 0], policy, shards);
         let chain = hashes(1, 1);
         let held = Mutex::new(None);
         let (start, end) = (Barrier::new(4), Barrier::new(4));

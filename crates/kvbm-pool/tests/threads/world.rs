@@ -4,7 +4,8 @@
 
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockPool, Cached, Duplicates, EventKind, G1, PolicyKind, Registry, RegistryConfig, TierTag,
+    BlockChain, BlockPool, Blocks, Cached, Complete, Duplicates, EventKind, EventRecord, G1, PolicyKind,
+    Registry, RegistryConfig, TierTag,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -36,7 +37,12 @@ pub(crate) fn identities(chain: &[SequenceHash]) -> Vec<BlockIdentity> {
 
 impl World {
     pub(crate) fn new(capacity: [u32; 3], policy: PolicyKind) -> Self {
-        let config = RegistryConfig { policy, event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
+        Self::sharded(capacity, policy, 1)
+    }
+
+    pub(crate) fn sharded(capacity: [u32; 3], policy: PolicyKind, shards: u32) -> Self {
+        let config =
+            RegistryConfig { policy, shards, event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
         let registry = Registry::new(&config).expect("the configuration is valid");
         Self { registry, told: Arc::default() }
     }
@@ -61,11 +67,25 @@ impl World {
         known: usize,
         duplicates: Duplicates,
     ) -> Option<Cached<T>> {
-        let pool = self.registry.pool::<T>();
-        let blocks = pool.get_mutable_blocks(chain.len() - known).ok()?;
+        self.registry.pool::<T>().register(self.complete(chain, known)?, duplicates).ok()
+    }
+
+    /// Blocks `known ..` of `chain`, to be registered; nothing where there is no room.
+    pub(crate) fn complete<T: TierTag>(
+        &self,
+        chain: &[SequenceHash],
+        known: usize,
+    ) -> Option<Blocks<T, Complete>> {
+        let blocks = self.registry.pool::<T>().get_mutable_blocks(chain.len() - known).ok()?;
         let partial = blocks.init_sequence(NAMESPACE, GROUP, known as u32).ok()?;
-        let (complete, _) = partial.commit(BlockChain::of_hashes(chain)).ok()?;
-        pool.register(complete, duplicates).ok()
+        Some(partial.commit(BlockChain::of_hashes(chain)).ok()?.0)
+    }
+
+    /// Events that nobody has looked at yet.
+    pub(crate) fn events(&self) -> Vec<EventRecord> {
+        let mut events = Vec::new();
+        self.registry.drain_events(&mut events, 1024);
+        events
     }
 
     /// Those of `chain` that are on some tier.

@@ -96,9 +96,9 @@ mod tests {
     use super::*;
     use crate::core::slot::Slot;
 
-    fn listed(slots: u32) -> Vec<Slot> {
-        let mut all = vec![Slot::NEW; slots as usize];
-        for slot in &mut all {
+    fn listed(slots: u32) -> Box<[Slot]> {
+        let all = Slot::many(slots as usize);
+        for slot in &all {
             slot.set_listed(true);
         }
         all
@@ -108,8 +108,8 @@ mod tests {
     fn grows_by_parts_and_windows_stay_in_one() {
         let slots = 2 * PART as u32 + 100;
         let mut leaves = Leaves::new(slots as usize);
-        let mut states = listed(slots);
-        let mut numbers = Numbers(&mut states);
+        let states = listed(slots);
+        let mut numbers = Numbers::of(&states);
         for slot in 0..slots {
             leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0, &mut numbers);
         }
@@ -131,8 +131,8 @@ mod tests {
     #[test]
     fn slots_come_change_and_go() {
         let mut leaves = Leaves::new(8);
-        let mut states = listed(8);
-        let mut numbers = Numbers(&mut states);
+        let states = listed(8);
+        let mut numbers = Numbers::of(&states);
         let memory = |time, class| BlockMemory { time, class };
         for slot in 0..8 {
             leaves.put(slot, memory(slot as u16, slot as u8), 1, &mut numbers);

@@ -5,20 +5,25 @@
 //! the last use is learnt ([`model`]) from every block: those on a tier, and for a while those that are gone
 //! ([`history`]). Victims are the least worth of a sample of the evictable slots ([`leaves`]).
 //!
+//! All that is followed on a tier only where it was shown to keep more of what is used again than recency does, and as long as
+//! it is ([`trial`]).
+//!
 //! Nothing is fitted to a workload: time is counted in block uses and measured against the capacity, and what a class
 //! or a hint is worth is what was seen of it. A hint that is often wrong costs nothing for long.
 
 pub(super) mod history;
 mod leaves;
 mod model;
+mod trial;
 
-use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, RequestPart};
+use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, RequestPart, Sets, SlotSet};
 use crate::core::NONE;
 use crate::tier::TIERS;
 use history::History;
 use leaves::Leaves;
 use model::Model;
 use std::cmp::Ordering;
+use trial::{Rate, Trial};
 
 /// Leaves looked at for a victim, and how many lie side by side.
 const SAMPLE: usize = 64;
@@ -50,6 +55,11 @@ struct Next {
 impl Next {
     const NOTHING: Self = Self { bar: f32::NEG_INFINITY, slot: NONE };
 
+    /// None yet; the next best of the sample is the bar.
+    fn after(second: Offer) -> Self {
+        Self { bar: second.worth, slot: NONE }
+    }
+
     #[inline]
     fn consider(&mut self, slot: u32, worth: f32) {
         if worth <= self.bar {
@@ -63,18 +73,24 @@ impl Next {
     }
 }
 
+/// What victims of a set are chosen from.
+struct Candidates {
+    leaves: Leaves,
+    next: Next,
+}
+
 /// The policy "hazard".
 pub struct Hazard {
     model: Model,
     history: History,
-    tiers: [Leaves; TIERS],
+    sets: Sets<Candidates>,
+    trials: [Option<Trial>; TIERS],
     random: Random,
     /// Blocks used so far, and how many make a unit of time.
     uses: u64,
     unit_shift: u32,
     /// Slots of the largest tier.
     largest: usize,
-    next: [Next; TIERS],
     /// Turn of the request that is under way, its blocks so far, and which part of it was told last.
     turn: u8,
     pending: u64,
@@ -98,12 +114,12 @@ impl Hazard {
         Self {
             model: Model::new(),
             history: History::new((HISTORY * largest).min(LONG_HISTORY).max(largest / 2)),
-            tiers: capacity.map(Leaves::new),
+            sets: Sets::new(capacity, |slots| Candidates { leaves: Leaves::new(slots), next: Next::NOTHING }),
+            trials: capacity.map(|slots| (slots > 0).then(|| Trial::new(slots, seed))),
             random: Random::new(seed),
             uses: 0,
             largest,
             unit_shift: (largest / UNITS).max(1).ilog2(),
-            next: [Next::NOTHING; TIERS],
             turn: 0,
             pending: 0,
             part: RequestPart::Registered,
@@ -137,27 +153,41 @@ impl Hazard {
     }
 
     /// The leaf of least worth in a sample. The next least is the bar for what is not sampled.
-    fn sample(&mut self, tier: usize) -> Option<u32> {
+    fn sample(&mut self, set: SlotSet) -> Option<u32> {
         let mut least = Least([Offer::NONE; 2]);
-        let count = self.tiers[tier].len();
+        let count = self.sets.at(set).leaves.len();
         if count <= SAMPLE {
-            self.offer(tier, 0, SAMPLE, &mut least);
+            self.offer(set, 0, SAMPLE, &mut least);
         } else {
             for _ in 0..SAMPLE / WINDOW {
                 let from = self.random.below(count / WINDOW + 1) * WINDOW;
-                self.offer(tier, from, WINDOW, &mut least);
+                self.offer(set, from, WINDOW, &mut least);
             }
         }
         let [first, second] = least.0;
-        self.next[tier] = Next { bar: second.worth, slot: NONE };
+        self.sets.at(set).next = Next::after(second);
         (first.slot != NONE).then_some(first.slot)
     }
 
     #[inline]
-    fn offer(&self, tier: usize, from: usize, count: usize, least: &mut Least) {
-        for &leaf in self.tiers[tier].window(from, count) {
+    fn offer(&self, set: SlotSet, from: usize, count: usize, least: &mut Least) {
+        let Some(candidates) = self.sets.get(set) else { return };
+        for &leaf in candidates.leaves.window(from, count) {
             let worth = self.worth_of(leaf.time(), leaf.class(), leaf.priority());
             least.offer(Offer { worth, age: self.age(leaf.time()), slot: leaf.slot() });
+        }
+    }
+
+    /// A block of a request is used: both ways of choosing victims show whether they would have had it.
+    #[inline]
+    fn try_both(&mut self, tag: u64, memory: BlockMemory) {
+        let (now, model) = (self.now(), &self.model);
+        for trial in self.trials.iter_mut().flatten().filter(|trial| trial.draws(tag)) {
+            let rate = |memory: BlockMemory| {
+                let age = now.wrapping_sub(memory.time).min(OLDEST);
+                Rate { worth: model.worth(class_of(memory), age), age }
+            };
+            trial.used(tag, memory, rate);
         }
     }
 
@@ -232,10 +262,12 @@ impl EvictionPolicy for Hazard {
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
         // A request's blocks count as used when it is over: until then the blocks of others have rested only as long as they
         // were seen to rest.
-        if part == RequestPart::Used || self.part == RequestPart::Registered {
+        if part == RequestPart::Used || self.part == RequestPart::Registered || before.is_none() {
             self.uses += std::mem::take(&mut self.pending);
+            self.trials.iter_mut().flatten().for_each(Trial::begin);
         }
         self.pending += blocks as u64;
+        self.sets.each().for_each(|candidates| candidates.next = Next::NOTHING);
         self.part = part;
         self.turn = match (before, part) {
             (None, _) => 0,
@@ -259,16 +291,24 @@ impl EvictionPolicy for Hazard {
             }
             None => 0,
         };
-        self.memory(count, block.from_tail)
+        let memory = self.memory(count, block.from_tail);
+        self.try_both(block.tag, memory);
+        memory
     }
 
     fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory {
         let count = self.count_use(memory);
-        self.memory(count, block.from_tail)
+        let memory = self.memory(count, block.from_tail);
+        self.try_both(block.tag, memory);
+        memory
     }
 
-    fn ended(&mut self, memory: BlockMemory) -> BlockMemory {
-        BlockMemory { class: memory.class | 1 << ENDED_SHIFT, ..memory }
+    fn ended(&mut self, tag: u64, memory: BlockMemory) -> BlockMemory {
+        let memory = BlockMemory { class: memory.class | 1 << ENDED_SHIFT, ..memory };
+        for trial in self.trials.iter_mut().flatten().filter(|trial| trial.draws(tag)) {
+            trial.changed(tag, memory);
+        }
+        memory
     }
 
     fn observe(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
@@ -282,35 +322,41 @@ impl EvictionPolicy for Hazard {
 
     fn evictable(
         &mut self,
-        tier: usize,
+        set: SlotSet,
         slot: u32,
         memory: BlockMemory,
         priority: u8,
         numbers: &mut Numbers<'_>,
     ) {
-        self.tiers[tier].put(slot, memory, priority, numbers);
-        self.next[tier].consider(slot, self.worth_of(memory.time, class_of(memory), priority));
+        let worth = self.worth_of(memory.time, class_of(memory), priority);
+        let candidates = self.sets.at(set);
+        candidates.leaves.put(slot, memory, priority, numbers);
+        candidates.next.consider(slot, worth);
     }
 
-    fn kept(&mut self, tier: usize, slot: u32, numbers: &mut Numbers<'_>) {
-        self.tiers[tier].remove(slot, numbers);
+    fn kept(&mut self, set: SlotSet, slot: u32, numbers: &mut Numbers<'_>) {
+        self.sets.at(set).leaves.remove(slot, numbers);
     }
 
-    fn victims(&mut self, tier: usize, _want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>) {
-        let follow = self.next[tier].take().filter(|&slot| numbers.get(slot).is_some());
-        let victim = follow.or_else(|| self.sample(tier));
+    fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>) {
+        let follow = self.sets.at(set).next.take().filter(|&slot| numbers.get(slot).is_some());
+        let victim = follow.or_else(|| self.sample(set));
         if let Some(slot) = victim {
-            self.tiers[tier].remove(slot, numbers);
+            self.sets.at(set).leaves.remove(slot, numbers);
             out.push(slot);
         }
+    }
+
+    fn follows_recency(&self, set: SlotSet) -> bool {
+        self.trials[set.tier].as_ref().is_some_and(|trial| !trial.is_ahead())
     }
 
     fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {
         Some(self.worth_of(memory.time, class_of(memory), 0) * self.units_per_turnover())
     }
 
-    fn has_victim(&self, tier: usize) -> bool {
-        self.tiers[tier].len() > 0
+    fn has_victim(&self, set: SlotSet) -> bool {
+        self.sets.get(set).is_some_and(|candidates| candidates.leaves.len() > 0)
     }
 }
 

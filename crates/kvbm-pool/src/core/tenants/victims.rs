@@ -1,0 +1,98 @@
+//! Which block of the tenant that gives one goes.
+//!
+//! Victims of one tenant come from the policy, which keeps the slots of each tenant apart, or from the tier's order, which remembers how
+//! far a tenant's blocks were looked for.
+
+use super::super::evict::{MAX_LOOKED_AT, MAX_VICTIMS};
+use super::super::shards::Shard;
+use super::super::{Core, NONE, Store};
+use super::Claim;
+use crate::policy::{Numbers, SlotSet};
+use kvbm_plan::BlockId;
+
+impl Core<'_> {
+    /// As [`Core::evict`], by shares.
+    pub(crate) fn evict_by_share(
+        &mut self,
+        tier: usize,
+        want: usize,
+        claim: Claim,
+        out: &mut Vec<BlockId>,
+    ) -> bool {
+        let (mut budget, mut tried) = (MAX_LOOKED_AT, 0);
+        let usable = self.usable(tier);
+        let enough = out.len() + want.min(MAX_VICTIMS);
+        while out.len() < enough {
+            let Some(number) = self.first().tenants.giver(tier, usable, claim, tried) else { return false };
+            match self.victim_of(SlotSet { tier, tenant: number }, &mut budget) {
+                Some(slot) => {
+                    let before = self.first().tiers[tier].counters.evicted;
+                    self.vacate(tier, slot);
+                    let shard = self.first_mut();
+                    let gone = shard.tiers[tier].counters.evicted - before;
+                    shard.tenants.count_evicted(number, tier, gone);
+                    out.push(BlockId(slot));
+                }
+                None if budget == 0 => return true,
+                None => tried |= 1 << number,
+            }
+        }
+        true
+    }
+
+    /// A slot of the set that may be evicted, off every list.
+    fn victim_of(&mut self, set: SlotSet, budget: &mut usize) -> Option<u32> {
+        if let Some(policy) = self.first().policy.as_ref().filter(|policy| !policy.follows_recency(set)) {
+            if !policy.has_victim(set) {
+                return None;
+            }
+            if let Some(slot) = self.chosen_of(set) {
+                return Some(slot);
+            }
+        }
+        let slot = self.oldest_of(set, budget)?;
+        if self.store.slots[set.tier][slot as usize].is_listed() {
+            self.unlist(set.tier, slot);
+        }
+        Some(slot)
+    }
+
+    /// What the policy chooses of the set. Whatever it answers: only what is of the set, and evictable.
+    fn chosen_of(&mut self, set: SlotSet) -> Option<u32> {
+        let Store { slots, entries, .. } = self.store;
+        let slots = &slots[set.tier];
+        let mut chosen = std::mem::take(&mut self.first_mut().chosen);
+        chosen.clear();
+        if let Some(policy) = &mut self.first_mut().policy {
+            policy.victims(set, 1, &mut chosen, &mut Numbers::for_victims(slots, entries));
+        }
+        let mut victim = None;
+        for &slot in &chosen {
+            let Some(state) = slots.get(slot as usize).filter(|state| state.is_listed()) else { continue };
+            let index = state.entry.get();
+            state.set_listed(false);
+            if victim.is_none() && self.set_of(index, set.tier) == set {
+                victim = Some(slot);
+            } else {
+                self.update_evictable(index, set.tier);
+            }
+        }
+        self.first_mut().chosen = chosen;
+        victim
+    }
+
+    /// The least recently used slot of the set that may be evicted.
+    fn oldest_of(&mut self, set: SlotSet, budget: &mut usize) -> Option<u32> {
+        let SlotSet { tier, tenant } = set;
+        let Store { slots, entries, .. } = self.store;
+        loop {
+            let Shard { tiers, tenants, .. } = self.first_mut();
+            let is_theirs =
+                |index: u32| index != NONE && tenants.number_of(entries[index].namespace()) == tenant;
+            let slot = tiers[tier].order.pop_old_of(tenant, &slots[tier], budget, is_theirs)?;
+            if self.may_go(tier, slot) && !self.is_spared(tier, slot) {
+                return Some(slot);
+            }
+        }
+    }
+}

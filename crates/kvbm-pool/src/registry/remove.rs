@@ -1,0 +1,103 @@
+//! Blocks and slots that the caller takes out: of a model or tenant, of a chain, with bad bytes.
+
+use super::Registry;
+use crate::core::Store;
+use crate::core::evict::MAX_VICTIMS;
+use crate::core::remove::Reach;
+use crate::tier::TierMask;
+use kvbm_plan::{BlockId, GroupId, NamespaceId, SequenceHash, Tier};
+
+/// Which blocks to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// Every block.
+    All,
+    /// The blocks of a group.
+    Group(GroupId),
+    /// The blocks of a namespace (a model, a tenant).
+    Namespace(NamespaceId),
+    /// A block and everything that continues it.
+    Subtree {
+        /// Group of the block.
+        group: GroupId,
+        /// The block.
+        hash: SequenceHash,
+    },
+}
+
+/// What a removal did. All of it is invisible now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Blocks that were on a tier (one on two tiers counts twice).
+    pub blocks: u64,
+    /// Slots of these that come back only after their last user.
+    pub in_use: u64,
+    /// Blocks on their way, which will not become visible.
+    pub cancelled: u64,
+}
+
+/// What became of a slot whose bytes are bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quarantine {
+    /// Out of use for good.
+    Done,
+    /// Invisible now, out of use for good after its last user.
+    AfterLastUser,
+    /// The slot holds no registered block: nothing was done.
+    NotRegistered,
+}
+
+impl Registry {
+    /// Removes every block from `tier` that nobody uses and that nothing in use continues.
+    pub fn clear(&self, tier: Tier) -> Removed {
+        self.remove_if(Selection::All, TierMask::only(tier), Reach::Unused)
+    }
+
+    /// Removes the blocks of a namespace from all tiers.
+    pub fn forget(&self, namespace: NamespaceId) -> Removed {
+        self.remove(Selection::Namespace(namespace), TierMask::ALL)
+    }
+
+    /// Removes a block and everything that continues it from `tiers`. In groups that are not Full, blocks are known to
+    /// continue it only as long as the blocks between are on some tier.
+    pub fn remove_subtree(&self, group: GroupId, hash: SequenceHash, tiers: TierMask) -> Removed {
+        self.remove(Selection::Subtree { group, hash }, tiers)
+    }
+
+    /// Removes the blocks of a selection that are on `tiers` now. Blocks in use become invisible too; their slots come
+    /// back after their last user. Blocks on their way will not become visible. Scans the registry once under the
+    /// lock, then removes in small parts.
+    pub fn remove(&self, selection: Selection, tiers: TierMask) -> Removed {
+        self.remove_if(selection, tiers, Reach::InUse)
+    }
+
+    fn remove_if(&self, selection: Selection, tiers: TierMask, reach: Reach) -> Removed {
+        let mut removed = Removed::default();
+        let selected = self.shared.store.lock_all().select(selection, tiers);
+        for part in selected.chunks(MAX_VICTIMS) {
+            self.shared.store.lock_all().remove(part, tiers, reach, &mut removed);
+        }
+        removed
+    }
+
+    /// The bytes in a slot of `tier` are bad: the block is absent there from now on and the slot is never used again.
+    /// What continues the block on this tier cannot be found until the block returns.
+    pub fn quarantine(&self, tier: Tier, block: BlockId) -> Quarantine {
+        if tier.index() >= crate::tier::TIERS {
+            return Quarantine::NotRegistered;
+        }
+        self.shared.store.lock_all().quarantine(tier.index(), block)
+    }
+
+    /// Takes slots that nothing uses out of use for good (their medium is known to be bad) and returns how many that
+    /// were. Slots in use and slots beyond the tier are left alone: a registered block goes by
+    /// [`quarantine`](Self::quarantine). Takes time in proportion to the tier, under the lock: for the start, before
+    /// [`restore`](Self::restore).
+    pub fn retire(&self, tier: Tier, blocks: &[BlockId]) -> u32 {
+        let Store { free, slots, .. } = &self.shared.store;
+        let Some(slots) = slots.get(tier.index()) else { return 0 };
+        // Not while blocks are restored to slots that no list has.
+        let _all = self.shared.store.lock_all();
+        free[tier.index()].lock().retire_free(slots, blocks)
+    }
+}

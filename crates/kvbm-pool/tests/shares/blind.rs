@@ -1,0 +1,46 @@
+//! A policy of a user's that goes by anything but whose the blocks are.
+
+use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart, SlotSet};
+use std::collections::BTreeSet;
+
+#[derive(Default)]
+pub(crate) struct Blind {
+    evictable: [BTreeSet<u32>; 3],
+}
+
+impl EvictionPolicy for Blind {
+    fn begin(&mut self, _before: Option<BlockMemory>, _part: RequestPart, _blocks: usize) {}
+
+    fn registered(&mut self, _block: &BlockUse) -> BlockMemory {
+        BlockMemory::default()
+    }
+
+    fn used(&mut self, _block: &BlockUse, memory: BlockMemory) -> BlockMemory {
+        memory
+    }
+
+    fn forgotten(&mut self, _tag: u64, _memory: BlockMemory) {}
+
+    fn evictable(
+        &mut self,
+        set: SlotSet,
+        slot: u32,
+        _memory: BlockMemory,
+        _priority: u8,
+        _numbers: &mut Numbers<'_>,
+    ) {
+        self.evictable[set.tier].insert(slot);
+    }
+
+    fn kept(&mut self, set: SlotSet, slot: u32, _numbers: &mut Numbers<'_>) {
+        self.evictable[set.tier].remove(&slot);
+    }
+
+    fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
+        out.extend(self.evictable[set.tier].pop_last());
+    }
+
+    fn has_victim(&self, set: SlotSet) -> bool {
+        !self.evictable[set.tier].is_empty()
+    }
+}
