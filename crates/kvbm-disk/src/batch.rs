@@ -32,6 +32,13 @@ pub(crate) enum OpKind {
     Write(Source),
 }
 
+impl OpKind {
+    /// Whether the engine computes the checksum of the bytes.
+    pub(crate) fn sums(self) -> bool {
+        !matches!(self, Self::Write(Source::Trust(_)))
+    }
+}
+
 /// What is known of the memory that a write takes its bytes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {

@@ -1,8 +1,9 @@
 //! Memory that takes part in I/O. The only module, beside the system calls, that handles raw pointers.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,9 @@ struct Fragment {
 /// kernel behind it, use the memory until the batch completes.
 #[derive(Clone, Debug)]
 pub struct Fragments {
-    list: Box<[Fragment]>,
+    /// Most blocks have one run: no allocation for it.
+    first: Option<Fragment>,
+    others: Box<[Fragment]>,
     bytes: u64,
 }
 
@@ -41,16 +44,17 @@ impl Fragments {
     /// - be accessible from any thread.
     pub unsafe fn from_raw(runs: impl IntoIterator<Item = (*mut u8, usize)>) -> Option<Self> {
         let mut bytes = 0_u64;
-        let mut list = Vec::new();
-        for (start, len) in runs {
-            if len == 0 {
-                continue;
-            }
+        let mut runs = runs.into_iter().filter(|(_, len)| *len > 0).map(|(start, len)| {
             isize::try_from(len).ok()?;
             bytes = bytes.checked_add(len as u64)?;
-            list.push(Fragment { start: NonNull::new(start)?, len });
-        }
-        Some(Self { list: list.into_boxed_slice(), bytes })
+            Some(Fragment { start: NonNull::new(start)?, len })
+        });
+        let first = match runs.next() {
+            Some(first) => Some(first?),
+            None => None,
+        };
+        let others = runs.collect::<Option<_>>()?;
+        Some(Self { first, others, bytes })
     }
 
     /// Bytes in all.
@@ -60,17 +64,21 @@ impl Fragments {
 
     /// Number of runs.
     pub fn count(&self) -> usize {
-        self.list.len()
+        usize::from(self.first.is_some()) + self.others.len()
+    }
+
+    fn list(&self) -> impl Iterator<Item = &Fragment> {
+        self.first.iter().chain(&self.others)
     }
 
     /// The runs, in order: start and length.
-    pub(crate) fn runs(&self) -> impl ExactSizeIterator<Item = (*mut u8, usize)> + '_ {
-        self.list.iter().map(|run| (run.start.as_ptr(), run.len))
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
+        self.list().map(|run| (run.start.as_ptr(), run.len))
     }
 
     /// Whether every run starts and ends at a multiple of `alignment`.
     pub(crate) fn is_aligned(&self, alignment: usize) -> bool {
-        self.list.iter().all(|run| {
+        self.list().all(|run| {
             run.start.as_ptr().addr().is_multiple_of(alignment) && run.len.is_multiple_of(alignment)
         })
     }
@@ -82,7 +90,7 @@ impl Fragments {
     pub(crate) unsafe fn gather(&self, staged: &mut [u8]) {
         let mut at = 0;
         // SAFETY: by the caller's contract.
-        for run in &unsafe { self.as_source() } {
+        for run in unsafe { self.pieces() } {
             staged[at..at + run.len()].copy_from_slice(run);
             at += run.len();
         }
@@ -103,17 +111,24 @@ impl Fragments {
         }
     }
 
-    /// The memory as the source of a write.
+    /// The memory, run by run.
     ///
     /// # Safety
     /// The contract of [`Fragments::from_raw`] must hold, for a write, while the slices live.
-    pub(crate) unsafe fn as_source(&self) -> Vec<IoSlice<'_>> {
-        let slice = |run: &Fragment| {
+    pub(crate) unsafe fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.list().map(|run| {
             // SAFETY: `run` is valid, initialised and not written meanwhile, by the contract of `from_raw`.
-            let bytes = unsafe { std::slice::from_raw_parts(run.start.as_ptr(), run.len) };
-            IoSlice::new(bytes)
-        };
-        self.list.iter().map(slice).collect()
+            unsafe { std::slice::from_raw_parts(run.start.as_ptr(), run.len) }
+        })
+    }
+
+    /// The memory as the source of a write.
+    ///
+    /// # Safety
+    /// As for [`Fragments::pieces`].
+    pub(crate) unsafe fn as_source(&self) -> Vec<IoSlice<'_>> {
+        // SAFETY: by the caller's contract.
+        unsafe { self.pieces() }.map(IoSlice::new).collect()
     }
 
     /// The memory as the destination of a read.
@@ -127,7 +142,7 @@ impl Fragments {
             let bytes = unsafe { std::slice::from_raw_parts_mut(run.start.as_ptr(), run.len) };
             IoSliceMut::new(bytes)
         };
-        self.list.iter().map(slice).collect()
+        self.list().map(slice).collect()
     }
 }
 
@@ -166,7 +181,59 @@ impl std::fmt::Debug for IoMemory {
     }
 }
 
-/// Zeroed, page-aligned memory of its own: fit for direct I/O without a copy when its length is a multiple of 4096.
+/// Memory of a ring in equal parts, one for each seat, in pieces as large as the system has them: blocks whose memory the
+/// device cannot take as it is pass through it.
+pub(crate) struct Arena {
+    memory: Arc<OwnedBuffer>,
+    part: usize,
+}
+
+/// The part of a seat.
+pub(crate) struct Staging<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    _arena: PhantomData<&'a mut Arena>,
+}
+
+impl Arena {
+    /// `parts` parts of at least `bytes` bytes.
+    pub(crate) fn new(parts: usize, bytes: usize) -> Self {
+        let part = bytes.next_multiple_of(OwnedBuffer::ALIGNMENT);
+        Self { memory: Arc::new(OwnedBuffer::new(parts * part)), part }
+    }
+
+    /// All of it, for the kernel to know.
+    pub(crate) fn io_memory(&self) -> IoMemory {
+        // SAFETY: the memory stays allocated as long as its owner.
+        unsafe { IoMemory::new(self.memory.start, self.memory.len, Arc::clone(&self.memory) as _) }
+    }
+
+    /// The part of one seat. Other parts may be in use by the kernel meanwhile.
+    pub(crate) fn part(&mut self, seat: usize) -> Staging<'_> {
+        assert!((seat + 1) * self.part <= self.memory.len, "a part for every seat");
+        // SAFETY: within the allocation, as was checked.
+        let start = unsafe { self.memory.start.add(seat * self.part) };
+        Staging { start, len: self.part, _arena: PhantomData }
+    }
+}
+
+impl Staging<'_> {
+    /// `len` bytes from `at` on.
+    pub(crate) fn part(&mut self, at: u64, len: u64) -> &mut [u8] {
+        let (at, len) = (at as usize, len as usize);
+        assert!(at + len <= self.len, "{len} bytes from {at} on are not in a part of {}", self.len);
+        // SAFETY: within the seat's part, as was checked.
+        let start = unsafe { self.start.add(at) };
+        // SAFETY: initialised when it was allocated; the seat's part is ours alone, and the kernel is not at it while its seat
+        // is being loaded or unloaded.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+}
+
+/// From here on memory is asked for in huge pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Zeroed, page-aligned memory of its own, in huge pages if it is large and the system has some: fit for direct I/O without a copy when its length is a multiple of 4096.
 pub struct OwnedBuffer {
     start: NonNull<u8>,
     len: usize,
@@ -187,9 +254,21 @@ impl OwnedBuffer {
     /// If `len` exceeds the address space. Running out of memory aborts, as for every allocation.
     pub fn new(len: usize) -> Self {
         let layout = Self::layout(len);
+        if len < HUGE_PAGE {
+            // SAFETY: the layout is never of size 0.
+            let start = unsafe { alloc_zeroed(layout) };
+            return Self { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), len };
+        }
         // SAFETY: the layout is never of size 0.
-        let start = unsafe { alloc_zeroed(layout) };
+        let start = unsafe { alloc(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        if cfg!(not(miri)) {
+            // Advice, before the memory is first touched; without it there are more pieces, and that is all.
+            // SAFETY: the range is allocated, starts at a page, and the advice changes no byte.
+            let _ = unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
+        }
+        // SAFETY: allocated with this length.
+        unsafe { start.as_ptr().write_bytes(0, len) };
         Self { start, len }
     }
 
@@ -214,17 +293,19 @@ impl OwnedBuffer {
 
     /// The whole buffer as one fragment; using it is subject to the contract of [`Fragments::from_raw`].
     pub(crate) fn fragments(&self) -> Fragments {
-        let list: Box<[Fragment]> = if self.len == 0 {
-            Box::new([])
-        } else {
-            Box::new([Fragment { start: self.start, len: self.len }])
-        };
-        Fragments { list, bytes: self.len as u64 }
+        let first = (self.len > 0).then_some(Fragment { start: self.start, len: self.len });
+        Fragments { first, others: Box::default(), bytes: self.len as u64 }
     }
 
+    /// Whole huge pages where there may be some: the kernel handles a registered buffer page by page where its last page is a
+    /// small one.
     fn layout(len: usize) -> Layout {
-        Layout::from_size_align(len.max(1), Self::ALIGNMENT)
-            .unwrap_or_else(|_| panic!("buffer of {len} bytes"))
+        let (size, alignment) = if len < HUGE_PAGE {
+            (len.max(1), Self::ALIGNMENT)
+        } else {
+            (len.checked_next_multiple_of(HUGE_PAGE).unwrap_or(len), HUGE_PAGE)
+        };
+        Layout::from_size_align(size, alignment).unwrap_or_else(|_| panic!("buffer of {len} bytes"))
     }
 }
 

@@ -12,13 +12,12 @@ use kvbm_plan::BlockIdentity;
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
+/// What a block is bound to, in bytes: a label, the namespace's tag and the fields of its identity.
+const NAMED_BYTES: usize = 10 + 16 + 4 + 2 + 16 + 1 + 16 + 4;
+
 /// CRC-64/NVME of some bytes.
-pub(crate) fn crc64(parts: &[&[u8]]) -> u64 {
-    let mut digest = Digest::new(ALGORITHM);
-    for part in parts {
-        digest.update(part);
-    }
-    digest.finalize()
+pub(crate) fn crc64(bytes: &[u8]) -> u64 {
+    crc_fast::checksum(ALGORITHM, bytes)
 }
 
 /// CRC-64/NVME of content that arrives in pieces.
@@ -91,7 +90,7 @@ impl BlockChecksum {
 
     fn mask(&self, identity: &BlockIdentity) -> u64 {
         let parent = identity.parent.map_or([0; 16], |parent| *parent.as_bytes());
-        crc64(&[
+        let fields: [&[u8]; 8] = [
             b"kvbm block",
             &self.namespace,
             &identity.namespace.0.to_le_bytes(),
@@ -100,7 +99,14 @@ impl BlockChecksum {
             &[u8::from(identity.parent.is_some())],
             &parent,
             &identity.position.to_le_bytes(),
-        ])
+        ];
+        // In one piece: short pieces cost more than their bytes.
+        let (mut named, mut at) = ([0; NAMED_BYTES], 0);
+        for field in fields {
+            named[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        }
+        crc64(&named)
     }
 }
 
@@ -134,7 +140,7 @@ mod tests {
 
     #[test]
     fn catalogue_check_value() {
-        assert_eq!(crc64(&[b"123456789"]), 0xAE8B_1486_0A79_9888);
+        assert_eq!(crc64(b"123456789"), 0xAE8B_1486_0A79_9888);
         assert_eq!(crc64_naive(b"123456789"), 0xAE8B_1486_0A79_9888);
     }
 
@@ -160,8 +166,8 @@ mod tests {
         fn pieces_do_not_matter_and_combine(bytes in proptest::collection::vec(any::<u8>(), 0..600), cut in 0_usize..600) {
             let (a, b) = bytes.split_at(cut.min(bytes.len()));
             let whole = crc64_naive(&bytes);
-            prop_assert_eq!(crc64(&[a, b]), whole);
-            prop_assert_eq!(ContentCrc::combine(crc64(&[a]), crc64(&[b]), b.len() as u64), whole);
+            prop_assert_eq!(crc64(&bytes), whole);
+            prop_assert_eq!(ContentCrc::combine(crc64(a), crc64(b), b.len() as u64), whole);
             let sums = BlockChecksum::new([1; 16]);
             prop_assert_eq!(sums.unbind(&identity(), sums.of(&identity(), [a, b])), whole);
         }

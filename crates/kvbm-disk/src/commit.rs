@@ -5,6 +5,7 @@
 
 use crate::journal::{Journal, Record, RecordState};
 use crate::shared::{Shared, after};
+use crate::stripes::JOURNAL_MEMBER;
 use crate::{FlushError, FlushReport};
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -14,6 +15,10 @@ use std::time::Duration;
 
 /// Most slots of one cycle: bounds its memory and its hold of the table's lock.
 const MAX_RECORDS: usize = 16_384;
+
+/// After a failure the interval doubles, so many times at most: a disk that is full or failing is not kept busy by attempts in
+/// vain. A flush does not wait for it.
+const MAX_DOUBLINGS: u32 = 7;
 
 /// Whether a cycle is wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,8 +134,10 @@ pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, 
 
 /// The life of the committer.
 pub(crate) fn work(shared: &Shared, mut journal: Journal) {
+    let mut failures = 0_u32;
     loop {
-        let stop = shared.commit.wait_for_work(shared.config.commit.interval);
+        let interval = shared.config.commit.interval.saturating_mul(1 << failures.min(MAX_DOUBLINGS));
+        let stop = shared.commit.wait_for_work(interval);
         let mut healthy = true;
         // What becomes dirty meanwhile has its own wake-up.
         let mut left = shared.table.lock().dirty();
@@ -142,10 +149,11 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
             shared.count(|stats| {
                 stats.commits += u64::from(healthy);
                 stats.commit_failures += u64::from(!healthy);
-                stats.compactions = journal.compactions();
+                (stats.compactions, stats.failed_snapshots) = journal.snapshots();
             });
             shared.commit.cycle_done(processed, result);
         }
+        failures = if healthy { 0 } else { failures.saturating_add(1) };
         if stop {
             if healthy && shared.table.lock().is_at_rest() {
                 // Without the mark the next opening is more careful, and that is all.
@@ -171,19 +179,25 @@ fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
     let (processed, mut records) = shared.table.lock().take_dirty(MAX_RECORDS);
     let is_block = |record: &Record| matches!(record.state, RecordState::Present { .. });
     let mut result = Ok(());
-    if records.iter().any(is_block)
-        && let Err(error) = contained(|| shared.slots.file.sync_data())
-    {
-        // The kernel may have dropped the pages: syncing again proves nothing. These blocks stay readable
-        // (their checksums guard them) and are never called durable.
-        records.retain(|record| !is_block(record));
-        result = Err(format!("sync of the slot file: {error}"));
+    for (member, file) in shared.slots.files.iter().enumerate() {
+        let written = |record: &Record| is_block(record) && shared.slots.place(record.slot).0 == member;
+        if records.iter().any(written)
+            && let Err(error) = contained(|| file.sync_data())
+        {
+            // The kernel may have dropped the pages: syncing again proves nothing. These blocks stay readable
+            // (their checksums guard them) and are never called durable.
+            let (unsynced, rest): (Vec<_>, Vec<_>) = records.into_iter().partition(written);
+            records = rest;
+            records.extend(shared.table.lock().give_up(&unsynced));
+            result = Err(format!("sync of the slot file: {}", shared.note_failure_of(member, &error)));
+        }
     }
     if !records.is_empty() {
         match contained(|| journal.persist(&shared.table, &records)) {
             Ok(()) => shared.table.lock().mark_recorded(&records),
             Err(error) => {
                 shared.table.lock().put_back(&records);
+                let error = shared.note_failure_of(JOURNAL_MEMBER, &error);
                 result = Err(format!("write of the journal: {error}"));
             }
         }

@@ -6,8 +6,8 @@ use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
 use crate::shared::{Alive, Shared, after};
 use crate::{
-    BatchHandle, BlockChecksum, DiskConfig, EngineInfo, EngineKind, EngineStats, FlushError, FlushReport,
-    IoBatch, IoMemory, OpenError, Recovered, Rejected,
+    BatchHandle, BlockChecksum, DirInfo, DiskConfig, EngineInfo, EngineKind, EngineStats, FlushError,
+    FlushReport, IoBatch, IoMemory, OpenError, Recovered, Rejected,
 };
 use kvbm_plan::BlockId;
 use parking_lot::Mutex;
@@ -35,13 +35,16 @@ impl DiskEngine {
     /// geometry.
     pub fn open(config: DiskConfig) -> Result<(Self, Recovered), OpenError> {
         config.validate()?;
-        let medium = DirMedium::lock(&config.dir)?;
+        let dirs: Vec<_> = std::iter::once(&config.dir).chain(&config.more_dirs).cloned().collect();
+        let medium = DirMedium::lock_all(&dirs)?;
         Self::open_on(config, Arc::new(medium))
     }
 
-    /// Like [`DiskEngine::open`] on a medium of the caller's; `config.dir` is not used.
+    /// Like [`DiskEngine::open`] on a medium of the caller's, which has as many directories as the configuration names.
     pub fn open_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
         let Opened { slots, table, journal, recovered } = open::open(&config, &medium)?;
+        let dir = |location| DirInfo { location, io_errors: 0, last_error: None };
+        let dirs = open::dir_names(&config).into_iter().map(dir).collect();
         let shared = Arc::new(Shared {
             medium,
             checksums: BlockChecksum::new(config.namespace),
@@ -51,6 +54,7 @@ impl DiskEngine {
             commit: CommitSignals::default(),
             stats: Mutex::default(),
             journal_records: AtomicU64::new(journal.records()),
+            dirs: Mutex::new(dirs),
         });
         let start = |source| OpenError::Io { doing: "start a thread".to_owned(), source };
         let committer: Arc<Alive> = Arc::default();
@@ -100,10 +104,11 @@ impl DiskEngine {
     pub fn info(&self) -> EngineInfo {
         let (config, slots) = (&self.shared.config, &self.shared.slots);
         let engine = self.executor.choice();
-        let depth = if engine.kind == EngineKind::IoUring { config.depth } else { config.threads };
+        let depth = if engine.kind == EngineKind::IoUring { config.ring_depth() } else { config.threads };
         let (present_blocks, durable_blocks, quarantined_slots) = self.shared.table.lock().counts();
         EngineInfo {
             location: self.shared.medium.location(),
+            dirs: self.shared.dirs.lock().clone(),
             engine,
             depth,
             queue_depth: config.queue_depth,

@@ -98,6 +98,18 @@ pub enum OpenError {
         /// What the lock file says about the owner.
         owner: String,
     },
+    /// The directories are no set, or not all of it. Nothing was changed that held blocks.
+    #[error("{dir}, directory {member} of {members}: {reason}")]
+    Stripe {
+        /// The directory at fault.
+        dir: String,
+        /// Its place among those that were named, from 1.
+        member: usize,
+        /// How many were named.
+        members: usize,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// There is no journal.
     #[error("{} is no directory of kvbm: it has no journal.kvbm", dir.display())]
     NoJournal {
@@ -155,13 +167,27 @@ pub enum OpenError {
         reason: String,
     },
     /// The system refused.
-    #[error("cannot {doing}: {source}")]
+    #[error("cannot {doing}: {source}; {}", way_out(source))]
     Io {
         /// What was being done, with the file's name.
         doing: String,
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What to do about a file or folder that the system refuses.
+fn way_out(refusal: &io::Error) -> &'static str {
+    use io::ErrorKind::{
+        NotADirectory, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull,
+    };
+    match refusal.kind() {
+        NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem => {
+            "name a directory that this process may read and write"
+        }
+        QuotaExceeded | StorageFull => "free space there, or name another directory",
+        _ => "the system's log may say more of the device; another directory does without it",
+    }
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -130,9 +130,10 @@ impl State {
         Some(injection.fault)
     }
 
+    /// Whether the file may have `len` bytes beside all others that have a name.
     fn has_room(&self, file: usize, len: u64) -> bool {
-        let others = self.files.iter().enumerate().filter(|(index, _)| *index != file);
-        let used: u64 = others.map(|(_, image)| image.now.len() as u64).sum();
+        let others = self.names.values().filter(|index| **index != file);
+        let used: u64 = others.map(|index| self.files[*index].now.len() as u64).sum();
         self.capacity.is_none_or(|capacity| used + len <= capacity)
     }
 }

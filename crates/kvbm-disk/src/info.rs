@@ -47,12 +47,26 @@ pub struct EngineChoice {
     pub unregistered: Option<String>,
 }
 
+/// One directory of an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DirInfo {
+    /// Where it is.
+    pub location: String,
+    /// Operations that its device failed since the engine was opened.
+    pub io_errors: u64,
+    /// What it said the last time, if it ever failed.
+    pub last_error: Option<String>,
+}
+
 /// What an engine is and holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineInfo {
     /// Directory or medium, for people.
     pub location: String,
+    /// Every directory, the one with the journal first.
+    pub dirs: Vec<DirInfo>,
     /// Who moves the bytes, and why.
     pub engine: EngineChoice,
     /// Operations at the device at a time.
@@ -109,7 +123,9 @@ pub struct EngineStats {
     pub io_errors: u64,
     /// Operations refused for another reason (busy, quarantined, deadline, cancelled, shut down, bad arguments).
     pub refused: u64,
-    /// Operations whose memory was not aligned for direct I/O and went through a bounce buffer.
+    /// Requests that a ring made of operations: those on neighbouring slots share one.
+    pub requests: u64,
+    /// Operations whose memory the device cannot take, or in too short pieces, and that went through a buffer.
     pub bounced: u64,
     /// Reads or writes that the system cut short and that were continued.
     pub continued: u64,
@@ -119,6 +135,8 @@ pub struct EngineStats {
     pub commit_failures: u64,
     /// Snapshots that replaced the journal.
     pub compactions: u64,
+    /// Snapshots that could not be written or put in the journal's place: it goes on as it is, longer than it should be.
+    pub failed_snapshots: u64,
     /// Blocks that scrubbing read and found good.
     pub scrubbed: u64,
     /// Blocks that scrubbing found damaged or could not read.

@@ -36,6 +36,7 @@
 //! assert_eq!(engine.flush(Duration::from_secs(10)).unwrap().durable_blocks, 1);
 //! ```
 
+mod archive;
 mod batch;
 mod buffer;
 mod checksum;
@@ -54,8 +55,10 @@ mod ops;
 mod scrub;
 mod shared;
 mod slots;
+mod stripes;
 mod table;
 
+pub use archive::Archive;
 pub use batch::{BatchHandle, Completion, IoBatch, OpDone, OpOutcome, Rejected, SubmitError};
 pub use buffer::{Fragments, IoMemory, OwnedBuffer, ReadTarget};
 pub use checksum::{BlockChecksum, ContentCrc};
@@ -63,6 +66,7 @@ pub use config::{DiskConfig, EngineMode, GroupCommit, SLOT_ALIGNMENT};
 pub use engine::DiskEngine;
 pub use error::{ConfigError, Corruption, FlushError, FormatError, OpError, OpenError};
 pub use info::{
-    Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, FlushReport, Recovered, RecoveredSlot,
+    DirInfo, Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, FlushReport, Recovered,
+    RecoveredSlot,
 };
 pub use scrub::{Scrubbed, Scrubber};

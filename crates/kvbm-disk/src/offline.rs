@@ -1,16 +1,15 @@
-//! Looking at a directory that no engine has open: what it holds, whether it is whole, and making it whole again.
+//! Looking at a directory, or a set of them, that no engine has open: what it holds, whether it is whole, and making it whole again.
 
-use crate::checksum::BlockChecksum;
-use crate::journal::{Header, JOURNAL_FILE, ReplayError, Replayed, replay};
-use crate::medium::{BlockFile, DirMedium, full, open_read_only};
+use crate::archive::{Archive, failed, first, read_journal};
+use crate::journal::{Header, JOURNAL_FILE, Replayed};
+use crate::medium::DirMedium;
 use crate::slots::SLOT_FILE;
 use crate::table::Table;
 use crate::{DiskConfig, DiskEngine, Dropped, EngineMode, OpenError};
 use kvbm_plan::{BlockId, BlockIdentity};
 use std::collections::HashSet;
-use std::io::{self, ErrorKind, IoSliceMut};
-use std::path::Path;
-use std::sync::Arc;
+use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long a repair may take to write down what it found.
@@ -58,33 +57,60 @@ pub struct Verification {
     pub damaged: Vec<BlockId>,
 }
 
-/// Reads the journal. Changes nothing, and may be called while an engine has the directory.
+/// What a repair found, and what it did about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Repair {
+    /// What was found before.
+    pub found: Verification,
+    /// Damaged slots that are never used again.
+    pub quarantined: u64,
+    /// Blocks whose slots are free now: those without their parents, and those that were being overwritten when the last life ended
+    /// without a shutdown.
+    pub freed: u64,
+}
+
+/// Reads the journal of a directory, the first where slots are spread over several: all of them are named, in their order. Changes
+/// nothing, and may be called while an engine has the directory.
 ///
 /// # Errors
 /// The directory has no journal, or one that this build does not read.
-pub fn inspect(dir: &Path) -> Result<Inspection, OpenError> {
-    let (replayed, table) = read(dir)?;
-    Ok(summarize(dir, &replayed, &table))
+pub fn inspect(dirs: &[PathBuf]) -> Result<Inspection, OpenError> {
+    let (replayed, table) = read_journal(dirs)?;
+    Ok(summarize(dirs, &replayed, &table))
 }
 
 /// Reads every block and compares its checksum; `progress` gets the blocks done and their number. Changes nothing.
 ///
 /// # Errors
 /// As [`inspect`]; [`OpenError::Busy`] while an engine has the directory; a device that fails to read.
-pub fn verify(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
-    expect_journal(dir)?;
-    let _lock = DirMedium::lock(dir)?;
-    verify_locked(dir, progress)
+pub fn verify(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
+    let archive = Archive::open(dirs)?;
+    let mut inspection = summarize(dirs, &archive.replayed, &archive.table);
+    // The owner is this call.
+    inspection.owner = None;
+    let mut memory = vec![0; archive.block_bytes() as usize];
+    let (mut verified, mut damaged) = (0, Vec::new());
+    for (slot, _, content) in archive.table.blocks() {
+        let read = archive.read_content(slot, content, &mut memory);
+        match read.map_err(|error| failed("read", SLOT_FILE, error))? {
+            Some(_) => verified += 1,
+            None => damaged.push(slot),
+        }
+        progress(verified + damaged.len() as u64, inspection.blocks);
+    }
+    Ok(Verification { inspection, verified, damaged })
 }
 
-/// Like [`verify`]; then takes what is damaged out of use, and what has no parent off the books.
+/// Like [`verify`]; then takes what is damaged out of use, and what has no parent, or none any more, off the books.
 ///
 /// # Errors
 /// As [`verify`]; a journal that cannot be written.
-pub fn repair(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
-    let found = verify(dir, progress)?;
+pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Repair, OpenError> {
+    let found = verify(dirs, progress)?;
     let Inspection { namespace, geometry, num_slots, block_bytes, .. } = &found.inspection;
-    let mut config = DiskConfig::new(dir, *num_slots, *block_bytes, *namespace);
+    let mut config = DiskConfig::new(first(dirs), *num_slots, *block_bytes, *namespace);
+    config.more_dirs = dirs.iter().skip(1).cloned().collect();
     config.geometry.clone_from(geometry);
     config.engine = EngineMode::Buffered;
     let (engine, recovered) = DiskEngine::open(config)?;
@@ -94,83 +120,19 @@ pub fn repair(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verifica
         if found.inspection.clean { engine.quarantine(slot) } else { engine.release(&[slot]) }
     }
     let kept = held.into_iter().filter(|(slot, _)| !lost.contains(slot)).collect();
-    engine.release(&orphans(kept));
+    let orphans = orphans(kept);
+    engine.release(&orphans);
     let failed =
         |error: crate::FlushError| failed("write", JOURNAL_FILE, io::Error::other(error.to_string()));
     engine.flush(COMMIT_DEADLINE).map_err(failed)?;
     engine.shutdown(COMMIT_DEADLINE);
-    Ok(found)
+    let (damaged, orphans) = (found.damaged.len() as u64, orphans.len() as u64);
+    let (quarantined, freed) =
+        if found.inspection.clean { (damaged, orphans) } else { (0, damaged + orphans) };
+    Ok(Repair { found, quarantined, freed })
 }
 
-fn verify_locked(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
-    let (replayed, table) = read(dir)?;
-    let mut inspection = summarize(dir, &replayed, &table);
-    inspection.owner = None;
-    let file = open_read_only(&dir.join(SLOT_FILE)).map_err(|error| failed("open", SLOT_FILE, error))?;
-    let sums = BlockChecksum::new(replayed.header.namespace);
-    // No block is longer than the file, whatever the header says.
-    let longest =
-        file.len().map_err(|error| failed("read", SLOT_FILE, error))?.min(replayed.header.block_bytes);
-    let mut bytes = vec![0; longest as usize];
-    let (mut verified, mut damaged) = (0, Vec::new());
-    for (slot, _, content) in table.blocks() {
-        let part = bytes.get_mut(..content.bytes as usize).unwrap_or_default();
-        let offset = u64::from(slot.0) * replayed.header.slot_stride;
-        if part.len() as u64 == content.bytes
-            && is_whole(&*file, offset, part).map_err(|error| failed("read", SLOT_FILE, error))?
-            && sums.of(&content.identity, [&*part]) == content.checksum
-        {
-            verified += 1;
-        } else {
-            damaged.push(slot);
-        }
-        progress(verified + damaged.len() as u64, inspection.blocks);
-    }
-    Ok(Verification { inspection, verified, damaged })
-}
-
-/// Whether the file has all of these bytes; they are read.
-fn is_whole(file: &dyn BlockFile, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-    match full::read(file, offset, &mut [IoSliceMut::new(bytes)], 1) {
-        Ok(_) => Ok(true),
-        Err(full::Stopped { error: None, .. }) => Ok(false),
-        // The device cannot read these bytes: they are lost, and the others may not be.
-        Err(full::Stopped { error: Some(error), .. }) if error.raw_os_error() == Some(libc::EIO) => Ok(false),
-        Err(full::Stopped { error: Some(error), .. }) => Err(error),
-    }
-}
-
-fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {
-    OpenError::Io { doing: format!("{doing} {file}"), source }
-}
-
-/// Refuses a directory without a journal before anything is created in it.
-fn expect_journal(dir: &Path) -> Result<Arc<dyn BlockFile>, OpenError> {
-    open_read_only(&dir.join(JOURNAL_FILE)).map_err(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::NotADirectory => OpenError::NoJournal { dir: dir.to_owned() },
-        _ => failed("open", JOURNAL_FILE, error),
-    })
-}
-
-fn read(dir: &Path) -> Result<(Replayed, Table), OpenError> {
-    let file = expect_journal(dir)?;
-    // A header may lie about its slots: no more of them are believed than the slot file has room for.
-    let room = std::fs::metadata(dir.join(SLOT_FILE)).map_or(0, |file| file.len());
-    let accept = |header: &Header| {
-        let slots = room.checked_div(header.slot_stride).unwrap_or(0).min(header.num_slots.into());
-        Ok::<_, ReplayError>(Table::new(slots as u32))
-    };
-    let (replayed, mut table) = replay(&*file, accept).map_err(|error| match error {
-        ReplayError::Format(source) => {
-            OpenError::Format { file: dir.join(JOURNAL_FILE).display().to_string(), source }
-        }
-        ReplayError::Io(error) => failed("read", JOURNAL_FILE, error),
-    })?;
-    crate::open::drop_duplicates(&mut table);
-    Ok((replayed, table))
-}
-
-fn summarize(dir: &Path, replayed: &Replayed, table: &Table) -> Inspection {
+fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &Table) -> Inspection {
     let (blocks, _, quarantined_slots) = table.counts();
     let Header { namespace, geometry, num_slots, block_bytes, slot_stride, .. } = replayed.header.clone();
     let held = table.blocks().map(|(slot, _, content)| (slot, content.identity)).collect();
@@ -186,7 +148,7 @@ fn summarize(dir: &Path, replayed: &Replayed, table: &Table) -> Inspection {
         journal_records: replayed.records,
         dropped: replayed.dropped,
         clean: replayed.clean,
-        owner: DirMedium::owner(dir),
+        owner: dirs.iter().find_map(|dir| DirMedium::owner(dir)),
     }
 }
 

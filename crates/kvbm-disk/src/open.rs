@@ -3,7 +3,8 @@
 use crate::error::hex;
 use crate::journal::{Header, JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
 use crate::medium::{BlockFile, Medium, OpenFile, full};
-use crate::slots::{SLOT_FILE, SlotFile};
+use crate::slots::SlotFile;
+use crate::stripes::{self, Stripes};
 use crate::table::{Content, Table};
 use crate::{DiskConfig, Dropped, EngineKind, EngineMode, OpenError, OwnedBuffer, Recovered, RecoveredSlot};
 use kvbm_plan::{BlockId, SequenceHash};
@@ -32,12 +33,13 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         slot_stride: config.slot_stride()?,
         geometry: config.geometry.clone(),
     };
+    stripes::join(&**medium, &dir_names(config))?;
     let found = read_journal(config, &header, &**medium)?;
     let slots = open_slots(config, &**medium)?;
     let (table, dropped, clean, journal) = match found {
         None => {
             let table = Mutex::new(Table::new(config.num_slots));
-            let journal = create_journal(config, header, medium, &table)?;
+            let journal = create_journal(config, &header, medium, &table)?;
             (table, Dropped::default(), true, journal)
         }
         Some(Found { file, replayed, mut table }) => {
@@ -55,7 +57,7 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
                 let (medium, slack) = (Arc::clone(medium), config.compact_slack_records);
                 Journal::resume(medium, file, replayed.header, replayed.records, slack)
             } else {
-                create_journal(config, header, medium, &table)?
+                create_journal(config, &header, medium, &table)?
             };
             (table, dropped, replayed.clean, journal)
         }
@@ -139,7 +141,7 @@ fn abridged(geometry: &[u8]) -> String {
 /// A journal of the present table, put in place at once.
 fn create_journal(
     config: &DiskConfig,
-    header: Header,
+    header: &Header,
     medium: &Arc<dyn Medium>,
     table: &Mutex<Table>,
 ) -> Result<Journal, OpenError> {
@@ -147,49 +149,68 @@ fn create_journal(
         .map_err(|error| failed("create", JOURNAL_TEMP_FILE, error))
 }
 
-/// Opens the slot file at its full length, directly if wanted and possible.
+/// The directories, for people.
+pub(crate) fn dir_names(config: &DiskConfig) -> Vec<String> {
+    std::iter::once(&config.dir).chain(&config.more_dirs).map(|dir| dir.display().to_string()).collect()
+}
+
+/// Opens the slot files at their full length, directly if wanted and possible for all of them.
 fn open_slots(config: &DiskConfig, medium: &dyn Medium) -> Result<SlotFile, OpenError> {
-    let bytes = config.slot_file_bytes()?;
-    let create = OpenFile { create: true, ..OpenFile::default() };
-    let mut file = medium.open(SLOT_FILE, create).map_err(|error| failed("open", SLOT_FILE, error))?;
-    let preallocated = file.reserve(bytes).map_err(|source| match source.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => OpenError::NoSpace { bytes, source },
-        _ => failed("reserve space for", SLOT_FILE, source),
-    })?;
+    config.slot_file_bytes()?;
+    let (stride, straight_bytes) = (config.slot_stride()?, config.straight_bytes);
+    let names = stripes::slot_files(config.num_dirs());
+    let stripes = Stripes::new(names.len(), stride);
+    let (mut files, mut preallocated) = (Vec::with_capacity(names.len()), true);
+    for (member, name) in names.iter().enumerate() {
+        let bytes = stripes.file_bytes(member, config.num_slots).max(stride);
+        let create = OpenFile { create: true, ..OpenFile::default() };
+        let file = medium.open(name, create).map_err(|error| failed("open", name, error))?;
+        preallocated &= file.reserve(bytes).map_err(|source| match source.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => OpenError::NoSpace { bytes, source },
+            _ => failed("reserve space for", name, source),
+        })?;
+        files.push(file);
+    }
     let direct = match config.engine {
         EngineMode::Buffered => Err("configured".to_owned()),
-        EngineMode::Auto | EngineMode::IoUring | EngineMode::Threads => open_direct(medium),
+        EngineMode::Auto | EngineMode::IoUring | EngineMode::Threads => open_direct(medium, names.len()),
     };
     let direct = match (direct, config.engine) {
-        (Ok((direct_file, alignment)), _) => {
-            file = direct_file;
+        (Ok((direct_files, alignment)), _) => {
+            files = direct_files;
             Ok(alignment)
         }
         (Err(reason), EngineMode::IoUring) => return Err(no_engine(EngineKind::IoUring, reason)),
         (Err(reason), EngineMode::Threads) => return Err(no_engine(EngineKind::Threads, reason)),
         (Err(reason), EngineMode::Auto | EngineMode::Buffered) => Err(reason),
     };
-    Ok(SlotFile { file, stride: config.slot_stride()?, direct, preallocated })
+    Ok(SlotFile { files, stripes, stride, direct, preallocated, straight_bytes })
 }
 
 fn no_engine(engine: EngineKind, reason: String) -> OpenError {
     OpenError::NoEngine { engine, reason }
 }
 
-/// The slot file opened for direct I/O and the alignment that it needs, or why not.
-fn open_direct(medium: &dyn Medium) -> Result<(Arc<dyn BlockFile>, u32), String> {
-    let probed = probe_direct(medium);
-    let _ = medium.remove(PROBE_FILE);
-    let alignment = probed?;
+type DirectFiles = (Vec<Arc<dyn BlockFile>>, u32);
+
+/// The slot files opened for direct I/O and the alignment that all of them take, or why not.
+fn open_direct(medium: &dyn Medium, count: usize) -> Result<DirectFiles, String> {
+    let mut alignment = 0;
+    for member in 0..count {
+        let name = stripes::name_in(member, PROBE_FILE);
+        let probed = probe_direct(medium, &name);
+        let _ = medium.remove(&name);
+        alignment = alignment.max(probed?);
+    }
     let how = OpenFile { direct: true, ..OpenFile::default() };
-    let file = medium.open(SLOT_FILE, how).map_err(|error| format!("open with O_DIRECT: {error}"))?;
-    Ok((file, alignment))
+    let open = |name: &String| medium.open(name, how).map_err(|error| format!("open with O_DIRECT: {error}"));
+    Ok((stripes::slot_files(count).iter().map(open).collect::<Result<_, _>>()?, alignment))
 }
 
 /// Writes and reads back a block of a scratch file, aligned to 512 bytes and then to 4096.
-fn probe_direct(medium: &dyn Medium) -> Result<u32, String> {
+fn probe_direct(medium: &dyn Medium, name: &str) -> Result<u32, String> {
     let how = OpenFile { create: true, truncate: true, direct: true };
-    let file = medium.open(PROBE_FILE, how).map_err(|error| format!("open with O_DIRECT: {error}"))?;
+    let file = medium.open(name, how).map_err(|error| format!("open with O_DIRECT: {error}"))?;
     let mut reason = String::new();
     for alignment in [512_u32, 4096] {
         match probe_alignment(&*file, alignment as usize) {
@@ -250,7 +271,8 @@ pub(crate) fn drop_duplicates(table: &mut Table) -> u64 {
     older.len() as u64
 }
 
-fn blocks_by_age(table: &Table) -> Vec<RecoveredSlot> {
+/// Blocks, the oldest write first.
+pub(crate) fn blocks_by_age(table: &Table) -> Vec<RecoveredSlot> {
     let recovered = |(_, slot): (u64, BlockId)| {
         let (_, content) = table.block(slot)?;
         let Content { identity, checksum, bytes } = *content;

@@ -1,4 +1,4 @@
-//! One operation on one slot, from the table to the medium and back: [`begin`], the transfer, [`end`].
+//! One operation on one slot, from the table to the medium and back: [`begin`], the transfer, [`over`], [`end`].
 
 use crate::batch::{Op, OpKind, Source};
 use crate::buffer::Fragments;
@@ -16,6 +16,15 @@ pub(crate) enum Begun {
     Read { expected: u64 },
     /// With the checksum of the bytes.
     Write { checksum: u64 },
+}
+
+/// An operation whose transfer is over, and what is known of its bytes.
+#[derive(Debug)]
+pub(crate) enum Over {
+    /// With the checksum that the bytes must have, and the one that they have.
+    Read { expected: u64, found: Result<(Moved, u64), Stopped> },
+    /// With the checksum of the bytes.
+    Write { checksum: u64, result: Result<Moved, Stopped> },
 }
 
 /// Takes the slot for `op`. What was begun is ended by [`end`] or [`abandon`].
@@ -48,20 +57,27 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
     Ok(Begun::Write { checksum })
 }
 
-/// Gives the slot back after the transfer, and says what came of the operation.
+/// Looks at what a transfer brought: sums what was read.
 ///
 /// # Safety
 /// As for [`begin`]; the transfer is over.
-pub(crate) unsafe fn end(
-    op: &Op,
-    begun: Begun,
-    result: Result<Moved, Stopped>,
-    shared: &Shared,
-) -> OpOutcome {
+pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>, shared: &Shared) -> Over {
     match begun {
-        // SAFETY: by the caller's contract.
-        Begun::Read { expected } => unsafe { end_read(op, expected, result, shared) },
-        Begun::Write { checksum } => end_write(op, checksum, result, shared),
+        Begun::Read { expected } => {
+            // SAFETY: by the caller's contract; the read is over and the memory still ours.
+            let sum =
+                |moved| (moved, shared.checksums.bind(&op.identity, unsafe { content_crc(&op.fragments) }));
+            Over::Read { expected, found: result.map(sum) }
+        }
+        Begun::Write { checksum } => Over::Write { checksum, result },
+    }
+}
+
+/// Gives the slot back, and says what came of the operation.
+pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
+    match over {
+        Over::Read { expected, found } => end_read(op, expected, found, shared),
+        Over::Write { checksum, result } => end_write(op, checksum, result, shared),
     }
 }
 
@@ -80,14 +96,11 @@ pub(crate) const fn name(kind: OpKind) -> &'static str {
     }
 }
 
-/// Safety: the contract of [`Fragments::from_raw`] holds for a read that is over.
-unsafe fn end_read(op: &Op, expected: u64, result: Result<Moved, Stopped>, shared: &Shared) -> OpOutcome {
+fn end_read(op: &Op, expected: u64, found: Result<(Moved, u64), Stopped>, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
-    let verdict = match result {
-        Ok(moved) => {
+    let verdict = match found {
+        Ok((moved, found)) => {
             count_moved(shared, moved);
-            // SAFETY: by the caller's contract; the read is over and the memory still ours.
-            let found = shared.checksums.bind(&identity, unsafe { content_crc(&op.fragments) });
             if found == expected {
                 Ok(OpDone { checksum: found, bytes })
             } else {
@@ -99,7 +112,7 @@ unsafe fn end_read(op: &Op, expected: u64, result: Result<Moved, Stopped>, share
         }
         Err(Stopped { done, error: Some(error) }) => {
             shared.table.lock().end_read(slot);
-            return Err(io_error(op, done, &error));
+            return Err(io_error(op, done, &error, shared));
         }
     };
     let cut_short = shared.change(|table| {
@@ -123,7 +136,7 @@ fn end_write(op: &Op, checksum: u64, result: Result<Moved, Stopped>, shared: &Sh
     match result {
         Ok(moved) => count_moved(shared, moved),
         Err(Stopped { done, error }) => {
-            return Err(io_error(op, done, &error.unwrap_or_else(|| ErrorKind::WriteZero.into())));
+            return Err(io_error(op, done, &error.unwrap_or_else(|| ErrorKind::WriteZero.into()), shared));
         }
     }
     kept.map(|()| OpDone { checksum, bytes })
@@ -133,14 +146,15 @@ fn end_write(op: &Op, checksum: u64, result: Result<Moved, Stopped>, shared: &Sh
 unsafe fn content_crc(fragments: &Fragments) -> u64 {
     let mut crc = ContentCrc::new();
     // SAFETY: by the caller's contract.
-    for run in unsafe { fragments.as_source() } {
-        crc.update(&run);
+    for run in unsafe { fragments.pieces() } {
+        crc.update(run);
     }
     crc.finish()
 }
 
-fn io_error(op: &Op, at: u64, error: &std::io::Error) -> OpError {
-    OpError::Io { op: name(op.kind), slot: op.slot, at, kind: error.kind(), message: error.to_string() }
+fn io_error(op: &Op, at: u64, error: &std::io::Error, shared: &Shared) -> OpError {
+    let message = shared.note_failure(op.slot, error);
+    OpError::Io { op: name(op.kind), slot: op.slot, at, kind: error.kind(), message }
 }
 
 fn count_moved(shared: &Shared, moved: Moved) {

@@ -96,8 +96,8 @@ impl Scrubber {
 /// The checksum of what lies in the slot.
 fn read(slot: BlockId, content: &Content, shared: &Shared, memory: &mut Bounce) -> Result<u64, Stopped> {
     let staged = memory.part(&shared.slots, content.bytes);
-    let (offset, alignment) = (shared.slots.offset(slot), shared.slots.alignment());
-    full::read(&*shared.slots.file, offset, &mut [IoSliceMut::new(staged)], alignment)?;
+    let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
+    full::read(file, offset, &mut [IoSliceMut::new(staged)], alignment)?;
     let mut crc = ContentCrc::new();
     crc.update(&staged[..content.bytes as usize]);
     Ok(shared.checksums.bind(&content.identity, crc.finish()))
@@ -119,7 +119,7 @@ fn judge(
             Some(Corruption::ShortFile { missing: bytes.saturating_sub(done) })
         }
         Err(Stopped { done, error: Some(error) }) => {
-            let (kind, message) = (error.kind(), error.to_string());
+            let (kind, message) = (error.kind(), shared.note_failure(slot, &error));
             return bad(OpError::Io { op: "scrub", slot, at: done, kind, message });
         }
     };

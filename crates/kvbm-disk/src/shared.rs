@@ -4,7 +4,8 @@ use crate::commit::CommitSignals;
 use crate::medium::Medium;
 use crate::slots::SlotFile;
 use crate::table::Table;
-use crate::{BlockChecksum, DiskConfig, EngineStats};
+use crate::{BlockChecksum, DirInfo, DiskConfig, EngineStats};
+use kvbm_plan::BlockId;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) commit: CommitSignals,
     pub(crate) stats: Mutex<EngineStats>,
     pub(crate) journal_records: AtomicU64,
+    /// Directories, and what their devices failed.
+    pub(crate) dirs: Mutex<Vec<DirInfo>>,
 }
 
 impl Shared {
@@ -46,6 +49,26 @@ impl Shared {
 
     pub(crate) fn count(&self, count: impl FnOnce(&mut EngineStats)) {
         count(&mut self.stats.lock());
+    }
+
+    /// The device of `slot` failed. What to tell of it: where there are several, which.
+    pub(crate) fn note_failure(&self, slot: BlockId, error: &std::io::Error) -> String {
+        self.note_failure_of(self.slots.place(slot).0, error)
+    }
+
+    /// The device of directory `member` failed.
+    pub(crate) fn note_failure_of(&self, member: usize, error: &std::io::Error) -> String {
+        let mut message = error.to_string();
+        let mut dirs = self.dirs.lock();
+        let several = dirs.len() > 1;
+        if let Some(dir) = dirs.get_mut(member) {
+            dir.io_errors += 1;
+            dir.last_error = Some(message.clone());
+            if several {
+                message = format!("{}: {message}", dir.location);
+            }
+        }
+        message
     }
 
     /// Blocks that are durable now.

@@ -1,7 +1,8 @@
-//! The slot file: where a slot lies, and moving a block between it and memory fragments.
+//! The slot files: where a slot lies, and moving a block between it and memory fragments.
 
 use crate::buffer::{Fragments, OwnedBuffer};
 use crate::medium::{BlockFile, full};
+use crate::stripes::Stripes;
 use crate::{EngineChoice, EngineKind};
 use kvbm_plan::BlockId;
 use std::io::{IoSlice, IoSliceMut};
@@ -12,11 +13,15 @@ pub(crate) const SLOT_FILE: &str = "slots.kvbm";
 
 #[derive(Debug)]
 pub(crate) struct SlotFile {
-    pub(crate) file: Arc<dyn BlockFile>,
+    /// One in each directory.
+    pub(crate) files: Vec<Arc<dyn BlockFile>>,
+    pub(crate) stripes: Stripes,
     pub(crate) stride: u64,
     /// The alignment that direct I/O needs, or why there is none.
     pub(crate) direct: Result<u32, String>,
     pub(crate) preallocated: bool,
+    /// As configured.
+    pub(crate) straight_bytes: u64,
 }
 
 /// What a transfer took.
@@ -40,8 +45,14 @@ impl Bounce {
 
 impl SlotFile {
     /// The one place that knows where a slot is.
-    pub(crate) fn offset(&self, slot: BlockId) -> u64 {
-        u64::from(slot.0) * self.stride
+    pub(crate) fn place(&self, slot: BlockId) -> (usize, u64) {
+        self.stripes.place(slot)
+    }
+
+    /// The file that a slot lies in, and the offset.
+    pub(crate) fn file_of(&self, slot: BlockId) -> (&dyn BlockFile, u64) {
+        let (file, offset) = self.place(slot);
+        (&*self.files[file], offset)
     }
 
     /// What offsets, lengths and addresses must be multiples of.
@@ -64,9 +75,20 @@ impl SlotFile {
         }
     }
 
-    /// Whether the fragments cannot be given to the device as they are. Such a block goes through a buffer: a copy more.
+    /// Whether the fragments cannot be given to the device as they are, or are so short that it would take them piece by
+    /// piece. Such a block goes through a buffer: a copy more.
     pub(crate) fn needs_bounce(&self, fragments: &Fragments) -> bool {
-        !fragments.is_aligned(self.alignment() as usize)
+        let short = || {
+            fragments.count() > 1
+                && fragments.bytes() < self.straight_bytes.saturating_mul(fragments.count() as u64)
+        };
+        !fragments.is_aligned(self.alignment() as usize) || self.direct.is_ok() && short()
+    }
+
+    /// Whether a block in `slot` and then one in `next` are one piece of the file, if the first fills its slot.
+    pub(crate) fn adjoin(&self, slot: BlockId, next: BlockId) -> bool {
+        let ((file, offset), next) = (self.place(slot), self.place(next));
+        (file, offset + self.stride) == next
     }
 
     /// Writes the fragments to the slot.
@@ -80,15 +102,16 @@ impl SlotFile {
         bounce: &mut Bounce,
     ) -> Result<Moved, full::Stopped> {
         let bounced = self.needs_bounce(fragments);
+        let (file, offset) = self.file_of(slot);
         let calls = if bounced {
             let staged = bounce.part(self, fragments.bytes());
             // SAFETY: by the caller's contract.
             unsafe { fragments.gather(staged) };
-            full::write(&*self.file, self.offset(slot), &mut [IoSlice::new(staged)], self.alignment())
+            full::write(file, offset, &mut [IoSlice::new(staged)], self.alignment())
         } else {
             // SAFETY: by the caller's contract.
             let mut source = unsafe { fragments.as_source() };
-            full::write(&*self.file, self.offset(slot), &mut source, self.alignment())
+            full::write(file, offset, &mut source, self.alignment())
         };
         Ok(Moved::after(calls?, bounced, fragments))
     }
@@ -104,17 +127,18 @@ impl SlotFile {
         bounce: &mut Bounce,
     ) -> Result<Moved, full::Stopped> {
         let bounced = self.needs_bounce(fragments);
+        let (file, offset) = self.file_of(slot);
         let calls = if bounced {
             let staged = bounce.part(self, fragments.bytes());
             let mut target = [IoSliceMut::new(staged)];
-            let calls = full::read(&*self.file, self.offset(slot), &mut target, self.alignment())?;
+            let calls = full::read(file, offset, &mut target, self.alignment())?;
             // SAFETY: by the caller's contract.
             unsafe { fragments.scatter(staged) };
             Ok(calls)
         } else {
             // SAFETY: by the caller's contract.
             let mut destination = unsafe { fragments.as_destination() };
-            full::read(&*self.file, self.offset(slot), &mut destination, self.alignment())
+            full::read(file, offset, &mut destination, self.alignment())
         };
         Ok(Moved::after(calls?, bounced, fragments))
     }

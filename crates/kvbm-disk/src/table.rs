@@ -21,11 +21,21 @@ enum Doom {
     Quarantined,
 }
 
+/// Whether a block outlives the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasting {
+    Yes,
+    /// The journal has yet to hear of it.
+    NotYet,
+    /// Its bytes could not be synced.
+    Never,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
     Writing(Doom),
-    Present { content: Content, durable: bool },
+    Present { content: Content, lasting: Lasting },
     Quarantined,
 }
 
@@ -44,10 +54,23 @@ struct Slot {
     unproven: bool,
 }
 
+impl Slot {
+    const FREE: Self = Self {
+        generation: 0,
+        state: State::Free,
+        readers: 0,
+        dirty: false,
+        recorded: false,
+        unproven: false,
+    };
+}
+
 /// All slots. Guarded by one leaf lock; every method is short and calls nothing outside.
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
+    /// Slots that there may be.
+    most: u32,
     last_generation: u64,
     dirty: VecDeque<u32>,
     /// Slots ever queued as dirty: what a flush has to wait for.
@@ -59,16 +82,16 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(num_slots: u32) -> Self {
-        let free = Slot {
-            generation: 0,
-            state: State::Free,
-            readers: 0,
-            dirty: false,
-            recorded: false,
-            unproven: false,
-        };
+        let mut table = Self::growing(num_slots);
+        table.slots.resize(num_slots as usize, Slot::FREE);
+        table
+    }
+
+    /// A table of at most so many slots that takes no memory for those behind the last one that a journal names.
+    pub(crate) fn growing(most: u32) -> Self {
         Self {
-            slots: vec![free; num_slots as usize],
+            slots: Vec::new(),
+            most,
             last_generation: 0,
             dirty: VecDeque::new(),
             dirtied: 0,
@@ -78,8 +101,16 @@ impl Table {
         }
     }
 
+    /// Slots that a journal may name.
+    pub(crate) fn most_slots(&self) -> u32 {
+        self.most
+    }
+
     /// Takes what the journal says about a slot; the highest generation wins, of equal ones the later.
     pub(crate) fn recover(&mut self, record: &Record) {
+        if record.slot.index() >= self.slots.len() {
+            self.slots.resize(record.slot.index() + 1, Slot::FREE);
+        }
         let slot = &mut self.slots[record.slot.index()];
         if record.generation < slot.generation {
             return;
@@ -88,7 +119,7 @@ impl Table {
         self.last_generation = self.last_generation.max(record.generation);
         let state = match record.state {
             RecordState::Present { identity, checksum, bytes } => {
-                State::Present { content: Content { identity, checksum, bytes }, durable: true }
+                State::Present { content: Content { identity, checksum, bytes }, lasting: Lasting::Yes }
             }
             RecordState::Free | RecordState::Clean => State::Free,
             RecordState::Quarantined => State::Quarantined,
@@ -170,7 +201,7 @@ impl Table {
             (Doom::Quarantined, _) => (State::Quarantined, Err(OpError::Quarantined { slot })),
             (Doom::Released, _) => (State::Free, Err(OpError::Released { slot })),
             (Doom::None, None) => (State::Free, Ok(())),
-            (Doom::None, Some(content)) => (State::Present { content, durable: false }, Ok(())),
+            (Doom::None, Some(content)) => (State::Present { content, lasting: Lasting::NotYet }, Ok(())),
         };
         self.change(slot, state);
         result
@@ -261,9 +292,9 @@ impl Table {
         for (state, up) in [(old, false), (state, true)] {
             let step = |count: &mut u64| *count = if up { *count + 1 } else { count.saturating_sub(1) };
             match state {
-                State::Present { durable, .. } => {
+                State::Present { lasting, .. } => {
                     step(&mut self.present);
-                    if durable {
+                    if lasting == Lasting::Yes {
                         step(&mut self.durable);
                     }
                 }
@@ -300,13 +331,15 @@ impl Table {
             let slot = &mut self.slots[index as usize];
             slot.dirty = false;
             let state = match slot.state {
-                State::Present { durable: true, .. } => continue,
-                State::Present { content: Content { identity, checksum, bytes }, .. } => {
-                    RecordState::Present { identity, checksum, bytes }
-                }
+                State::Present { lasting: Lasting::Yes, .. } => continue,
+                State::Present {
+                    content: Content { identity, checksum, bytes },
+                    lasting: Lasting::NotYet,
+                } => RecordState::Present { identity, checksum, bytes },
                 State::Quarantined => RecordState::Quarantined,
-                State::Free | State::Writing(_) if slot.recorded => RecordState::Free,
-                State::Free | State::Writing(_) => continue,
+                // What the slot held before is gone.
+                _ if slot.recorded => RecordState::Free,
+                _ => continue,
             };
             records.push(Record { slot: BlockId(index), generation: slot.generation, state });
         }
@@ -321,11 +354,29 @@ impl Table {
             slot.recorded = is_block;
             if is_block
                 && slot.generation == record.generation
-                && let State::Present { content, durable: false } = slot.state
+                && let State::Present { content, lasting: Lasting::NotYet } = slot.state
             {
-                self.set_state(record.slot, State::Present { content, durable: true });
+                self.set_state(record.slot, State::Present { content, lasting: Lasting::Yes });
             }
         }
+    }
+
+    /// The bytes of these blocks could not be synced. They stay readable; what the journal must hear instead of them: that
+    /// the blocks before them are gone.
+    pub(crate) fn give_up(&mut self, unsynced: &[Record]) -> Vec<Record> {
+        let mut gone = Vec::new();
+        for &Record { slot, generation, .. } in unsynced {
+            let entry = &self.slots[slot.index()];
+            if entry.recorded {
+                gone.push(Record { slot, generation, state: RecordState::Free });
+            }
+            if entry.generation == generation
+                && let State::Present { content, lasting: Lasting::NotYet } = entry.state
+            {
+                self.set_state(slot, State::Present { content, lasting: Lasting::Never });
+            }
+        }
+        gone
     }
 
     /// These records could not be written: they are due again.
@@ -339,7 +390,7 @@ impl Table {
     pub(crate) fn durable_records(&self, from: usize, count: usize, into: &mut Vec<Record>) {
         for (index, slot) in self.slots.iter().enumerate().skip(from).take(count) {
             let state = match slot.state {
-                State::Present { content: Content { identity, checksum, bytes }, durable: true } => {
+                State::Present { content: Content { identity, checksum, bytes }, lasting: Lasting::Yes } => {
                     RecordState::Present { identity, checksum, bytes }
                 }
                 State::Quarantined => RecordState::Quarantined,
@@ -347,5 +398,21 @@ impl Table {
             };
             into.push(Record { slot: BlockId(index as u32), generation: slot.generation, state });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::Record;
+
+    /// A header may say that there are four thousand million slots.
+    #[test]
+    fn memory_is_taken_up_to_the_last_slot_that_a_record_names() {
+        let mut table = Table::growing(u32::MAX);
+        assert_eq!((table.num_slots(), table.most_slots()), (0, u32::MAX));
+        table.recover(&Record { slot: BlockId(6), generation: 1, state: RecordState::Quarantined });
+        assert_eq!((table.num_slots(), table.quarantined_slots()), (7, vec![BlockId(6)]));
+        assert_eq!(table.block(BlockId(7)), None);
     }
 }

@@ -90,17 +90,20 @@ fn read_scattered(engine: &DiskEngine, slot: u32, number: u64, target: &Scattere
 
 #[test]
 fn a_block_of_1100_fragments_works_direct_and_buffered() {
+    let collected = config(1).straight_bytes;
     let cases = [
-        (EngineMode::Auto, 4096),
-        (EngineMode::Threads, 4096),
-        (EngineMode::Buffered, 4096),
-        (EngineMode::Auto, 100),
-        (EngineMode::Threads, 100),
+        (EngineMode::Auto, 4096, 4096),
+        (EngineMode::Threads, 4096, 0),
+        (EngineMode::Buffered, 4096, collected),
+        (EngineMode::Auto, 4096, collected),
+        (EngineMode::Auto, 100, 0),
+        (EngineMode::Threads, 100, collected),
     ];
-    for (io, len) in cases {
+    for (io, len, straight_bytes) in cases {
         let dir = tempfile::tempdir().unwrap();
         let mut config = config(2);
         (config.dir, config.engine, config.block_bytes) = (dir.path().to_owned(), io, 1100 * 4096);
+        config.straight_bytes = straight_bytes;
         let (engine, _) = DiskEngine::open(config).unwrap();
         let bytes = pattern(1, 1100 * len);
         let source = Scattered::new(&vec![len; 1100], len, &bytes);
@@ -110,7 +113,10 @@ fn a_block_of_1100_fragments_works_direct_and_buffered() {
         assert_eq!(read_scattered(&engine, 1, 1, &target).unwrap(), written);
         assert_eq!(target.gather(), bytes);
         let direct = engine.info().engine.kind != EngineKind::Buffered;
-        assert_eq!(engine.stats().bounced, if direct && len == 100 { 2 } else { 0 });
+        assert_eq!(
+            engine.stats().bounced,
+            if direct && (len == 100 || straight_bytes > 4096) { 2 } else { 0 }
+        );
     }
 }
 
@@ -437,4 +443,49 @@ fn the_choice_of_the_engine_is_reported_and_can_be_forced() {
     assert_eq!(chosen(EngineMode::IoUring), configured(EngineKind::IoUring));
     assert_eq!(chosen(EngineMode::Threads), configured(EngineKind::Threads));
     assert_eq!(chosen(EngineMode::Buffered), configured(EngineKind::Buffered));
+}
+
+/// Neighbours go in one request, and each keeps its own fate.
+#[test]
+fn neighbouring_slots_share_requests_and_not_their_fates() {
+    const BLOCKS: u32 = 24;
+    for straight_bytes in [0, u64::MAX] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config(BLOCKS + 1);
+        (config.dir, config.block_bytes, config.straight_bytes) =
+            (dir.path().to_owned(), 64 << 10, straight_bytes);
+        let (engine, _) = DiskEngine::open(config).unwrap();
+        let all = |n: u32| pattern(u64::from(n), 64 << 10);
+        let layout = [16 << 10; 4];
+        let sources: Vec<_> = (0..BLOCKS).map(|n| Scattered::new(&layout, 4096, &all(n))).collect();
+        let outcomes = run(&engine, |batch| {
+            // One slot is left out, and the end comes first.
+            for n in (12..BLOCKS).chain(0..11) {
+                batch.guard(Arc::clone(&sources[n as usize].memory) as _);
+                batch.write(BlockId(n), identity(u64::from(n)), sources[n as usize].fragments());
+            }
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        let ring = engine.info().engine.kind == EngineKind::IoUring;
+        assert_eq!(engine.stats().requests, if ring { 4 } else { 0 });
+        let targets: Vec<_> = (0..BLOCKS).map(|_| Scattered::new(&layout, 8192, &[])).collect();
+        let outcomes = run(&engine, |batch| {
+            for n in 0..BLOCKS {
+                batch.guard(Arc::clone(&targets[n as usize].memory) as _);
+                // Slot 3 holds another block than this, slot 11 none.
+                let name = if n == 3 { 99 } else { u64::from(n) };
+                batch.read(BlockId(n), identity(name), targets[n as usize].fragments());
+            }
+        });
+        for (n, outcome) in (0..BLOCKS).zip(outcomes) {
+            match n {
+                3 => assert!(matches!(outcome, Err(OpError::Corrupt { .. })), "{outcome:?}"),
+                11 => assert!(matches!(outcome, Err(OpError::Missing { .. })), "{outcome:?}"),
+                _ => {
+                    outcome.unwrap();
+                    assert_eq!(targets[n as usize].gather(), all(n), "block {n}");
+                }
+            }
+        }
+    }
 }

@@ -172,24 +172,24 @@ fn a_directory_is_looked_at_verified_and_mended_offline() {
     dir.path().clone_into(&mut config.dir);
     config.geometry = b"what=test".to_vec();
     let quiet = &mut |_: u64, _: u64| ();
-    let error = offline::inspect(dir.path()).unwrap_err();
+    let error = offline::inspect(&[dir.path().to_owned()]).unwrap_err();
     assert!(matches!(error, OpenError::NoJournal { .. }), "{error}");
-    assert!(offline::verify(dir.path(), quiet).is_err());
+    assert!(offline::verify(&[dir.path().to_owned()], quiet).is_err());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "looking creates nothing");
 
     let (engine, _) = DiskEngine::open(config.clone()).unwrap();
     // A chain of four, and one whose parent is not there.
     assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 6)])));
     engine.flush(PATIENCE).unwrap();
-    let open = offline::inspect(dir.path()).unwrap();
+    let open = offline::inspect(&[dir.path().to_owned()]).unwrap();
     assert_eq!((open.blocks, open.orphans, open.clean), (5, 1, false));
     assert_eq!(open.owner, Some(format!("process {}", std::process::id())));
-    assert!(matches!(offline::verify(dir.path(), quiet), Err(OpenError::Busy { .. })));
+    assert!(matches!(offline::verify(&[dir.path().to_owned()], quiet), Err(OpenError::Busy { .. })));
     drop(engine);
 
     let before = std::fs::read(dir.path().join(JOURNAL_FILE)).unwrap();
     let mut steps = Vec::new();
-    let found = offline::verify(dir.path(), &mut |done, all| steps.push((done, all))).unwrap();
+    let found = offline::verify(&[dir.path().to_owned()], &mut |done, all| steps.push((done, all))).unwrap();
     assert_eq!((found.verified, found.damaged.len(), found.inspection.clean), (5, 0, true));
     assert_eq!((found.inspection.geometry, found.inspection.num_slots), (b"what=test".to_vec(), 8));
     assert_eq!(steps.last(), Some(&(5, 5)));
@@ -197,16 +197,25 @@ fn a_directory_is_looked_at_verified_and_mended_offline() {
     let mut bytes = std::fs::read(&slots).unwrap();
     bytes[BLOCK + 9] ^= 1;
     std::fs::write(&slots, bytes).unwrap();
-    let found = offline::verify(dir.path(), quiet).unwrap();
+    let found = offline::verify(&[dir.path().to_owned()], quiet).unwrap();
     assert_eq!((found.verified, found.damaged), (4, vec![BlockId(1)]));
     assert!(std::fs::read(dir.path().join(JOURNAL_FILE)).unwrap() == before, "nothing was changed");
 
-    assert_eq!(offline::repair(dir.path(), quiet).unwrap().damaged, [BlockId(1)]);
-    let left = offline::inspect(dir.path()).unwrap();
+    let repair = offline::repair(&[dir.path().to_owned()], quiet).unwrap();
+    assert_eq!(repair.found.damaged, [BlockId(1)]);
+    // Its two descendants go too, and the one that never had a parent.
+    assert_eq!((repair.quarantined, repair.freed), (1, 3));
+    let left = offline::inspect(&[dir.path().to_owned()]).unwrap();
     assert_eq!((left.blocks, left.orphans, left.quarantined_slots, left.clean), (1, 0, 1, true));
     let (engine, recovered) = DiskEngine::open(config).unwrap();
     assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
     assert!(is_served(&engine, 0, 0));
+    drop(engine);
+    std::fs::remove_file(&slots).unwrap();
+    let lost = offline::inspect(&[dir.path().to_owned()]).unwrap();
+    assert_eq!((lost.blocks, lost.dropped.beyond_capacity), (0, 5), "records of blocks");
+    let error = offline::verify(&[dir.path().to_owned()], quiet).unwrap_err().to_string();
+    assert!(error.contains("restore the file") && error.contains(slots.to_str().unwrap()), "{error}");
 }
 
 #[test]
@@ -277,13 +286,35 @@ fn compaction_keeps_the_state_and_bounds_the_journal() {
             engine.quarantine(BlockId(3));
         }
         engine.flush(PATIENCE).unwrap();
-        assert!(medium.bytes(JOURNAL_FILE).len() <= HEADER + (2 * 4 + 3) * RECORD);
+        assert!(medium.bytes(JOURNAL_FILE).len() <= HEADER + (4 + 3) * RECORD);
     }
     assert!(engine.stats().compactions >= 3);
     drop(engine);
     let (_, recovered) = open(config, &medium);
     assert_eq!(recovered_numbers(&recovered), [(1, 37), (2, 38), (0, 39)]);
     assert_eq!(recovered.quarantined, [BlockId(3)]);
+}
+
+#[test]
+fn an_entry_takes_less_than_a_hundred_bytes_however_often_it_was_replaced() {
+    const SLOTS: u32 = 500;
+    let medium = SimMedium::new();
+    let mut config = lazy_config(SLOTS);
+    config.compact_slack_records = 10;
+    config.queue_depth = SLOTS as usize;
+    let (engine, _) = open(config, &medium);
+    for round in 0..6 {
+        for part in 0..10 {
+            let slots = (part * 50..(part + 1) * 50).map(|slot| (slot, u64::from(slot + round * SLOTS)));
+            assert!(all_good(&write(&engine, &slots.collect::<Vec<_>>())));
+            engine.flush(PATIENCE).unwrap();
+            if round > 0 {
+                let entries = medium.bytes(JOURNAL_FILE).len() - HEADER;
+                assert!(entries <= 100 * SLOTS as usize, "{} bytes an entry", entries / SLOTS as usize);
+            }
+        }
+    }
+    assert!((5..=50).contains(&engine.stats().compactions), "{}", engine.stats().compactions);
 }
 
 #[test]
@@ -332,6 +363,34 @@ fn blocks_whose_sync_failed_are_readable_and_never_durable() {
         assert!(is_served(&engine, 0, 0));
         drop(engine);
         assert_eq!(recovered_numbers(&open(lazy_config(4), &medium).1), [(1, 1)]);
+    }
+}
+
+/// Mutation that makes it fail: `cycle` drops the records of blocks that were not synced, or `Table::take_dirty` takes such
+/// blocks for new ones when the journal failed too.
+#[test]
+fn a_block_whose_sync_failed_does_not_bring_back_the_one_before_it() {
+    for journal_fails in [false, true] {
+        let medium = SimMedium::new();
+        let (engine, _) = open(lazy_config(4), &medium);
+        assert!(all_good(&write(&engine, &[(0, 0), (1, 1)])));
+        assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 2);
+        medium.inject(SLOT_FILE, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
+        if journal_fails {
+            medium.inject(JOURNAL_FILE, Call::Write, 0, 1, Fault::Error(ErrorKind::StorageFull));
+        }
+        assert!(all_good(&write(&engine, &[(0, 7)])));
+        assert!(matches!(engine.flush(PATIENCE), Err(FlushError::Io { durable_blocks: 1, .. })));
+        let report = engine.flush(PATIENCE).unwrap();
+        assert_eq!((report.durable_blocks, report.pending_blocks), (1, 1));
+        assert!(is_served(&engine, 0, 7));
+        drop(engine);
+        let (engine, recovered) = open(lazy_config(4), &medium);
+        assert!(recovered.clean);
+        assert_eq!(recovered_numbers(&recovered), [(1, 1)]);
+        // The slot is as good as any.
+        assert!(all_good(&write(&engine, &[(0, 8)])));
+        assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 2);
     }
 }
 

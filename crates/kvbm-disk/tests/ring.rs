@@ -116,7 +116,9 @@ fn blocks_of_any_fragments_go_through_registered_and_other_memory() {
     for fragments in [1, 2, 16] {
         for registered in [false, true] {
             let dir = tempfile::tempdir().unwrap();
-            let Some(engine) = kernel_ring(config(BLOCKS as u32), &dir) else { return };
+            let mut straight = config(BLOCKS as u32);
+            straight.straight_bytes = 0;
+            let Some(engine) = kernel_ring(straight, &dir) else { return };
             let pool = Pool::new(BLOCKS, fragments);
             if registered {
                 engine.register_memory(pool.io_memory());
@@ -293,4 +295,80 @@ fn random_work_with_faults_agrees_with_a_map() {
             assert!(is_served(&engine, slot, number));
         }
     }
+}
+
+#[test]
+fn a_request_that_fails_fails_only_the_block_whose_fault_it_was() {
+    const BLOCKS: usize = 8;
+    for fragments in [1, 4] {
+        let medium = ring_medium();
+        let engine = open_ring(config(BLOCKS as u32), &medium);
+        let pool = Pool::new(BLOCKS, fragments);
+        let all: Vec<usize> = (0..BLOCKS).collect();
+        for &block in &all {
+            pool.set(block, &pattern(block as u64, BLOCK));
+        }
+        assert!(all_good(&pool.submit(&engine, &all, false)));
+        assert_eq!(engine.stats().requests, 1, "neighbours go together");
+        // The request of all fails, and then one of those of each.
+        medium.inject(SLOT_FILE, Call::Read, 0, 2, Fault::Error(ErrorKind::Other));
+        let outcomes = pool.submit(&engine, &all, true);
+        assert_eq!(outcomes.iter().filter(|outcome| outcome.is_err()).count(), 1, "{outcomes:?}");
+        assert_eq!(engine.stats().io_errors, 1);
+        // The file ends in the middle of the sixth block.
+        medium.edit(SLOT_FILE, |bytes| bytes.truncate(5 * BLOCK + BLOCK / 2));
+        for &block in &all {
+            pool.set(block, &[0; BLOCK]);
+        }
+        let outcomes = pool.submit(&engine, &all, true);
+        for (block, outcome) in outcomes.iter().enumerate() {
+            if block < 5 {
+                assert!(outcome.is_ok(), "{outcome:?}");
+                assert_eq!(pool.get(block), pattern(block as u64, BLOCK));
+            } else {
+                let short =
+                    matches!(outcome, Err(OpError::Corrupt { cause: Corruption::ShortFile { .. }, .. }));
+                assert!(short, "{outcome:?}");
+            }
+        }
+    }
+}
+
+/// Mutation that makes it fail: `Queue` tells `joins` of the operations in both directions.
+#[test]
+fn writes_under_way_do_not_make_requests_of_reads_longer() {
+    const WRITES: u32 = 1024;
+    const READS: u32 = 128;
+    let medium = ring_medium();
+    let mut config = config(WRITES + READS);
+    config.straight_bytes = 0;
+    let engine = open_ring(config, &medium);
+    let read_slots: Vec<_> = (WRITES..WRITES + READS).map(|slot| (slot, u64::from(slot))).collect();
+    assert!(all_good(&write(&engine, &read_slots)));
+    let before = engine.stats().requests;
+    let (done, outcomes) = mpsc::channel();
+    let batch = || {
+        let done = done.clone();
+        IoBatch::new(move |outcomes| done.send(outcomes).unwrap())
+    };
+    medium.hold();
+    let buffer = Arc::new(OwnedBuffer::from_slice(&pattern(0, BLOCK)));
+    let mut writes = batch();
+    for slot in 0..WRITES {
+        writes.write_buffer(BlockId(slot), identity(0), &buffer);
+    }
+    engine.submit(writes).unwrap();
+    assert!(medium.wait_for_held(1, PATIENCE));
+    let targets: Vec<_> = read_slots.iter().map(|_| ReadTarget::new(BLOCK)).collect();
+    let mut reads = batch();
+    for (&(slot, number), target) in read_slots.iter().zip(&targets) {
+        assert!(reads.read_target(BlockId(slot), identity(number), target));
+    }
+    engine.submit(reads).unwrap();
+    medium.let_go();
+    for _ in 0..2 {
+        assert!(all_good(&outcomes.recv_timeout(PATIENCE).unwrap()));
+    }
+    // Of 1 MiB, an eighth of what is under way, and of 512 KiB: so little is under way that none is longer.
+    assert_eq!(engine.stats().requests - before, 8 + 2);
 }

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 /// A batch whose operations are under way.
 struct Running {
+    ops: Box<[Op]>,
     state: Mutex<RunningState>,
     cancelled: Arc<AtomicBool>,
     deadline: Option<Instant>,
@@ -28,14 +29,17 @@ struct RunningState {
 }
 
 impl Running {
-    /// Records an outcome; the last one drops the guards and calls the completion.
-    fn complete(&self, index: usize, outcome: OpOutcome) {
+    /// Records an outcome. After the last one there is something to tell.
+    fn complete(self: &Arc<Self>, index: usize, outcome: OpOutcome) -> Option<News> {
         let mut state = self.state.lock();
         state.outcomes[index] = Some(outcome);
         state.left -= 1;
-        if state.left > 0 {
-            return;
-        }
+        (state.left == 0).then(|| News(Arc::clone(self)))
+    }
+
+    /// Drops the guards and calls the completion.
+    fn tell(&self) {
+        let mut state = self.state.lock();
         let outcomes = std::mem::take(&mut state.outcomes);
         let guards = std::mem::take(&mut state.guards);
         let completion = state.completion.take();
@@ -57,23 +61,32 @@ impl Running {
     }
 }
 
-/// One operation. The batch that it belongs to is submitted and not completed while the job lives, so the contract of
-/// [`Fragments::from_raw`](crate::Fragments::from_raw) holds for its fragments.
+/// A batch that is over and whose caller does not know it yet: told when this is dropped.
+#[must_use = "a caller waits for it"]
+pub(super) struct News(Arc<Running>);
+
+impl Drop for News {
+    fn drop(&mut self) {
+        self.0.tell();
+    }
+}
+
+/// One operation of a batch, small, because it goes from list to list. The batch that it belongs to is submitted and not completed while
+/// the job lives, so the contract of [`Fragments::from_raw`](crate::Fragments::from_raw) holds for its fragments.
 pub(super) struct Job {
     batch: Arc<Running>,
     index: usize,
-    op: Op,
     finished: bool,
 }
 
 impl Job {
     pub(super) fn op(&self) -> &Op {
-        &self.op
+        &self.batch.ops[self.index]
     }
 
     /// Why the operation must not start.
     pub(super) fn refusal(&self) -> Option<OpError> {
-        let slot = self.op.slot;
+        let slot = self.op().slot;
         if self.batch.cancelled.load(Ordering::Acquire) {
             return Some(OpError::Cancelled { slot });
         }
@@ -83,38 +96,39 @@ impl Job {
     /// What to say when the medium's code panicked.
     pub(super) fn panicked(&self) -> OpError {
         OpError::Io {
-            op: ops::name(self.op.kind),
-            slot: self.op.slot,
+            op: ops::name(self.op().kind),
+            slot: self.op().slot,
             at: 0,
             kind: io::ErrorKind::Other,
             message: "the medium panicked".to_owned(),
         }
     }
 
-    pub(super) fn finish(mut self, outcome: OpOutcome) {
-        self.end(outcome);
+    pub(super) fn finish(mut self, outcome: OpOutcome) -> Option<News> {
+        self.end(outcome)
     }
 
-    fn end(&mut self, outcome: OpOutcome) {
+    fn end(&mut self, outcome: OpOutcome) -> Option<News> {
         self.finished = true;
-        ops::count(&self.batch.shared, self.op.kind, &outcome);
-        self.batch.complete(self.index, outcome);
+        ops::count(&self.batch.shared, self.op().kind, &outcome);
+        self.batch.complete(self.index, outcome)
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
         if !self.finished {
-            self.end(Err(OpError::ShuttingDown { slot: self.op.slot }));
+            drop(self.end(Err(OpError::ShuttingDown { slot: self.op().slot })));
         }
     }
 }
 
-/// The jobs of a batch that was admitted.
+/// The jobs of a batch that was admitted, in the order of their slots: neighbours may go together.
 pub(super) fn jobs_of(batch: IoBatch, shared: &Arc<Shared>) -> (BatchHandle, Vec<Job>) {
     let count = batch.ops.len();
     let cancelled = Arc::new(AtomicBool::new(false));
     let running = Arc::new(Running {
+        ops: batch.ops.into(),
         state: Mutex::new(RunningState {
             outcomes: vec![None; count],
             left: count,
@@ -125,6 +139,8 @@ pub(super) fn jobs_of(batch: IoBatch, shared: &Arc<Shared>) -> (BatchHandle, Vec
         deadline: batch.deadline,
         shared: Arc::clone(shared),
     });
-    let job = |(index, op)| Job { batch: Arc::clone(&running), index, op, finished: false };
-    (BatchHandle(cancelled), batch.ops.into_iter().enumerate().map(job).collect())
+    let job = |index| Job { batch: Arc::clone(&running), index, finished: false };
+    let mut jobs: Vec<Job> = (0..count).map(job).collect();
+    jobs.sort_unstable_by_key(|job| job.op().slot);
+    (BatchHandle(cancelled), jobs)
 }

@@ -1,7 +1,7 @@
 //! A pool of threads with preadv / pwritev: works everywhere.
 
 use super::job::Job;
-use super::queue::Queue;
+use super::queue::{Ended, Queue};
 use super::spawn;
 use crate::OpOutcome;
 use crate::ops::{self, Begun};
@@ -27,8 +27,8 @@ fn work(queue: &Queue, shared: &Shared) {
             Some(error) => Err(error),
             None => run(&job, shared, &mut bounce),
         };
-        queue.done(1);
-        job.finish(outcome);
+        queue.done(Ended::default().and(job.op().kind));
+        drop(job.finish(outcome));
     }
 }
 
@@ -45,7 +45,8 @@ fn run(job: &Job, shared: &Shared, bounce: &mut Bounce) -> OpOutcome {
     });
     if let Ok(result) = catch_unwind(transfer) {
         // SAFETY: as above; the transfer is over.
-        unsafe { ops::end(op, begun, result, shared) }
+        let over = unsafe { ops::over(op, begun, result, shared) };
+        ops::end(op, over, shared)
     } else {
         ops::abandon(op, shared);
         Err(job.panicked())

@@ -2,7 +2,7 @@
 
 use super::job::Job;
 use super::ring::Bell;
-use crate::batch::OpKind;
+use crate::batch::{OpKind, Source};
 use crate::{IoMemory, SubmitError};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -12,10 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Reads go first, because a request waits for them; but every so many a write does, so that none starves.
 const READS_PER_WRITE: u32 = 8;
 
+/// Operations in one direction.
+#[derive(Default)]
+struct Side {
+    waiting: VecDeque<Job>,
+    /// That wait or run.
+    busy: usize,
+}
+
 #[derive(Default)]
 struct Jobs {
-    reads: VecDeque<Job>,
-    writes: VecDeque<Job>,
+    reads: Side,
+    writes: Side,
     /// Admitted and not finished.
     outstanding: usize,
     reads_in_a_row: u32,
@@ -28,25 +36,55 @@ struct Jobs {
 
 impl Jobs {
     fn next(&mut self) -> Option<Job> {
-        let write_is_due = self.reads.is_empty() || self.reads_in_a_row >= READS_PER_WRITE;
-        if write_is_due && let Some(job) = self.writes.pop_front() {
+        let write_is_due = self.reads.waiting.is_empty() || self.reads_in_a_row >= READS_PER_WRITE;
+        if write_is_due && let Some(job) = self.writes.waiting.pop_front() {
             self.reads_in_a_row = 0;
             return Some(job);
         }
-        let job = self.reads.pop_front()?;
+        let job = self.reads.waiting.pop_front()?;
         self.reads_in_a_row = self.reads_in_a_row.saturating_add(1);
         Some(job)
     }
 
+    /// The next operation, with those behind it that `joins` says go well with it.
+    fn next_group(&mut self, joins: &impl Fn(&[Job], &Job, usize) -> bool) -> Option<Vec<Job>> {
+        let mut group = vec![self.next()?];
+        let side = self.side(group[0].op().kind);
+        while side.waiting.front().is_some_and(|next| joins(&group, next, side.busy)) {
+            group.extend(side.waiting.pop_front());
+        }
+        Some(group)
+    }
+
+    fn side(&mut self, kind: OpKind) -> &mut Side {
+        if kind == OpKind::Read { &mut self.reads } else { &mut self.writes }
+    }
+
     fn is_empty(&self) -> bool {
-        self.reads.is_empty() && self.writes.is_empty() && self.memory.is_empty()
+        self.reads.waiting.is_empty() && self.writes.waiting.is_empty() && self.memory.is_empty()
+    }
+}
+
+/// How many operations are over.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ended {
+    reads: usize,
+    writes: usize,
+}
+
+impl Ended {
+    /// One more.
+    pub(super) fn and(self, kind: OpKind) -> Self {
+        let read = usize::from(kind == OpKind::Read);
+        Self { reads: self.reads + read, writes: self.writes + 1 - read }
     }
 }
 
 /// What a ring takes at a time.
 #[derive(Default)]
 pub(super) struct Taken {
-    pub(super) jobs: Vec<Job>,
+    /// In groups.
+    pub(super) jobs: Vec<Vec<Job>>,
     pub(super) memory: Vec<IoMemory>,
     pub(super) closed: bool,
 }
@@ -99,8 +137,9 @@ impl Queue {
             return drop(new);
         }
         for job in new {
-            let side = if job.op().kind == OpKind::Read { &mut jobs.reads } else { &mut jobs.writes };
-            side.push_back(job);
+            let side = jobs.side(job.op().kind);
+            side.busy += 1;
+            side.waiting.push_back(job);
         }
         drop(jobs);
         self.wake(count);
@@ -123,23 +162,29 @@ impl Queue {
         self.jobs.lock().outstanding
     }
 
-    /// So many operations are over. To be said before their outcomes are told: who hears of one may submit another.
-    pub(super) fn done(&self, count: usize) {
-        self.jobs.lock().outstanding -= count;
+    /// So many operations are over. To be said before their outcomes are told: who hears of that may submit others.
+    pub(super) fn done(&self, ended: Ended) {
+        let mut jobs = self.jobs.lock();
+        jobs.outstanding -= ended.reads + ended.writes;
+        jobs.reads.busy -= ended.reads;
+        jobs.writes.busy -= ended.writes;
     }
 
     /// Takes nothing more and fails what has not started.
     pub(super) fn close(&self) {
         let mut jobs = self.jobs.lock();
         jobs.closed = true;
-        let reads = std::mem::take(&mut jobs.reads);
-        let writes = std::mem::take(&mut jobs.writes);
+        let unstarted = [OpKind::Read, OpKind::Write(Source::Unknown)].map(|kind| {
+            let side = jobs.side(kind);
+            side.busy -= side.waiting.len();
+            std::mem::take(&mut side.waiting)
+        });
         jobs.memory.clear();
-        jobs.outstanding -= reads.len() + writes.len();
+        jobs.outstanding -= unstarted.iter().map(VecDeque::len).sum::<usize>();
         drop(jobs);
         self.more.notify_all();
         self.wake(1);
-        drop((reads, writes));
+        drop(unstarted);
     }
 }
 
@@ -168,14 +213,15 @@ impl Queue {
         let _already = self.bell.set(bell);
     }
 
-    /// Takes up to `room` operations.
-    pub(super) fn take(&self, room: usize) -> Taken {
+    /// Takes up to `room` groups of operations of one kind. An operation joins the group before it as `joins` decides, which is
+    /// told how many of that kind wait or run.
+    pub(super) fn take(&self, room: usize, joins: impl Fn(&[Job], &Job, usize) -> bool) -> Taken {
         let mut jobs = self.jobs.lock();
         let mut taken = Taken { closed: jobs.closed, ..Taken::default() };
         while taken.jobs.len() < room
-            && let Some(job) = jobs.next()
+            && let Some(group) = jobs.next_group(&joins)
         {
-            taken.jobs.push(job);
+            taken.jobs.push(group);
         }
         taken.memory = std::mem::take(&mut jobs.memory);
         taken

@@ -41,7 +41,7 @@ impl Header {
         put(&mut bytes, 56, &self.slot_stride.to_le_bytes());
         put(&mut bytes, 64, &(self.geometry.len() as u32).to_le_bytes());
         put(&mut bytes, GEOMETRY_AT, &self.geometry);
-        let crc = crc64(&[&bytes[..HEADER_CRC_AT]]);
+        let crc = crc64(&bytes[..HEADER_CRC_AT]);
         put(&mut bytes, HEADER_CRC_AT, &crc.to_le_bytes());
         bytes
     }
@@ -60,7 +60,7 @@ impl Header {
             return Err(FormatError::Version { found, supported: VERSION });
         }
         let bytes = bytes.get(..HEADER_BYTES).ok_or(truncated)?;
-        if crc64(&[&bytes[..HEADER_CRC_AT]]) != u64_at(bytes, HEADER_CRC_AT) {
+        if crc64(&bytes[..HEADER_CRC_AT]) != u64_at(bytes, HEADER_CRC_AT) {
             return Err(FormatError::HeaderChecksum);
         }
         expect("header_bytes", u32_at(bytes, 12), HEADER_BYTES as u32)?;
@@ -182,7 +182,7 @@ fn record_crc(journal_id: u64, bytes: &[u8; RECORD_BYTES]) -> u64 {
     let mut covered = [0; 8 + RECORD_CRC_AT];
     put(&mut covered, 0, &journal_id.to_le_bytes());
     put(&mut covered, 8, &bytes[..RECORD_CRC_AT]);
-    crc64(&[&covered])
+    crc64(&covered)
 }
 
 fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
@@ -292,7 +292,7 @@ mod tests {
     fn a_geometry_length_beyond_the_header_is_refused() {
         let mut bytes = header().encode();
         put(&mut bytes, 64, &u32::MAX.to_le_bytes());
-        let crc = crc64(&[&bytes[..HEADER_CRC_AT]]);
+        let crc = crc64(&bytes[..HEADER_CRC_AT]);
         put(&mut bytes, HEADER_CRC_AT, &crc.to_le_bytes());
         let refused = FormatError::Field { field: "geometry_bytes", value: u32::MAX.into() };
         assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused));

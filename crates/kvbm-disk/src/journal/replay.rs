@@ -95,7 +95,7 @@ fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table) {
         && !(1..=replayed.header.block_bytes).contains(&bytes)
     {
         replayed.dropped.invalid_records += 1;
-    } else if record.slot.0 < table.num_slots() {
+    } else if record.slot.0 < table.most_slots() {
         table.recover(&record);
     } else {
         replayed.dropped.beyond_capacity += u64::from(is_block);

@@ -24,31 +24,27 @@ pub(crate) struct Journal {
     file: Arc<dyn BlockFile>,
     header: Header,
     records: u64,
-    /// The file's tail is unknown since a failed append or sync: nothing is appended until it is replaced.
+    /// What the file's end or the directory says is unknown, since a sync or a rename failed: nothing is appended until the
+    /// journal is replaced.
     broken: bool,
+    /// A snapshot failed: the next is tried when there are more records than so many.
+    postponed_to: u64,
     slack_records: u64,
     compactions: u64,
+    failed_snapshots: u64,
 }
 
 impl Journal {
     /// Creates a journal that says what `table` says.
     pub(crate) fn create(
         medium: Arc<dyn Medium>,
-        header: Header,
+        header: &Header,
         slack_records: u64,
         table: &Mutex<Table>,
     ) -> io::Result<Self> {
-        let mut journal_header = header;
-        let (file, records) = write_snapshot(&*medium, &mut journal_header, table, &[])?;
-        Ok(Self {
-            medium,
-            file,
-            header: journal_header,
-            records,
-            broken: false,
-            slack_records,
-            compactions: 0,
-        })
+        let Snapshot { file, header, records } = write_snapshot(&*medium, header, table, &[])?;
+        put_in_place(&*medium)?;
+        Ok(Self::resume(medium, file, header, records, slack_records))
     }
 
     /// Goes on with a journal that was replayed, of `records` records.
@@ -59,27 +55,47 @@ impl Journal {
         records: u64,
         slack_records: u64,
     ) -> Self {
-        Self { medium, file, header, records, broken: false, slack_records, compactions: 0 }
+        Self {
+            medium,
+            file,
+            header,
+            records,
+            broken: false,
+            postponed_to: 0,
+            slack_records,
+            compactions: 0,
+            failed_snapshots: 0,
+        }
     }
 
     pub(crate) fn records(&self) -> u64 {
         self.records
     }
 
-    pub(crate) fn compactions(&self) -> u64 {
-        self.compactions
+    /// How many took the journal's place, and how many could not.
+    pub(crate) fn snapshots(&self) -> (u64, u64) {
+        (self.compactions, self.failed_snapshots)
     }
 
     /// Makes `records` lasting. After an error none of them may count as lasting.
     pub(crate) fn persist(&mut self, table: &Mutex<Table>, records: &[Record]) -> io::Result<()> {
         let (present, _, quarantined) = table.lock().counts();
-        let bound = 2 * (present + quarantined) + self.slack_records;
-        let replace = self.broken || self.records + records.len() as u64 > bound;
-        // Until it is known that all went well: the medium may panic.
-        self.broken = true;
-        if replace { self.replace(table, records) } else { self.append(records) }?;
-        self.broken = false;
-        Ok(())
+        let slack = slack_records(present + quarantined, self.slack_records);
+        let needed = self.records + records.len() as u64;
+        if self.broken || needed > self.postponed_to.max(present + quarantined + slack) {
+            // Counted as failed until it succeeds: the medium may panic.
+            self.failed_snapshots += 1;
+            match self.replace(table, records) {
+                Err(error) if self.broken => return Err(error),
+                // On a full disk: there may be space for a few records where there is none for all of them.
+                Err(_) => self.postponed_to = needed + slack,
+                Ok(()) => {
+                    self.failed_snapshots -= 1;
+                    return Ok(());
+                }
+            }
+        }
+        self.append(records)
     }
 
     /// Says that the directory is left in order. The next record that is appended takes the mark's place.
@@ -100,34 +116,85 @@ impl Journal {
         for record in records {
             bytes.extend_from_slice(&record.encode(self.header.journal_id));
         }
-        full::write_all(&*self.file, self.end(), &bytes)?;
+        // Until it is known that all went well: the medium may panic.
+        self.broken = true;
+        if let Err(error) = full::write_all(&*self.file, self.end(), &bytes) {
+            // With the end of the file goes what was written of it; the next records stand there.
+            self.broken = self.file.set_len(self.end()).is_err();
+            return Err(error);
+        }
         self.file.sync_data()?;
+        self.broken = false;
         self.records += records.len() as u64;
         Ok(())
     }
 
+    /// Until the snapshot is complete, an error leaves the journal as it was.
     fn replace(&mut self, table: &Mutex<Table>, records: &[Record]) -> io::Result<()> {
-        (self.file, self.records) = write_snapshot(&*self.medium, &mut self.header, table, records)?;
+        let snapshot = write_snapshot(&*self.medium, &self.header, table, records)?;
+        // After an error, which of the two files is the journal is not known; and the medium may panic.
+        self.broken = true;
+        put_in_place(&*self.medium)?;
+        (self.file, self.header, self.records) = (snapshot.file, snapshot.header, snapshot.records);
+        (self.broken, self.postponed_to) = (false, 0);
         self.compactions += 1;
         Ok(())
     }
 }
 
-/// Writes what is durable, and `records`, to a new file, and puts it in the journal's place. The old journal stays
-/// until the new one is complete and synced.
+/// Records that a journal of `occupied` slots may have beside one for each. Few enough that an entry of a large cache takes
+/// less than 100 bytes on the disk and that opening reads little in vain; a snapshot then writes each entry about six times
+/// before all of them were replaced, which is still less than a hundredth of the blocks' own bytes.
+fn slack_records(occupied: u64, least: u64) -> u64 {
+    least.max(occupied / 5)
+}
+
+/// A journal that is complete and synced, under its temporary name.
+struct Snapshot {
+    file: Arc<dyn BlockFile>,
+    header: Header,
+    records: u64,
+}
+
+/// Writes what is durable, and `records`, to a new file. What could not be completed is removed: on a full disk it would
+/// keep it full.
 fn write_snapshot(
     medium: &dyn Medium,
-    header: &mut Header,
+    header: &Header,
     table: &Mutex<Table>,
     records: &[Record],
-) -> io::Result<(Arc<dyn BlockFile>, u64)> {
+) -> io::Result<Snapshot> {
+    let written = write_new_file(medium, header, table, records);
+    if written.is_err() {
+        // The first error is the one to tell.
+        let _ = medium.remove(JOURNAL_TEMP_FILE);
+    }
+    written
+}
+
+/// The old journal stays until here. Whatever fails, the temporary name is free again.
+fn put_in_place(medium: &dyn Medium) -> io::Result<()> {
+    if let Err(error) = medium.rename(JOURNAL_TEMP_FILE, JOURNAL_FILE) {
+        let _ = medium.remove(JOURNAL_TEMP_FILE);
+        return Err(error);
+    }
+    medium.sync_dir()
+}
+
+fn write_new_file(
+    medium: &dyn Medium,
+    header: &Header,
+    table: &Mutex<Table>,
+    records: &[Record],
+) -> io::Result<Snapshot> {
     let file = medium.open(JOURNAL_TEMP_FILE, OpenFile { create: true, truncate: true, direct: false })?;
-    header.journal_id = RandomState::new().hash_one(std::process::id());
+    let journal_id = RandomState::new().hash_one(std::process::id());
+    let header = Header { journal_id, ..header.clone() };
     full::write_all(&*file, 0, &header.encode())?;
     let mut written = 0;
     let mut write = |records: &[Record]| {
         let lasting = records.iter().filter(|record| record.state != RecordState::Free);
-        let bytes: Vec<u8> = lasting.flat_map(|record| record.encode(header.journal_id)).collect();
+        let bytes: Vec<u8> = lasting.flat_map(|record| record.encode(journal_id)).collect();
         let at = HEADER_BYTES as u64 + written * RECORD_BYTES as u64;
         written += (bytes.len() / RECORD_BYTES) as u64;
         full::write_all(&*file, at, &bytes)
@@ -141,7 +208,5 @@ fn write_snapshot(
     }
     write(records)?;
     file.sync_data()?;
-    medium.rename(JOURNAL_TEMP_FILE, JOURNAL_FILE)?;
-    medium.sync_dir()?;
-    Ok((file, written))
+    Ok(Snapshot { file, header, records: written })
 }

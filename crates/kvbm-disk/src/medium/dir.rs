@@ -11,17 +11,35 @@ use std::sync::Arc;
 
 const LOCK_FILE: &str = "LOCK";
 
-/// A directory held under an exclusive lock, which ends with this value or with the process.
+/// Directories held under exclusive locks, which end with this value or with the process. A name with a number and a slash before it
+/// is a file of that directory, counted from 0; one without is a file of the first.
 #[derive(Debug)]
 pub struct DirMedium {
-    dir: PathBuf,
-    /// Holds the lock while open.
-    _lock: File,
+    dirs: Vec<PathBuf>,
+    /// Hold the locks while open.
+    _locks: Vec<File>,
 }
 
 impl DirMedium {
     /// Creates the directory if absent and locks it. [`OpenError::Busy`] names the owner if somebody else has it.
     pub fn lock(dir: &Path) -> Result<Self, OpenError> {
+        Self::lock_all(&[dir.to_owned()])
+    }
+
+    /// The same with several directories, of which each is locked.
+    pub fn lock_all(dirs: &[PathBuf]) -> Result<Self, OpenError> {
+        let locks = dirs.iter().map(|dir| Self::lock_one(dir)).collect::<Result<_, _>>()?;
+        Ok(Self { dirs: dirs.to_vec(), _locks: locks })
+    }
+
+    fn path(&self, name: &str) -> io::Result<PathBuf> {
+        let (member, name) = name.split_once('/').unwrap_or(("0", name));
+        let dir = member.parse().ok().and_then(|member: usize| self.dirs.get(member));
+        let none = || io::Error::new(io::ErrorKind::NotFound, format!("no directory {member}"));
+        dir.map(|dir| dir.join(name)).ok_or_else(none)
+    }
+
+    fn lock_one(dir: &Path) -> Result<File, OpenError> {
         let io = |doing: &str, source| OpenError::Io { doing: format!("{doing} {}", dir.display()), source };
         std::fs::create_dir_all(dir).map_err(|error| io("create directory", error))?;
         let mut lock = OpenOptions::new()
@@ -43,7 +61,7 @@ impl DirMedium {
         lock.set_len(0)
             .and_then(|()| writeln!(lock, "process {}", std::process::id()))
             .map_err(|error| io("write the lock file in", error))?;
-        Ok(Self { dir: dir.to_owned(), _lock: lock })
+        Ok(lock)
     }
 
     /// Who holds the lock of `dir`, if somebody does.
@@ -71,7 +89,8 @@ pub(crate) fn open_read_only(path: &Path) -> io::Result<Arc<dyn BlockFile>> {
 
 impl Medium for DirMedium {
     fn location(&self) -> String {
-        self.dir.display().to_string()
+        let names: Vec<_> = self.dirs.iter().map(|dir| dir.display().to_string()).collect();
+        names.join(", ")
     }
 
     fn open(&self, name: &str, how: OpenFile) -> io::Result<Arc<dyn BlockFile>> {
@@ -81,20 +100,20 @@ impl Medium for DirMedium {
             .create(how.create)
             .truncate(how.truncate)
             .custom_flags(if how.direct { libc::O_DIRECT } else { 0 })
-            .open(self.dir.join(name))?;
+            .open(self.path(name)?)?;
         Ok(Arc::new(RealFile(file)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        std::fs::rename(self.dir.join(from), self.dir.join(to))
+        std::fs::rename(self.path(from)?, self.path(to)?)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        std::fs::remove_file(self.dir.join(name))
+        std::fs::remove_file(self.path(name)?)
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        File::open(&self.dir)?.sync_all()
+        self.dirs.iter().try_for_each(|dir| File::open(dir)?.sync_all())
     }
 }
 

@@ -26,7 +26,7 @@ pub struct OpenFile {
     pub direct: bool,
 }
 
-/// A directory that belongs to one engine. Dropping it gives the directory free.
+/// A directory, or several, that belong to one engine. Dropping it gives them free.
 pub trait Medium: Debug + Send + Sync {
     /// For messages: the directory.
     fn location(&self) -> String;

@@ -1,18 +1,31 @@
 //! What the ring's thread does: keeps the device busy, and verifies what came from it meanwhile.
+//!
+//! Blocks that lie side by side go in one request: a request costs the device and the kernel as much as some ten thousand
+//! bytes do. Each keeps its own fate: where a request fails in the middle, the blocks behind are tried again, each alone.
 
 use super::port::{Completed, Port, Ticket};
 use super::transfer::{Step, Transfer};
-use crate::executor::job::Job;
-use crate::executor::queue::Queue;
+use crate::batch::OpKind;
+use crate::buffer::{Arena, Staging};
+use crate::executor::job::{Job, News};
+use crate::executor::queue::{Ended, Queue};
 use crate::medium::full::Stopped;
-use crate::ops::{self, Begun};
+use crate::ops::{self, Begun, Over};
 use crate::shared::Shared;
-use crate::slots::Moved;
+use crate::slots::{Moved, SlotFile};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes between two looks at the device: checksums of so many take a fraction of what the device needs for as many.
-const STRIDE_BYTES: u64 = 256 << 10;
+/// Bytes between two looks at the device: to copy or to sum so many takes a fraction of what the device needs for as many.
+const STRIDE_BYTES: u64 = 1 << 20;
+/// Bytes of operations that end before callers are told of batches that are over, unless there is nothing else to do: to
+/// wake a caller costs as much as to sum some hundred thousand bytes.
+const NEWS_BYTES: u64 = 16 << 20;
+/// Bytes that blocks in one request have together, at most: so many where few are under way, so that a short queue keeps the
+/// device busy and comes back in parts, and more, which costs less CPU, where there is enough for so many requests.
+const GROUP_BYTES: u64 = 512 << 10;
+const LONG_GROUP_BYTES: u64 = 4 << 20;
+const GROUPS: u64 = 8;
 
 /// An operation whose slot is taken.
 struct Flight {
@@ -20,11 +33,15 @@ struct Flight {
     begun: Begun,
 }
 
-/// Room for one operation at the device.
+/// Blocks side by side in the file, in the same direction, all through the arena or none.
+type Group = Vec<Flight>;
+
+/// Room for one group at the device.
 #[derive(Default)]
 struct Seat {
-    flight: Option<Flight>,
+    group: Group,
     transfer: Transfer,
+    bounced: bool,
 }
 
 pub(super) struct Driver<P: Port> {
@@ -32,23 +49,39 @@ pub(super) struct Driver<P: Port> {
     port: P,
     seats: Vec<Seat>,
     free: Vec<Ticket>,
+    /// Made when first needed.
+    arena: Option<Arena>,
+    /// Groups that wait for a seat.
+    standing: VecDeque<Group>,
     /// Transfers that are over and wait for their checksums.
     over: VecDeque<(Flight, Result<Moved, Stopped>)>,
-    /// Bytes started since the device was last told.
-    unsubmitted: u64,
+    /// Transfers that have their checksums: a buffer of [`Driver::end_some`].
+    summed: Vec<(Job, Over)>,
+    /// Batches that are over and whose callers do not know it, and bytes of what ended since callers were told.
+    news: Vec<News>,
+    news_bytes: u64,
+    /// Bytes copied or summed since the device was last told of requests, and whether there are any.
+    worked: u64,
+    unsubmitted: bool,
     queue: Arc<Queue>,
     shared: Arc<Shared>,
 }
 
 impl<P: Port> Driver<P> {
     pub(super) fn new(port: P, queue: Arc<Queue>, shared: Arc<Shared>) -> Self {
-        let depth = shared.config.depth;
+        let depth = shared.config.ring_depth();
         Self {
             port,
             seats: (0..depth).map(|_| Seat::default()).collect(),
             free: (0..depth as Ticket).rev().collect(),
+            arena: None,
+            standing: VecDeque::new(),
             over: VecDeque::with_capacity(depth),
-            unsubmitted: 0,
+            summed: Vec::new(),
+            news: Vec::new(),
+            news_bytes: 0,
+            worked: 0,
+            unsubmitted: false,
             queue,
             shared,
         }
@@ -58,22 +91,31 @@ impl<P: Port> Driver<P> {
     pub(super) fn run(mut self) {
         let mut completed: Vec<Completed> = Vec::with_capacity(self.seats.len());
         loop {
-            let room = self.free.len().min(self.seats.len() - self.over.len());
-            let taken = self.queue.take(room);
+            while let Some(ticket) = self.free.pop() {
+                let Some(group) = self.standing.pop_front() else {
+                    self.free.push(ticket);
+                    break;
+                };
+                self.start(ticket, group);
+            }
+            let slots = &self.shared.slots;
+            let taken = self.queue.take(self.free.len(), |group, next, busy| joins(slots, group, next, busy));
             for memory in taken.memory {
                 let (bytes, refused) = self.port.register(memory);
                 self.queue.note_registered(bytes, refused);
             }
-            for job in taken.jobs {
-                self.begin(job);
+            for jobs in taken.jobs {
+                self.begin(jobs);
             }
             self.submit();
             if !self.over.is_empty() {
                 self.end_some();
                 self.port.poll(&mut completed);
-            } else if self.free.len() == self.seats.len() && taken.closed {
+            } else if self.tell_all() {
+                // They may have more to do.
+            } else if self.free.len() == self.seats.len() && self.standing.is_empty() && taken.closed {
                 return;
-            } else if self.free.is_empty() || self.queue.sleep() {
+            } else if self.free.is_empty() || self.standing.is_empty() && self.queue.sleep() {
                 self.port.wait(&mut completed);
                 self.queue.awake();
             }
@@ -84,78 +126,189 @@ impl<P: Port> Driver<P> {
     }
 
     fn submit(&mut self) {
-        if self.unsubmitted > 0 {
-            self.unsubmitted = 0;
+        self.worked = 0;
+        if std::mem::take(&mut self.unsubmitted) {
             self.port.submit();
         }
     }
 
-    /// Puts an operation on a free seat.
-    fn begin(&mut self, job: Job) {
-        // There is one: no more are taken than there are seats.
-        let Some(ticket) = self.free.pop() else { return drop(job) };
-        let begun = match job.refusal() {
-            Some(error) => Err(error),
-            // SAFETY: the job lives, so the contract of its fragments holds.
-            None => unsafe { ops::begin(job.op(), &self.shared) },
-        };
-        let begun = match begun {
-            Ok(begun) => begun,
-            Err(error) => {
-                self.free.push(ticket);
-                self.queue.done(1);
-                return job.finish(Err(error));
+    /// Takes the slots of a group, and a seat for those that got theirs. Blocks that no longer adjoin make groups of their own.
+    fn begin(&mut self, jobs: Vec<Job>) {
+        let mut group = Group::with_capacity(jobs.len());
+        for job in jobs {
+            let begun = match job.refusal() {
+                Some(error) => Err(error),
+                // SAFETY: the job lives, so the contract of its fragments holds.
+                None => unsafe { ops::begin(job.op(), &self.shared) },
+            };
+            match begun {
+                Ok(begun) => {
+                    self.worked += if job.op().kind.sums() { job.op().fragments.bytes() } else { 0 };
+                    let last = group.last().map(|flight: &Flight| flight.job.op().slot);
+                    if last.is_some_and(|last| !self.shared.slots.adjoin(last, job.op().slot)) {
+                        self.standing.push_back(std::mem::take(&mut group));
+                    }
+                    group.push(Flight { job, begun });
+                }
+                Err(error) => {
+                    self.queue.done(Ended::default().and(job.op().kind));
+                    self.news.extend(job.finish(Err(error)));
+                }
             }
-        };
+        }
+        self.standing.extend((!group.is_empty()).then_some(group));
+        // There is a seat for the first: no more groups are taken than there are seats.
+        if let Some(group) = self.standing.pop_front() {
+            match self.free.pop() {
+                Some(ticket) => self.start(ticket, group),
+                None => self.standing.push_front(group),
+            }
+        }
+    }
+
+    /// Puts a group on a free seat.
+    fn start(&mut self, ticket: Ticket, group: Group) {
+        let slots = &self.shared.slots;
+        let Some(Flight { job, begun }) = group.first() else { return self.free.push(ticket) };
+        let (write, place) = (matches!(begun, Begun::Write { .. }), slots.place(job.op().slot));
+        let bounced = slots.needs_bounce(&job.op().fragments);
+        let bytes: u64 = group.iter().map(|flight| flight.job.op().fragments.bytes()).sum();
+        let staged =
+            bounced.then(|| staging(&mut self.arena, &mut self.port, &self.queue, &self.shared, ticket));
         let seat = &mut self.seats[usize::from(ticket)];
-        let (op, write) = (job.op(), matches!(begun, Begun::Write { .. }));
-        // SAFETY: as above; the job lives on the seat until its transfer is over.
-        unsafe { seat.transfer.load(&self.shared.slots, op.slot, &op.fragments, write) };
-        seat.flight = Some(Flight { job, begun });
+        let blocks = group.iter().map(|flight| &flight.job.op().fragments);
+        let (how, port) = ((write, place, slots.alignment()), &self.port);
+        // SAFETY: the jobs live on the seat until the transfer is over, so the contract of their fragments holds; the part of the
+        // arena is this seat's.
+        unsafe { seat.transfer.load(blocks, how, staged, |run, next| port.joins(run, next)) };
+        (seat.group, seat.bounced) = (group, bounced);
+        self.worked += if bounced && write { bytes } else { 0 };
+        self.shared.count(|stats| stats.requests += 1);
         self.request(ticket);
     }
 
     /// Asks for what is left of a seat's transfer.
     fn request(&mut self, ticket: Ticket) {
         let transfer = &mut self.seats[usize::from(ticket)].transfer;
-        let (offset, rest) = transfer.rest();
+        let (place, rest) = transfer.rest();
         // SAFETY: the list lies in its own allocation, which nobody touches before the completion; its memory belongs to
-        // the job on this seat, begun for this direction, or is the seat's bounce buffer.
-        let asked = unsafe { self.port.start(ticket, transfer.is_write(), offset, rest) };
+        // the jobs on this seat, begun for this direction, or is the seat's part of the arena.
+        let asked = unsafe { self.port.start(ticket, transfer.is_write(), place, rest) };
         transfer.requested(asked);
-        self.unsubmitted += asked.max(1);
-        if self.unsubmitted >= STRIDE_BYTES {
+        self.unsubmitted = true;
+        if self.worked >= STRIDE_BYTES {
             self.submit();
         }
     }
 
     fn completed(&mut self, ticket: Ticket, result: std::io::Result<usize>) {
         let Some(seat) = self.seats.get_mut(usize::from(ticket)) else { return };
-        let Some(flight) = &seat.flight else { return };
-        let op = flight.job.op();
-        // SAFETY: the job lives, and these are the fragments that the transfer was loaded with.
-        let step = unsafe { seat.transfer.completed(result, &self.shared.slots, &op.fragments) };
-        match step {
+        if seat.group.is_empty() {
+            return;
+        }
+        match seat.transfer.completed(result) {
             Step::Again => self.request(ticket),
-            Step::Over(result) => {
-                let flight = seat.flight.take();
+            Step::Over(continued) => {
+                if seat.bounced && !seat.transfer.is_write() {
+                    let staged = self.arena.as_mut().map(|arena| arena.part(usize::from(ticket)));
+                    // SAFETY: the transfer is over, and these are the fragments that it was loaded with.
+                    unsafe { scatter(&seat.group, staged, self.shared.slots.alignment()) };
+                }
+                let mut moved = Moved { bounced: seat.bounced, continued };
+                for flight in seat.group.drain(..) {
+                    self.over.push_back((flight, Ok(moved)));
+                    moved.continued = 0;
+                }
                 self.free.push(ticket);
-                self.over.extend(flight.map(|flight| (flight, result)));
+            }
+            Step::Stopped(stopped) if seat.group.len() == 1 => {
+                self.over.extend(seat.group.pop().map(|flight| (flight, Err(stopped))));
+                self.free.push(ticket);
+            }
+            Step::Stopped(_) => {
+                // Whose fault it was shows when each is tried alone.
+                self.standing.extend(seat.group.drain(..).map(|flight| vec![flight]));
+                self.free.push(ticket);
             }
         }
     }
 
     /// Ends operations whose transfers are over, until the device may want attention.
     fn end_some(&mut self) {
+        let mut summed = std::mem::take(&mut self.summed);
         let mut bytes = 0;
+        // All sums first, and nothing between them: blocks that follow each other in memory are then read at full speed.
         while bytes < STRIDE_BYTES
             && let Some((Flight { job, begun }, result)) = self.over.pop_front()
         {
-            bytes += job.op().fragments.bytes();
+            bytes += if job.op().kind.sums() { job.op().fragments.bytes() } else { 0 };
             // SAFETY: the job lives, and its transfer is over.
-            let outcome = unsafe { ops::end(job.op(), begun, result, &self.shared) };
-            self.queue.done(1);
-            job.finish(outcome);
+            let over = unsafe { ops::over(job.op(), begun, result, &self.shared) };
+            summed.push((job, over));
         }
+        let mut ended = Ended::default();
+        for (job, end) in summed.drain(..) {
+            ended = ended.and(job.op().kind);
+            self.news_bytes += job.op().fragments.bytes();
+            let outcome = ops::end(job.op(), end, &self.shared);
+            self.news.extend(job.finish(outcome));
+        }
+        self.queue.done(ended);
+        self.summed = summed;
+        if self.news_bytes >= NEWS_BYTES {
+            self.tell_all();
+        }
+    }
+
+    /// Tells the callers whose batches are over. Whether there were any.
+    fn tell_all(&mut self) -> bool {
+        self.news_bytes = 0;
+        !std::mem::take(&mut self.news).is_empty()
+    }
+}
+
+/// Whether `next` may go in one request with `group`, behind its last. `busy` operations in the same direction wait or run.
+fn joins(slots: &SlotFile, group: &[Job], next: &Job, busy: usize) -> bool {
+    let Some(last) = group.last() else { return true };
+    let (last, next) = (last.op(), next.op());
+    let (bytes, bounced) = (last.fragments.bytes(), slots.needs_bounce(&last.fragments));
+    let share = busy as u64 * slots.stride / GROUPS;
+    let most = if bounced { GROUP_BYTES } else { share.clamp(GROUP_BYTES, LONG_GROUP_BYTES) };
+    bytes == slots.stride
+        && bytes * (group.len() as u64 + 1) <= most
+        && slots.adjoin(last.slot, next.slot)
+        && (last.kind == OpKind::Read) == (next.kind == OpKind::Read)
+        && next.fragments.bytes() <= slots.stride
+        && bounced == slots.needs_bounce(&next.fragments)
+}
+
+/// The part of the arena for a seat.
+fn staging<'a>(
+    arena: &'a mut Option<Arena>,
+    port: &mut impl Port,
+    queue: &Queue,
+    shared: &Shared,
+    ticket: Ticket,
+) -> Staging<'a> {
+    let make = || {
+        let bytes = shared.slots.stride.max(GROUP_BYTES) as usize;
+        let arena = Arena::new(shared.config.ring_depth(), bytes);
+        let (bytes, refused) = port.register(arena.io_memory());
+        queue.note_registered(bytes, refused);
+        arena
+    };
+    arena.get_or_insert_with(make).part(usize::from(ticket))
+}
+
+/// Safety: the contract of [`Fragments::from_raw`](crate::Fragments::from_raw) holds, for reads that are over.
+unsafe fn scatter(group: &[Flight], staged: Option<Staging<'_>>, alignment: u64) {
+    let Some(mut staged) = staged else { return };
+    let mut at = 0;
+    for flight in group {
+        let fragments = &flight.job.op().fragments;
+        let part = staged.part(at, fragments.bytes().next_multiple_of(alignment));
+        at += part.len() as u64;
+        // SAFETY: by the caller's contract.
+        unsafe { fragments.scatter(part) };
     }
 }

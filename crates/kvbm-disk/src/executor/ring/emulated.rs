@@ -1,7 +1,7 @@
 //! A port over a medium without descriptors: the driver's logic under every fault that the medium can simulate.
 
 use super::bell::Bell;
-use super::port::{Completed, Port, Ticket};
+use super::port::{Completed, Place, Port, Ticket};
 use crate::IoMemory;
 use crate::medium::{BlockFile, full::IOV_MAX};
 use libc::iovec;
@@ -12,13 +12,13 @@ use std::sync::Arc;
 struct Request {
     ticket: Ticket,
     write: bool,
-    offset: u64,
+    at: Place,
     runs: Vec<iovec>,
 }
 
 /// Does requests one by one, the latest first, when asked to wait.
 pub(super) struct EmulatedPort {
-    file: Arc<dyn BlockFile>,
+    files: Vec<Arc<dyn BlockFile>>,
     bell: Bell,
     waiting: Vec<Request>,
 }
@@ -27,11 +27,13 @@ pub(super) struct EmulatedPort {
 unsafe impl Send for EmulatedPort {}
 
 impl EmulatedPort {
-    pub(super) fn new(file: Arc<dyn BlockFile>, bell: Bell) -> Self {
-        Self { file, bell, waiting: Vec::new() }
+    pub(super) fn new(files: Vec<Arc<dyn BlockFile>>, bell: Bell) -> Self {
+        Self { files, bell, waiting: Vec::new() }
     }
 
     fn perform(&self, request: &Request) -> io::Result<usize> {
+        let (file, offset) = request.at;
+        let file = &self.files[file];
         let call = || {
             if request.write {
                 let slice = |run: &iovec| {
@@ -39,7 +41,7 @@ impl EmulatedPort {
                     IoSlice::new(unsafe { std::slice::from_raw_parts(run.iov_base.cast(), run.iov_len) })
                 };
                 let buffers: Vec<_> = request.runs.iter().map(slice).collect();
-                self.file.write_at(request.offset, &buffers)
+                file.write_at(offset, &buffers)
             } else {
                 let slice = |run: &iovec| {
                     // SAFETY: `Port::start` obliges its caller: ours alone until the completion.
@@ -47,7 +49,7 @@ impl EmulatedPort {
                     IoSliceMut::new(bytes)
                 };
                 let mut buffers: Vec<_> = request.runs.iter().map(slice).collect();
-                self.file.read_at(request.offset, &mut buffers)
+                file.read_at(offset, &mut buffers)
             }
         };
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the medium panicked")))
@@ -55,11 +57,16 @@ impl EmulatedPort {
 }
 
 impl Port for EmulatedPort {
-    unsafe fn start(&mut self, ticket: Ticket, write: bool, offset: u64, runs: &[iovec]) -> u64 {
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, at: Place, runs: &[iovec]) -> u64 {
         let runs = runs[..runs.len().min(IOV_MAX)].to_vec();
         let asked = runs.iter().map(|run| run.iov_len as u64).sum();
-        self.waiting.push(Request { ticket, write, offset, runs });
+        self.waiting.push(Request { ticket, write, at, runs });
         asked
+    }
+
+    /// The slices made of the runs must not reach over two allocations, and nobody says where one ends.
+    fn joins(&self, _run: &iovec, _next: &iovec) -> bool {
+        false
     }
 
     fn submit(&mut self) {}

@@ -1,7 +1,7 @@
-//! io_uring, with the slot file registered and memory registered as far as the kernel takes it.
+//! io_uring, with the slot files registered and memory registered as far as the kernel takes it.
 
 use super::bell::Bell;
-use super::port::{Completed, Port, Ticket};
+use super::port::{Completed, Place, Port, Ticket};
 use crate::medium::full::IOV_MAX;
 use crate::{IoMemory, OwnedBuffer};
 use io_uring::squeue::Entry;
@@ -22,8 +22,6 @@ const MAX_BUFFERS: u32 = 4096;
 const MAX_REQUEST: usize = 1 << 30;
 /// Marks the completion that says that the bell rang.
 const BELL: u64 = u64::MAX;
-/// The slot file among the registered files.
-const FILE: Fixed = Fixed(0);
 /// Between two attempts when the kernel is short of memory.
 const BREATH: Duration = Duration::from_millis(1);
 
@@ -52,8 +50,8 @@ pub(super) struct KernelPort {
 }
 
 impl KernelPort {
-    /// A ring for `depth` requests on the file `fd`, which stays open while the ring lives.
-    pub(super) fn new(fd: RawFd, depth: usize, bell: Bell) -> io::Result<Self> {
+    /// A ring for `depth` requests on the files `fds`, which stay open while the ring lives.
+    pub(super) fn new(fds: &[RawFd], depth: usize, bell: Bell) -> io::Result<Self> {
         let entries = (depth as u32 + 1).next_power_of_two();
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -63,7 +61,7 @@ impl KernelPort {
             // Linux before 6.1 knows none of these.
             .or_else(|_| IoUring::new(entries))
             .map_err(|error| explained("io_uring_setup", &error))?;
-        ring.submitter().register_files(&[fd]).map_err(|error| explained("register the file", &error))?;
+        ring.submitter().register_files(fds).map_err(|error| explained("register the files", &error))?;
         let mut known = Probe::new();
         let vectored_buffers = ring.submitter().register_probe(&mut known).is_ok()
             && known.is_supported(opcode::ReadvFixed::CODE)
@@ -82,13 +80,13 @@ impl KernelPort {
         })
     }
 
-    /// Reads a page through the ring: a kernel that sets rings up and then refuses requests is found out here.
-    pub(super) fn probe(&mut self) -> io::Result<()> {
+    /// Reads a page of a file through the ring: a kernel that sets rings up and then refuses requests is found out here.
+    pub(super) fn probe(&mut self, file: usize) -> io::Result<()> {
         let mut page = OwnedBuffer::new(4096);
         let memory = page.as_mut_slice();
         let run = iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
         // SAFETY: the page lives until this function returns, which is after the completion.
-        unsafe { self.start(0, false, 0, &[run]) };
+        unsafe { self.start(0, false, (file, 0), &[run]) };
         let mut completed = Vec::new();
         while completed.is_empty() {
             self.wait(&mut completed);
@@ -190,36 +188,42 @@ impl KernelPort {
 }
 
 impl Port for KernelPort {
-    unsafe fn start(&mut self, ticket: Ticket, write: bool, offset: u64, runs: &[iovec]) -> u64 {
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, (file, offset): Place, runs: &[iovec]) -> u64 {
+        let file = Fixed(file as u32);
         let (count, bytes, buffer) = self.portion(runs);
         let (list, len) = (runs.as_ptr(), count as u32);
         let entry = match (write, buffer, runs) {
             (false, None, [run, ..]) if count == 1 => {
-                opcode::Read::new(FILE, run.iov_base.cast(), bytes as u32).offset(offset).build()
+                opcode::Read::new(file, run.iov_base.cast(), bytes as u32).offset(offset).build()
             }
             (true, None, [run, ..]) if count == 1 => {
-                opcode::Write::new(FILE, run.iov_base.cast(), bytes as u32).offset(offset).build()
+                opcode::Write::new(file, run.iov_base.cast(), bytes as u32).offset(offset).build()
             }
             (false, Some(buffer), [run, ..]) if count == 1 => {
-                opcode::ReadFixed::new(FILE, run.iov_base.cast(), bytes as u32, buffer).offset(offset).build()
+                opcode::ReadFixed::new(file, run.iov_base.cast(), bytes as u32, buffer).offset(offset).build()
             }
             (true, Some(buffer), [run, ..]) if count == 1 => {
-                opcode::WriteFixed::new(FILE, run.iov_base.cast(), bytes as u32, buffer)
+                opcode::WriteFixed::new(file, run.iov_base.cast(), bytes as u32, buffer)
                     .offset(offset)
                     .build()
             }
-            (false, None, _) => opcode::Readv::new(FILE, list, len).offset(offset).build(),
-            (true, None, _) => opcode::Writev::new(FILE, list, len).offset(offset).build(),
+            (false, None, _) => opcode::Readv::new(file, list, len).offset(offset).build(),
+            (true, None, _) => opcode::Writev::new(file, list, len).offset(offset).build(),
             (false, Some(buffer), _) => {
-                opcode::ReadvFixed::new(FILE, list, len, buffer).offset(offset).build()
+                opcode::ReadvFixed::new(file, list, len, buffer).offset(offset).build()
             }
             (true, Some(buffer), _) => {
-                opcode::WritevFixed::new(FILE, list, len, buffer).offset(offset).build()
+                opcode::WritevFixed::new(file, list, len, buffer).offset(offset).build()
             }
         };
         // SAFETY: by the caller's contract.
         unsafe { self.push(&entry.user_data(ticket.into())) };
         bytes as u64
+    }
+
+    /// The kernel knows addresses, not allocations; but a run in two registered buffers would be in none.
+    fn joins(&self, run: &iovec, next: &iovec) -> bool {
+        self.buffer_of(run) == self.buffer_of(next)
     }
 
     fn submit(&mut self) {
@@ -298,7 +302,7 @@ mod tests {
     fn runs_of_several_buffers_go_in_one_request() {
         let file = tempfile::tempfile().unwrap();
         // No ring here: nothing to test.
-        let Ok(mut port) = KernelPort::new(file.as_raw_fd(), 4, Bell::new().unwrap()) else { return };
+        let Ok(mut port) = KernelPort::new(&[file.as_raw_fd()], 4, Bell::new().unwrap()) else { return };
         let layers = [(); 2].map(|()| Arc::new(OwnedBuffer::new(4 * PAGE)));
         let mut known = true;
         for layer in &layers {
@@ -315,5 +319,7 @@ mod tests {
         let of_one = (known && port.vectored_buffers).then_some(1);
         assert_eq!(port.portion(&[run(1, 0), run(1, 2)]), (2, 2 * PAGE, of_one));
         assert_eq!(port.portion(&[run(0, 1)]), (1, PAGE, known.then_some(0)));
+        assert!(port.joins(&run(0, 0), &run(0, 1)));
+        assert_eq!(port.joins(&run(0, 3), &run(1, 0)), !known, "such a run would be in neither buffer");
     }
 }

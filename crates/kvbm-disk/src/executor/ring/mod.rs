@@ -30,15 +30,18 @@ const START_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Starts the ring's thread, or says why there is none.
 pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>) -> io::Result<()> {
-    let file = &shared.slots.file;
+    let files = &shared.slots.files;
+    let fds: Option<Vec<RawFd>> = files.iter().map(|file| file.raw_fd()).collect();
     let bell = Bell::new()?;
     let (started, outcome) = channel();
     let (theirs, queue_, shared_) = (bell.clone(), Arc::clone(queue), Arc::clone(shared));
-    if let Some(fd) = file.raw_fd() {
+    if let Some(fds) = fds {
         // The ring belongs to the thread that makes it.
-        spawn("kvbm-disk-ring".to_owned(), alive, move || run_kernel(fd, &started, theirs, queue_, shared_))?;
-    } else if file.emulates_ring() {
-        let port = EmulatedPort::new(Arc::clone(file), bell.clone());
+        spawn("kvbm-disk-ring".to_owned(), alive, move || {
+            run_kernel(&fds, &started, theirs, queue_, shared_);
+        })?;
+    } else if files.iter().all(|file| file.emulates_ring()) {
+        let port = EmulatedPort::new(files.clone(), bell.clone());
         spawn("kvbm-disk-ring".to_owned(), alive, move || {
             let _ = started.send(Ok(()));
             run(port, queue_, shared_);
@@ -53,14 +56,14 @@ pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>
 }
 
 fn run_kernel(
-    fd: RawFd,
+    fds: &[RawFd],
     started: &Sender<io::Result<()>>,
     bell: Bell,
     queue: Arc<Queue>,
     shared: Arc<Shared>,
 ) {
-    let probed = KernelPort::new(fd, shared.config.depth, bell).and_then(|mut port| {
-        port.probe()?;
+    let probed = KernelPort::new(fds, shared.config.ring_depth(), bell).and_then(|mut port| {
+        (0..fds.len()).try_for_each(|file| port.probe(file))?;
         Ok(port)
     });
     match probed {

@@ -7,10 +7,13 @@ use std::io;
 /// Which operation of the driver a request belongs to.
 pub(super) type Ticket = u16;
 
+/// A slot file, and an offset in it.
+pub(super) type Place = (usize, u64);
+
 /// A request that is over: how many bytes it moved.
 pub(super) type Completed = (Ticket, io::Result<usize>);
 
-/// Moves bytes between memory and the slot file, many requests at a time. Used from one thread.
+/// Moves bytes between memory and the slot files, many requests at a time. Used from one thread.
 ///
 /// Dropping a port waits until no request is under way: the kernel must not write memory that is gone.
 pub(super) trait Port {
@@ -21,7 +24,10 @@ pub(super) trait Port {
     /// # Safety
     /// Until the completion of `ticket` is returned, `runs` stays where it is, and its memory is valid: to be read
     /// for a write, to be written by nobody else for a read.
-    unsafe fn start(&mut self, ticket: Ticket, write: bool, offset: u64, runs: &[iovec]) -> u64;
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, at: Place, runs: &[iovec]) -> u64;
+
+    /// Whether two runs of memory, the second of which starts where the first ends, may be named as one.
+    fn joins(&self, run: &iovec, next: &iovec) -> bool;
 
     /// Lets the hardware begin with what was started.
     fn submit(&mut self);

@@ -1,0 +1,164 @@
+//! A directory that no engine has open, and what was left in it: blocks to be read, by whoever wants them elsewhere or
+//! only wants to know whether they are whole.
+
+use crate::checksum::BlockChecksum;
+use crate::journal::{Header, JOURNAL_FILE, ReplayError, Replayed, replay};
+use crate::medium::{BlockFile, DirMedium, full, open_read_only};
+use crate::open::{blocks_by_age, drop_duplicates};
+use crate::slots::SLOT_FILE;
+use crate::stripes::{self, Stripes};
+use crate::table::{Content, Table};
+use crate::{OpenError, RecoveredSlot};
+use kvbm_plan::{BlockId, BlockIdentity};
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The blocks of a directory, or of several that belong together. Holds their locks: no engine opens them meanwhile. Changes nothing.
+#[derive(Debug)]
+pub struct Archive {
+    pub(crate) replayed: Replayed,
+    pub(crate) table: Table,
+    files: Vec<Arc<dyn BlockFile>>,
+    stripes: Stripes,
+    sums: BlockChecksum,
+    /// No block is longer, whatever the header says.
+    longest: u64,
+    /// Holds the locks.
+    medium: DirMedium,
+}
+
+impl Archive {
+    /// Locks the directories, of which the first has the journal, and reads it.
+    ///
+    /// # Errors
+    /// There is no journal, or one that this build does not read; [`OpenError::Busy`] while an engine has them.
+    pub fn open(dirs: &[PathBuf]) -> Result<Self, OpenError> {
+        stripes::check(dirs)?;
+        expect_journal(first(dirs))?;
+        let medium = DirMedium::lock_all(dirs)?;
+        let (replayed, table) = read_journal(dirs)?;
+        let files = dirs.iter().map(|dir| open_slots(dir)).collect::<Result<Vec<_>, _>>()?;
+        let room = files.iter().map(|file| file.len()).sum::<io::Result<u64>>();
+        let room = room.map_err(|error| failed("read", SLOT_FILE, error))?;
+        let longest = room.min(replayed.header.block_bytes);
+        let stripes = Stripes::new(files.len(), replayed.header.slot_stride);
+        let sums = BlockChecksum::new(replayed.header.namespace);
+        Ok(Self { replayed, table, files, stripes, sums, longest, medium })
+    }
+
+    /// The namespace tag of its blocks.
+    pub fn namespace(&self) -> [u8; 16] {
+        self.replayed.header.namespace
+    }
+
+    /// What lies in a slot, as whoever wrote it said.
+    pub fn geometry(&self) -> &[u8] {
+        &self.replayed.header.geometry
+    }
+
+    /// Bytes of the largest block.
+    pub fn block_bytes(&self) -> u64 {
+        self.longest
+    }
+
+    /// Its blocks, the oldest write first.
+    pub fn blocks(&self) -> Vec<RecoveredSlot> {
+        blocks_by_age(&self.table)
+    }
+
+    /// Reads the block `identity` of `slot` to the beginning of `memory`: its bytes, if the slot is said to hold this block and they are
+    /// what was written.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn read<'a>(
+        &self,
+        slot: BlockId,
+        identity: &BlockIdentity,
+        memory: &'a mut [u8],
+    ) -> io::Result<Option<&'a [u8]>> {
+        match self.table.block(slot) {
+            Some((_, content)) if content.identity == *identity => self.read_content(slot, content, memory),
+            _ => Ok(None),
+        }
+    }
+
+    pub(crate) fn read_content<'a>(
+        &self,
+        slot: BlockId,
+        content: &Content,
+        memory: &'a mut [u8],
+    ) -> io::Result<Option<&'a [u8]>> {
+        let Some(bytes) = memory.get_mut(..content.bytes as usize) else { return Ok(None) };
+        let (file, offset) = self.stripes.place(slot);
+        let whole = is_whole(&*self.files[file], offset, bytes).map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("slot {slot} of {}: {error}", crate::medium::Medium::location(&self.medium)),
+            )
+        })?;
+        let bytes = &*bytes;
+        Ok((whole && self.sums.of(&content.identity, [bytes]) == content.checksum).then_some(bytes))
+    }
+}
+
+/// The slot file of a directory that has a journal.
+fn open_slots(dir: &Path) -> Result<Arc<dyn BlockFile>, OpenError> {
+    let path = dir.join(SLOT_FILE);
+    let doing = |error: &io::Error| match error.kind() {
+        ErrorKind::NotFound => "find the blocks of this journal (restore the file, or clear the directory):",
+        _ => "open",
+    };
+    open_read_only(&path).map_err(|error| failed(doing(&error), &path.display().to_string(), error))
+}
+
+/// Whether the file has all of these bytes; they are read.
+fn is_whole(file: &dyn BlockFile, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
+    match full::read(file, offset, &mut [IoSliceMut::new(bytes)], 1) {
+        Ok(_) => Ok(true),
+        Err(full::Stopped { error: None, .. }) => Ok(false),
+        // The device cannot read these bytes: they are lost, and the others may not be.
+        Err(full::Stopped { error: Some(error), .. }) if error.raw_os_error() == Some(libc::EIO) => Ok(false),
+        Err(full::Stopped { error: Some(error), .. }) => Err(error),
+    }
+}
+
+/// The directory with the journal.
+pub(crate) fn first(dirs: &[PathBuf]) -> &Path {
+    dirs.first().map_or(Path::new(""), PathBuf::as_path)
+}
+
+pub(crate) fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {
+    OpenError::Io { doing: format!("{doing} {file}"), source }
+}
+
+/// Refuses a directory without a journal before anything is created in it.
+fn expect_journal(dir: &Path) -> Result<Arc<dyn BlockFile>, OpenError> {
+    open_read_only(&dir.join(JOURNAL_FILE)).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => OpenError::NoJournal { dir: dir.to_owned() },
+        _ => failed("open", JOURNAL_FILE, error),
+    })
+}
+
+/// What the journal says. Needs no lock: an engine that writes it meanwhile only appends, or puts another in its place.
+pub(crate) fn read_journal(dirs: &[PathBuf]) -> Result<(Replayed, Table), OpenError> {
+    stripes::check(dirs)?;
+    let file = expect_journal(first(dirs))?;
+    // A header may lie about its slots, and a file about its length: no more are believed than the slot files have room for, and
+    // memory is taken only up to the last one that a record names.
+    let room: u64 =
+        dirs.iter().map(|dir| std::fs::metadata(dir.join(SLOT_FILE)).map_or(0, |file| file.len())).sum();
+    let accept = |header: &Header| {
+        let slots = room.checked_div(header.slot_stride).unwrap_or(0).min(header.num_slots.into());
+        Ok::<_, ReplayError>(Table::growing(slots as u32))
+    };
+    let (replayed, mut table) = replay(&*file, accept).map_err(|error| match error {
+        ReplayError::Format(source) => {
+            OpenError::Format { file: first(dirs).join(JOURNAL_FILE).display().to_string(), source }
+        }
+        ReplayError::Io(error) => failed("read", JOURNAL_FILE, error),
+    })?;
+    drop_duplicates(&mut table);
+    Ok((replayed, table))
+}

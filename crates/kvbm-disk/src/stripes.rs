@@ -1,0 +1,272 @@
+//! Slots over several directories: which file a slot lies in, and the mark by which directories know that they belong
+//! together. The mark's bytes are drawn in `docs/formats.md`.
+
+use crate::OpenError;
+use crate::journal::JOURNAL_FILE;
+use crate::medium::{BlockFile, Medium, OpenFile, full, open_read_only};
+use crate::slots::SLOT_FILE;
+use kvbm_plan::BlockId;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The mark of a directory that is one of several.
+pub(crate) const STRIPE_FILE: &str = "stripe.kvbm";
+
+/// The directory that has the journal.
+pub(crate) const JOURNAL_MEMBER: usize = 0;
+
+const MAGIC: [u8; 8] = *b"KVBMSTRP";
+const VERSION: u32 = 1;
+const BYTES: usize = 32;
+/// Neighbouring slots of about so many bytes lie in one file: large enough for a large request.
+const UNIT_BYTES: u64 = 1 << 20;
+
+/// The name of a file of directory `member` in a medium of several directories.
+pub(crate) fn name_in(member: usize, name: &str) -> String {
+    if member == 0 { name.to_owned() } else { format!("{member}/{name}") }
+}
+
+/// Where slots lie: in units of neighbours, in turn over the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stripes {
+    files: u32,
+    unit: u32,
+    stride: u64,
+}
+
+impl Stripes {
+    pub(crate) fn new(files: usize, stride: u64) -> Self {
+        let unit = (UNIT_BYTES / stride.max(1)).max(1);
+        Self { files: files.max(1) as u32, unit: unit as u32, stride }
+    }
+
+    /// The file of a slot, and the offset in it.
+    pub(crate) fn place(&self, slot: BlockId) -> (usize, u64) {
+        let (unit, within) = (slot.0 / self.unit, slot.0 % self.unit);
+        let local = u64::from(unit / self.files) * u64::from(self.unit) + u64::from(within);
+        ((unit % self.files) as usize, local * self.stride)
+    }
+
+    /// Bytes of file `file` when there are `slots` slots in all.
+    pub(crate) fn file_bytes(&self, file: usize, slots: u32) -> u64 {
+        let row = u64::from(self.unit) * u64::from(self.files);
+        let (rows, rest) = (u64::from(slots) / row, u64::from(slots) % row);
+        let before = file as u64 * u64::from(self.unit);
+        let local = rows * u64::from(self.unit) + rest.saturating_sub(before).min(self.unit.into());
+        local * self.stride
+    }
+}
+
+/// What a mark says: which set, which of its directories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    set: u64,
+    member: u16,
+    members: u16,
+}
+
+impl Mark {
+    fn encode(self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.member.to_le_bytes());
+        bytes[14..16].copy_from_slice(&self.members.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.set.to_le_bytes());
+        let sum = sum(&bytes[..24]);
+        bytes[24..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let Some(Ok(bytes)) = bytes.get(..BYTES).map(<[u8; BYTES]>::try_from) else {
+            return Err(format!("{STRIPE_FILE} has less than {BYTES} bytes"));
+        };
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u64_at = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if bytes[..8] != MAGIC {
+            return Err(format!("{STRIPE_FILE} is none of kvbm"));
+        }
+        if u64_at(8) as u32 != VERSION {
+            return Err(format!(
+                "{STRIPE_FILE} has version {}, this build reads {VERSION}",
+                u64_at(8) as u32
+            ));
+        }
+        if u64_at(24) != sum(&bytes[..24]) {
+            return Err(format!("{STRIPE_FILE} is damaged"));
+        }
+        Ok(Self { set: u64_at(16), member: u16_at(12), members: u16_at(14) })
+    }
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    let mut crc = crate::ContentCrc::new();
+    crc.update(bytes);
+    crc.finish()
+}
+
+/// Makes sure that the directories of `medium` are one set, in this order, before any of them is changed; a new set gets its
+/// marks. `names` are the directories, for messages.
+pub(crate) fn join(medium: &dyn Medium, names: &[String]) -> Result<(), OpenError> {
+    let open = |member: usize, name: &str| medium.open(&name_in(member, name), OpenFile::default());
+    let marks = read_marks(names, |member| open(member, STRIPE_FILE))?;
+    let has_journal: Vec<bool> = (0..names.len()).map(|member| open(member, JOURNAL_FILE).is_ok()).collect();
+    let Some(set) = examine(&marks, &has_journal, names)? else { return Ok(()) };
+    for (member, _) in marks.iter().enumerate().filter(|(_, mark)| mark.is_none()) {
+        let mark = Mark { set, member: member as u16, members: names.len() as u16 };
+        write(medium, member, mark).map_err(|source| OpenError::Io {
+            doing: format!("write {STRIPE_FILE} in {}", names[member]),
+            source,
+        })?;
+    }
+    medium.sync_dir().map_err(|source| OpenError::Io { doing: "sync the directories".to_owned(), source })
+}
+
+/// Makes sure that `dirs` are a whole set, in their order, and changes nothing.
+pub(crate) fn check(dirs: &[PathBuf]) -> Result<(), OpenError> {
+    let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let marks = read_marks(&names, |member| open_read_only(&dirs[member].join(STRIPE_FILE)))?;
+    let has_journal: Vec<bool> = dirs.iter().map(|dir| dir.join(JOURNAL_FILE).is_file()).collect();
+    examine(&marks, &has_journal, &names).map(drop)
+}
+
+/// The set that the directories are or, where none has blocks, become; `None` for a directory alone.
+fn examine(marks: &[Option<Mark>], has_journal: &[bool], names: &[String]) -> Result<Option<u64>, OpenError> {
+    let wrong = |member: usize, reason: String| {
+        Err(OpenError::Stripe {
+            dir: names[member].clone(),
+            member: member + 1,
+            members: names.len(),
+            reason,
+        })
+    };
+    let (first, any) = (marks.first().copied().flatten(), marks.iter().flatten().next());
+    let known = has_journal.first().copied().unwrap_or(false);
+    if names.len() <= 1 {
+        return match first {
+            Some(mark) if mark.members > 1 => wrong(
+                0,
+                format!(
+                    "it is number {} of {}: name all of them, in their order",
+                    mark.member + 1,
+                    mark.members
+                ),
+            ),
+            _ => Ok(None),
+        };
+    }
+    let set = match (first, any) {
+        (Some(mark), _) => mark.set,
+        (None, _) if known => return wrong(0, "it holds blocks of its own: clear it first".to_owned()),
+        (None, None) => RandomState::new().hash_one(std::process::id()),
+        (None, Some(_)) => {
+            let reason = "it has no blocks, others belong to a set: is its device mounted? To begin anew, clear the others";
+            return wrong(0, reason.to_owned());
+        }
+    };
+    for (member, mark) in marks.iter().enumerate() {
+        let expected = Mark { set, member: member as u16, members: names.len() as u16 };
+        let reason = match mark {
+            Some(mark) if *mark == expected => continue,
+            Some(mark) if mark.set == set => {
+                format!(
+                    "it is number {} of {}: name all of them, in their order",
+                    mark.member + 1,
+                    mark.members
+                )
+            }
+            Some(_) => "it belongs to another set: clear it, or name its set".to_owned(),
+            None if known => {
+                "its blocks are gone: is its device mounted? To begin anew, clear the others".to_owned()
+            }
+            None if has_journal[member] => "it holds blocks of its own: clear it first".to_owned(),
+            None => continue,
+        };
+        return wrong(member, reason);
+    }
+    Ok(Some(set))
+}
+
+fn read_marks(
+    names: &[String],
+    open: impl Fn(usize) -> io::Result<Arc<dyn BlockFile>>,
+) -> Result<Vec<Option<Mark>>, OpenError> {
+    let read = |member: usize| {
+        let dir = &names[member];
+        let io = |source| OpenError::Io { doing: format!("read {STRIPE_FILE} in {dir}"), source };
+        let file = match open(member) {
+            Ok(file) => file,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(io(error)),
+        };
+        let mark = read_mark(&*file).map_err(io)?;
+        mark.map(Some).map_err(|reason| OpenError::Stripe {
+            dir: dir.clone(),
+            member: member + 1,
+            members: names.len(),
+            reason: format!("{reason}: clear the directory"),
+        })
+    };
+    (0..names.len()).map(read).collect()
+}
+
+fn read_mark(file: &dyn BlockFile) -> io::Result<Result<Mark, String>> {
+    let mut bytes = [0; BYTES];
+    let found = full::read_up_to(file, 0, &mut bytes)?;
+    Ok(Mark::decode(&bytes[..found]))
+}
+
+fn write(medium: &dyn Medium, member: usize, mark: Mark) -> io::Result<()> {
+    let how = OpenFile { create: true, truncate: true, direct: false };
+    let file = medium.open(&name_in(member, STRIPE_FILE), how)?;
+    full::write_all(&*file, 0, &mark.encode())?;
+    file.sync_data()
+}
+
+/// The slot file of each directory.
+pub(crate) fn slot_files(count: usize) -> Vec<String> {
+    (0..count).map(|member| name_in(member, SLOT_FILE)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    proptest! {
+        /// Every slot has a place of its own inside its file, and the files have no more than that.
+        #[test]
+        fn slots_fill_their_files(files in 1_usize..5, pages in 1_u64..700, slots in 1_u32..3000) {
+            let stripes = Stripes::new(files, pages * 4096);
+            let places: HashSet<_> = (0..slots).map(|slot| stripes.place(BlockId(slot))).collect();
+            prop_assert_eq!(places.len(), slots as usize);
+            let bytes: Vec<u64> = (0..files).map(|file| stripes.file_bytes(file, slots)).collect();
+            prop_assert!(places.iter().all(|&(file, at)| at + pages * 4096 <= bytes[file]));
+            prop_assert_eq!(bytes.iter().sum::<u64>(), u64::from(slots) * pages * 4096);
+        }
+    }
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written_and_nothing_else_is() {
+        let mark = Mark { set: 0x0123_4567_89ab_cdef, member: 1, members: 3 };
+        let bytes = mark.encode();
+        assert_eq!(&bytes[..24], b"KVBMSTRP\x01\0\0\0\x01\0\x03\0\xef\xcd\xab\x89\x67\x45\x23\x01");
+        assert_eq!(Mark::decode(&bytes), Ok(mark));
+        for at in 0..BYTES {
+            let mut bad = bytes;
+            bad[at] ^= 0x20;
+            assert!(Mark::decode(&bad).is_err(), "byte {at}");
+            assert!(Mark::decode(&bytes[..at]).is_err());
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Slots over several directories.
+#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
+
+mod support;
+
+use kvbm_disk::fault::{Call, Fault, SimMedium};
+use kvbm_disk::{DiskConfig, DiskEngine, OpError, OpenError, offline};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use support::*;
+
+const SLOTS: u32 = 600;
+
+/// Block `n` in slot `n`.
+fn all() -> Vec<(u32, u64)> {
+    (0..SLOTS).map(|slot| (slot, u64::from(slot))).collect()
+}
+
+/// `count` directories in `root`, and an engine's configuration over them.
+fn striped(root: &Path, count: usize) -> (DiskConfig, Vec<PathBuf>) {
+    let dirs: Vec<PathBuf> = (0..count).map(|n| root.join(format!("disk-{n}"))).collect();
+    let mut config = config(SLOTS);
+    config.dir.clone_from(&dirs[0]);
+    config.more_dirs = dirs[1..].to_vec();
+    (config, dirs)
+}
+
+fn refused(config: &DiskConfig) -> String {
+    match DiskEngine::open(config.clone()) {
+        Err(error @ OpenError::Stripe { .. }) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it opened"),
+    }
+}
+
+#[test]
+fn blocks_are_spread_over_directories_and_come_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (config, dirs) = striped(root.path(), 3);
+    let (engine, _) = DiskEngine::open(config.clone()).unwrap();
+    assert!(all_good(&write(&engine, &all())));
+    assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, u64::from(SLOTS));
+    assert_eq!(engine.info().dirs.len(), 3);
+    // Each directory is locked.
+    for dir in &dirs {
+        let mut other = config.clone();
+        (other.dir, other.more_dirs) = (dir.clone(), Vec::new());
+        assert!(matches!(DiskEngine::open(other), Err(OpenError::Busy { .. })));
+    }
+    drop(engine);
+    let bytes: Vec<u64> =
+        dirs.iter().map(|dir| std::fs::metadata(dir.join("slots.kvbm")).unwrap().len()).collect();
+    assert!(bytes.iter().all(|bytes| *bytes > 0), "{bytes:?}");
+    assert_eq!(bytes.iter().sum::<u64>(), config.slot_file_bytes().unwrap());
+    let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
+    assert_eq!((found.verified, found.damaged.len()), (u64::from(SLOTS), 0));
+    let (engine, recovered) = DiskEngine::open(config).unwrap();
+    assert_eq!(recovered.blocks.len(), SLOTS as usize);
+    for (slot, number) in all() {
+        assert!(is_served(&engine, slot, number), "block {number}");
+    }
+}
+
+#[test]
+fn a_directory_that_is_lost_or_out_of_place_is_named_and_nothing_is_changed() {
+    let root = tempfile::tempdir().unwrap();
+    let (config, dirs) = striped(root.path(), 2);
+    let (engine, _) = DiskEngine::open(config.clone()).unwrap();
+    assert!(all_good(&write(&engine, &all())));
+    engine.flush(PATIENCE).unwrap();
+    drop(engine);
+
+    let mut fewer = config.clone();
+    fewer.more_dirs.clear();
+    assert!(refused(&fewer).contains("number 1 of 2"), "{}", refused(&fewer));
+    let mut swapped = config.clone();
+    (swapped.dir, swapped.more_dirs) = (dirs[1].clone(), vec![dirs[0].clone()]);
+    assert!(refused(&swapped).contains("number 2 of 2"), "{}", refused(&swapped));
+    let mut more = config.clone();
+    more.more_dirs.push(root.path().join("disk-2"));
+    assert!(refused(&more).contains("number 1 of 2"), "{}", refused(&more));
+    assert!(offline::verify(&dirs[..1], &mut |_, _| {}).unwrap_err().to_string().contains("number 1 of 2"));
+
+    // Its device is not there: an empty folder in its place.
+    for lost in [0, 1] {
+        let elsewhere = root.path().join("elsewhere");
+        std::fs::rename(&dirs[lost], &elsewhere).unwrap();
+        let error = refused(&config);
+        assert!(error.contains(&dirs[lost].display().to_string()) && error.contains("mounted"), "{error}");
+        std::fs::remove_dir_all(&dirs[lost]).unwrap();
+        std::fs::rename(&elsewhere, &dirs[lost]).unwrap();
+    }
+    // One that belongs to somebody else is not taken.
+    let (other, others) = striped(&root.path().join("other"), 2);
+    drop(DiskEngine::open(other).unwrap());
+    let mut mixed = config.clone();
+    mixed.more_dirs = others[1..].to_vec();
+    assert!(refused(&mixed).contains("another set"), "{}", refused(&mixed));
+
+    let (engine, recovered) = DiskEngine::open(config).unwrap();
+    assert_eq!(recovered.blocks.len(), SLOTS as usize, "nothing was harmed");
+    read(&engine, 0, 0).unwrap();
+}
+
+#[test]
+fn a_directory_that_fails_costs_its_blocks_only_and_is_named() {
+    const SECOND: &str = "1/slots.kvbm";
+    let medium = SimMedium::new();
+    medium.set_direct(true);
+    medium.set_ring(true);
+    let (mut config, _) = striped(Path::new("sim"), 2);
+    // Nothing is committed before it is asked for.
+    config.commit.interval = Duration::from_secs(3600);
+    let (engine, _) = open(config, &medium);
+    assert!(all_good(&write(&engine, &all())));
+    medium.inject(SECOND, Call::Sync, 0, u64::MAX, Fault::Error(ErrorKind::Other));
+    let error = engine.flush(PATIENCE).unwrap_err().to_string();
+    assert!(error.contains("sim/disk-1"), "{error}");
+    let durable = engine.durable_blocks();
+    assert!((1..u64::from(SLOTS)).contains(&durable), "{durable} of the first directory");
+
+    medium.inject(SECOND, Call::Read, 0, u64::MAX, Fault::Error(ErrorKind::Other));
+    let mut failed = 0;
+    for (slot, number) in all() {
+        match read(&engine, slot, number) {
+            Ok(_) => {}
+            Err(OpError::Io { message, .. }) => {
+                assert!(message.contains("sim/disk-1"), "{message}");
+                failed += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(failed, u64::from(SLOTS) - durable, "every block of the second, and no other");
+    let [first, second] = &engine.info().dirs[..] else { panic!("two directories") };
+    assert_eq!((first.io_errors, &first.last_error), (0, &None));
+    assert!(second.io_errors >= failed && second.last_error.is_some(), "{second:?}");
+    medium.heal();
+    read(&engine, SLOTS / 2, u64::from(SLOTS / 2)).unwrap();
+}
