@@ -28,10 +28,15 @@ pub fn check(subject: &dyn Subject) {
     payloads_round_trip(subject);
     keys_are_apart(subject);
     batches_fail_one_by_one(subject);
+    large_batches_keep_their_order(subject);
+    puts_of_a_batch_fail_alone(subject);
+    gets_of_a_batch_fail_alone(subject);
+    puts_are_idempotent(subject);
     objects_are_replaced_and_deleted(subject);
     lengths_are_checked(subject);
     deadlines_are_kept(subject);
     capacity_is_kept(subject);
+    no_namespace_takes_anothers_room(subject);
     objects_are_listed(subject);
     concurrent_puts_leave_a_whole_object(subject);
     damage_is_found(subject);
@@ -150,6 +155,113 @@ fn batches_fail_one_by_one(subject: &dyn Subject) {
     assert!(volume.get(&mut [], soon()).is_empty() && volume.put(&[], soon()).is_empty());
 }
 
+fn large_batches_keep_their_order(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    let payloads: Vec<Vec<u8>> = (0..90).map(|i| payload(i, 100 + i)).collect();
+    let form = PayloadForm::default();
+    let even = || (0..90_u8).step_by(2);
+    let puts: Vec<PutRequest<'_>> =
+        even().map(|i| PutRequest { key: key(i), form, pieces: vec![&payloads[usize::from(i)]] }).collect();
+    let put = volume.put(&puts, soon());
+    assert_eq!(put.len(), 45);
+    put.into_iter().for_each(must);
+
+    // Backwards, and every second one was never put.
+    let mut buffers: Vec<Vec<u8>> = (0..90).rev().map(|i| vec![0; 100 + i]).collect();
+    let mut gets: Vec<GetRequest<'_>> = buffers
+        .iter_mut()
+        .zip((0..90).rev())
+        .map(|(buffer, i)| GetRequest { key: key(i), form, pieces: vec![buffer] })
+        .collect();
+    let got = volume.get(&mut gets, soon());
+    assert_eq!(got.len(), 90);
+    for (i, result) in (0..90_usize).rev().zip(got) {
+        assert_eq!(result.is_ok(), i % 2 == 0, "{i}: {:?}", result.err());
+    }
+    for i in even().map(usize::from) {
+        assert_eq!(buffers[89 - i], payloads[i], "{i}");
+    }
+    let keys: Vec<BlobKey> = (0..90).map(key).collect();
+    let deleted: Vec<bool> = volume.delete(&keys, soon()).into_iter().map(must).collect();
+    assert!((0..90).zip(&deleted).all(|(i, deleted)| *deleted == (i % 2 == 0)), "{deleted:?}");
+}
+
+fn puts_of_a_batch_fail_alone(subject: &dyn Subject) {
+    let volume = subject.open(VolumeDescriptor { capacity_bytes: Some(10_000), ..descriptor() });
+    let [small, large] = [payload(1, 3_000), payload(2, 9_000)];
+    let put = |number, pieces, bytes| PutRequest {
+        key: key(number),
+        form: PayloadForm { order: StoredOrder::Opaque, pieces },
+        pieces: vec![bytes],
+    };
+    let requests =
+        [put(0, 1, &small[..]), put(1, 7, &small), put(2, 1, &large), put(3, 0, &small), put(4, 3, &small)];
+    let mut results = volume.put(&requests, soon()).into_iter();
+    let mut next = || results.next().unwrap_or_else(|| panic!("a result for each request"));
+    must(next());
+    let error = next().expect_err("3000 bytes have no seven equal pieces");
+    assert!(matches!(error, VolumeError::BadForm { pieces: 7, .. }) && !error.is_miss(), "{error}");
+    let error = next().expect_err("there is no room");
+    assert!(matches!(error, VolumeError::Full { needed: 9_000.., .. }), "{error}");
+    let error = next().expect_err("no pieces at all");
+    assert!(matches!(error, VolumeError::BadForm { pieces: 0, .. }), "{error}");
+    must(next());
+    let found: Vec<bool> = volume.exists(&[0, 1, 2, 3, 4].map(key), soon()).into_iter().map(must).collect();
+    assert_eq!(found, [true, false, false, false, true]);
+    assert_eq!(must(volume.get_one(&key(0), 3_000, soon())), small);
+}
+
+fn gets_of_a_batch_fail_alone(subject: &dyn Subject) {
+    let volume = subject.open(descriptor());
+    for number in [0, 2, 3, 4, 5] {
+        must(volume.put_one(&key(number), &payload(usize::from(number), 600), soon()));
+    }
+    let damaged = subject.tamper(&key(2), &mut |object| object[HEAD + 300] ^= 1);
+    let lengths = [600, 600, 600, 500, 600, 600];
+    let mut buffers = lengths.map(|length| vec![0; length]);
+    let mut requests: Vec<GetRequest<'_>> = buffers
+        .iter_mut()
+        .zip(0..)
+        .map(|(buffer, i)| GetRequest { key: key(i), form: PayloadForm::default(), pieces: vec![buffer] })
+        .collect();
+    requests[4].form.order = StoredOrder::Universal;
+    let mut results = volume.get(&mut requests, soon()).into_iter();
+    let mut next = || results.next().unwrap_or_else(|| panic!("a result for each request"));
+    must(next());
+    assert!(matches!(next(), Err(VolumeError::NotFound { .. })), "never put");
+    assert_eq!(next().is_err_and(|error| error.is_corrupt()), damaged, "a flipped bit");
+    assert!(matches!(next(), Err(VolumeError::LengthMismatch { stored: 600, asked: 500, .. })));
+    assert!(matches!(next(), Err(VolumeError::OtherForm { .. })), "another order");
+    must(next());
+    for whole in [0, 5] {
+        assert_eq!(buffers[whole], payload(whole, 600));
+    }
+}
+
+fn puts_are_idempotent(subject: &dyn Subject) {
+    let volume = subject.open(VolumeDescriptor { capacity_bytes: Some(1_000_000), ..descriptor() });
+    let used =
+        || volume.used_bytes().unwrap_or_else(|| panic!("a volume with a capacity must count its bytes"));
+    let bytes = payload(1, 5_000);
+    must(volume.put_one(&key(1), &bytes, soon()));
+    let once = used();
+    for _ in 0..3 {
+        must(volume.put_one(&key(1), &bytes, soon()));
+    }
+    // Twice in one batch is once.
+    let put = || PutRequest { key: key(1), form: PayloadForm::default(), pieces: vec![&bytes] };
+    let results = volume.put(&[put(), put()], soon());
+    assert_eq!(results.len(), 2);
+    results.into_iter().for_each(must);
+    assert_eq!(used(), once, "one object");
+    assert_eq!(must(volume.get_one(&key(1), 5_000, soon())), bytes);
+    // An object that was cut is no object: the same put heals it, whether or not somebody has read it.
+    if subject.tamper(&key(1), &mut |object| object.truncate(HEAD + 100)) {
+        must(volume.put_one(&key(1), &bytes, soon()));
+        assert_eq!(must(volume.get_one(&key(1), 5_000, soon())), bytes, "a torn object is replaced");
+    }
+}
+
 fn objects_are_replaced_and_deleted(subject: &dyn Subject) {
     let volume = subject.open(descriptor());
     must(volume.put_one(&key(1), &payload(1, 500), soon()));
@@ -244,6 +356,23 @@ fn capacity_is_kept(subject: &dyn Subject) {
     volume.delete(&[key(1), key(3)], soon()).into_iter().for_each(|deleted| assert!(must(deleted)));
     assert_eq!(used(), 0);
     must(volume.put_one(&key(2), &payload(2, 6_000), soon()));
+}
+
+fn no_namespace_takes_anothers_room(subject: &dyn Subject) {
+    let volume = subject.open(VolumeDescriptor { capacity_bytes: Some(10_000), ..descriptor() });
+    let elsewhere = |number| BlobKey { namespace: NamespaceTag::from_bytes([0xf3; 16]), ..key(number) };
+    must(volume.put_one(&key(1), &payload(1, 8_000), soon()));
+    must(volume.put_one(&elsewhere(1), &payload(2, 8_000), soon()));
+    let full = |key| {
+        let error = volume.put_one(&key, &payload(3, 8_000), soon()).err();
+        assert!(matches!(error, Some(VolumeError::Full { free: ..2_000, .. })), "{error:?}");
+    };
+    full(key(2));
+    full(elsewhere(2));
+    volume.delete(&[key(1)], soon()).into_iter().for_each(|deleted| assert!(must(deleted)));
+    full(elsewhere(2));
+    must(volume.put_one(&key(2), &payload(4, 8_000), soon()));
+    assert_eq!(must(volume.get_one(&elsewhere(1), 8_000, soon())), payload(2, 8_000));
 }
 
 fn concurrent_puts_leave_a_whole_object(subject: &dyn Subject) {

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
+
 use crate::object::{HEADER_BYTES, Header};
-use crate::quota::Quota;
-use crate::volume::{in_time, until};
+use crate::quota::{Quota, Turns};
+use crate::volume::{check, in_time};
 use crate::{
-    BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor,
-    VolumeError,
+    BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, StoreFacts, Volume,
+    VolumeDescriptor, VolumeError, one_by_one,
 };
 
 /// Where objects are written before they are complete.
@@ -22,12 +24,14 @@ const TEMPORARY: &str = ".incomplete";
 ///
 /// An object is written beside its place, synced, and renamed, and its folder is synced: after a crash it is there whole or
 /// not at all. Several processes may share the directory. The capacity counts what this process found at
-/// [`open`](Self::open) and did since; two concurrent puts of one new object are counted twice until the next opening.
+/// [`open`](Self::open) and did since.
 #[derive(Debug)]
 pub struct DirectoryVolume {
     descriptor: VolumeDescriptor,
     root: PathBuf,
     quota: Quota,
+    /// Held where an object takes or leaves its place.
+    turns: Turns<Mutex<()>>,
     /// A random number, for the names of unfinished files: writers on several machines may share the directory.
     writer: u64,
     next_temporary: AtomicU64,
@@ -36,7 +40,7 @@ pub struct DirectoryVolume {
 impl DirectoryVolume {
     /// Opens the directory that the descriptor's URI names (`dir:///path`, `file:///path`, or just a path).
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
-        descriptor.validate()?;
+        check(&descriptor)?;
         let uri = &descriptor.uri;
         let path =
             ["file://", "dir://", "dir:"].iter().find_map(|scheme| uri.strip_prefix(scheme)).unwrap_or(uri);
@@ -46,12 +50,13 @@ impl DirectoryVolume {
                 return Err(io::Error::from(io::ErrorKind::NotADirectory));
             }
             create_folder(&root, &root.join(TEMPORARY))?;
-            if descriptor.capacity_bytes.is_some() { bytes_below(&root) } else { Ok(0) }
+            if descriptor.capacity_bytes.is_some() { count_objects(&root) } else { Ok(Quota::default()) }
         };
         match open() {
-            Ok(used) => Ok(Self {
+            Ok(quota) => Ok(Self {
                 root,
-                quota: Quota::new(used),
+                quota,
+                turns: Turns::default(),
                 writer: RandomState::new().build_hasher().finish(),
                 next_temporary: AtomicU64::new(0),
                 descriptor,
@@ -114,19 +119,18 @@ impl DirectoryVolume {
         let io_error = |source| self.io_error("put", request.key, source);
         let path = self.object_file(&request.key);
         let replaced = fs::metadata(&path).map_or(0, |old| old.len());
-        self.quota.reserve(&self.descriptor, header.object_length(), replaced)?;
+        self.quota.reserve(&self.descriptor, &request.key, header.object_length(), replaced)?;
 
         let temporary = self.temporary_file();
-        let written =
-            write_synced(&temporary, &header, &request.pieces).and_then(|()| self.place(&temporary, &path));
-        if written.is_err() {
-            self.quota.release(header.object_length());
+        let placed = write_synced(&temporary, &header, &request.pieces)
+            .and_then(|()| self.place(&request.key, &temporary, &path));
+        if placed.is_err() {
+            self.quota.release(&request.key, header.object_length());
             // It may not even exist, and the write's error is the one to report.
             let _ = fs::remove_file(&temporary);
-        } else {
-            self.quota.release(replaced);
         }
-        written.map_err(io_error)
+        // It is there from here on, durable or not.
+        placed.and_then(|folder| folder.sync_all()).map_err(io_error)
     }
 
     fn temporary_file(&self) -> PathBuf {
@@ -134,21 +138,27 @@ impl DirectoryVolume {
         self.root.join(TEMPORARY).join(format!("{:016x}-{number}", self.writer))
     }
 
-    fn place(&self, temporary: &Path, path: &Path) -> io::Result<()> {
-        let folder = path.parent().unwrap_or(&self.root);
-        if !folder.is_dir() {
-            create_folder(&self.root, folder)?;
+    /// Gives an object its name, in place of what had it, which counts no more. The folder, whose names are to be made durable.
+    fn place(&self, key: &BlobKey, temporary: &Path, path: &Path) -> io::Result<File> {
+        let path_of_folder = path.parent().unwrap_or(&self.root);
+        if !path_of_folder.is_dir() {
+            create_folder(&self.root, path_of_folder)?;
         }
+        let folder = File::open(path_of_folder)?;
+        let _turn = self.turns.of(key).lock();
+        let replaced = fs::metadata(path).map_or(0, |old| old.len());
         fs::rename(temporary, path)?;
-        File::open(folder)?.sync_all()
+        self.quota.release(key, replaced);
+        Ok(folder)
     }
 
     fn delete_object(&self, key: &BlobKey) -> Result<bool, VolumeError> {
         let path = self.object_file(key);
+        let _turn = self.turns.of(key).lock();
         let removed = fs::metadata(&path).and_then(|old| fs::remove_file(&path).map(|()| old.len()));
         match removed {
             Ok(length) => {
-                self.quota.release(length);
+                self.quota.release(key, length);
                 Ok(true)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -163,10 +173,6 @@ impl DirectoryVolume {
         }
         VolumeError::Io { volume, operation, key, source }
     }
-
-    fn expired(&self, operation: &'static str, key: BlobKey) -> VolumeError {
-        VolumeError::DeadlineExceeded { volume: self.descriptor.id, operation, key }
-    }
 }
 
 impl Volume for DirectoryVolume {
@@ -175,21 +181,13 @@ impl Volume for DirectoryVolume {
     }
 
     fn get(&self, requests: &mut [GetRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
-        until(
-            requests,
-            deadline,
-            |request| self.expired("get", request.key),
-            |request| self.get_object(request),
-        )
+        let volume = self.descriptor.id;
+        one_by_one(volume, "get", requests, deadline, |request| self.get_object(request))
     }
 
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
-        until(
-            requests,
-            deadline,
-            |request| self.expired("put", request.key),
-            |request| self.put_object(request),
-        )
+        let volume = self.descriptor.id;
+        one_by_one(volume, "put", requests, deadline, |request| self.put_object(request))
     }
 
     fn exists(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
@@ -197,11 +195,11 @@ impl Volume for DirectoryVolume {
             let found = self.object_file(key).try_exists();
             found.map_err(|source| self.io_error("exists", *key, source))
         };
-        until(keys, deadline, |key| self.expired("exists", **key), exists)
+        one_by_one(self.descriptor.id, "exists", keys, deadline, exists)
     }
 
     fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
-        until(keys, deadline, |key| self.expired("delete", **key), |key| self.delete_object(key))
+        one_by_one(self.descriptor.id, "delete", keys, deadline, |key| self.delete_object(key))
     }
 
     fn list(
@@ -221,6 +219,10 @@ impl Volume for DirectoryVolume {
 
     fn used_bytes(&self) -> Option<u64> {
         self.descriptor.capacity_bytes.map(|_| self.quota.used())
+    }
+
+    fn facts(&self, _deadline: Instant) -> StoreFacts {
+        StoreFacts { folder: Some(self.root.clone()), conditional_puts: None }
     }
 }
 
@@ -286,20 +288,22 @@ fn list_below(
     Ok(())
 }
 
-/// Bytes of all files below `folder`. Files that vanish meanwhile do not count.
-fn bytes_below(folder: &Path) -> io::Result<u64> {
-    let mut bytes = 0;
-    let mut folders = vec![folder.to_owned()];
+/// Counts all objects below `root`. Files that vanish meanwhile do not count.
+fn count_objects(root: &Path) -> io::Result<Quota> {
+    let mut quota = Quota::default();
+    let mut folders = vec![String::new()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
+        for entry in fs::read_dir(root.join(&folder))? {
             let entry = entry?;
+            // Names that are no text are none of ours.
+            let Ok(name) = entry.file_name().into_string() else { continue };
             match entry.metadata() {
-                Ok(found) if found.is_dir() => folders.push(entry.path()),
-                Ok(found) => bytes += found.len(),
+                Ok(found) if found.is_dir() => folders.push(format!("{folder}{name}/")),
+                Ok(found) => quota.found(&format!("{folder}{name}"), found.len()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
     }
-    Ok(bytes)
+    Ok(quota)
 }

@@ -37,24 +37,29 @@
 #[doc = include_str!("../../../docs/write-a-backend.md")]
 struct WriteABackend;
 
+mod batch;
 pub mod conformance;
 mod directory;
 mod error;
 mod key;
 mod memory;
 pub mod object;
+mod probe;
 mod quota;
 mod registry;
 #[cfg(feature = "s3")]
 mod s3;
 mod volume;
 
+pub use batch::{Keyed, one_by_one};
 pub use directory::DirectoryVolume;
 pub use error::{Corruption, RegistryError, VolumeError};
 pub use key::{BlobKey, BlobScope, BlobSlice};
+pub use kvbm_plan::VolumeDescriptor;
 pub use memory::MemoryVolume;
 pub use object::{HEADER_BYTES, MAX_ALIGNMENT, MAX_PIECES, PayloadForm, StoredOrder};
+pub use probe::{Probe, probe};
 pub use registry::{OpenVolume, VolumeRegistry};
 #[cfg(feature = "s3")]
 pub use s3::S3Volume;
-pub use volume::{GetRequest, PutRequest, Volume, VolumeDescriptor, VolumeExt};
+pub use volume::{GetRequest, PutRequest, StoreFacts, Volume, VolumeExt};

@@ -206,6 +206,10 @@ impl Header {
             sums: table.chunks_exact(8).map(sum).collect(),
         };
         header.check(key, object_length)?;
+        // What it says is all that is in it: its checksums cover these bytes too.
+        if header.identity() != fixed[..IDENTITY_BYTES] {
+            return Err(Corruption::HeaderField("reserved bytes"));
+        }
         Ok(header)
     }
 

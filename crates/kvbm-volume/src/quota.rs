@@ -1,49 +1,122 @@
 //! How much of a volume's capacity is used.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::{VolumeDescriptor, VolumeError};
+use kvbm_plan::NamespaceTag;
+use parking_lot::Mutex;
 
-/// Counts the bytes of a volume's objects against its capacity.
+use crate::{BlobKey, VolumeDescriptor, VolumeError};
+
+/// Keys that share a turn: few enough to keep, so many that two of them seldom wait for each other.
+const TURNS: usize = 64;
+
+/// What an object was before and what it is now are one step for whoever counts: of the changes of a key one at a time has the turn.
 #[derive(Debug)]
+pub(crate) struct Turns<L>(Vec<L>);
+
+impl<L: Default> Default for Turns<L> {
+    fn default() -> Self {
+        Self((0..TURNS).map(|_| L::default()).collect())
+    }
+}
+
+impl<L> Turns<L> {
+    /// The lock of a key.
+    pub(crate) fn of(&self, key: &BlobKey) -> &L {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        &self.0[hasher.finish() as usize % TURNS]
+    }
+}
+
+/// Counts the bytes of a volume's objects against its capacity, each namespace by itself: neither takes another's room.
+#[derive(Debug, Default)]
 pub(crate) struct Quota {
-    used: AtomicU64,
+    used: Mutex<HashMap<NamespaceTag, u64>>,
 }
 
 impl Quota {
-    /// `used` bytes are there already.
-    pub(crate) fn new(used: u64) -> Self {
-        Self { used: AtomicU64::new(used) }
+    /// Counts in an object that is there already, by its path in the store. What is none of ours does not count.
+    pub(crate) fn found(&mut self, path: &str, bytes: u64) {
+        if let Some(key) = BlobKey::parse(path) {
+            let used = self.used.get_mut().entry(key.namespace).or_default();
+            *used = used.saturating_add(bytes);
+        }
     }
 
+    /// Of all namespaces.
     pub(crate) fn used(&self) -> u64 {
-        self.used.load(Relaxed)
+        self.used.lock().values().fold(0, |sum, used| sum.saturating_add(*used))
     }
 
-    /// Counts `needed` bytes in, or says that there is no room; `replaced` bytes will become free.
+    /// Counts `needed` bytes of `key` in, or says that there is no room; `replaced` bytes will become free.
     pub(crate) fn reserve(
         &self,
         descriptor: &VolumeDescriptor,
+        key: &BlobKey,
         needed: u64,
         replaced: u64,
     ) -> Result<(), VolumeError> {
         let capacity = descriptor.capacity_bytes.unwrap_or(u64::MAX);
-        let add = |used: u64| {
-            let after = used.checked_add(needed)?;
-            (after.saturating_sub(replaced) <= capacity).then_some(after)
-        };
-        let full = |used: u64| VolumeError::Full {
-            volume: descriptor.id,
-            needed,
-            free: capacity.saturating_sub(used.saturating_sub(replaced)),
-        };
-        self.used.fetch_update(Relaxed, Relaxed, add).map(drop).map_err(full)
+        let mut namespaces = self.used.lock();
+        let used = namespaces.entry(key.namespace).or_default();
+        match used.checked_add(needed) {
+            Some(after) if after.saturating_sub(replaced) <= capacity => {
+                *used = after;
+                Ok(())
+            }
+            _ => Err(VolumeError::Full {
+                volume: descriptor.id,
+                needed,
+                free: capacity.saturating_sub(used.saturating_sub(replaced)),
+            }),
+        }
     }
 
-    /// `bytes` are there no more. Other processes may have written what we delete, so the count may be below it.
-    pub(crate) fn release(&self, bytes: u64) {
-        let less = |used: u64| Some(used.saturating_sub(bytes));
-        // The closure never gives None, so the update cannot fail.
-        let _ = self.used.fetch_update(Relaxed, Relaxed, less);
+    /// [Reserves](Self::reserve) until the result is dropped or [kept](Room::keep).
+    #[cfg(feature = "s3")]
+    pub(crate) fn take(
+        quota: &std::sync::Arc<Self>,
+        descriptor: &VolumeDescriptor,
+        key: BlobKey,
+        needed: u64,
+        replaced: u64,
+    ) -> Result<Room, VolumeError> {
+        quota.reserve(descriptor, &key, needed, replaced)?;
+        Ok(Room { quota: std::sync::Arc::clone(quota), key, bytes: needed })
+    }
+
+    /// `bytes` of `key` are there no more. Other processes may have written what we delete, so the count may be below it.
+    pub(crate) fn release(&self, key: &BlobKey, bytes: u64) {
+        if let Some(used) = self.used.lock().get_mut(&key.namespace) {
+            *used = used.saturating_sub(bytes);
+        }
+    }
+}
+
+/// Room for an object, free again when this is dropped: its writer may give up anywhere. What has landed nevertheless counts from the
+/// next opening on.
+#[cfg(feature = "s3")]
+#[derive(Debug)]
+pub(crate) struct Room {
+    quota: std::sync::Arc<Quota>,
+    key: BlobKey,
+    /// What becomes free.
+    bytes: u64,
+}
+
+#[cfg(feature = "s3")]
+impl Room {
+    /// The object is there, and `replaced` bytes are not any more.
+    pub(crate) fn keep(mut self, replaced: u64) {
+        self.bytes = replaced;
+    }
+}
+
+#[cfg(feature = "s3")]
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.quota.release(&self.key, self.bytes);
     }
 }

@@ -1,44 +1,24 @@
 //! The contract of a blob store.
 
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
 
-use kvbm_plan::VolumeId;
+use kvbm_plan::{VolumeDescriptor, VolumeId};
 
 use crate::object::MAX_ALIGNMENT;
 use crate::{BlobKey, BlobScope, PayloadForm, RegistryError, VolumeError};
 
-/// What an operator says about a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeDescriptor {
-    /// The volume's id in plans and locations.
-    pub id: VolumeId,
-    /// Where it is: `file:///mnt/kv`, `memory:`, or a scheme of a vendor.
-    pub uri: String,
-    /// Bytes that our objects may take, headers included; `None`: as many as the store takes.
-    pub capacity_bytes: Option<u64>,
-    /// Payloads begin at a multiple of this many bytes in their object; a power of two up to [`MAX_ALIGNMENT`].
-    pub alignment: u32,
-    /// How long an operation may take when its caller has no better idea.
-    pub deadline: Duration,
-}
-
-impl VolumeDescriptor {
-    /// A descriptor without a capacity limit, with alignment 1 and a deadline of 5 seconds.
-    pub fn new(id: VolumeId, uri: impl Into<String>) -> Self {
-        Self { id, uri: uri.into(), capacity_bytes: None, alignment: 1, deadline: Duration::from_secs(5) }
+/// What a descriptor says must make sense.
+pub(crate) fn check(descriptor: &VolumeDescriptor) -> Result<(), RegistryError> {
+    let VolumeDescriptor { id, alignment, deadline, .. } = *descriptor;
+    let refuse = |field, value, rule| Err(RegistryError::Descriptor { id, field, value, rule });
+    if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
+        return refuse("alignment", alignment.to_string(), "a power of two from 1 to 1048576 bytes");
     }
-
-    pub(crate) fn validate(&self) -> Result<(), RegistryError> {
-        let refuse =
-            |field, value: String, rule| Err(RegistryError::Descriptor { id: self.id, field, value, rule });
-        if !self.alignment.is_power_of_two() || self.alignment > MAX_ALIGNMENT {
-            return refuse("alignment", self.alignment.to_string(), "a power of two from 1 to 1048576 bytes");
-        }
-        if self.deadline.is_zero() {
-            return refuse("deadline", format!("{:?}", self.deadline), "longer than zero");
-        }
-        Ok(())
+    if deadline.is_zero() || deadline > VolumeDescriptor::MAX_DEADLINE {
+        return refuse("deadline", format!("{deadline:?}"), "longer than zero, at most an hour");
     }
+    Ok(())
 }
 
 /// A blob to read.
@@ -69,6 +49,7 @@ pub struct PutRequest<'a> {
 /// Calls block and come from many threads at once. Each gives one result per request, in order; one request's failure does not
 /// touch the others. When `deadline` passes, requests whose turn has not come get
 /// [`DeadlineExceeded`](VolumeError::DeadlineExceeded); a store that can abort an operation in progress does so.
+/// [`one_by_one`](crate::one_by_one) is all that for a store that takes one object at a time.
 pub trait Volume: Send + Sync {
     /// What the volume was registered with.
     fn descriptor(&self) -> &VolumeDescriptor;
@@ -77,7 +58,8 @@ pub trait Volume: Send + Sync {
     fn get(&self, requests: &mut [GetRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>>;
 
     /// Writes blobs. An object appears whole or not at all, and survives power loss after `Ok` if the store can do that.
-    /// Writing an object again replaces it: objects of a key are equal, so retries are harmless.
+    /// Writing an object again leaves it whole, whatever was there: objects of a key are equal, so one that is whole may stay, and
+    /// retries are harmless.
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>>;
 
     /// Whether objects are there: a hint, for `get` may still fail.
@@ -98,6 +80,21 @@ pub trait Volume: Send + Sync {
 
     /// Bytes that objects take by the volume's own count, headers included; `None` if it does not count.
     fn used_bytes(&self) -> Option<u64>;
+
+    /// What the store is, tried out where need be, for `kvbm doctor`. What a trial left is removed after it, so this may last up to the
+    /// descriptor's deadline longer than `deadline`.
+    fn facts(&self, _deadline: Instant) -> StoreFacts {
+        StoreFacts::default()
+    }
+}
+
+/// What a volume knows of its store; `None` for what it does not know, or what makes no sense there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoreFacts {
+    /// The folder of this machine in which objects lie.
+    pub folder: Option<PathBuf>,
+    /// Whether the store can be told to write an object only where there is none.
+    pub conditional_puts: Option<bool>,
 }
 
 /// Conveniences over [`Volume`].
@@ -131,17 +128,6 @@ fn only<T>(
         let source = std::io::Error::other("the volume gave no result");
         Err(VolumeError::Io { volume, operation, key: *key, source })
     })
-}
-
-/// Runs `each` per request until the deadline.
-pub(crate) fn until<R, T>(
-    requests: impl IntoIterator<Item = R>,
-    deadline: Instant,
-    expired: impl Fn(&R) -> VolumeError,
-    mut each: impl FnMut(R) -> Result<T, VolumeError>,
-) -> Vec<Result<T, VolumeError>> {
-    let in_time = |request: R| if Instant::now() < deadline { Ok(request) } else { Err(expired(&request)) };
-    requests.into_iter().map(|request| in_time(request).and_then(&mut each)).collect()
 }
 
 /// Whether a listing may still begin.

@@ -1,7 +1,7 @@
 //! Both volumes under the conformance suite, and what is special to each.
 
 use std::fs;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use kvbm_plan::{
@@ -133,6 +133,7 @@ fn a_directory_is_remembered() {
     first.put_one(&key(), b"0123456789", soon()).unwrap();
     let used = first.used_bytes();
     drop(first);
+    fs::write(folder.path().join("not-ours"), [0; 5000]).unwrap();
     let second = open_directory(&folder, &limited);
     assert_eq!(second.get_one(&key(), 10, soon()).unwrap(), b"0123456789");
     assert_eq!(second.used_bytes(), used);
@@ -162,6 +163,30 @@ fn a_failed_put_says_which_object_and_counts_nothing() {
     assert!(error.to_string().contains(&key().to_string()) && !error.is_miss(), "{error}");
     assert_eq!(volume.used_bytes(), Some(0));
     assert_eq!(fs::read_dir(folder.path().join(".incomplete")).unwrap().count(), 0);
+}
+
+/// Mutation that makes it fail: what a put replaces is what was there before its bytes were written.
+#[test]
+fn concurrent_changes_of_one_object_leave_the_count_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let limited = VolumeDescriptor { capacity_bytes: Some(1 << 20), ..descriptor() };
+    let volume = open_directory(&folder, &limited);
+    for round in 0..20 {
+        let start = Barrier::new(5);
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let (start, volume) = (&start, &volume);
+                scope.spawn(move || {
+                    start.wait();
+                    volume.put_one(&key(), &vec![1; 100 * (writer + 1)], soon()).unwrap();
+                });
+            }
+            start.wait();
+            volume.delete(&[key()], soon()).remove(0).unwrap();
+        });
+        let there = fs::metadata(volume.object_file(&key())).map_or(0, |file| file.len());
+        assert_eq!(volume.used_bytes(), Some(there), "round {round}");
+    }
 }
 
 #[test]
@@ -222,7 +247,7 @@ fn descriptors_are_checked() {
     for uri in ["", "s4://bucket"] {
         let error =
             registry.register_volume(VolumeDescriptor { uri: uri.into(), ..descriptor() }).err().unwrap();
-        assert!(error.to_string().contains("known schemes: [\"dir\", \"file\", \"memory\"]"), "{error}");
+        assert!(error.to_string().contains("known schemes: [\"dir\", \"file\", \"memory\""), "{error}");
     }
 }
 

@@ -1,95 +1,126 @@
 //! A volume in a bucket of an S3-compatible store.
 
+mod credentials;
+#[cfg(test)]
+mod heard;
 mod runtime;
+mod upload;
 mod uri;
 
+use std::collections::HashSet;
 use std::future::Future;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::client::{HttpError, HttpErrorKind};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig,
+    BackoffConfig, ClientOptions, Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
+    RetryConfig,
 };
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::object::{Header, MAX_ALIGNMENT, MAX_PIECES, open as open_object};
-use crate::quota::Quota;
-use crate::volume::in_time;
+use crate::quota::{Quota, Turns};
+use crate::volume::{check, in_time};
 use crate::{
-    BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, Volume, VolumeDescriptor,
-    VolumeError,
+    BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, StoreFacts, Volume,
+    VolumeDescriptor, VolumeError,
 };
 use runtime::Runtime;
+use upload::{Conditional, Upload, Uploaded, is_unknown_to_store};
 use uri::S3Uri;
 
 /// Times that a request is sent again, within its deadline.
 const MAX_RETRIES: usize = 2;
 /// Longest wait between two of them.
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
+/// Objects that are remembered as damaged.
+const MAX_DAMAGED: usize = 4096;
 /// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Objects in a bucket: `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`.
 ///
 /// Credentials come from the environment, as the AWS tools have them (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, profiles of
-/// instances), never from the URI, which stands in logs. Options of the URI: `endpoint` (of a store that is not AWS; only one that
-/// begins with `http://` is spoken to without TLS), `region`, `anonymous=true` (requests are not signed), `concurrency` (requests at a
-/// time, 32), `part_bytes` (larger objects go up in parts, 16 MiB).
+/// instances), or from where the option `credentials` says: `env:PREFIX` in variables with another prefix than `AWS`, `file:PATH` in a
+/// file as the AWS tools have it (its first section; read again when it has changed). They never stand in the URI, which is shown in
+/// logs. Its other options: `endpoint` (of a store that is not AWS; only one that begins with `http://` is spoken to without TLS),
+/// `region`, `anonymous=true` (requests are not signed), `concurrency` (requests at a time, 32), `part_bytes` (larger objects go up in
+/// parts, 16 MiB).
 ///
-/// A put replaces the object: a damaged one is healed by the next put, which a conditional put would refuse. Its bytes are
-/// gathered once, since a request outlives its caller when that gives up.
+/// A put writes under the condition that there is no such object (`If-None-Match`), so of two writers one writes. Where there is one,
+/// its header is read: the same one stays, another one is replaced, and so is one that a read found to be damaged. A store that does not
+/// know the condition is written to without it, and an object that goes up in parts is looked for before. The bytes are gathered once,
+/// since a request outlives its caller when that gives up.
 #[derive(Debug)]
 pub struct S3Volume {
     descriptor: VolumeDescriptor,
     store: Arc<AmazonS3>,
     prefix: String,
     part_bytes: usize,
+    conditional: Arc<Conditional>,
+    /// Objects that a read found damaged, until they are written again.
+    damaged: Mutex<HashSet<BlobKey>>,
     /// Bounds the requests of all callers together.
     permits: Arc<Semaphore>,
-    quota: Quota,
+    quota: Arc<Quota>,
+    /// Held from the look at an object until its change is counted.
+    turns: Arc<Turns<tokio::sync::Mutex<()>>>,
     runtime: Runtime,
 }
 
 impl S3Volume {
     /// Makes a client of the store; with a capacity, the objects are counted first. The bucket must exist.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
-        descriptor.validate()?;
-        let opened = Self::connect(&descriptor);
-        opened.map_err(|source| RegistryError::Open { id: descriptor.id, uri: descriptor.uri, source })
+        check(&descriptor)?;
+        Self::connect(&descriptor).map_err(|source| {
+            let VolumeDescriptor { id, mut uri, .. } = descriptor;
+            // Without its options: somebody may have written a secret there, and errors go to logs.
+            uri.truncate(uri.find('?').unwrap_or(uri.len()));
+            RegistryError::Open { id, uri, source }
+        })
     }
 
     fn connect(descriptor: &VolumeDescriptor) -> io::Result<Self> {
         let uri = S3Uri::parse(&descriptor.uri)?;
-        let store = client(&uri, descriptor.deadline).map_err(io::Error::other)?;
+        let store = client(&uri, descriptor.deadline)?;
         let volume = Self {
             descriptor: descriptor.clone(),
             store: Arc::new(store),
             prefix: uri.prefix,
             part_bytes: uri.part_bytes,
+            conditional: Arc::default(),
+            damaged: Mutex::default(),
             permits: Arc::new(Semaphore::new(uri.concurrency)),
-            quota: Quota::new(0),
+            quota: Arc::default(),
+            turns: Arc::default(),
             runtime: Runtime::start(&format!("kvbm-s3-{}", descriptor.id))?,
         };
         if descriptor.capacity_bytes.is_some() {
-            let used = volume.count_bytes()?;
-            return Ok(Self { quota: Quota::new(used), ..volume });
+            let quota = Arc::new(volume.count_objects()?);
+            return Ok(Self { quota, ..volume });
         }
         Ok(volume)
     }
 
-    /// Bytes of all objects below the prefix.
-    fn count_bytes(&self) -> io::Result<u64> {
-        let store = Arc::clone(&self.store);
+    /// Counts all objects below the prefix.
+    fn count_objects(&self) -> io::Result<Quota> {
+        let (store, ours) = (Arc::clone(&self.store), self.ours());
         let prefix = (!self.prefix.is_empty()).then(|| Path::from(self.prefix.as_str()));
         let count = async move {
-            let sizes = store.list(prefix.as_ref()).map_ok(|object| object.size);
-            sizes.try_fold(0_u64, |sum, size| async move { Ok(sum.saturating_add(size)) }).await
+            let add = |mut quota: Quota, object: ObjectMeta| async move {
+                quota.found(object.location.as_ref().get(ours..).unwrap_or_default(), object.size);
+                Ok(quota)
+            };
+            store.list(prefix.as_ref()).try_fold(Quota::default(), add).await
         };
         // Counting takes a request for each thousand objects.
         let deadline = Instant::now() + 12 * self.descriptor.deadline;
@@ -97,6 +128,11 @@ impl S3Volume {
         let counted =
             self.runtime.run(deadline, async move { tokio::time::timeout_at(deadline.into(), count).await });
         counted.and_then(Result::ok).ok_or_else(late)?.map_err(io::Error::other)
+    }
+
+    /// Where the path of an object begins in its location.
+    fn ours(&self) -> usize {
+        self.prefix.len() + usize::from(!self.prefix.is_empty())
     }
 
     fn path(&self, key: &BlobKey) -> Path {
@@ -143,16 +179,64 @@ impl S3Volume {
         results.unwrap_or_else(|| keys.into_iter().map(|key| Err(expired(key))).collect())
     }
 
-    /// Room for the object of a request, in place of one whose length is `replaced`. Its header, and the bytes that become free.
-    fn reserve(
+    /// Writes an object, counted before it is there: what it replaces, and where it does not arrive it, counts no more. `Err` within
+    /// where there is no room.
+    fn write(
         &self,
         request: &PutRequest<'_>,
-        replaced: Option<Result<Option<u64>, VolumeError>>,
-    ) -> Result<(Header, u64), VolumeError> {
-        let header = Header::new(self.descriptor.id, request, self.descriptor.alignment)?;
-        let replaced = replaced.transpose()?.flatten().unwrap_or(0);
-        self.quota.reserve(&self.descriptor, header.object_length(), replaced)?;
-        Ok((header, replaced))
+        header: &Header,
+    ) -> impl Future<Output = Result<Result<Uploaded, VolumeError>, Error>> + Send + use<> {
+        let upload = self.upload(request, header);
+        let (key, needed, descriptor) = (request.key, header.object_length(), self.descriptor.clone());
+        let (store, conditional) = (Arc::clone(&self.store), Arc::clone(&self.conditional));
+        let (quota, turns) = (Arc::clone(&self.quota), Arc::clone(&self.turns));
+        async move {
+            let _turn = turns.of(&key).lock().await;
+            let limited = descriptor.capacity_bytes.is_some();
+            let found = if limited { present(store.head(&upload.path).await)? } else { None };
+            let replaced = found.map_or(0, |object| object.size);
+            let room = match Quota::take(&quota, &descriptor, key, needed, replaced) {
+                Ok(room) => room,
+                Err(full) => return Ok(Err(full)),
+            };
+            let uploaded = upload.run(&store, &conditional).await?;
+            // The same one may have been there, or may be ours, of a request whose answer was lost: it counts once.
+            room.keep(replaced);
+            Ok(Ok(uploaded))
+        }
+    }
+
+    fn upload(&self, request: &PutRequest<'_>, header: &Header) -> Upload {
+        Upload {
+            path: self.path(&request.key),
+            object: gather(header, &request.pieces),
+            head_bytes: header.payload_offset as usize,
+            part_bytes: self.part_bytes,
+            replace: self.damaged.lock().contains(&request.key),
+        }
+    }
+
+    /// The next put replaces it, even where its header is sound.
+    fn note_damaged(&self, key: BlobKey) {
+        let mut damaged = self.damaged.lock();
+        if damaged.len() >= MAX_DAMAGED {
+            // Whoever found them deletes them, so that they are written again in any case.
+            damaged.clear();
+        }
+        damaged.insert(key);
+    }
+
+    /// Whether the store refuses to write where there is something, by trying it; `None` where that could not be learned.
+    async fn tries_conditions(store: &AmazonS3, path: &Path) -> Option<bool> {
+        let put = || store.put_opts(path, PutPayload::from_static(b"probe"), PutMode::Create.into());
+        match put().await {
+            Ok(_) => match put().await {
+                Ok(_) => Some(false),
+                Err(Error::AlreadyExists { .. }) => Some(true),
+                Err(_) => None,
+            },
+            Err(error) => is_unknown_to_store(&error).then_some(false),
+        }
     }
 
     /// The length of each object that is there; 0 for the others.
@@ -165,7 +249,7 @@ impl S3Volume {
     }
 }
 
-fn client(uri: &S3Uri, deadline: Duration) -> Result<AmazonS3, Error> {
+fn client(uri: &S3Uri, deadline: Duration) -> io::Result<AmazonS3> {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(50), max_backoff: MAX_BACKOFF, base: 2.0 };
     let retry = RetryConfig { backoff, max_retries: MAX_RETRIES, retry_timeout: deadline };
@@ -185,7 +269,10 @@ fn client(uri: &S3Uri, deadline: Duration) -> Result<AmazonS3, Error> {
     if let Some(region) = &uri.region {
         builder = builder.with_region(region);
     }
-    builder.build()
+    if let Some(credentials) = &uri.credentials {
+        builder = builder.with_credentials(credentials.provider()?);
+    }
+    builder.build().map_err(io::Error::other)
 }
 
 /// `None` where there is no such object.
@@ -205,8 +292,23 @@ fn store_error(
 ) -> VolumeError {
     match error {
         Error::NotFound { .. } if operation == "get" => VolumeError::NotFound { volume, key },
-        error => VolumeError::Io { volume, operation, key, source: io::Error::other(error) },
+        error => {
+            let kind = if timed_out(&error) { io::ErrorKind::TimedOut } else { io::ErrorKind::Other };
+            VolumeError::Io { volume, operation, key, source: io::Error::new(kind, error) }
+        }
     }
+}
+
+/// Whether a request was given up because its time was over.
+fn timed_out(error: &Error) -> bool {
+    let mut next = std::error::Error::source(error);
+    while let Some(source) = next {
+        if source.downcast_ref::<HttpError>().is_some_and(|error| error.kind() == HttpErrorKind::Timeout) {
+            return true;
+        }
+        next = source.source();
+    }
+    false
 }
 
 /// An object in one piece.
@@ -217,28 +319,6 @@ fn gather(header: &Header, pieces: &[&[u8]]) -> Bytes {
         object.extend_from_slice(piece);
     }
     object.freeze()
-}
-
-/// Uploads an object, a large one in parts. It appears whole or not at all.
-async fn upload(store: &AmazonS3, path: &Path, object: Bytes, part_bytes: usize) -> Result<(), Error> {
-    if object.len() <= part_bytes {
-        return store.put(path, PutPayload::from_bytes(object)).await.map(drop);
-    }
-    let mut upload = store.put_multipart(path).await?;
-    let starts = (0..object.len()).step_by(part_bytes);
-    let parts: Vec<_> = starts
-        .map(|start| object.slice(start..object.len().min(start + part_bytes)))
-        .map(|part| upload.put_part(PutPayload::from_bytes(part)))
-        .collect();
-    let result = match try_join_all(parts).await {
-        Ok(_) => upload.complete().await.map(drop),
-        Err(error) => Err(error),
-    };
-    if result.is_err() {
-        // Parts that stay are the store's to expire; the upload's error is the one to report.
-        let _ = upload.abort().await;
-    }
-    result
 }
 
 /// Downloads an object of at most `most` bytes: `Err` with its length where it is longer.
@@ -276,44 +356,43 @@ impl Volume for S3Volume {
             (request.key, async move { download(&store, &path, most).await })
         };
         let objects = self.each("get", deadline, requests.iter().map(fetch).collect());
-        let opened = requests.iter_mut().zip(objects).map(|(request, object)| match object? {
+        let open = |request: &mut GetRequest<'_>, object: Result<Vec<u8>, u64>| match object {
             Ok(object) => open_object(volume, &object, request),
             Err(actual) => {
                 let expected = request.pieces.iter().map(|piece| piece.len() as u64).sum();
                 let reason = Corruption::Length { expected, actual };
                 Err(VolumeError::Corrupt { volume, key: request.key, reason })
             }
+        };
+        let opened = requests.iter_mut().zip(objects).map(|(request, object)| {
+            let opened = open(request, object?);
+            if opened.as_ref().is_err_and(VolumeError::is_corrupt) {
+                self.note_damaged(request.key);
+            }
+            opened
         });
         opened.collect()
     }
 
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
-        let limited = self.descriptor.capacity_bytes.is_some();
-        let keys: Vec<BlobKey> = requests.iter().map(|request| request.key).collect();
-        let replaced = if limited { self.lengths(&keys, deadline) } else { Vec::new() };
-        let mut replaced = replaced.into_iter();
+        // For each request its error, or nothing where there is an upload.
+        let mut results = Vec::with_capacity(requests.len());
         let mut work = Vec::with_capacity(requests.len());
-        // For each request its error, or what it takes and frees.
-        let mut reserved = Vec::with_capacity(requests.len());
         for request in requests {
-            reserved.push(self.reserve(request, replaced.next()).map(|(header, replaced)| {
-                let object = gather(&header, &request.pieces);
-                let (store, path, part_bytes) =
-                    (Arc::clone(&self.store), self.path(&request.key), self.part_bytes);
-                work.push((request.key, async move { upload(&store, &path, object, part_bytes).await }));
-                (header.object_length(), replaced)
-            }));
+            let header = Header::new(self.descriptor.id, request, self.descriptor.alignment);
+            results.push(header.map(|header| work.push((request.key, self.write(request, &header)))));
         }
-        let mut uploaded = self.each("put", deadline, work).into_iter();
-        let settle = |reserved: Result<(u64, u64), VolumeError>| {
-            let (needed, replaced) = reserved?;
+        let mut written = self.each("put", deadline, work).into_iter();
+        let settle = |(request, result): (&PutRequest<'_>, Result<(), VolumeError>)| {
+            result?;
             // One result for each upload.
-            let result = uploaded.next().unwrap_or(Ok(()));
-            // After a failure the object may have landed; the count is right again after the next opening.
-            self.quota.release(if result.is_ok() { replaced } else { needed });
-            result
+            let uploaded = written.next().unwrap_or(Ok(Ok(Uploaded::AlreadyThere)))??;
+            if uploaded == Uploaded::Written {
+                self.damaged.lock().remove(&request.key);
+            }
+            Ok(())
         };
-        reserved.into_iter().map(settle).collect()
+        requests.iter().zip(results).map(settle).collect()
     }
 
     fn exists(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
@@ -323,13 +402,19 @@ impl Volume for S3Volume {
 
     fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
         let delete = |key: &BlobKey| {
-            let (store, path) = (Arc::clone(&self.store), self.path(key));
+            let (store, path, key) = (Arc::clone(&self.store), self.path(key), *key);
+            let (quota, turns) = (Arc::clone(&self.quota), Arc::clone(&self.turns));
             let request = async move {
+                let _turn = turns.of(&key).lock().await;
                 // S3 does not tell whether a deleted object was there.
-                let Some(object) = present(store.head(&path).await)? else { return Ok(None) };
-                present(store.delete(&path).await).map(|deleted| deleted.map(|()| object.size))
+                let Some(object) = present(store.head(&path).await)? else { return Ok(false) };
+                let deleted = present(store.delete(&path).await)?.is_some();
+                if deleted {
+                    quota.release(&key, object.size);
+                }
+                Ok(deleted)
             };
-            (*key, request)
+            (key, request)
         };
         // One after the other where a key comes twice: the second finds nothing.
         let mut results = Vec::with_capacity(keys.len());
@@ -340,12 +425,7 @@ impl Volume for S3Volume {
             results.extend(self.each("delete", deadline, now.iter().map(delete).collect()));
             rest = later;
         }
-        let settle = |result: Result<Option<u64>, VolumeError>| {
-            let length = result?;
-            self.quota.release(length.unwrap_or(0));
-            Ok(length.is_some())
-        };
-        results.into_iter().map(settle).collect()
+        results
     }
 
     fn list(
@@ -358,8 +438,7 @@ impl Volume for S3Volume {
         in_time(self.descriptor.id, scope, deadline)?;
         let prefix = Path::from(format!("{}/{}", self.prefix, scope.prefix()));
         let offset = after.map_or_else(|| prefix.clone(), |key| self.path(key));
-        let (store, ours) =
-            (Arc::clone(&self.store), self.prefix.len() + usize::from(!self.prefix.is_empty()));
+        let (store, ours) = (Arc::clone(&self.store), self.ours());
         let list = async move {
             let objects = store.list_with_offset(Some(&prefix), &offset);
             let keys = objects.try_filter_map(|object| async move {
@@ -378,5 +457,19 @@ impl Volume for S3Volume {
 
     fn used_bytes(&self) -> Option<u64> {
         self.descriptor.capacity_bytes.map(|_| self.quota.used())
+    }
+
+    fn facts(&self, deadline: Instant) -> StoreFacts {
+        let name = format!(".kvbm-probe-{:016x}", RandomState::new().build_hasher().finish());
+        let path = if self.prefix.is_empty() { name } else { format!("{}/{name}", self.prefix) };
+        let (store, path, cleaning) = (Arc::clone(&self.store), Path::from(path), self.descriptor.deadline);
+        let try_and_clean = async move {
+            let tried = tokio::time::timeout_at(deadline.into(), Self::tries_conditions(&store, &path)).await;
+            // Also what a put left that was late. What stays where this fails has no name of ours.
+            let _ = tokio::time::timeout(cleaning, store.delete(&path)).await;
+            tried.ok().flatten()
+        };
+        let tried = self.runtime.run(deadline + cleaning, try_and_clean);
+        StoreFacts { folder: None, conditional_puts: tried.flatten() }
     }
 }

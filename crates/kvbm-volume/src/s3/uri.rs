@@ -2,6 +2,8 @@
 
 use std::io;
 
+use super::credentials::Reference;
+
 /// Requests at a time, unless the URI says otherwise.
 const CONCURRENCY: usize = 32;
 /// S3 takes no smaller parts.
@@ -17,6 +19,8 @@ pub(super) struct S3Uri {
     pub(super) prefix: String,
     pub(super) endpoint: Option<String>,
     pub(super) region: Option<String>,
+    /// Where the credentials are, unless it is where the AWS tools look for them.
+    pub(super) credentials: Option<Reference>,
     /// Requests are not signed.
     pub(super) anonymous: bool,
     /// Requests at a time.
@@ -39,6 +43,7 @@ impl S3Uri {
             prefix: prefix.trim_matches('/').to_owned(),
             endpoint: None,
             region: None,
+            credentials: None,
             anonymous: false,
             concurrency: CONCURRENCY,
             part_bytes: PART_BYTES,
@@ -47,11 +52,24 @@ impl S3Uri {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let bad = |rule: &str| wrong(format!("option {name} = {value:?}: {rule}"));
             match name {
+                // What may be a secret is not repeated: errors go to logs.
+                "endpoint" if value.contains('@') => {
+                    return Err(wrong(
+                        "option endpoint: it has a user or a password; leave them out, and name credentials=env:PREFIX or \
+                         credentials=file:PATH"
+                            .into(),
+                    ));
+                }
                 "endpoint" if value.starts_with("http://") || value.starts_with("https://") => {
                     parsed.endpoint = Some(value.trim_end_matches('/').to_owned());
                 }
                 "endpoint" => return Err(bad("write it as http://HOST:PORT or https://HOST:PORT")),
                 "region" => parsed.region = Some(value.to_owned()),
+                "credentials" => {
+                    let reference = Reference::parse(value);
+                    let form = "option credentials: write it as env:PREFIX or file:PATH; the credentials themselves stand there";
+                    parsed.credentials = Some(reference.ok_or_else(|| wrong(form.into()))?);
+                }
                 "anonymous" => parsed.anonymous = value.parse().map_err(|_| bad("true or false"))?,
                 "concurrency" => {
                     let number = value.parse().ok().filter(|number| (1..=1024).contains(number));
@@ -63,11 +81,15 @@ impl S3Uri {
                 }
                 _ => {
                     return Err(wrong(format!(
-                        "unknown option {name}; known are endpoint, region, anonymous, concurrency and part_bytes. \
-                         Credentials come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what else the AWS tools read"
+                        "unknown option {name}; known are endpoint, region, credentials, anonymous, concurrency and part_bytes. \
+                         Credentials come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what else the AWS tools read, or from where \
+                         credentials=env:PREFIX or credentials=file:PATH says"
                     )));
                 }
             }
+        }
+        if parsed.anonymous && parsed.credentials.is_some() {
+            return Err(wrong("it has anonymous=true and credentials: leave one of them out".into()));
         }
         Ok(parsed)
     }
@@ -79,18 +101,31 @@ mod tests {
 
     #[test]
     fn uris_are_taken_apart() {
-        let parsed = S3Uri::parse("s3://kv/a/b/?endpoint=http://127.0.0.1:9000/&region=eu-1&anonymous=true&concurrency=4&part_bytes=5242880").unwrap();
+        let parsed = S3Uri::parse("s3://kv/a/b/?endpoint=http://127.0.0.1:9000/&region=eu-1&credentials=env:STORE&concurrency=4&part_bytes=5242880").unwrap();
         let expected = S3Uri {
             bucket: "kv".into(),
             prefix: "a/b".into(),
             endpoint: Some("http://127.0.0.1:9000".into()),
             region: Some("eu-1".into()),
-            anonymous: true,
+            credentials: Some(Reference::Variables("STORE".into())),
+            anonymous: false,
             concurrency: 4,
             part_bytes: 5 << 20,
         };
         assert_eq!(parsed, expected);
         assert_eq!(S3Uri::parse("s3://kv").unwrap().prefix, "");
+    }
+
+    #[test]
+    fn what_may_be_a_secret_is_refused_and_not_repeated() {
+        for (option, said) in [
+            ("endpoint=https://user:hunter2@store.example", "option endpoint"),
+            ("credentials=AKIA:hunter2", "option credentials"),
+            ("secret_access_key=hunter2", "unknown option secret_access_key"),
+        ] {
+            let told = S3Uri::parse(&format!("s3://kv?{option}")).unwrap_err().to_string();
+            assert!(told.contains(said) && !told.contains("hunter2"), "{told}");
+        }
     }
 
     #[test]
@@ -100,8 +135,10 @@ mod tests {
             ("s3:///a", "name a bucket"),
             ("s3://kv?endpoint=127.0.0.1:9000", "http://HOST:PORT"),
             ("s3://kv?anonymous=maybe", "true or false"),
+            ("s3://kv?anonymous=true&credentials=env:A", "leave one of them out"),
             ("s3://kv?concurrency=0", "from 1 to 1024"),
             ("s3://kv?part_bytes=1000", "from 5242880"),
+            ("s3://kv?credentials=AKIA123", "env:PREFIX or file:PATH"),
             ("s3://kv?secret_access_key=x", "AWS_SECRET_ACCESS_KEY"),
         ] {
             let error = S3Uri::parse(uri).unwrap_err().to_string();
