@@ -1,17 +1,21 @@
-//! What a leader asks of volumes beside transfers: what they hold, and to remove it. Probes have a thread of their own, since a
-//! request waits for them; removals may take long.
+//! What a leader asks of volumes beside transfers: what they hold, to remove it, and to open and close them. Probes have a thread of their
+//! own, since a request waits for them, and so has opening, since a manager does; removals may take long.
 
 use crate::config::{VolumeTier, WorkerConfig};
+use crate::cuts::{Cut, owns};
+use crate::damaged::DamagedObjects;
 use crate::error::{StartError, SubmitError};
-use crate::execute::failure_of;
+use crate::execute::{failure_of, readable_cuts};
 use crate::hub::{Hub, Producer};
 use crate::start::spawn;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use kvbm_plan::{
-    BlockIdentity, Epoch, Failure, FailureKind, Message, NamespaceId, NamespaceTag, Rank, VolumeAnswer,
-    VolumeId, VolumeRequest,
+    BlockIdentity, Epoch, Failure, FailureKind, Message, NamespaceId, NamespaceTag, Rank, StoredBlock,
+    VolumeAnswer, VolumeId, VolumeRequest,
 };
-use kvbm_volume::{BlobKey, BlobScope, Volume, VolumeError};
+use kvbm_volume::{BlobKey, BlobScope, BlobSlice, RegistryError, Volume, VolumeDescriptor, VolumeError};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,6 +36,7 @@ struct Ask {
 pub(crate) struct Asks {
     probes: Sender<Ask>,
     removals: Sender<Ask>,
+    changes: Sender<Ask>,
 }
 
 impl Asks {
@@ -44,7 +49,11 @@ impl Asks {
     ) -> Result<(), SubmitError> {
         let queue = match &request {
             VolumeRequest::Probe(_) => &self.probes,
-            VolumeRequest::Discard(_) | VolumeRequest::Purge(_) => &self.removals,
+            VolumeRequest::Discard(_)
+            | VolumeRequest::DiscardDamaged(_)
+            | VolumeRequest::Purge(_)
+            | VolumeRequest::List(_) => &self.removals,
+            VolumeRequest::Register(_) | VolumeRequest::Unregister => &self.changes,
         };
         queue.try_send(Ask { token, volume, request }).map_err(|error| match error {
             TrySendError::Full(_) => {
@@ -59,15 +68,22 @@ impl Asks {
 pub(crate) fn start(
     hub: &Arc<Hub>,
     tier: &VolumeTier,
+    damaged: &Arc<DamagedObjects>,
     config: &WorkerConfig,
 ) -> Result<(Asks, Vec<JoinHandle<()>>), StartError> {
     let (probes, probed) = bounded(MAX_PENDING);
     let (removals, removed) = bounded(MAX_PENDING);
+    let (changes, changed) = bounded(MAX_PENDING);
     let mut threads = Vec::new();
-    for (name, queue) in [("volume-probes", probed), ("volume-removals", removed)] {
+    for (name, queue) in
+        [("volume-probes", probed), ("volume-removals", removed), ("volume-changes", changed)]
+    {
         let desk = Desk {
             hub: Arc::clone(hub),
             tier: tier.clone(),
+            cuts: readable_cuts(config, tier)?,
+            damaged: Arc::clone(damaged),
+            taken: Mutex::default(),
             namespace: NamespaceTag::from_bytes(config.namespace),
             rank: config.rank,
             epoch: config.epoch,
@@ -75,13 +91,18 @@ pub(crate) fn start(
         let alive = hub.producer();
         threads.push(spawn(config.rank, name, move || desk.run(&queue, &alive))?);
     }
-    Ok((Asks { probes, removals }, threads))
+    Ok((Asks { probes, removals, changes }, threads))
 }
 
 /// One thread's work.
 struct Desk {
     hub: Arc<Hub>,
     tier: VolumeTier,
+    cuts: Vec<Cut>,
+    damaged: Arc<DamagedObjects>,
+    /// Volumes that were opened here by the leader's word: only these are the leader's to close. Ranks of one process share their volumes,
+    /// so one of them closes what one of them opened.
+    taken: Mutex<BTreeSet<VolumeId>>,
     namespace: NamespaceTag,
     rank: Rank,
     epoch: Epoch,
@@ -108,28 +129,140 @@ impl Desk {
     }
 
     fn answer(&self, volume: VolumeId, request: &VolumeRequest) -> Result<VolumeAnswer, Failure> {
-        let unknown =
-            |error: kvbm_volume::RegistryError| Failure::new(FailureKind::Unsupported, error.to_string());
+        let unknown = |error: RegistryError| Failure::new(FailureKind::Unsupported, error.to_string());
+        match request {
+            VolumeRequest::Register(place) => {
+                if self.open(&place.clone().describe(volume))? {
+                    self.taken.lock().insert(volume);
+                }
+                return Ok(VolumeAnswer::Done);
+            }
+            VolumeRequest::Unregister => {
+                // What is open by the word of somebody else stays.
+                if self.taken.lock().remove(&volume) {
+                    // Where somebody else was faster, it is closed as well.
+                    let _closed = self.tier.registry.unregister_volume(volume);
+                }
+                self.damaged.closed(volume);
+                return Ok(VolumeAnswer::Done);
+            }
+            _ => {}
+        }
         let volume = self.tier.registry.get(volume).map_err(unknown)?;
         match request {
+            // Above.
+            VolumeRequest::Register(_) | VolumeRequest::Unregister => Ok(VolumeAnswer::Done),
             VolumeRequest::Probe(blocks) => {
-                let found = volume.exists(&self.keys(blocks), deadline(&*volume));
-                let found: Result<Vec<bool>, VolumeError> = found.into_iter().collect();
-                found.map(VolumeAnswer::Present).map_err(|error| told(&error))
+                let present = self.present(&*volume, blocks);
+                present.map(VolumeAnswer::Present).map_err(|error| told(&error))
+            }
+            VolumeRequest::List(after) => self.list(&*volume, after.as_ref()).map(VolumeAnswer::Listed),
+            VolumeRequest::DiscardDamaged(blocks) => {
+                self.discard_damaged(&*volume, blocks).map(VolumeAnswer::Removed)
             }
             VolumeRequest::Discard(_) | VolumeRequest::Purge(_) if !self.tier.writes => {
                 Ok(VolumeAnswer::Removed(0))
             }
-            VolumeRequest::Discard(blocks) => delete(&*volume, &self.keys(blocks)).map(VolumeAnswer::Removed),
+            VolumeRequest::Discard(blocks) => self.discard(&*volume, blocks).map(VolumeAnswer::Removed),
             VolumeRequest::Purge(label) => self.purge(&*volume, *label).map(VolumeAnswer::Removed),
         }
     }
 
-    fn keys(&self, blocks: &[BlockIdentity]) -> Vec<BlobKey> {
-        blocks.iter().map(|identity| BlobKey::of(self.namespace, identity, self.tier.slice)).collect()
+    /// Opens a volume, unless it is open as this one: ranks of one process share their volumes. Whether it was closed.
+    fn open(&self, descriptor: &VolumeDescriptor) -> Result<bool, Failure> {
+        let is_open =
+            || self.tier.registry.get(descriptor.id).is_ok_and(|volume| volume.descriptor() == descriptor);
+        if is_open() {
+            return Ok(false);
+        }
+        match self.tier.registry.register_volume(descriptor.clone()) {
+            Ok(_) => Ok(true),
+            Err(RegistryError::Duplicate { .. }) if is_open() => Ok(false),
+            Err(error @ RegistryError::Open { .. }) => Err(Failure::new(FailureKind::Io, error.to_string())),
+            Err(error) => Err(Failure::new(FailureKind::Unsupported, error.to_string())),
+        }
     }
 
-    /// Removes this rank's objects of a namespace, page by page.
+    fn key(&self, identity: &BlockIdentity, slice: BlobSlice) -> BlobKey {
+        BlobKey::of(self.namespace, identity, slice)
+    }
+
+    /// Which blocks are there, in any cut that we can read: by its first object.
+    fn present(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<Vec<bool>, VolumeError> {
+        let mut there = vec![false; blocks.len()];
+        for cut in &self.cuts {
+            let missing: Vec<usize> = (0..blocks.len()).filter(|&at| !there[at]).collect();
+            let Some(part) = cut.parts.first().filter(|_| !missing.is_empty()) else { break };
+            let keys: Vec<BlobKey> = missing.iter().map(|&at| self.key(&blocks[at], part.slice)).collect();
+            for (at, found) in missing.into_iter().zip(volume.exists(&keys, deadline(volume))) {
+                there[at] = found?;
+            }
+        }
+        Ok(there)
+    }
+
+    /// Removes our objects of these blocks; where there is none, those of other cuts that we could have read.
+    fn discard(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<u64, Failure> {
+        let keys: Vec<BlobKey> = blocks.iter().map(|identity| self.key(identity, self.tier.slice)).collect();
+        let results = volume.delete(&keys, deadline(volume));
+        let others = self.cuts.iter().skip(1).flat_map(|cut| &cut.parts);
+        let elsewhere: Vec<BlobKey> = blocks
+            .iter()
+            .zip(&results)
+            .filter(|(_, result)| matches!(result, Ok(false)))
+            .flat_map(|(identity, _)| others.clone().map(|part| self.key(identity, part.slice)))
+            .collect();
+        self.damaged.take(volume.descriptor().id, &keys);
+        let removed = count(results);
+        self.damaged.take(volume.descriptor().id, &elsewhere);
+        let removed_elsewhere = count(volume.delete(&elsewhere, deadline(volume)));
+        Ok(removed? + removed_elsewhere?)
+    }
+
+    /// Removes what our reads found damaged of these blocks, with what of the same cut we would have read beside it; other cuts stay.
+    fn discard_damaged(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<u64, Failure> {
+        let mut doomed = Vec::new();
+        for identity in blocks {
+            for cut in &self.cuts {
+                let objects: Vec<_> = cut.parts.iter().map(|part| self.key(identity, part.slice)).collect();
+                if self.damaged.take(volume.descriptor().id, &objects) {
+                    doomed.extend(objects);
+                }
+            }
+        }
+        count(volume.delete(&doomed, deadline(volume)))
+    }
+
+    /// The next blocks that are there, by objects that are this rank's to remove; none at the end.
+    fn list(&self, volume: &dyn Volume, after: Option<&StoredBlock>) -> Result<Vec<StoredBlock>, Failure> {
+        let scope = BlobScope { namespace: self.namespace, label: None };
+        // The last name that an object of the block could have.
+        let last = BlobSlice { first_layer: u32::MAX, ..self.tier.slice };
+        let name = |block: &StoredBlock| BlobKey {
+            namespace: self.namespace,
+            label: block.namespace,
+            group: block.group,
+            hash: block.hash,
+            slice: last,
+        };
+        let mut from = after.map(name);
+        loop {
+            let page = volume.list(&scope, from.as_ref(), PAGE, deadline(volume));
+            let page = page.map_err(|error| told(&error))?;
+            let ours = page.iter().filter(|key| owns(&self.tier, &key.slice));
+            let mut blocks: Vec<StoredBlock> = ours
+                .map(|key| StoredBlock { namespace: key.label, group: key.group, hash: key.hash })
+                .filter(|block| Some(block) != after)
+                .collect();
+            blocks.dedup();
+            if !blocks.is_empty() || page.len() < PAGE || self.hub.is_closing() {
+                return Ok(blocks);
+            }
+            from = page.last().copied();
+        }
+    }
+
+    /// Removes the objects of a namespace that are this rank's to remove, page by page.
     fn purge(&self, volume: &dyn Volume, label: Option<NamespaceId>) -> Result<u64, Failure> {
         let scope = BlobScope { namespace: self.namespace, label };
         let (mut removed, mut after) = (0, None);
@@ -137,10 +270,11 @@ impl Desk {
             let page =
                 volume.list(&scope, after.as_ref(), PAGE, deadline(volume)).map_err(|error| told(&error))?;
             let ours: Vec<BlobKey> =
-                page.iter().filter(|key| key.slice == self.tier.slice).copied().collect();
-            removed += delete(volume, &ours)?;
+                page.iter().filter(|key| owns(&self.tier, &key.slice)).copied().collect();
+            removed += count(volume.delete(&ours, deadline(volume)))?;
             after = page.last().copied();
             if page.len() < PAGE {
+                self.damaged.purged(volume.descriptor().id, label);
                 return Ok(removed);
             }
             if self.hub.is_closing() {
@@ -161,15 +295,11 @@ fn told(error: &VolumeError) -> Failure {
     Failure::new(failure_of(error), error.to_string())
 }
 
-/// How many there were. Goes on after a failure, and tells the first one.
-fn delete(volume: &dyn Volume, keys: &[BlobKey]) -> Result<u64, Failure> {
+/// How many there were, or the first failure.
+fn count(deleted: Vec<Result<bool, VolumeError>>) -> Result<u64, Failure> {
     let mut removed = 0;
-    let mut failed = None;
-    for result in volume.delete(keys, deadline(volume)) {
-        match result {
-            Ok(there) => removed += u64::from(there),
-            Err(error) => failed = failed.or(Some(error)),
-        }
+    for result in deleted {
+        removed += u64::from(result.map_err(|error| told(&error))?);
     }
-    failed.map_or(Ok(removed), |error| Err(told(&error)))
+    Ok(removed)
 }

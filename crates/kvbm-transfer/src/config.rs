@@ -42,25 +42,35 @@ pub struct PathConfig {
     pub depth_blocks: usize,
     /// Blocks handed to the hardware in one piece of work, at most `depth_blocks`.
     pub batch_blocks: usize,
-    /// Bytes of such a piece of work between G1 and G2, where blocks are large; one block always goes.
+    /// Bytes of such a piece of work, where blocks are large; one block always goes.
     pub batch_bytes: u64,
 }
 
-/// Batches of one executor between memories: one is copied, one is ready, others are being reported.
+/// On their way between one executor and a disk, where blocks are small: sixteen times what a fast disk needs to be busy.
+const DISK_BYTES_IN_FLIGHT: u64 = 64 << 20;
+/// And where they are large: twice the operations that a disk has at a time.
+const DISK_BLOCKS_IN_FLIGHT: usize = 64;
+
+/// Of a staging ring: as much as a path from the disk has on its way.
+const STAGING_BYTES: u64 = DISK_BYTES_IN_FLIGHT;
+
+/// Batches of one executor: one is copied, one is ready, others are being reported.
 const BATCHES_IN_FLIGHT: usize = 4;
 
 impl PathConfig {
     /// For copies between memories: two threads, because one neither fills the memory's bandwidth nor computes checksums
     /// while it copies. Larger batches and more threads were not faster.
-    pub const MEMORY: Self = Self { threads: 2, ..Self::DISK };
-    /// For paths to and from the disk, whose engine keeps many blocks under way for one thread.
+    pub const MEMORY: Self =
+        Self { threads: 2, depth_blocks: 64, batch_blocks: 16, batch_bytes: 4 << 20, ..Self::DISK };
+    /// For paths to and from the disk, whose engine keeps many blocks under way for one thread. Each piece of work wakes two
+    /// threads, which small pieces make felt.
     pub const DISK: Self = Self {
         queue_plans: 1024,
         queue_blocks: 65_536,
         threads: 1,
-        depth_blocks: 64,
-        batch_blocks: 16,
-        batch_bytes: 4 << 20,
+        depth_blocks: 1024,
+        batch_blocks: 128,
+        batch_bytes: 8 << 20,
     };
 
     /// With the bounds that blocks of `block_bytes` bytes have between memories: large ones go in small batches, so that what
@@ -69,6 +79,15 @@ impl PathConfig {
         let fit = usize::try_from(self.batch_bytes / block_bytes.max(1)).unwrap_or(usize::MAX);
         let batch_blocks = fit.clamp(1, self.batch_blocks.max(1));
         Self { batch_blocks, depth_blocks: self.depth_blocks.min(BATCHES_IN_FLIGHT * batch_blocks), ..self }
+    }
+
+    /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk: enough for its queue, and not so
+    /// much that what comes later, and is more urgent, waits long.
+    pub(crate) fn for_disk(self, block_bytes: u64) -> Self {
+        let fit = |bytes: u64| usize::try_from(bytes / block_bytes.max(1)).unwrap_or(usize::MAX);
+        let depth_blocks = fit(DISK_BYTES_IN_FLIGHT).max(DISK_BLOCKS_IN_FLIGHT).min(self.depth_blocks);
+        let most = self.batch_blocks.min(depth_blocks / BATCHES_IN_FLIGHT).max(1);
+        Self { batch_blocks: fit(self.batch_bytes).clamp(1, most), depth_blocks, ..self }
     }
 }
 
@@ -146,6 +165,8 @@ pub struct VolumeTier {
     pub registry: Arc<VolumeRegistry>,
     /// Layers and heads of the model that this rank holds: the part of a block that its objects are named by.
     pub slice: BlobSlice,
+    /// KV heads of the whole model: how deployments with another number of ranks may have cut blocks.
+    pub model_heads: u32,
     /// Whether this rank writes: of ranks with the same slice, one does.
     pub writes: bool,
     /// Threads of each path that wait for volumes.
@@ -154,11 +175,12 @@ pub struct VolumeTier {
 
 impl fmt::Debug for VolumeTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { registry, slice, writes, threads } = self;
+        let Self { registry, slice, model_heads, writes, threads } = self;
         let volumes = registry.descriptors();
         f.debug_struct("VolumeTier")
             .field("volumes", &volumes)
             .field("slice", slice)
+            .field("model_heads", model_heads)
             .field("writes", writes)
             .field("threads", threads)
             .finish()
@@ -187,8 +209,9 @@ pub struct WorkerConfig {
     pub g3: Option<DiskTier>,
     /// G4. Needs `g2`, through which its blocks come and go.
     pub volumes: Option<VolumeTier>,
-    /// Blocks in each of the staging rings between G3 and G1 and between G4 and G1, outside G2. 0 leaves these paths out.
-    pub staging_blocks: u32,
+    /// Bytes of each of the staging rings between G3 and G1 and between G4 and G1, outside G2; no more than the path can have in
+    /// flight, and at least a block for each of its threads. 0 leaves these paths out.
+    pub staging_bytes: u64,
     /// Bounds of the paths.
     pub paths: PathConfigs,
     /// Verification of host memory.
@@ -208,7 +231,7 @@ pub struct WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// Defaults: group 0, 16 staging blocks, [`PathConfig::default`], no tiers. `namespace` is the tag that checksums are bound to.
+    /// Defaults: group 0, staging rings of 64 MiB, [`PathConfig::default`], no tiers. `namespace` is the tag that checksums are bound to.
     pub fn new(rank: Rank, epoch: Epoch, namespace: [u8; 16]) -> Self {
         Self {
             rank,
@@ -220,7 +243,7 @@ impl WorkerConfig {
             g2: None,
             g3: None,
             volumes: None,
-            staging_blocks: 16,
+            staging_bytes: STAGING_BYTES,
             paths: PathConfigs::default(),
             verify_host: VerifyHost::default(),
             copies: Backend::Auto,

@@ -38,7 +38,7 @@ pub enum StartError {
         source: DeviceError,
     },
     /// No memory for the staging ring between G3 and G1.
-    #[error("staging ring of {blocks} blocks: {reason}; lower staging_blocks or free host memory")]
+    #[error("staging ring of {blocks} blocks: {reason}; lower transfer.staging or free host memory")]
     Staging {
         /// Blocks asked for.
         blocks: u32,

@@ -7,9 +7,9 @@
 use crate::config::VerifyHost;
 use crate::error::StartError;
 use crate::slots::{disk_layout, layouts};
-use kvbm_device::{DeviceError, HostRegion, Owner};
+use kvbm_device::{DeviceError, HostRegion};
 use kvbm_disk::{BlockChecksum, ContentCrc, Fragments};
-use kvbm_layout::{CopyPlan, FragmentList, Selection};
+use kvbm_layout::{CopyPlan, Fragment, FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, LayerRange, Tier};
 use kvbm_storage::{BoundLayout, RegionBytes};
 use parking_lot::Mutex;
@@ -190,8 +190,8 @@ impl HostTier {
         Ok(self.sums.bind(identity, content.finish()))
     }
 
-    /// The memory of `slot`, in the byte order of the disk, and what keeps it allocated.
-    fn io_memory(&self, slot: u32) -> Result<(Fragments, Vec<Owner>), Failure> {
+    /// The memory of `slot`, in the byte order of the disk.
+    fn io_memory(&self, slot: u32) -> Result<Fragments, Failure> {
         io_memory(&self.regions, &self.fragments, slot)
             .map_err(|why| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {why}")))
     }
@@ -206,27 +206,26 @@ pub(crate) fn host_regions(bound: &BoundLayout) -> Option<Vec<HostRegion>> {
     bound.memory().iter().map(host).collect()
 }
 
-/// Disk fragments over `slot`. Whoever submits them must hold a claim on the slot until the completion.
+/// Disk fragments over `slot`. Whoever submits them must hold a claim on the slot, and guard the batch with what holds
+/// `regions`, until the completion.
 pub(crate) fn io_memory(
     regions: &[HostRegion],
     fragments: &FragmentList,
     slot: u32,
-) -> Result<(Fragments, Vec<Owner>), String> {
-    let mut runs = Vec::with_capacity(fragments.len());
-    let mut owners: Vec<Owner> = Vec::new();
-    for fragment in fragments.fragments(slot).map_err(|error| error.to_string())? {
+) -> Result<Fragments, String> {
+    let mut wrong = None;
+    let place = |fragment: Fragment| {
         let region = regions.get(fragment.region as usize).ok_or("a fragment lies in no region")?;
         let start = region.ptr_at(fragment.offset, fragment.len).map_err(|error| error.to_string())?;
-        runs.push((start, fragment.len as usize));
-        if !owners.iter().any(|known| Arc::ptr_eq(known, region.owner())) {
-            owners.push(Arc::clone(region.owner()));
-        }
-    }
-    // SAFETY: `ptr_at` checked every run against a live region; the owners, which the caller guards the batch with, keep the
-    // regions allocated; regions are initialised memory that any thread may use. The caller's claim (a slot of G2, or a
-    // slot of its own staging ring) keeps others away from the bytes until the completion.
-    let fragments = unsafe { Fragments::from_raw(runs) };
-    fragments.map(|fragments| (fragments, owners)).ok_or_else(|| "its fragments are no memory".into())
+        Ok((start, fragment.len as usize))
+    };
+    let runs = fragments.fragments(slot).map_err(|error| error.to_string())?;
+    let runs = runs.map_while(|fragment| place(fragment).map_err(|why: String| wrong = Some(why)).ok());
+    // SAFETY: `ptr_at` checked every run against a live region, which the guard of the caller's batch keeps allocated; regions
+    // are initialised memory that any thread may use. The caller's claim (a slot of G2, or a slot of its own staging ring)
+    // keeps others away from the bytes until the completion.
+    let memory = unsafe { Fragments::from_raw(runs) };
+    wrong.map_or_else(|| memory.ok_or_else(|| "its fragments are no memory".into()), Err)
 }
 
 /// Visits the pieces of `slot`: where each is in memory, and where in a block of the byte order of `order`.
@@ -316,7 +315,7 @@ impl ReadClaim {
         self.tier.slots.lock()[self.slot as usize].content = Content::Empty;
     }
 
-    pub(crate) fn io_memory(&self) -> Result<(Fragments, Vec<Owner>), Failure> {
+    pub(crate) fn io_memory(&self) -> Result<Fragments, Failure> {
         self.tier.io_memory(self.slot)
     }
 }
@@ -338,7 +337,7 @@ pub(crate) struct WriteClaim {
 }
 
 impl WriteClaim {
-    pub(crate) fn io_memory(&self) -> Result<(Fragments, Vec<Owner>), Failure> {
+    pub(crate) fn io_memory(&self) -> Result<Fragments, Failure> {
         self.tier.io_memory(self.slot)
     }
 

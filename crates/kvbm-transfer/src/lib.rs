@@ -11,6 +11,7 @@
 //! | queues, gates, predecessors, deadlines, repeated plans | `schedule` |
 //! | executors: device streams and kernels, CPU, disk, staging ring | `execute` |
 //! | identities and checksums of host slots | `host` |
+//! | what a deployment of another size left on the disk | `predecessor`, `geometry` |
 //!
 //! Rules that hold for every path:
 //! - A report comes after the hardware let go of source and destination, and says for each block whether it arrived.
@@ -20,13 +21,17 @@
 
 mod asks;
 mod config;
+mod cuts;
+mod damaged;
 mod error;
 mod execute;
 mod flush;
+mod geometry;
 mod handle;
 mod host;
 mod hub;
 mod manager;
+mod predecessor;
 mod schedule;
 mod scrub;
 mod slots;
@@ -35,9 +40,11 @@ mod stats;
 
 pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
 pub use error::{ShutdownError, StartError, SubmitError};
+pub use geometry::{SlotGeometry, UnknownGeometry};
 pub use handle::{NotYet, TransferHandle};
 pub use hub::Sink;
 pub use kvbm_kernels::Backend;
 pub use manager::TransferManager;
+pub use predecessor::{LeftOut, Predecessor, PredecessorError, TakenOver};
 pub use slots::disk_layout;
 pub use stats::{PathStats, WorkerStats};

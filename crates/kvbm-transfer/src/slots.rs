@@ -1,12 +1,10 @@
 //! How a block of G2 lies in a slot of G3 and of the staging ring.
 
 use crate::error::StartError;
+use crate::geometry::SLOT_ALIGNMENT;
 use kvbm_layout::{AxisOrder, BlockLayout, FullyContiguous, LayoutError};
 use kvbm_plan::Tier;
 use std::fmt::Display;
-
-/// Slots are aligned for direct I/O.
-const SLOT_ALIGNMENT: u64 = 4096;
 
 /// The layout of the slots of a disk below host memory of layout `host`: contiguous, with the axis order of `host` where a
 /// contiguous block can have it (then a block is one fragment), else NHD. Whoever opens the disk engine takes

@@ -2,6 +2,7 @@
 
 use crate::asks;
 use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
+use crate::damaged::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{
     Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier,
@@ -16,19 +17,44 @@ use crate::scrub::Scrub;
 use crate::slots::{disk_layout, layouts};
 use crossbeam_channel::bounded;
 use kvbm_device::{CopyEngine, Direction};
-use kvbm_disk::{BlockChecksum, DiskEngine, IoMemory, Recovered};
+use kvbm_disk::{BlockChecksum, DiskEngine, Dropped, IoMemory, Recovered};
 use kvbm_kernels::Backend;
+use kvbm_layout::BlockLayout;
 use kvbm_plan::{Message, Path, Rank, RecoveredBlock, Tier};
 use kvbm_storage::{
-    BoundLayout, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
+    BoundLayout, HugePages, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
+    ThreadPlacement, near, node_of,
 };
 use parking_lot::Mutex;
 use std::num::NonZeroU64;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+/// Starts the worker's threads, and those of its streams, near host memory: they copy from and to it, and sum it up.
 pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
     config.validate()?;
+    let rank = config.rank;
+    near(memory_node(&config), |placement| {
+        match placement {
+            ThreadPlacement::Anywhere => {}
+            ThreadPlacement::Near { node, processors } => {
+                tracing::info!(%rank, node, processors, "threads run on the NUMA node of host memory");
+            }
+            ThreadPlacement::Refused { node, reason } => {
+                tracing::warn!(%rank, node, reason, "threads cannot be kept on the NUMA node of host memory");
+            }
+        }
+        assemble(config, sink)
+    })
+}
+
+/// The NUMA node that host memory was asked to lie on, the device's, or where it turns out to lie.
+fn memory_node(config: &WorkerConfig) -> Option<u32> {
+    let of_device = config.device.as_ref().and_then(|device| device.numa_node());
+    of_device.or_else(|| node_of(host_regions(config.g2.as_ref()?)?.first()?))
+}
+
+fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
     let parts = Parts::new(config)?;
     let config = &parts.config;
     let mut wakes: [Vec<_>; Path::ALL.len()] = Default::default();
@@ -62,8 +88,11 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
     for (path, mut limits, bell) in bells {
         if [path.src, path.dst].iter().all(|tier| matches!(tier, Tier::G1 | Tier::G2)) {
             limits = limits.for_memory(block_bytes);
+        } else if path.src == Tier::G3 || path.dst == Tier::G3 {
+            limits = limits.for_disk(block_bytes);
         }
-        let (done, completions) = bounded(2 * limits.depth_blocks + config.staging_blocks as usize + 1);
+        // A ring has at most as many slots as its path has blocks in flight.
+        let (done, completions) = bounded(3 * limits.depth_blocks + 1);
         let site = Site { hub: Arc::clone(&hub), path, done };
         let carrier = parts.carrier(site.clone(), limits, &mut manager.staging_bytes)?;
         let executor = Executor { site, carrier, batch_blocks: limits.batch_blocks, completions, bell };
@@ -84,10 +113,12 @@ pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager,
         manager.threads.get_mut().push(spawn(config.rank, "scrub", move || scrub.run(&hub, &alive))?);
     }
     if let Some(tier) = &config.volumes {
-        let (asks, workers) = asks::start(&hub, tier, config)?;
+        let (asks, workers) = asks::start(&hub, tier, &parts.damaged, config)?;
         manager.volumes = Mutex::new(Some(asks));
         manager.threads.get_mut().extend(workers);
     }
+    let volumes = config.volumes.is_some();
+    hub.send(Message::Ready { rank: config.rank, epoch: config.epoch, volumes });
     Ok(manager)
 }
 
@@ -105,6 +136,9 @@ pub(crate) fn spawn(
 
 /// What the disk held at opening, in parts; the last one says so even if there is nothing.
 fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
+    if recovered.dropped != Dropped::default() {
+        tracing::warn!(%rank, dropped = ?recovered.dropped, "the disk's journal held what cannot be used");
+    }
     let blocks: Vec<RecoveredBlock> = recovered
         .blocks
         .iter()
@@ -127,6 +161,7 @@ fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
 struct Parts {
     config: WorkerConfig,
     host: Option<Arc<HostTier>>,
+    damaged: Arc<DamagedObjects>,
     /// Of a CUDA device that G1 lies on.
     kernels: Option<Kernels>,
     paths: [Result<(), String>; Path::ALL.len()],
@@ -168,7 +203,7 @@ impl Parts {
             _ if config.copies == Backend::Auto => None,
             _ => return Err(bad("copies", config.copies.to_string(), "is for CUDA devices; use auto")),
         };
-        Ok(Self { config, host, kernels, paths })
+        Ok(Self { config, host, damaged: Arc::default(), kernels, paths })
     }
 
     /// Bytes of a block of this rank.
@@ -221,12 +256,12 @@ impl Parts {
                 return Ok(Box::new(StagedCarrier::new(site, &ring, engine, route, lane)?));
             }
             let tier = config.volumes.as_ref().ok_or_else(missing)?;
-            return Ok(Box::new(VolumeReader::start(site, &ring, tier, route, lane, config)?));
+            return Ok(Box::new(VolumeReader::start(site, &ring, tier, &self.damaged, route, lane, config)?));
         }
         let host = Arc::clone(self.host.as_ref().ok_or_else(missing)?);
         if site.path == Path::G2_G4 {
             let tier = config.volumes.as_ref().ok_or_else(missing)?;
-            return Ok(Box::new(VolumeWriter::start(site, host, tier, config, limits)?));
+            return Ok(Box::new(VolumeWriter::start(site, host, tier, &self.damaged, config, limits)?));
         }
         if site.path.src != Tier::G3 && site.path.dst != Tier::G3 {
             let g1 = config.g1.clone().ok_or_else(missing)?;
@@ -259,8 +294,8 @@ fn available(config: &WorkerConfig, path: Path) -> Result<(), String> {
     if let Some(tier) = [path.src, path.dst].into_iter().find(|tier| !has(*tier)) {
         return Err(format!("this worker has no {tier}; configure it"));
     }
-    if matches!(path, Path::G3_G1 | Path::G4_G1) && config.staging_blocks == 0 {
-        return Err("this worker has no staging ring; set staging_blocks".into());
+    if matches!(path, Path::G3_G1 | Path::G4_G1) && config.staging_bytes == 0 {
+        return Err("this worker has no staging ring; set staging_bytes".into());
     }
     Ok(())
 }
@@ -302,21 +337,24 @@ impl Parts {
         let (Some(g1), Some(g2)) = (&config.g1, &config.g2) else {
             return Err(bad("paths", path.to_string(), "its tiers are not configured"));
         };
-        let threads = u32::try_from(limits.threads).unwrap_or(u32::MAX);
-        let blocks =
-            (config.staging_blocks / threads).min(u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX));
-        if blocks == 0 {
-            let rule = format!("must be at least 1 per thread of path {path} ({threads})");
-            return Err(bad("staging_blocks", config.staging_blocks.to_string(), rule));
-        }
-        let failed = |reason: String| StartError::Staging { blocks, reason };
-        let layout = disk_layout(g2.layout().as_ref(), blocks).map_err(|error| failed(error.to_string()))?;
+        let failed = |blocks| move |reason: String| StartError::Staging { blocks, reason };
+        let slots = |blocks| {
+            let layout = disk_layout(g2.layout().as_ref(), blocks);
+            layout.map_err(|error| failed(blocks)(error.to_string()))
+        };
+        let share = config.staging_bytes / limits.threads.max(1) as u64 / slots(1)?.total_bytes().max(1);
+        let most = u32::try_from(limits.depth_blocks).unwrap_or(u32::MAX);
+        // Two at least: one is read into while the other is copied from.
+        let blocks = u32::try_from(share).unwrap_or(u32::MAX).clamp(2, most.max(2));
+        let (layout, failed) = (slots(blocks)?, failed(blocks));
+        // Devices and disks like memory that lies in few large pieces.
+        let huge_pages = HugePages::Try;
         let allocator: Box<dyn StorageAllocator> = match &config.device {
             Some(device) => {
                 let pinned = PinnedAllocator::new(Arc::clone(device));
-                Box::new(PinnedAllocator { fallback: PinFallback::Unpinned, ..pinned })
+                Box::new(PinnedAllocator { huge_pages, fallback: PinFallback::Unpinned, ..pinned })
             }
-            None => Box::new(SystemAllocator::default()),
+            None => Box::new(SystemAllocator { huge_pages }),
         };
         let ring = BoundLayout::allocate(Arc::new(layout), &*allocator)
             .map_err(|error| failed(error.to_string()))?;

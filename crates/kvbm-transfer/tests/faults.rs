@@ -3,7 +3,7 @@
 mod support;
 
 use kvbm_device::{Direction, Fault, FaultRule, OpKind};
-use kvbm_plan::{BlockId, BlockOutcome, FailureKind, Path, PlanId};
+use kvbm_plan::{BlockId, BlockOutcome, Command, FailureKind, FlushOutcome, Message, Path, PlanId};
 use kvbm_transfer::{PathConfig, VerifyHost};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -247,6 +247,36 @@ fn a_stalled_disk_stops_neither_memory_paths_nor_deadlines() {
     rig.assert_g2(8, 0);
 }
 
+#[test]
+fn a_flush_of_a_disk_that_does_not_sync_is_given_up_in_time() {
+    let rig = filled(true, |worker| worker.flush_deadline = Duration::from_millis(30));
+    rig.medium.inject(DiskFault::StallSync);
+    let writing = rig.manager().execute(rig.plan(Path::G2_G3, &[(5, 5, 9)])).unwrap();
+    rig.medium.wait_stalled();
+    rig.send(&Command::Flush { token: 8 });
+    let flushed = || loop {
+        if let Message::Flushed { token, outcome, .. } = rig.inbox.next() {
+            return (token, outcome);
+        }
+    };
+    let (token, outcome) = flushed();
+    let FlushOutcome::Failed(failure) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((token, failure.kind), (8, FailureKind::Deadline), "{failure}");
+    rig.medium.clear();
+    assert_eq!(kinds(&writing.wait(soon()).unwrap()), [None]);
+    // So short a deadline may strike a sound disk as well, on a busy machine.
+    let until = soon();
+    for token in 9.. {
+        rig.send(&Command::Flush { token });
+        let (answered, outcome) = flushed();
+        assert_eq!(answered, token);
+        if matches!(outcome, FlushOutcome::Durable { .. }) {
+            break;
+        }
+        assert!(Instant::now() < until, "{outcome:?}");
+    }
+}
+
 /// Mutation that makes it fail: `HostTier::write` ignores readers.
 #[test]
 fn invariant_3_a_started_transfer_owns_its_ends_until_the_hardware_is_done() {
@@ -346,7 +376,7 @@ fn a_dead_stream_is_replaced_for_the_next_plan() {
 
 #[test]
 fn a_device_fault_between_staging_ring_and_g1_gives_the_slot_back() {
-    let rig = filled(true, |worker| worker.staging_blocks = 1);
+    let rig = filled(true, |worker| worker.staging_bytes = 1);
     for round in 0..3 {
         rig.device.faults().inject(FaultRule::next(Fault::FailHalfway).on_stream("g3_g1"));
         let report = rig.go(Path::G3_G1, &[(round, u32::from(round), 9)]);

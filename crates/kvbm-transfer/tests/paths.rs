@@ -121,7 +121,7 @@ fn layers_travel_one_by_one_and_make_a_whole() {
 
 #[test]
 fn more_blocks_than_the_staging_ring_has_slots() {
-    let rig = Rig::tuned(|worker| worker.staging_blocks = 2);
+    let rig = Rig::tuned(|worker| worker.staging_bytes = 3 * 4096 - 1);
     let moves: Vec<(u8, u32, u32)> = (0..16).map(|slot| (slot as u8, slot, slot)).collect();
     for (name, slot, _) in &moves {
         rig.fill_g1(*slot, *name);
@@ -133,6 +133,12 @@ fn more_blocks_than_the_staging_ring_has_slots() {
     for (name, _, slot) in back {
         rig.assert_g1(slot, name);
     }
+    assert_eq!(rig.manager().staging_bytes(), 2 * 4096);
+}
+
+#[test]
+fn a_staging_ring_has_two_slots_at_least() {
+    let rig = Rig::tuned(|worker| worker.staging_bytes = 1);
     assert_eq!(rig.manager().staging_bytes(), 2 * 4096);
 }
 

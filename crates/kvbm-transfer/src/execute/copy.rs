@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// Times that blocks are issued again because a block before them stopped their stream.
 const MAX_ATTEMPTS: u8 = 8;
-/// Shorter runs are summed faster when the whole block has arrived: each piece costs as much as some kilobytes.
-const MIN_SUMMED_RUN: u64 = 16 << 10;
+/// Shorter runs are summed faster when the whole block has arrived: each piece costs as much as some hundred bytes.
+const MIN_SUMMED_RUN: u64 = 1 << 10;
 /// Copy plans of layer ranges that are kept.
 const MAX_RANGES: usize = 1024;
 

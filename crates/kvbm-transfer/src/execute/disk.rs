@@ -5,18 +5,37 @@ use crate::host::{HostTier, ReadClaim, WriteClaim};
 use crate::schedule::Portion;
 use crossbeam_channel::Sender;
 use kvbm_device::Owner;
-use kvbm_disk::{DiskEngine, Fragments, IoBatch, OpError, OpOutcome, SubmitError};
+use kvbm_disk::{DiskEngine, IoBatch, OpError, OpOutcome, SubmitError};
 use kvbm_plan::{BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, TransferPlan};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Hands single operations to the engine and keeps those that found its queue full.
+/// Operations that are handed to the engine, and complete, together.
+pub(crate) struct Batch {
+    ops: IoBatch,
+    ticket: u64,
+    slots: Vec<BlockId>,
+}
+
+/// Hands batches of operations to the engine and keeps those that found its queue full.
 pub(crate) struct DiskPort {
     engine: Arc<DiskEngine>,
     done: Sender<Done>,
     next_ticket: u64,
-    parked: VecDeque<(u64, BlockId, IoBatch)>,
+    parked: VecDeque<Batch>,
+}
+
+impl Batch {
+    /// Adds an operation on `slot`.
+    pub(super) fn add(&mut self, slot: BlockId, op: impl FnOnce(&mut IoBatch)) {
+        op(&mut self.ops);
+        self.slots.push(slot);
+    }
+
+    pub(super) fn ticket(&self) -> u64 {
+        self.ticket
+    }
 }
 
 impl DiskPort {
@@ -25,44 +44,34 @@ impl DiskPort {
         Self { engine, done, next_ticket: 1, parked: VecDeque::new() }
     }
 
-    /// Submits one operation on `slot`, which `add` puts into the batch. Its ticket, under which it completes.
-    pub(super) fn submit(
-        &mut self,
-        slot: BlockId,
-        (fragments, owners): (Fragments, Vec<Owner>),
-        deadline: Option<Instant>,
-        add: impl FnOnce(&mut IoBatch, Fragments),
-    ) -> u64 {
+    /// An empty batch on memory that `owner` keeps allocated. Its ticket, under which it completes, is told once, with an outcome
+    /// for each operation in order.
+    pub(super) fn batch(&mut self, owner: Owner, deadline: Option<Instant>) -> Batch {
         let ticket = self.next_ticket;
         self.next_ticket += 2;
         let done = self.done.clone();
         let mut batch = IoBatch::new(move |outcomes: Vec<OpOutcome>| {
-            for outcome in outcomes {
-                // The executor is gone only after all its tickets came back, and the channel has room for each.
-                drop(done.try_send(Done { ticket, result: Stage::Disk(outcome) }));
-            }
+            // The executor is gone only after all its tickets came back, and the channel has room for each.
+            drop(done.try_send(Done { ticket, result: Stage::Disk(outcomes) }));
         });
-        for owner in owners {
-            batch.guard(owner);
-        }
+        batch.guard(owner);
         if let Some(deadline) = deadline {
             batch.deadline(deadline);
         }
-        add(&mut batch, fragments);
-        self.hand_over(ticket, slot, batch);
-        ticket
+        Batch { ops: batch, ticket, slots: Vec::new() }
     }
 
-    fn hand_over(&mut self, ticket: u64, slot: BlockId, batch: IoBatch) {
-        let Err(rejected) = self.engine.submit(batch) else { return };
+    /// Hands over a batch that is not empty.
+    pub(super) fn submit(&mut self, Batch { ops, ticket, slots }: Batch) {
+        let Err(rejected) = self.engine.submit(ops) else { return };
         match rejected.error {
-            SubmitError::QueueFull { .. } => self.parked.push_back((ticket, slot, rejected.batch)),
-            // The batch has one operation and was not taken: its completion will not come, so this says it instead.
+            SubmitError::QueueFull { .. } => {
+                self.parked.push_back(Batch { ops: rejected.batch, ticket, slots });
+            }
+            // The batch was not taken: its completion will not come, so this says it instead.
             SubmitError::Empty | SubmitError::ShuttingDown => {
-                drop(
-                    self.done
-                        .try_send(Done { ticket, result: Stage::Disk(Err(OpError::ShuttingDown { slot })) }),
-                );
+                let outcomes = slots.into_iter().map(|slot| Err(OpError::ShuttingDown { slot })).collect();
+                drop(self.done.try_send(Done { ticket, result: Stage::Disk(outcomes) }));
             }
         }
     }
@@ -73,18 +82,11 @@ impl DiskPort {
 
     pub(super) fn retry(&mut self) {
         for _ in 0..self.parked.len() {
-            if let Some((ticket, slot, batch)) = self.parked.pop_front() {
-                self.hand_over(ticket, slot, batch);
+            if let Some(batch) = self.parked.pop_front() {
+                self.submit(batch);
             }
         }
     }
-}
-
-/// A block on its way to or from the disk.
-struct Flight<C> {
-    plan: Arc<TransferPlan>,
-    index: u32,
-    claim: C,
 }
 
 /// Outcome of a block whose operation ended well.
@@ -97,13 +99,8 @@ pub(crate) trait Direction: Send + 'static {
     /// What keeps others off the host slot meanwhile.
     type Claim: Send;
 
-    /// Claims the host slot of `block` and submits its operation. Its ticket.
-    fn start(
-        host: &Arc<HostTier>,
-        port: &mut DiskPort,
-        block: BlockTransfer,
-        deadline: Option<Instant>,
-    ) -> Result<(u64, Self::Claim), Failure>;
+    /// Claims the host slot of `block` and adds its operation to `batch`.
+    fn start(host: &Arc<HostTier>, batch: &mut Batch, block: BlockTransfer) -> Result<Self::Claim, Failure>;
 
     /// The operation is over: what that means for the host slot.
     fn end(claim: Self::Claim, result: &OpOutcome);
@@ -118,16 +115,11 @@ pub(crate) enum Reads {}
 impl Direction for Writes {
     type Claim = ReadClaim;
 
-    fn start(
-        host: &Arc<HostTier>,
-        port: &mut DiskPort,
-        block: BlockTransfer,
-        deadline: Option<Instant>,
-    ) -> Result<(u64, ReadClaim), Failure> {
+    fn start(host: &Arc<HostTier>, batch: &mut Batch, block: BlockTransfer) -> Result<ReadClaim, Failure> {
         let claim = host.read(block.src.0, &block.identity, None)?;
-        let memory = claim.io_memory()?;
+        let fragments = claim.io_memory()?;
         let (known, compare) = (claim.checksum(), claim.is_due());
-        let ticket = port.submit(block.dst, memory, deadline, |batch, fragments| {
+        batch.add(block.dst, |batch| {
             // The checksum from when the slot was filled goes to the disk: memory that changed since is refused by every
             // read, and found out here as often as the policy for host memory says.
             match known {
@@ -138,7 +130,7 @@ impl Direction for Writes {
                 None => batch.write(block.dst, block.identity, fragments),
             };
         });
-        Ok((ticket, claim))
+        Ok(claim)
     }
 
     fn end(claim: ReadClaim, result: &OpOutcome) {
@@ -151,18 +143,13 @@ impl Direction for Writes {
 impl Direction for Reads {
     type Claim = WriteClaim;
 
-    fn start(
-        host: &Arc<HostTier>,
-        port: &mut DiskPort,
-        block: BlockTransfer,
-        deadline: Option<Instant>,
-    ) -> Result<(u64, WriteClaim), Failure> {
+    fn start(host: &Arc<HostTier>, batch: &mut Batch, block: BlockTransfer) -> Result<WriteClaim, Failure> {
         let claim = host.write(block.dst.0, &block.identity, None)?;
-        let memory = claim.io_memory()?;
-        let ticket = port.submit(block.src, memory, deadline, |batch, fragments| {
+        let fragments = claim.io_memory()?;
+        batch.add(block.src, |batch| {
             batch.read(block.src, block.identity, fragments);
         });
-        Ok((ticket, claim))
+        Ok(claim)
     }
 
     fn end(claim: WriteClaim, result: &OpOutcome) {
@@ -172,59 +159,81 @@ impl Direction for Reads {
     }
 }
 
+/// Blocks of one plan on their way to or from the disk.
+struct Flight<C> {
+    plan: Arc<TransferPlan>,
+    /// Index in the plan, and the claim.
+    blocks: Vec<(u32, C)>,
+}
+
 /// Moves blocks between host memory and the disk, one way.
 pub(crate) struct DiskCarrier<D: Direction> {
     site: Site,
     host: Arc<HostTier>,
     port: DiskPort,
     depth: usize,
+    blocks: usize,
     flying: HashMap<u64, Flight<D::Claim>>,
 }
 
 impl<D: Direction> DiskCarrier<D> {
     pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
         let port = DiskPort::new(engine, site.done.clone());
-        Self { site, host, port, depth, flying: HashMap::new() }
-    }
-
-    fn start(&mut self, portion: &Portion, index: u32) -> Result<(), Failure> {
-        let block = portion.plan.blocks[index as usize];
-        let (ticket, claim) = D::start(&self.host, &mut self.port, block, portion.deadline)?;
-        self.flying.insert(ticket, Flight { plan: Arc::clone(&portion.plan), index, claim });
-        Ok(())
+        Self { site, host, port, depth, blocks: 0, flying: HashMap::new() }
     }
 }
 
 impl<D: Direction> Carrier for DiskCarrier<D> {
     fn room(&self) -> usize {
-        self.depth.saturating_sub(self.flying.len())
+        self.depth.saturating_sub(self.blocks)
     }
 
     fn in_flight(&self) -> usize {
-        self.flying.len()
+        self.blocks
     }
 
     fn issue(&mut self, portion: Portion) {
-        for &index in &portion.indices {
-            if let Err(failure) = self.start(&portion, index) {
-                let outcome =
-                    self.site.failure(&portion.plan.blocks[index as usize], failure.kind, &failure.detail);
-                self.site.settle_one(&portion.plan, index, outcome, 0);
+        let plan = portion.plan;
+        let mut batch = self.port.batch(Arc::clone(&self.host) as Owner, portion.deadline);
+        let mut blocks = Vec::with_capacity(portion.indices.len());
+        let mut refused = Vec::new();
+        for index in portion.indices {
+            let block = plan.blocks[index as usize];
+            match D::start(&self.host, &mut batch, block) {
+                Ok(claim) => blocks.push((index, claim)),
+                Err(failure) => {
+                    refused.push((index, self.site.failure(&block, failure.kind, &failure.detail)));
+                }
             }
+        }
+        self.site.settle(&plan, refused, 0);
+        if !blocks.is_empty() {
+            self.blocks += blocks.len();
+            self.flying.insert(batch.ticket(), Flight { plan, blocks });
+            self.port.submit(batch);
         }
     }
 
     fn complete(&mut self, message: Done) {
-        let Stage::Disk(result) = message.result else { return };
-        let Some(Flight { plan, index, claim }) = self.flying.remove(&message.ticket) else { return };
-        D::end(claim, &result);
-        let (outcome, bytes) = match result {
-            Ok(op) => (done(&plan, op.checksum), op.bytes),
-            Err(error) => {
-                (self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string()), 0)
-            }
+        let Stage::Disk(results) = message.result else { return };
+        let Some(Flight { plan, blocks }) = self.flying.remove(&message.ticket) else { return };
+        self.blocks -= blocks.len();
+        let mut bytes = 0;
+        let end = |((index, claim), result): ((u32, D::Claim), OpOutcome)| {
+            D::end(claim, &result);
+            let outcome = match result {
+                Ok(op) => {
+                    bytes += op.bytes;
+                    done(&plan, op.checksum)
+                }
+                Err(error) => {
+                    self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string())
+                }
+            };
+            (index, outcome)
         };
-        self.site.settle_one(&plan, index, outcome, bytes);
+        let outcomes = blocks.into_iter().zip(results).map(end).collect();
+        self.site.settle(&plan, outcomes, bytes);
     }
 
     fn is_parked(&self) -> bool {

@@ -16,7 +16,7 @@ pub(crate) use disk::{DiskCarrier, Reads, Writes};
 pub(crate) use fused::{Kernels, Way};
 pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
-pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of};
+pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of, readable_cuts};
 
 use crate::hub::{Hub, Producer};
 use crate::schedule::Portion;
@@ -39,7 +39,8 @@ pub(crate) struct Done {
 
 pub(crate) enum Stage {
     Copy(Result<(), DeviceError>),
-    Disk(OpOutcome),
+    /// What came of the operations of a batch, in order.
+    Disk(Vec<OpOutcome>),
     /// Checksums of the blocks of a task, in order, or why they did not arrive.
     Volume(Vec<Result<u64, Failure>>),
 }
@@ -63,6 +64,12 @@ impl Site {
         );
         tracing::warn!(%kind, detail, "block not transferred");
         BlockOutcome::Failed(Failure::new(kind, detail))
+    }
+
+    pub(crate) fn settle(&self, plan: &TransferPlan, outcomes: Vec<(u32, BlockOutcome)>, bytes: u64) {
+        if !outcomes.is_empty() {
+            self.hub.settle(plan.plan_id, outcomes, bytes);
+        }
     }
 
     pub(crate) fn settle_one(&self, plan: &TransferPlan, index: u32, outcome: BlockOutcome, bytes: u64) {

@@ -2,15 +2,15 @@
 //! one is on its way to the device, others are read.
 
 use super::copy::{Copier, Item, Lane, Route};
-use super::disk::{DiskPort, done};
-use super::{Carrier, Done, Site, Stage};
+use super::disk::{Batch, DiskPort, done};
+use super::{Carrier, Done, Settled, Site, Stage};
 use crate::error::StartError;
 use crate::host::{host_regions, io_memory};
 use crate::schedule::Portion;
-use kvbm_device::HostRegion;
+use kvbm_device::{HostRegion, Owner};
 use kvbm_disk::{DiskEngine, OpOutcome};
 use kvbm_layout::{FragmentList, Selection};
-use kvbm_plan::{FailureKind, TransferPlan};
+use kvbm_plan::{BlockTransfer, Failure, FailureKind, TransferPlan};
 use kvbm_storage::BoundLayout;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,34 +25,50 @@ pub(super) struct Staged {
 
 /// Ends the blocks whose copies out of a ring are over, and gives their slots back to `free`.
 pub(super) fn settle_copies(site: &Site, copier: &mut Copier<Staged>, free: &mut Vec<u32>) {
-    for (item, result) in copier.finished() {
-        let Item { plan, index, hold, .. } = item;
+    let settle = |Settled { plan_id, outcomes, bytes }| site.hub.settle(plan_id, outcomes, bytes);
+    let mut over: Option<Settled> = None;
+    for (Item { plan, index, hold, .. }, result) in copier.finished() {
         free.push(hold.slot);
-        let outcome = match result {
-            Ok(_) => done(&plan, hold.checksum),
-            Err(error) => site.failure(&plan.blocks[index as usize], FailureKind::Device, &error.to_string()),
+        let (outcome, bytes) = match result {
+            Ok(_) => (done(&plan, hold.checksum), hold.bytes),
+            Err(error) => {
+                let block = &plan.blocks[index as usize];
+                (site.failure(block, FailureKind::Device, &error.to_string()), 0)
+            }
         };
-        site.settle_one(&plan, index, outcome, hold.bytes);
+        if let Some(over) = over.as_mut().filter(|over| over.plan_id == plan.plan_id) {
+            over.outcomes.push((index, outcome));
+            over.bytes += bytes;
+        } else {
+            let next = Settled { plan_id: plan.plan_id, outcomes: vec![(index, outcome)], bytes };
+            over.replace(next).into_iter().for_each(settle);
+        }
     }
+    over.into_iter().for_each(settle);
 }
 
-/// A block that is being read into a staging slot.
+/// Blocks of one plan that are being read into staging slots.
 struct Reading {
     plan: Arc<TransferPlan>,
-    index: u32,
-    slot: u32,
+    /// Index in the plan, and the slot.
+    blocks: Vec<(u32, u32)>,
 }
 
 /// Moves blocks from G3 to G1. Each slot of its ring belongs to one block from the read until the copy is over.
 pub(crate) struct StagedCarrier {
     site: Site,
-    regions: Vec<HostRegion>,
+    regions: Arc<Vec<HostRegion>>,
     fragments: FragmentList,
     free: Vec<u32>,
+    /// Blocks that are read, and then copied, together: a part of the ring, so that both go on at a time.
+    portion: usize,
     port: DiskPort,
     reading: HashMap<u64, Reading>,
     copier: Copier<Staged>,
 }
+
+/// Portions that a ring holds.
+const PORTIONS: usize = 4;
 
 impl StagedCarrier {
     /// `ring` is host memory whose blocks are laid out like slots of the disk; all its slots are this carrier's.
@@ -70,66 +86,79 @@ impl StagedCarrier {
             .map_err(|error| failed(error.to_string()))?;
         let port = DiskPort::new(engine, site.done.clone());
         let copier = Copier::new(route, lane, site.done.clone());
-        let free = (0..ring.num_blocks()).rev().collect();
-        Ok(Self { site, regions, fragments, free, port, reading: HashMap::new(), copier })
+        let free: Vec<u32> = (0..ring.num_blocks()).rev().collect();
+        let portion = free.len().div_ceil(PORTIONS);
+        let (regions, reading) = (Arc::new(regions), HashMap::new());
+        Ok(Self { site, regions, fragments, free, portion, port, reading, copier })
     }
 
-    fn start(&mut self, portion: &Portion, index: u32) {
-        let block = portion.plan.blocks[index as usize];
-        let Some(slot) = self.free.pop() else {
-            let outcome = self.site.failure(&block, FailureKind::QueueFull, "the staging ring is full");
-            return self.site.settle_one(&portion.plan, index, outcome, 0);
-        };
-        match io_memory(&self.regions, &self.fragments, slot) {
-            Ok(memory) => {
-                let ticket = self.port.submit(block.src, memory, portion.deadline, |batch, fragments| {
-                    batch.read(block.src, block.identity, fragments);
-                });
-                self.reading.insert(ticket, Reading { plan: Arc::clone(&portion.plan), index, slot });
-            }
-            Err(why) => {
-                self.free.push(slot);
-                let outcome = self.site.failure(&block, FailureKind::Unsupported, &why);
-                self.site.settle_one(&portion.plan, index, outcome, 0);
+    /// Adds the read of a block to `batch`. Its staging slot.
+    fn start(&mut self, batch: &mut Batch, block: BlockTransfer) -> Result<u32, Failure> {
+        let full = || Failure::new(FailureKind::QueueFull, "the staging ring is full");
+        let slot = *self.free.last().ok_or_else(full)?;
+        let fragments = io_memory(&self.regions, &self.fragments, slot)
+            .map_err(|why| Failure::new(FailureKind::Unsupported, why))?;
+        batch.add(block.src, |batch| {
+            batch.read(block.src, block.identity, fragments);
+        });
+        self.free.pop();
+        Ok(slot)
+    }
+
+    fn read_over(&mut self, ticket: u64, results: Vec<OpOutcome>) {
+        let Some(Reading { plan, blocks }) = self.reading.remove(&ticket) else { return };
+        let (mut items, mut failed) = (Vec::with_capacity(blocks.len()), Vec::new());
+        for ((index, slot), result) in blocks.into_iter().zip(results) {
+            let block = plan.blocks[index as usize];
+            match result {
+                Ok(op) => {
+                    let hold = Staged { slot, checksum: op.checksum, bytes: op.bytes };
+                    items.push(Item { plan: Arc::clone(&plan), index, from: slot, to: block.dst.0, hold });
+                }
+                Err(error) => {
+                    self.free.push(slot);
+                    failed.push((index, self.site.failure(&block, error.kind(), &error.to_string())));
+                }
             }
         }
-    }
-
-    fn read_over(&mut self, ticket: u64, result: OpOutcome) {
-        let Some(Reading { plan, index, slot }) = self.reading.remove(&ticket) else { return };
-        let block = plan.blocks[index as usize];
-        match result {
-            Ok(op) => {
-                let hold = Staged { slot, checksum: op.checksum, bytes: op.bytes };
-                self.copier.start(vec![Item { plan, index, from: slot, to: block.dst.0, hold }]);
-            }
-            Err(error) => {
-                self.free.push(slot);
-                let outcome = self.site.failure(&block, error.kind(), &error.to_string());
-                self.site.settle_one(&plan, index, outcome, 0);
-            }
+        self.site.settle(&plan, failed, 0);
+        if !items.is_empty() {
+            self.copier.start(items);
         }
     }
 }
 
 impl Carrier for StagedCarrier {
     fn room(&self) -> usize {
-        self.free.len()
+        self.free.len().min(self.portion)
     }
 
     fn in_flight(&self) -> usize {
-        self.reading.len() + self.copier.in_flight()
+        self.reading.values().map(|reading| reading.blocks.len()).sum::<usize>() + self.copier.in_flight()
     }
 
-    fn issue(&mut self, portion: Portion) {
-        for &index in &portion.indices {
-            self.start(&portion, index);
+    fn issue(&mut self, Portion { plan, indices, deadline }: Portion) {
+        let mut batch = self.port.batch(Arc::clone(&self.regions) as Owner, deadline);
+        let (mut blocks, mut refused) = (Vec::with_capacity(indices.len()), Vec::new());
+        for index in indices {
+            let block = plan.blocks[index as usize];
+            match self.start(&mut batch, block) {
+                Ok(slot) => blocks.push((index, slot)),
+                Err(failure) => {
+                    refused.push((index, self.site.failure(&block, failure.kind, &failure.detail)));
+                }
+            }
+        }
+        self.site.settle(&plan, refused, 0);
+        if !blocks.is_empty() {
+            self.reading.insert(batch.ticket(), Reading { plan, blocks });
+            self.port.submit(batch);
         }
     }
 
     fn complete(&mut self, message: Done) {
         match message.result {
-            Stage::Disk(result) => self.read_over(message.ticket, result),
+            Stage::Disk(results) => self.read_over(message.ticket, results),
             Stage::Copy(result) => self.copier.complete(message.ticket, result),
             Stage::Volume(_) => {}
         }

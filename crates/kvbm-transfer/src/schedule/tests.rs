@@ -392,6 +392,9 @@ fn disk_reads_go_before_disk_writes_but_do_not_starve_them() {
     let writes = Path::LOCAL.iter().position(|path| *path == Path::G2_G3).unwrap();
     assert!(bench.state.take_wakes()[writes], "writers look again when the reads are issued");
     assert!(bench.state.take(Path::G2_G3, true, 1, now).is_some());
+    bench.submit(plan(3, Path::G3_G1, 2));
+    assert_eq!(bench.take(Path::G3_G1, 2), Some((3, vec![0, 1])));
+    assert!(!bench.state.take_wakes()[writes], "who did not yield is not woken");
 }
 
 #[test]

@@ -16,6 +16,8 @@ pub enum DiskFault {
     StallRead(u64),
     /// Writes at this file offset wait until the fault is cleared.
     StallWrite(u64),
+    /// Making writes durable waits until the fault is cleared.
+    StallSync,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +48,19 @@ impl Faults {
             if !stalls {
                 return Ok(());
             }
+            active.1 += 1;
+            self.changed.notify_all();
+            self.changed.wait(&mut active);
+            active.1 -= 1;
+        }
+    }
+}
+
+impl Faults {
+    /// Waits while stalled.
+    fn meet_sync(&self) {
+        let mut active = self.active.lock();
+        while active.0.contains(&DiskFault::StallSync) {
             active.1 += 1;
             self.changed.notify_all();
             self.changed.wait(&mut active);
@@ -143,6 +158,7 @@ impl BlockFile for FaultFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        self.faults.meet_sync();
         self.inner.sync_data()
     }
 }

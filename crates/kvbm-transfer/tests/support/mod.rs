@@ -167,7 +167,7 @@ impl Rig {
         worker.g1 = Some(g1.clone());
         worker.g2 = Some(g2.clone());
         worker.g3 = Some(DiskTier { engine: Arc::clone(&disk), recovered });
-        worker.staging_blocks = 3;
+        worker.staging_bytes = 3 * 4096;
         tune(&mut worker);
         let inbox = Inbox::new();
         let manager = TransferManager::start(worker, inbox.sink()).unwrap();

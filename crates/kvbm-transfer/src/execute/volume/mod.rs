@@ -11,15 +11,17 @@ pub(crate) use writer::VolumeWriter;
 
 use super::{Done, Site, Stage};
 use crate::config::{VolumeTier, WorkerConfig};
+use crate::cuts::{Cut, cuts};
 use crate::error::StartError;
 use crate::slots::{disk_layout, layouts};
 use crate::start::spawn;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selection};
 use kvbm_plan::{BlockIdentity, Endpoint, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId};
-use kvbm_volume::{BlobKey, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError};
+use kvbm_volume::{BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// What went wrong, in the words of reports.
@@ -69,6 +71,18 @@ impl VolumeOrder {
     fn bytes(&self) -> u64 {
         self.fragments.slot_bytes()
     }
+
+    /// Whether only ranks of the same size understand it.
+    fn is_alone(&self) -> bool {
+        self.form.order != StoredOrder::Universal
+    }
+}
+
+/// All ways to cut blocks of host memory into objects that a worker can read, its own first.
+pub(crate) fn readable_cuts(config: &WorkerConfig, tier: &VolumeTier) -> Result<Vec<Cut>, StartError> {
+    // A worker has host memory where it has volumes.
+    let order = config.g2.as_ref().map(|g2| VolumeOrder::of(g2.layout().as_ref())).transpose()?;
+    Ok(cuts(tier, order.is_none_or(|order| order.is_alone())))
 }
 
 /// Checksum of a block that arrived, or why it did not.
@@ -95,6 +109,9 @@ struct Task<T> {
 /// The threads of a path, and the queue that they work on. They end when it is dropped; the hub waits for them.
 struct Crew<T> {
     tasks: Sender<Task<T>>,
+    /// Tasks that are queued or being worked on.
+    open: Arc<AtomicUsize>,
+    threads: usize,
     next_ticket: u64,
 }
 
@@ -110,40 +127,57 @@ impl<T: Send + 'static> Crew<T> {
         // Never full: a task has at least one block.
         let (tasks, queue) = bounded(depth.max(1));
         let mover = Arc::new(mover);
+        let open = Arc::<AtomicUsize>::default();
         for number in 0..tier.threads {
             let name = format!("{}-{number}", site.path);
             let (mover, queue, site, tier) = (Arc::clone(&mover), queue.clone(), site.clone(), tier.clone());
-            let alive = site.hub.producer();
+            let (alive, open) = (site.hub.producer(), Arc::clone(&open));
             let body = move || {
-                work(&queue, &*mover, &tier, &site);
+                work(&queue, &open, &*mover, &tier, &site);
                 drop(alive);
             };
             drop(spawn(config.rank, &name, body)?);
         }
-        Ok(Self { tasks, next_ticket: 1 })
+        Ok(Self { tasks, open, threads: tier.threads, next_ticket: 1 })
     }
 
-    /// Hands blocks of `plan` over. Their ticket, which is odd.
+    /// Hands blocks of `plan` over, divided among the threads that have nothing to do. The tickets, which are odd, and how many of the
+    /// blocks each is for, in order.
     fn send(
         &mut self,
         plan: &TransferPlan,
         deadline: Option<Instant>,
-        blocks: Vec<(BlockIdentity, T)>,
-    ) -> u64 {
+        mut blocks: Vec<(BlockIdentity, T)>,
+    ) -> Vec<(u64, usize)> {
         let volume = match (plan.src, plan.dst) {
             (Endpoint::Volume(volume), _) | (_, Endpoint::Volume(volume)) => volume,
             // Plans of these paths have a volume at one end; no volume has this id.
             _ => VolumeId(u32::MAX),
         };
-        let ticket = self.next_ticket;
-        self.next_ticket += 2;
-        // The threads live as long as the queue, which has room for every block under way.
-        drop(self.tasks.try_send(Task { ticket, volume, deadline, blocks }));
-        ticket
+        let idle = self.threads.saturating_sub(self.open.load(Ordering::Relaxed)).max(1);
+        let each = blocks.len().div_ceil(idle).max(1);
+        let mut tickets = Vec::new();
+        while !blocks.is_empty() {
+            let rest = blocks.split_off(each.min(blocks.len()));
+            let (ticket, count) = (self.next_ticket, blocks.len());
+            self.next_ticket += 2;
+            self.open.fetch_add(1, Ordering::Relaxed);
+            // The threads live as long as the queue, which has room for every block under way.
+            drop(self.tasks.try_send(Task { ticket, volume, deadline, blocks }));
+            tickets.push((ticket, count));
+            blocks = rest;
+        }
+        tickets
     }
 }
 
-fn work<T: 'static>(queue: &Receiver<Task<T>>, mover: &dyn Mover<T>, tier: &VolumeTier, site: &Site) {
+fn work<T: 'static>(
+    queue: &Receiver<Task<T>>,
+    open: &AtomicUsize,
+    mover: &dyn Mover<T>,
+    tier: &VolumeTier,
+    site: &Site,
+) {
     for Task { ticket, volume, deadline, blocks } in queue {
         let count = blocks.len();
         let failed = |kind, detail: String| vec![Err(Failure::new(kind, detail)); count];
@@ -159,6 +193,7 @@ fn work<T: 'static>(queue: &Receiver<Task<T>>, mover: &dyn Mover<T>, tier: &Volu
         let results = results.unwrap_or_else(|_| {
             failed(FailureKind::Io, format!("volume {volume} panicked; report it to its vendor"))
         });
+        open.fetch_sub(1, Ordering::Relaxed);
         // The executor is gone only after all its tickets came back, and the channel has room for each.
         drop(site.done.try_send(Done { ticket, result: Stage::Volume(results) }));
     }
@@ -175,8 +210,13 @@ impl Names {
         Self { namespace: NamespaceTag::from_bytes(config.namespace), tier }
     }
 
+    /// The name of our object.
     fn key(&self, identity: &BlockIdentity) -> BlobKey {
-        BlobKey::of(self.namespace, identity, self.tier.slice)
+        self.key_of(identity, self.tier.slice)
+    }
+
+    fn key_of(&self, identity: &BlockIdentity, slice: BlobSlice) -> BlobKey {
+        BlobKey::of(self.namespace, identity, slice)
     }
 }
 

@@ -1,7 +1,9 @@
 //! G4 to G1: an object is read and verified, lands in a slot of a staging ring outside G2, and goes to the device from there.
 
-use super::{Arrived, Crew, Mover, Names, VolumeOrder, no_result, told};
+use super::{Arrived, Crew, Mover, Names, VolumeOrder, no_result, readable_cuts, told};
 use crate::config::{VolumeTier, WorkerConfig};
+use crate::cuts::{Cut, Part};
+use crate::damaged::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::copy::{Copier, Item};
 use crate::execute::staged::{Staged, settle_copies};
@@ -13,9 +15,10 @@ use kvbm_disk::{BlockChecksum, ContentCrc};
 use kvbm_layout::{FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, TransferPlan};
 use kvbm_storage::BoundLayout;
-use kvbm_volume::{GetRequest, Volume};
+use kvbm_volume::{GetRequest, PayloadForm, Volume, VolumeError};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Blocks that the threads read, by ticket: index and slot of each.
@@ -38,6 +41,7 @@ impl VolumeReader {
         site: Site,
         ring: &BoundLayout,
         tier: &VolumeTier,
+        damaged: &Arc<DamagedObjects>,
         route: Route,
         lane: Lane,
         config: &WorkerConfig,
@@ -46,7 +50,10 @@ impl VolumeReader {
         let layout = ring.layout().as_ref();
         let gets = Gets {
             order: VolumeOrder::of(layout)?,
+            cuts: readable_cuts(config, tier)?,
+            last_cut: AtomicUsize::new(0),
             names: Names::new(config, tier.clone()),
+            damaged: Arc::clone(damaged),
             regions: host_regions(ring).ok_or_else(|| failed("the ring is not host memory".into()))?,
             on_disk: FragmentList::between(layout, layout, &Selection::all())
                 .map_err(|error| failed(error.to_string()))?,
@@ -109,8 +116,10 @@ impl Carrier for VolumeReader {
         }
         if !blocks.is_empty() {
             self.in_flight += blocks.len();
-            let ticket = self.crew.send(&plan, deadline, blocks);
-            self.reading.insert(ticket, (plan, places));
+            for (ticket, count) in self.crew.send(&plan, deadline, blocks) {
+                let rest = places.split_off(count);
+                self.reading.insert(ticket, (Arc::clone(&plan), std::mem::replace(&mut places, rest)));
+            }
         }
     }
 
@@ -135,7 +144,12 @@ impl Carrier for VolumeReader {
 
 struct Gets {
     order: VolumeOrder,
+    cuts: Vec<Cut>,
+    /// The cut that blocks were last found in: the next ones are likely to be of the same deployment.
+    last_cut: AtomicUsize,
     names: Names,
+    /// Takes note of what turns out to be damaged.
+    damaged: Arc<DamagedObjects>,
     /// The ring.
     regions: Vec<HostRegion>,
     /// Its slots, in the byte order that checksums are computed in.
@@ -166,6 +180,57 @@ impl Gets {
     }
 }
 
+impl Gets {
+    /// Reads blocks from the objects of one cut.
+    fn fetch(
+        &self,
+        volume: &dyn Volume,
+        cut: &Cut,
+        wanted: &mut [(&BlockIdentity, &mut [u8])],
+        deadline: Instant,
+    ) -> Vec<Result<(), Failure>> {
+        let own = &self.names.tier.slice;
+        let head_bytes = self.order.bytes() as usize / own.num_heads.max(1) as usize;
+        // Heads of other ranks, which objects of larger cuts hold too.
+        let others =
+            |part: &Part| [part.before, part.after].map(|heads| vec![0; heads as usize * head_bytes]);
+        let mut spare: Vec<[Vec<u8>; 2]> = wanted.iter().flat_map(|_| cut.parts.iter().map(others)).collect();
+        let mut spare_of = spare.iter_mut();
+        let mut requests = Vec::with_capacity(wanted.len() * cut.parts.len());
+        for (identity, payload) in wanted.iter_mut() {
+            let mut rest = &mut **payload;
+            for (part, [before, after]) in cut.parts.iter().zip(&mut spare_of) {
+                // Our own object is the whole payload, whatever its order.
+                let (bytes, form) = if part.slice == *own {
+                    (rest.len(), self.order.form)
+                } else {
+                    let form = PayloadForm { pieces: part.slice.num_heads, ..self.order.form };
+                    (part.heads as usize * head_bytes, form)
+                };
+                let (ours, later) = rest.split_at_mut(bytes);
+                rest = later;
+                let key = self.names.key_of(identity, part.slice);
+                requests.push(GetRequest { key, form, pieces: vec![before, ours, after] });
+            }
+        }
+        let fetched = volume.get(&mut requests, deadline);
+        for (request, result) in requests.iter().zip(&fetched) {
+            if result.as_ref().is_err_and(VolumeError::is_corrupt) {
+                self.damaged.note(volume.descriptor().id, request.key);
+            }
+        }
+        let mut fetched = fetched.into_iter().map(|result| result.map_err(|error| told(&error)));
+        let block = |_: &(&BlockIdentity, &mut [u8])| {
+            let parts = cut.parts.iter().map(|_| fetched.next().unwrap_or_else(|| Err(no_result(volume))));
+            // All of them are taken, and what is worse than a missing part is told.
+            let failures: Vec<Failure> = parts.filter_map(Result::err).collect();
+            let worst = failures.iter().position(|failure| failure.kind != FailureKind::Missing);
+            failures.into_iter().nth(worst.unwrap_or(0)).map_or(Ok(()), Err)
+        };
+        wanted.iter().map(block).collect()
+    }
+}
+
 impl Mover<u32> for Gets {
     fn transfer(
         &self,
@@ -174,23 +239,33 @@ impl Mover<u32> for Gets {
         deadline: Instant,
     ) -> Vec<Arrived> {
         let mut payloads = vec![vec![0; self.order.bytes() as usize]; blocks.len()];
-        let fetched = {
-            let request = |((identity, _), payload)| GetRequest {
-                key: self.names.key(identity),
-                form: self.order.form,
-                pieces: vec![payload],
-            };
-            let identities = blocks.iter().map(|(identity, slot)| (identity, slot));
-            let payloads = payloads.iter_mut().map(Vec::as_mut_slice);
-            let mut requests: Vec<GetRequest<'_>> = identities.zip(payloads).map(request).collect();
-            volume.get(&mut requests, deadline)
+        let mut results: Vec<Option<Result<(), Failure>>> = vec![None; blocks.len()];
+        let is_open = |result: &Option<Result<(), Failure>>| match result {
+            None => true,
+            Some(result) => result.as_ref().is_err_and(|failure| failure.kind == FailureKind::Missing),
         };
-        let mut fetched = fetched.into_iter();
-        let settle = |((identity, slot), payload): ((BlockIdentity, u32), Vec<u8>)| {
-            let result = fetched.next().ok_or_else(|| no_result(volume))?;
-            result.map_err(|error| told(&error))?;
+        let first = self.last_cut.load(Ordering::Relaxed);
+        let others = (0..self.cuts.len()).filter(|at| *at != first);
+        for at in std::iter::once(first).chain(others) {
+            let open: Vec<usize> = (0..blocks.len()).filter(|&block| is_open(&results[block])).collect();
+            if open.is_empty() {
+                break;
+            }
+            let wanted = blocks.iter().zip(&mut payloads).zip(&results).filter(|(_, result)| is_open(result));
+            let mut wanted: Vec<_> =
+                wanted.map(|(((identity, _), payload), _)| (identity, payload.as_mut_slice())).collect();
+            let fetched = self.fetch(volume, &self.cuts[at], &mut wanted, deadline);
+            if fetched.iter().any(Result::is_ok) {
+                self.last_cut.store(at, Ordering::Relaxed);
+            }
+            for (block, result) in open.into_iter().zip(fetched) {
+                results[block] = Some(result);
+            }
+        }
+        let settle = |(((identity, slot), payload), result): (((BlockIdentity, u32), Vec<u8>), _)| {
+            Option::unwrap_or_else(result, || Err(no_result(volume)))?;
             self.land(&identity, slot, &payload)
         };
-        blocks.into_iter().zip(payloads).map(settle).collect()
+        blocks.into_iter().zip(payloads).zip(results).map(settle).collect()
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Arrived, Crew, Mover, Names, VolumeOrder, no_result, told};
 use crate::config::{PathConfig, VolumeTier, WorkerConfig};
+use crate::damaged::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{Carrier, Done, Site, Stage, disk::done};
 use crate::host::{HostTier, ReadClaim};
@@ -29,13 +30,14 @@ impl VolumeWriter {
         site: Site,
         host: Arc<HostTier>,
         tier: &VolumeTier,
+        damaged: &Arc<DamagedObjects>,
         config: &WorkerConfig,
         limits: PathConfig,
     ) -> Result<Self, StartError> {
         let depth = limits.depth_blocks;
         let order = VolumeOrder::of(host.bound().layout().as_ref())?;
         let block_bytes = order.bytes();
-        let puts = Puts { order, names: Names::new(config, tier.clone()) };
+        let puts = Puts { order, names: Names::new(config, tier.clone()), damaged: Arc::clone(damaged) };
         let crew = Crew::start(&site, tier, config, depth, puts)?;
         Ok(Self { site, host, crew, flying: HashMap::new(), in_flight: 0, depth, block_bytes })
     }
@@ -70,8 +72,10 @@ impl Carrier for VolumeWriter {
         }
         if !blocks.is_empty() {
             self.in_flight += blocks.len();
-            let ticket = self.crew.send(&plan, deadline, blocks);
-            self.flying.insert(ticket, (plan, taken));
+            for (ticket, count) in self.crew.send(&plan, deadline, blocks) {
+                let rest = taken.split_off(count);
+                self.flying.insert(ticket, (Arc::clone(&plan), std::mem::replace(&mut taken, rest)));
+            }
         }
     }
 
@@ -100,6 +104,8 @@ impl Carrier for VolumeWriter {
 struct Puts {
     order: VolumeOrder,
     names: Names,
+    /// What is written is not damaged any more.
+    damaged: Arc<DamagedObjects>,
 }
 
 impl Mover<ReadClaim> for Puts {
@@ -123,14 +129,16 @@ impl Mover<ReadClaim> for Puts {
         let requests: Vec<_> = if writes { sound.collect() } else { Vec::new() };
         let mut stored = volume.put(&requests, deadline).into_iter();
         drop(requests);
-        let settle = |((_, claim), payload): ((BlockIdentity, ReadClaim), Result<Vec<u8>, Failure>)| {
-            payload?;
-            if writes {
-                let result = stored.next().ok_or_else(|| no_result(volume))?;
-                result.map_err(|error| told(&error))?;
-            }
-            Ok(claim.checksum().unwrap_or(0))
-        };
+        let settle =
+            |((identity, claim), payload): ((BlockIdentity, ReadClaim), Result<Vec<u8>, Failure>)| {
+                payload?;
+                if writes {
+                    let result = stored.next().ok_or_else(|| no_result(volume))?;
+                    result.map_err(|error| told(&error))?;
+                    self.damaged.take(volume.descriptor().id, &[self.names.key(&identity)]);
+                }
+                Ok(claim.checksum().unwrap_or(0))
+            };
         blocks.into_iter().zip(payloads).map(settle).collect()
     }
 }

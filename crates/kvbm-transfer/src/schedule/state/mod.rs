@@ -66,6 +66,8 @@ pub(crate) struct State {
     notices: Vec<(Arc<Slot>, Arc<TransferReport>)>,
     /// Paths whose executors have something new to look at.
     wake: [bool; Path::ALL.len()],
+    /// Paths that got nothing because another goes first, and have not been told to look again.
+    yielded: [bool; Path::ALL.len()],
 }
 
 /// Index of `path` in [`Path::ALL`].
@@ -91,6 +93,7 @@ impl State {
             outgoing: VecDeque::new(),
             notices: Vec::new(),
             wake: [false; Path::ALL.len()],
+            yielded: [false; Path::ALL.len()],
         }
     }
 

@@ -16,7 +16,11 @@ impl State {
     /// then it gets nothing while a path that goes before it has plans to issue.
     pub(crate) fn take(&mut self, path: Path, busy: bool, limit: usize, now: Instant) -> Option<Portion> {
         let index = index_of(path)?;
-        if limit == 0 || (busy && self.must_yield(index)) {
+        if limit == 0 {
+            return None;
+        }
+        if busy && self.must_yield(index) {
+            self.yielded[index] = true;
             return None;
         }
         loop {
@@ -52,11 +56,12 @@ impl State {
             .any(|first| self.queues[first].first().is_some())
     }
 
-    /// Lets the paths look again that yielded to path `index`.
+    /// Lets the paths look again that yielded to path `index`. Others are left asleep: to wake a thread costs more than to
+    /// look.
     pub(super) fn wake_followers(&mut self, index: usize) {
         for follower in 0..Path::ALL.len() {
-            if goes_before(follower).contains(&Path::ALL[index]) {
-                self.wake[follower] = true;
+            if self.yielded[follower] && goes_before(follower).contains(&Path::ALL[index]) {
+                (self.yielded[follower], self.wake[follower]) = (false, true);
             }
         }
     }
