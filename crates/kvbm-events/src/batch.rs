@@ -3,6 +3,7 @@
 use crate::{KvEvent, Unknown};
 use kvbm_plan::Epoch;
 use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Who publishes: unique among everything that shares a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,6 +42,8 @@ pub struct EventBatch {
     pub next_sequence: u64,
     /// Strictly increasing in `sequence`, all below `next_sequence`, at most [`EventBatch::MAX_EVENTS`].
     pub events: Vec<KvEvent>,
+    /// When the publisher made the batch: microseconds since 1970 in UTC by its clock. `None` where it does not say.
+    pub published_us: Option<u64>,
     /// What a later revision of the format said beyond this; passed on unread.
     pub unknown: Unknown,
 }
@@ -49,14 +52,37 @@ impl EventBatch {
     /// Most events in a batch.
     pub const MAX_EVENTS: usize = 4096;
 
-    /// A batch; without events, a heartbeat.
+    /// A batch without a time; without events, a heartbeat.
     pub const fn new(stream: StreamId, next_sequence: u64, events: Vec<KvEvent>) -> Self {
-        Self { stream, next_sequence, events, unknown: Unknown::NONE }
+        Self { stream, next_sequence, events, published_us: None, unknown: Unknown::NONE }
+    }
+
+    /// The same, published at `time`.
+    #[must_use]
+    pub fn published_at(self, time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { published_us: Some(since.as_micros() as u64), ..self }
+    }
+
+    /// How old the batch is at `now`, by both clocks: clocks that differ may make it zero. `None` where it does not say when it
+    /// was published.
+    pub fn age(&self, now: SystemTime) -> Option<Duration> {
+        let published = UNIX_EPOCH.checked_add(Duration::from_micros(self.published_us?))?;
+        Some(now.duration_since(published).unwrap_or_default())
     }
 
     /// Whether the batch only says that its source lives and how far it is.
     pub fn is_heartbeat(&self) -> bool {
         self.events.is_empty()
+    }
+
+    /// Whether these are events, the first of them numbered `first`, without a hole between them or behind them.
+    pub(crate) fn is_whole_from(&self, first: u64) -> bool {
+        let Some(last) = self.events.last() else { return false };
+        self.events[0].sequence == first
+            && last.sequence.checked_add(1) == Some(self.next_sequence)
+            && self.next_sequence - first == self.events.len() as u64
+            && self.is_ordered()
     }
 
     /// Whether the numbers are strictly increasing and below `next_sequence`.

@@ -7,7 +7,7 @@ use crate::{
 use kvbm_plan::Epoch;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Where a shard's events come from: a bounded ring that the pool fills.
 pub trait EventSource: Send {
@@ -29,7 +29,8 @@ pub struct PublisherConfig {
     pub batch_events: usize,
     /// Most encoded bytes of a batch; a single event larger than this travels alone.
     pub batch_bytes: usize,
-    /// How long an event waits for company.
+    /// How long an event waits for company at most: under load, the time between two batches that are not full. After a quiet time of
+    /// this length an event goes at once, for no company is to be expected.
     pub max_age: Duration,
     /// Time between two signs of life of a stream without events.
     pub heartbeat: Duration,
@@ -145,40 +146,65 @@ struct Stream {
     id: StreamId,
     source: Box<dyn EventSource>,
     /// Drained, not yet published: at most `batch_events`.
-    pending: VecDeque<KvEvent>,
+    pending: Vec<KvEvent>,
     /// Encoded, not yet taken by the transport, with the events that each stands for: those of one batch.
     unsent: VecDeque<(Payload, u64)>,
-    /// When the oldest of `pending` was drained.
-    since: Option<Instant>,
+    /// Last batch.
+    told: Option<Instant>,
     /// Last batch or heartbeat.
     spoke: Option<Instant>,
     /// Number that follows what the source has handed out or lost.
     next_sequence: u64,
-    drained: Vec<KvEvent>,
+    /// Room for the next events, left by a batch that is gone.
+    spare: Vec<KvEvent>,
 }
 
 impl Stream {
     /// Tops `pending` up to `limit` events.
-    fn refill(&mut self, limit: usize, now: Instant, stats: &mut PublisherStats) {
+    fn refill(&mut self, limit: usize, stats: &mut PublisherStats) {
         let room = limit.saturating_sub(self.pending.len());
         if room == 0 {
             return;
         }
-        let next = self.source.drain(room, &mut self.drained);
-        for event in self.drained.drain(..) {
-            if event.sequence < self.next_sequence {
-                stats.out_of_order += 1;
+        let (before, first) = (self.pending.len(), self.next_sequence);
+        let next = self.source.drain(room, &mut self.pending);
+        let expected = &mut self.next_sequence;
+        let mut disordered = 0;
+        for event in &self.pending[before..] {
+            if event.sequence < *expected {
+                disordered += 1;
                 continue;
             }
-            stats.lost_in_source += event.sequence - self.next_sequence;
-            self.next_sequence = event.sequence.saturating_add(1);
-            self.pending.push_back(event);
+            stats.lost_in_source += event.sequence - *expected;
+            *expected = event.sequence.saturating_add(1);
+        }
+        if disordered > 0 {
+            stats.out_of_order += disordered;
+            self.drop_disordered(before, first);
         }
         stats.lost_in_source += next.saturating_sub(self.next_sequence);
         self.next_sequence = self.next_sequence.max(next);
-        if self.since.is_none() && !self.pending.is_empty() {
-            self.since = Some(now);
+    }
+
+    /// Drops those of `pending` behind the first `kept` whose number is not at least `next` and above all before.
+    fn drop_disordered(&mut self, kept: usize, mut next: u64) {
+        let mut at = 0;
+        self.pending.retain(|event| {
+            at += 1;
+            let stays = at <= kept || event.sequence >= next;
+            if stays && at > kept {
+                next = event.sequence.saturating_add(1);
+            }
+            stays
+        });
+    }
+
+    /// Takes the first `count` of `pending`.
+    fn take(&mut self, count: usize) -> Vec<KvEvent> {
+        if count == self.pending.len() {
+            return std::mem::replace(&mut self.pending, std::mem::take(&mut self.spare));
         }
+        self.pending.drain(..count).collect()
     }
 
     /// How many of `pending` make the next batch, and whether that is a full one.
@@ -220,12 +246,12 @@ impl EventManager {
         self.streams.push(Stream {
             id: StreamId { source: self.source, epoch: self.epoch, shard },
             source: Box::new(source),
-            pending: VecDeque::new(),
+            pending: Vec::new(),
             unsent: VecDeque::new(),
-            since: None,
+            told: None,
             spoke: None,
             next_sequence: 0,
-            drained: Vec::new(),
+            spare: Vec::new(),
         });
         Ok(())
     }
@@ -240,7 +266,8 @@ impl EventManager {
         &self.config
     }
 
-    /// Drains the sources and publishes what is due at `now`: full batches, events older than `max_age`, heartbeats.
+    /// Drains the sources and publishes what is due at `now`: full batches, others when `max_age` has passed since the last,
+    /// heartbeats.
     /// At most [`Self::MAX_BATCHES_PER_PUMP`] batches per shard, so that no shard starves another.
     ///
     /// On an error the batch is kept for the next call and the other shards wait as well.
@@ -284,10 +311,11 @@ impl EventManager {
         self.retry(index)?;
         for _ in 0..Self::MAX_BATCHES_PER_PUMP {
             let stream = &mut self.streams[index];
-            stream.refill(self.config.batch_events, now, &mut self.stats);
+            stream.refill(self.config.batch_events, &mut self.stats);
             let (count, full) = stream.next_batch(&self.config);
+            // The load decides: a stream that has just told something has more to tell soon.
             let aged =
-                stream.since.is_some_and(|since| now.saturating_duration_since(since) >= self.config.max_age);
+                stream.told.is_none_or(|told| now.saturating_duration_since(told) >= self.config.max_age);
             if count == 0 {
                 let quiet = |spoke: Instant| now.saturating_duration_since(spoke) >= self.config.heartbeat;
                 if stream.spoke.is_none_or(quiet) {
@@ -307,13 +335,13 @@ impl EventManager {
     fn publish(&mut self, index: usize, count: usize, now: Instant) -> Result<(), TransportError> {
         self.retry(index)?;
         let stream = &mut self.streams[index];
-        let events: Vec<KvEvent> = stream.pending.drain(..count).collect();
+        let events = stream.take(count);
         let next_sequence = match (stream.pending.is_empty(), events.last()) {
             // What follows is still here, so nothing behind this batch is known to be lost.
             (false, Some(last)) => last.sequence.saturating_add(1),
             _ => stream.next_sequence,
         };
-        let batch = EventBatch::new(stream.id, next_sequence, events);
+        let mut batch = EventBatch::new(stream.id, next_sequence, events).published_at(SystemTime::now());
         let mut payloads = Vec::new();
         let sent = match self.format.encode(&batch, &mut payloads) {
             Ok(()) => {
@@ -330,23 +358,26 @@ impl EventManager {
         };
         let stream = &mut self.streams[index];
         stream.spoke = Some(now);
-        stream.since = (!stream.pending.is_empty()).then_some(now);
-        match sent {
+        if count > 0 {
+            stream.told = Some(now);
+        }
+        let done = match sent {
             Ok(()) => Ok(()),
             Err((TransportError::Refused { .. }, _)) if count > 1 && self.format.is_repeatable() => {
-                // One event may spoil the batch: publish them one by one and lose only that one.
-                self.give_back(index, batch.events);
-                for _ in 0..count {
-                    self.publish(index, 1, now)?;
-                }
-                Ok(())
+                // One event may spoil the batch: halve it until only that one is lost.
+                self.give_back(index, std::mem::take(&mut batch.events));
+                self.publish(index, count / 2, now)?;
+                self.publish(index, count - count / 2, now)
             }
             Err((TransportError::Refused { .. }, events)) => {
                 self.stats.refused += events;
                 Ok(())
             }
             Err((error, _)) => Err(error),
-        }
+        };
+        batch.events.clear();
+        self.streams[index].spare = batch.events;
+        done
     }
 
     /// Hands over what is encoded. What the transport cannot take now stays for the next call; what it refuses is dropped:
@@ -378,10 +409,7 @@ impl EventManager {
     }
 
     fn give_back(&mut self, index: usize, events: Vec<KvEvent>) {
-        let pending = &mut self.streams[index].pending;
-        for event in events.into_iter().rev() {
-            pending.push_front(event);
-        }
+        self.streams[index].pending.splice(..0, events);
     }
 }
 

@@ -39,6 +39,9 @@ enum Command {
     Flush { timeout: Duration, answer: Sender<Result<bool, TransportError>> },
 }
 
+/// How long an event waits at most until it is looked for.
+const LONGEST_TICK: Duration = Duration::from_millis(5);
+
 /// Commands that may wait; a wake-up that finds no room is not needed.
 const COMMANDS: usize = 16;
 
@@ -121,7 +124,7 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         let config = *self.manager.config();
-        let tick = (config.max_age / 2).min(config.heartbeat).max(Duration::from_millis(1));
+        let tick = (config.max_age / 2).min(config.heartbeat).clamp(Duration::from_millis(1), LONGEST_TICK);
         let mut backlog = false;
         while !self.stop.load(Ordering::Acquire) {
             match self.inbox.recv_timeout(if backlog { Duration::ZERO } else { tick }) {

@@ -109,8 +109,15 @@ impl Tracker {
 
     /// Takes the next batch and appends what it means to `out`.
     pub fn accept(&mut self, batch: EventBatch, out: &mut Vec<Delivery>) {
+        let Some(expected) = self.expected(batch.stream, out) else { return };
+        if batch.is_whole_from(*expected) {
+            // The usual case: what comes is what was expected, and passes as it is.
+            *expected = batch.next_sequence;
+            self.stats.events += batch.events.len() as u64;
+            out.push(Delivery::Events { stream: batch.stream, events: batch.events });
+            return;
+        }
         let EventBatch { stream, next_sequence, events, .. } = batch;
-        let Some(expected) = self.expected(stream, out) else { return };
         let mut next = *expected;
         let (mut new, mut seen) = (TrackerStats::default(), Vec::with_capacity(events.len()));
         let flush = |seen: &mut Vec<KvEvent>, out: &mut Vec<Delivery>| {

@@ -11,7 +11,7 @@ pub type Payload = Arc<[u8]>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
     /// Cannot take the payload now; nothing was sent, or it may have been. Publish it again: followers drop repeats.
-    #[error("event transport '{transport}' is unavailable: {reason}; the batch is kept and tried again")]
+    #[error("event transport '{transport}' is unavailable: {reason} (worth another attempt)")]
     Unavailable {
         /// Implementer.
         transport: &'static str,
@@ -53,6 +53,12 @@ pub enum TransportError {
 pub trait EventTransport: Send + Sync {
     /// Name of the implementer, for errors and metrics.
     fn name(&self) -> &'static str;
+
+    /// Addresses of its own where subscribers reach it, with the ports that it got; none where all go through a server or stay in
+    /// this process.
+    fn listens_at(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Hands over a payload, waiting at most `timeout`.
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError>;

@@ -1,7 +1,7 @@
 //! The wire form of a batch, in MessagePack (<https://github.com/msgpack/msgpack/blob/master/spec.md>).
 //!
 //! ```text
-//! batch  = [version, source, epoch, shard, next_sequence, [event, ...], ...]
+//! batch  = [version, source, epoch, shard, next_sequence, [event, ...], published_us | nil, ...]
 //! event  = [sequence, 0 store | 1 remove, extra | nil, namespace, group, hash, parent | nil, position,
 //!           prefix_hash, block_bytes, block_tokens, tier 0..3, node, volume | nil, local_hash | nil, ...]
 //!        | [sequence, 2 cleared, extra | nil, ...]
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Hashes are 16-byte `bin`, the rest (`local_hash` too) are unsigned integers and strings. An event takes about 90
-//! bytes. A `local_hash` that is not known and stands last is left out. A later minor revision may append elements to
-//! a batch or an event: they are kept as they are ([`Unknown`]) and written back behind the known ones. A change of
+//! bytes. A `local_hash` or a time that is not known and stands last is left out. A later minor revision may append
+//! elements to a batch or an event: they are kept as they are ([`Unknown`]) and written back behind the known ones. A change of
 //! meaning gets a new version, which is refused. Input is untrusted: its length is bounded before anything is read,
 //! the number of events, of extra pairs and of unknown bytes while they are read.
 
@@ -30,7 +30,7 @@ pub const MAX_BYTES: usize = 4 << 20;
 pub const MAX_PLAIN_EVENT_BYTES: usize = 1 + 9 + 1 + 1 + 5 + 3 + 18 + 18 + 5 + 18 + 9 + 5 + 1 + 5 + 5 + 9;
 
 /// Most bytes around the events of a batch.
-pub const MAX_HEADER_BYTES: usize = 1 + 3 + 9 + 9 + 3 + 9 + 5;
+pub const MAX_HEADER_BYTES: usize = 1 + 3 + 9 + 9 + 3 + 9 + 5 + 9;
 
 /// Bytes that are not a batch of ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum DecodeError {
     },
     /// Not MessagePack, or not this shape.
     #[error("malformed event batch: {0}; dropped")]
-    Malformed(#[from] Malformed),
+    Malformed(Malformed),
     /// Numbers that do not increase, or are not below `next_sequence`.
     #[error("event batch of {stream} has its events out of order; dropped")]
     Disordered {
@@ -62,6 +62,13 @@ pub enum DecodeError {
         /// How many.
         extra: usize,
     },
+}
+
+/// Not as its source: the message says it all.
+impl From<Malformed> for DecodeError {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
 }
 
 /// A batch that the receiver would refuse, so it is not written.
@@ -124,7 +131,9 @@ pub fn encode(batch: &EventBatch) -> Result<Vec<u8>, EncodeError> {
         return Err(EncodeError::Extra { sequence: event.sequence });
     }
     let mut out = Vec::with_capacity(MAX_HEADER_BYTES + batch.events.len() * 96);
-    write_array(&mut out, 6 + batch.unknown.values() as usize);
+    let unknown = batch.unknown.values() as usize;
+    // Something stands behind the time, so its place has to be kept.
+    write_array(&mut out, 6 + usize::from(batch.published_us.is_some() || unknown > 0) + unknown);
     write_uint(&mut out, u64::from(VERSION));
     write_uint(&mut out, stream.source.0);
     write_uint(&mut out, stream.epoch.0);
@@ -133,6 +142,11 @@ pub fn encode(batch: &EventBatch) -> Result<Vec<u8>, EncodeError> {
     write_array(&mut out, batch.events.len());
     for event in &batch.events {
         write_event(&mut out, event);
+    }
+    match batch.published_us {
+        Some(time) => write_uint(&mut out, time),
+        None if unknown > 0 => write_nil(&mut out),
+        None => {}
     }
     out.extend_from_slice(batch.unknown.bytes());
     if out.len() > MAX_BYTES {
@@ -214,12 +228,14 @@ pub fn decode(bytes: &[u8]) -> Result<EventBatch, DecodeError> {
     let stream = StreamId { source, epoch, shard: reader.uint("a shard")? };
     let next_sequence = reader.uint("the next sequence")?;
     let events = read_events(&mut reader)?;
-    let unknown = read_unknown(&mut reader, elements, 6)?;
+    let says_when = elements > 6 && !reader.nil();
+    let published_us = says_when.then(|| reader.uint("a time")).transpose()?;
+    let unknown = read_unknown(&mut reader, elements, elements.clamp(6, 7))?;
     match reader.left() {
         0 => {}
         extra => return Err(DecodeError::Trailing { extra }),
     }
-    let batch = EventBatch { stream, next_sequence, events, unknown };
+    let batch = EventBatch { stream, next_sequence, events, published_us, unknown };
     if batch.is_ordered() { Ok(batch) } else { Err(DecodeError::Disordered { stream }) }
 }
 

@@ -2,8 +2,10 @@
 
   follow EVENTS REPLAY    follows kvbm's own payloads; answers lines on its standard input:
                             state        -> what it knows, as JSON
+  follow-vllm EVENTS REPLAY  the same for events in vLLM's format
   engine EVENTS REPLAY F...  publishes the payloads of files, as vLLM does; answers lines on its standard input:
                             publish N    -> publishes N messages, file after file, from the beginning again at the end
+  forward EVENTS HERE     forwards what is published there to whoever subscribes here
 """
 
 import json
@@ -48,16 +50,53 @@ class Streams:
         self.missing += max(0, after - stream["next"])
         stream["next"] = max(stream["next"], after)
 
+    def restart(self):
+        """Nothing: a new life has a new source."""
+
     def state(self):
         held = sorted(block for stream in self.streams.values() for block in stream["held"])
         numbers = [stream["next"] for stream in self.streams.values()]
         return {"held": held, "next": max(numbers, default=0), "missing": self.missing, "replayed": self.replayed}
 
 
+class Engine:
+    """What vLLM's payloads say: which blocks are on which medium."""
+
+    STORED = ["type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"]
+    TIERS = {"GPU": 0, "CPU": 1, "STORAGE": 2}
+
+    def __init__(self):
+        self.held, self.events, self.replayed = set(), 0, 0
+
+    def take(self, payload):
+        timestamp, events, rank = msgpack.unpackb(payload)
+        assert isinstance(timestamp, float) and timestamp > 0 and rank in (None, 0), (timestamp, rank)
+        for event in events:
+            self.events += 1
+            if event["type"] == "AllBlocksCleared":
+                self.held.clear()
+                continue
+            blocks = {(digest.hex(), self.TIERS[event["medium"]]) for digest in event["block_hashes"]}
+            if event["type"] == "BlockStored":
+                assert list(event)[:8] == self.STORED, list(event)
+                assert len(event["token_ids"]) in (0, event["block_size"] * len(event["block_hashes"]))
+                self.held |= blocks
+            else:
+                assert list(event)[:3] == ["type", "block_hashes", "medium"] and event["type"] == "BlockRemoved", event
+                self.held -= blocks
+
+    def restart(self):
+        """The numbers went back: the engine is another, and holds nothing yet."""
+        self.held.clear()
+
+    def state(self):
+        return {"held": sorted(self.held), "events": self.events, "replayed": self.replayed}
+
+
 def replay(context, address, start, end, take):
     """Asks for the messages from `start` on and takes those before `end`."""
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.RCVTIMEO, 5000)
+    socket.setsockopt(zmq.RCVTIMEO, 60000)
     socket.connect(address)
     socket.send_multipart([b"", start.to_bytes(8, "big")])
     count = 0
@@ -73,7 +112,7 @@ def replay(context, address, start, end, take):
     return count
 
 
-def follow(events, replays):
+def follow(events, replays, streams):
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"kv-events")
@@ -82,14 +121,17 @@ def follow(events, replays):
     socket.setsockopt(zmq.HEARTBEAT_IVL, 200)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2000)
     socket.connect(events)
-    streams, expected = Streams(), 0
+    expected = 0
     print(json.dumps({"ready": True}), flush=True)
     while True:
         if socket.poll(20):
             topic, number, payload = socket.recv_multipart()
             assert topic == b"kv-events"
             number = int.from_bytes(number, "big")
-            start = 0 if number < expected else expected
+            if number < expected:
+                streams.restart()
+                expected = 0
+            start = expected
             if number > start:
                 streams.replayed += replay(context, replays, start, number, streams.take)
             streams.take(payload)
@@ -127,7 +169,21 @@ def engine(events, replays, files):
             time.sleep(0.001)
 
 
+def forward(events, here):
+    context = zmq.Context()
+    front, back = context.socket(zmq.XSUB), context.socket(zmq.XPUB)
+    front.setsockopt(zmq.RECONNECT_IVL, 20)
+    front.connect(events)
+    back.bind(here)
+    print(json.dumps({"ready": True}), flush=True)
+    zmq.proxy(front, back)
+
+
 if sys.argv[1] == "follow":
-    follow(sys.argv[2], sys.argv[3])
+    follow(sys.argv[2], sys.argv[3], Streams())
+elif sys.argv[1] == "follow-vllm":
+    follow(sys.argv[2], sys.argv[3], Engine())
+elif sys.argv[1] == "forward":
+    forward(sys.argv[2], sys.argv[3])
 else:
     engine(sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -6,19 +6,18 @@
 
 mod support;
 
-use kvbm_events::vllm::{Follower, Worker, decode, encode};
+use kvbm_events::vllm::{EngineBlocks, Follower, Publishing, Worker, decode, encode};
 use kvbm_events::zmq::{EngineFollower, ZmqAddress, ZmqConfig, ZmqTransport};
-use kvbm_events::{EventManager, KvIndex, PublisherConfig, SourceId};
-use kvbm_plan::{Epoch, NodeId};
+use kvbm_events::{EventBlock, EventManager, KvIndex, Place, PublisherConfig, SourceId};
+use kvbm_plan::{Epoch, GroupId, NodeId, SequenceHash, Tier};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{PATIENCE, Proxy, World};
+use support::{PATIENCE, Proxy, World, free_port};
 
 /// A Python process that plays the other side.
 struct Peer {
@@ -66,21 +65,34 @@ impl Drop for Peer {
 }
 
 fn free_address() -> String {
-    format!("tcp://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap())
+    format!("tcp://127.0.0.1:{}", free_port())
+}
+
+fn bind(address: &ZmqAddress) -> Arc<ZmqTransport> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match ZmqTransport::bind(ZmqConfig::default(), address) {
+            Ok(transport) => return Arc::new(transport),
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    }
+}
+
+/// What the other side says it holds: digest and tier.
+fn held_by(state: &Value) -> BTreeSet<(String, u64)> {
+    let blocks = state["held"].as_array().unwrap().iter();
+    blocks.map(|block| (block[0].as_str().unwrap().to_owned(), block[1].as_u64().unwrap())).collect()
+}
+
+/// What a world holds, in the same words.
+fn held_in(world: &World) -> BTreeSet<(String, u64)> {
+    let named = |block: &EventBlock| (block.identity.hash.to_string(), block.location.tier.index() as u64);
+    world.snapshot().blocks.iter().map(named).collect()
 }
 
 /// Mutation that makes it fail: `serve_replay` that begins one message later.
 #[test]
 fn libzmq_follows_us_through_cuts_and_a_restart() {
-    let bind = |address: &ZmqAddress| {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match ZmqTransport::bind(ZmqConfig::default(), address) {
-                Ok(transport) => return Arc::new(transport),
-                Err(error) => assert!(Instant::now() < deadline, "{error}"),
-            }
-        }
-    };
     let address = ZmqAddress::new(free_address()).with_replay(free_address());
     let mut publisher = bind(&address);
     let proxy = Proxy::start(address.events.strip_prefix("tcp://").unwrap());
@@ -111,17 +123,11 @@ fn libzmq_follows_us_through_cuts_and_a_restart() {
                 proxy.cut();
             }
         }
-        held.extend(world.snapshot().blocks.iter().map(|block| {
-            let digest = block.identity.hash.to_string();
-            (digest, block.location.tier.index() as u64)
-        }));
+        held.extend(held_in(&world));
         let deadline = Instant::now() + PATIENCE;
         loop {
             let state = peer.say("state");
-            let of_peer = state["held"].as_array().unwrap().iter();
-            let of_peer: BTreeSet<(String, u64)> = of_peer
-                .map(|block| (block[0].as_str().unwrap().to_owned(), block[1].as_u64().unwrap()))
-                .collect();
+            let of_peer = held_by(&state);
             if of_peer == held {
                 assert_eq!(state["missing"], 0, "the replay socket has every message");
                 assert_eq!(state["next"], world.next());
@@ -129,6 +135,54 @@ fn libzmq_follows_us_through_cuts_and_a_restart() {
                 break;
             }
             assert!(Instant::now() < deadline, "{} of {} blocks", of_peer.len(), held.len());
+            manager.pump(Instant::now()).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop((manager, publisher));
+        publisher = bind(&address);
+    }
+}
+
+/// A router that knows vLLM alone follows us, over libzmq, through cuts and a restart.
+#[test]
+fn libzmq_follows_us_as_it_follows_vllm() {
+    let address = ZmqAddress::new(free_address()).with_replay(free_address());
+    let mut publisher = bind(&address);
+    let proxy = Proxy::start(address.events.strip_prefix("tcp://").unwrap());
+    let through = format!("tcp://{}", proxy.address());
+    let Some(mut peer) = Peer::start(&["follow-vllm".into(), through, address.replay.clone().unwrap()])
+    else {
+        return;
+    };
+    let config = PublisherConfig { batch_events: 10, max_age: Duration::ZERO, ..PublisherConfig::default() };
+    // The first life sends more messages, so that the numbers of the second are a step back.
+    for (life, steps) in [(0, 100u32), (1, 30)] {
+        let world = World::new(10_000);
+        let publishing = Publishing::new(Arc::new(EngineBlocks::new(1)), &Tier::ALL).with_rank(0);
+        let manager = EventManager::new(config, SourceId(life), Epoch(1), publisher.clone()).unwrap();
+        let mut manager = manager.with_format(publishing);
+        manager.add_shard(0, world.clone()).unwrap();
+        for step in 0..steps {
+            for change in 0..10 {
+                let random = (step * 10 + change).wrapping_mul(2_654_435_761) >> 8;
+                world.toggle(random % 300, random as usize / 300 % 3);
+            }
+            manager.pump(Instant::now()).unwrap();
+            if step % 25 == 12 {
+                std::thread::sleep(Duration::from_millis(50));
+                proxy.cut();
+            }
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (state, held) = (peer.say("state"), held_in(&world));
+            if held_by(&state) == held {
+                assert!(state["replayed"].as_u64().unwrap() > 0, "the cuts lost something");
+                break;
+            }
+            assert!(Instant::now() < deadline, "{} of {} blocks", held_by(&state).len(), held.len());
+            // One more block, so that a follower that lost the last message hears of it.
+            world.toggle(301, 0);
             manager.pump(Instant::now()).unwrap();
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -181,19 +235,63 @@ fn we_follow_an_engine_on_libzmq_through_cuts_and_a_kill() {
             }
         }
         let total = engine.say("publish 0")["sent"].as_u64().unwrap();
-        let mut index = KvIndex::default();
-        let mut naive = Follower::new(worker);
-        for number in 0..total {
-            let (_, payload) = &vectors[number as usize % vectors.len()];
-            naive.hear(&mut index, number, payload).unwrap();
-        }
-        let set = |index: &KvIndex| index.holdings().collect::<std::collections::HashSet<_>>();
-        assert_eq!(set(follower.index()), set(&index), "life {life}");
+        assert_eq!(held_by_index(follower.index()), after(&vectors, total, worker), "life {life}");
         assert_eq!((follower.stats(0).missing, follower.forgotten(0)), (0, 0));
         before = follower.stats(0).events;
         drop(engine);
         engine = Peer::start(&arguments).unwrap();
     }
+}
+
+/// Our connection leads to the forwarder and stays; the engine behind it ends and starts anew, with its numbers.
+/// Mutation that makes it fail: `is_repeated` without the step back.
+#[test]
+fn we_follow_an_engine_behind_a_forwarder_into_its_next_life() {
+    let vectors = vectors();
+    let (events, replay, here) = (free_address(), free_address(), free_address());
+    let mut arguments = vec!["engine".to_owned(), events.clone(), replay.clone()];
+    arguments.extend(vectors.iter().map(|(path, _)| path.display().to_string()));
+    let Some(mut engine) = Peer::start(&arguments) else { return };
+    let _forwarder = Peer::start(&["forward".into(), events, here.clone()]).unwrap();
+    let forwarded = Proxy::start(here.strip_prefix("tcp://").unwrap());
+    let address = ZmqAddress::new(format!("tcp://{}", forwarded.address())).with_replay(replay);
+    let config = ZmqConfig { topic: "kv@".into(), from_start: true, ..ZmqConfig::default() };
+    let subscriber = ZmqTransport::connect(config, &[address]).unwrap();
+    let worker = Worker { source: SourceId(9), node: NodeId(1) };
+    let mut follower = EngineFollower::new(subscriber.messages().unwrap(), &[worker], KvIndex::default());
+    // The later lives say less than the first, so that their numbers are a step back.
+    for (life, messages) in [(0, 150), (1, 12), (2, 7)] {
+        let mut sent = engine.say(&format!("publish {messages}"))["sent"].as_u64().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        // What comes before the forwarder has found the engine shows only with the next one.
+        while held_by_index(follower.index()) != after(&vectors, sent, worker) {
+            assert!(Instant::now() < deadline, "life {life}: {:?} after {sent}", follower.stats(0));
+            if !follower.poll(Duration::from_millis(200)).unwrap() {
+                sent = engine.say("publish 1")["sent"].as_u64().unwrap();
+            }
+        }
+        assert_eq!((follower.stats(0).missing, follower.forgotten(0)), (0, 0), "life {life}");
+        drop(engine);
+        engine = Peer::start(&arguments).unwrap();
+    }
+    assert_eq!(forwarded.accepted(), 1, "the connection stayed");
+}
+
+type Held = std::collections::HashSet<(Place, GroupId, SequenceHash)>;
+
+fn held_by_index(index: &KvIndex) -> Held {
+    index.holdings().collect()
+}
+
+/// What an engine holds that has sent so many messages.
+fn after(vectors: &[(PathBuf, Vec<u8>)], messages: u64, worker: Worker) -> Held {
+    let mut index = KvIndex::default();
+    let mut naive = Follower::new(worker);
+    for number in 0..messages {
+        let (_, payload) = &vectors[number as usize % vectors.len()];
+        naive.hear(&mut index, number, payload).unwrap();
+    }
+    held_by_index(&index)
 }
 
 /// Events in the first `messages` messages.

@@ -15,10 +15,18 @@ use kvbm_plan::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use support::{NatsServer, PATIENCE, Ring, World};
+use support::{NatsServer, PATIENCE, Ring, STREAM_BYTES, World};
 
 fn config(server: &NatsServer, subject: &str) -> NatsConfig {
-    NatsConfig::new(format!("nats://127.0.0.1:{}", server.port()), subject)
+    let config = NatsConfig::new(format!("nats://127.0.0.1:{}", server.port()), subject);
+    NatsConfig { connect_timeout: PATIENCE, ..config }
+}
+
+/// The same over a stream of a size that the server has room for.
+fn kept(config: NatsConfig, stream: &str) -> NatsConfig {
+    let mut config = config.with_stream(stream);
+    config.stream.as_mut().unwrap().max_bytes = STREAM_BYTES;
+    config
 }
 
 #[test]
@@ -37,8 +45,8 @@ fn jetstream_conforms() {
     let number = AtomicU32::new(0);
     conformance::check(|| {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        let config = config(&server, &format!("kvbm.events.{number}")).with_stream(format!("kvbm-{number}"));
-        NatsTransport::connect(config).unwrap()
+        let config = config(&server, &format!("kvbm.events.{number}"));
+        NatsTransport::connect(kept(config, &format!("kvbm-{number}"))).unwrap()
     });
 }
 
@@ -90,8 +98,7 @@ fn publish_while(transport: NatsTransport, count: u64, mut disturb: impl FnMut(u
 #[test]
 fn jetstream_loses_nothing_when_the_server_is_killed() {
     let Some(mut server) = NatsServer::start(&[]) else { return };
-    let transport =
-        NatsTransport::connect(config(&server, "kvbm.events.kill").with_stream("kvbm-kill")).unwrap();
+    let transport = NatsTransport::connect(kept(config(&server, "kvbm.events.kill"), "kvbm-kill")).unwrap();
     let (came, missing) = publish_while(transport, 20_000, |step| {
         if step % 60 == 30 {
             server.restart();
@@ -99,6 +106,48 @@ fn jetstream_loses_nothing_when_the_server_is_killed() {
     });
     assert_eq!(missing, [0; 0]);
     assert!(came.iter().copied().eq(0..20_000), "each once and in order");
+}
+
+/// Mutations that make it fail: `Kept::publish` that does not open the stream again; `follow_once` that keeps its number.
+#[test]
+fn a_stream_that_is_gone_is_created_again_and_followed_from_its_start() {
+    let Some(mut server) = NatsServer::start(&[]) else { return };
+    for (subject, is_restarted) in [("kvbm.events.restarted", true), ("kvbm.events.deleted", false)] {
+        let mut config = kept(config(&server, subject), "kvbm-gone");
+        config.stream.as_mut().unwrap().on_disk = false;
+        let publisher = NatsTransport::connect(config.clone()).unwrap();
+        let follower = NatsTransport::connect(config).unwrap();
+        let mut receiver = follower.subscribe().unwrap();
+        let mut hear = |number: u8| loop {
+            let payload = receiver.recv(PATIENCE).unwrap().expect("it comes");
+            // One that was not acknowledged in time may be there twice.
+            if payload[0] == number {
+                break;
+            }
+            assert!(payload[0] < number);
+        };
+        let publish = |number: u8| {
+            let deadline = Instant::now() + PATIENCE;
+            while let Err(error) = publisher.publish(&Payload::from(vec![number]), Duration::from_secs(5)) {
+                assert!(Instant::now() < deadline, "{subject}: {error}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        (0..50).for_each(publish);
+        (0..50).for_each(&mut hear);
+        for life in 1..3u8 {
+            if is_restarted {
+                server.restart();
+            } else {
+                server.delete_stream("kvbm-gone");
+            }
+            // Fewer than before: their numbers in the stream were used already.
+            (50 * life..50 * life + 10).for_each(publish);
+            hear(50 * life);
+            (50 * life + 1..50 * life + 10).for_each(&mut hear);
+        }
+        server.delete_stream("kvbm-gone");
+    }
 }
 
 #[test]
@@ -120,7 +169,7 @@ fn invariant_4_what_core_loses_with_the_server_is_told() {
 #[test]
 fn a_late_joiner_hears_what_the_stream_kept() {
     let Some(server) = NatsServer::start(&[]) else { return };
-    let mut config = config(&server, "kvbm.events.late").with_stream("kvbm-late");
+    let mut config = kept(config(&server, "kvbm.events.late"), "kvbm-late");
     if let Some(stream) = &mut config.stream {
         stream.from_start = true;
     }
@@ -143,6 +192,35 @@ fn an_unreachable_server_is_an_error_that_names_it() {
     config.connect_timeout = Duration::from_secs(5);
     let Err(error) = NatsTransport::connect(config) else { panic!("nobody listens on port 1") };
     assert!(error.to_string().contains("connecting to nats://127.0.0.1:1"), "{error}");
+}
+
+/// Mutation that makes it fail: `explain` that only repeats what the server says.
+#[test]
+fn a_server_with_too_little_storage_is_named_with_the_way_out() {
+    let Some(server) = NatsServer::start(&[]) else { return };
+    for (on_disk, setting) in [(true, "max_file_store"), (false, "max_memory_store")] {
+        let mut config = config(&server, "kvbm.events.large").with_stream("kvbm-large");
+        config.stream.as_mut().unwrap().on_disk = on_disk;
+        let Err(error) = NatsTransport::connect(config.clone()) else { panic!("1 GiB of 256 MiB") };
+        let error = error.to_string();
+        for part in ["stream kvbm-large", "max_bytes=1073741824", "max_bytes=BYTES in the URL", setting] {
+            assert!(error.contains(part), "{part:?} is missing: {error}");
+        }
+        // The way out is one.
+        config.stream.as_mut().unwrap().max_bytes = STREAM_BYTES;
+        let transport = NatsTransport::connect(config).unwrap();
+        transport.publish(&Payload::from(vec![1]), PATIENCE).unwrap();
+        server.delete_stream("kvbm-large");
+    }
+}
+
+#[test]
+fn a_server_without_jetstream_is_named_with_the_way_out() {
+    let Some(server) = NatsServer::configured("jetstream: disabled") else { return };
+    let config = kept(config(&server, "kvbm.events.forgetful"), "kvbm-forgetful");
+    let Err(error) = NatsTransport::connect(config) else { panic!("it keeps nothing") };
+    let error = error.to_string();
+    assert!(error.contains("stream kvbm-forgetful") && error.contains("nats-server -js"), "{error}");
 }
 
 #[test]
@@ -169,99 +247,42 @@ fn logins_are_checked_and_an_absent_server_makes_publishing_unavailable() {
     }
 }
 
-#[test]
-fn tokens_are_checked() {
-    let Some(server) = NatsServer::start(&["--auth", "open sesame"]) else { return };
-    let connect =
-        |login| NatsTransport::connect(NatsConfig { login, ..config(&server, "kvbm.events.token") });
-    assert!(connect(Login::None).is_err(), "nobody said the word");
-    assert!(connect(Login::Token("sesame".into())).is_err(), "the wrong word");
-    let transport = connect(Login::Token("open sesame".into())).unwrap();
-    transport.publish(&Payload::from(vec![7; 10]), PATIENCE).unwrap();
-    let absent = Login::CredentialsFile("/nowhere/kvbm.creds".into());
-    let Err(error) = connect(absent) else { panic!("there is no such file") };
-    assert!(error.to_string().contains("cannot read credentials /nowhere/kvbm.creds"), "{error}");
-}
-
-/// A certificate of an authority of our own for this machine, made by `openssl`; `None` where there is none.
-fn certificates(folder: &std::path::Path) -> Option<()> {
-    let openssl = |line: &str| {
-        let command =
-            std::process::Command::new("openssl").args(line.split(' ')).current_dir(folder).output();
-        command.is_ok_and(|output| output.status.success()).then_some(())
-    };
-    std::fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1,DNS:localhost").unwrap();
-    openssl("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem")?;
-    openssl("req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr")?;
-    openssl(
-        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.pem",
-    )
-}
-
-#[test]
-fn tls_carries_events_and_an_unknown_authority_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(()) = certificates(folder.path()) else {
-        println!("skipped: there is no openssl to make certificates with");
-        return;
-    };
-    let file = |name: &str| folder.path().join(name);
-    let (cert, key) = (file("server.pem"), file("server.key"));
-    let arguments = ["--tls", "--tlscert", cert.to_str().unwrap(), "--tlskey", key.to_str().unwrap()];
-    let Some(server) = NatsServer::start(&arguments) else { return };
-    let config = NatsConfig::new(format!("tls://localhost:{}", server.port()), "kvbm.events.tls");
-    let Err(error) = NatsTransport::connect(config.clone()) else { panic!("nobody knows that authority") };
-    assert!(matches!(error, TransportError::Unavailable { .. }), "{error}");
-    let config = NatsConfig { root_certificates: Some(file("ca.pem")), require_tls: true, ..config };
-    for config in [config.clone(), config.with_stream("kvbm-tls")] {
-        let transport = NatsTransport::connect(config).unwrap();
-        let mut receiver = transport.subscribe().unwrap();
-        let sent = Payload::from(vec![9; 200_000]);
-        transport.publish(&sent, PATIENCE).unwrap();
-        assert_eq!(receiver.recv(PATIENCE).unwrap(), Some(sent));
-    }
-    let plain = NatsServer::start(&[]).unwrap();
-    let config = NatsConfig { require_tls: true, ..config_of(&plain) };
-    assert!(NatsTransport::connect(config).is_err(), "what has to be TLS is not sent in the clear");
-}
-
-fn config_of(server: &NatsServer) -> NatsConfig {
-    config(server, "kvbm.events.plain")
-}
-
 /// One who does not read loses the oldest within his own bound; the publisher and who reads notice nothing.
 #[test]
 fn a_slow_subscriber_harms_nobody_elses_memory() {
     let Some(server) = NatsServer::start(&[]) else { return };
-    let queue = kvbm_events::InProcessConfig { queue_batches: 50, queue_bytes: 1 << 20 };
-    let bounded = NatsConfig { queue, ..config(&server, "kvbm.events.slow") };
-    let slow = NatsTransport::connect(bounded).unwrap();
-    let mut stalled = slow.subscribe().unwrap();
-    let reader = NatsTransport::connect(config(&server, "kvbm.events.slow")).unwrap();
-    let mut receiver = reader.subscribe().unwrap();
-    let sent: Vec<Payload> = (0..1_000u32).map(|n| vec![n as u8; 50_000].into()).collect();
-    for payload in &sent {
-        reader.publish(payload, PATIENCE).unwrap();
-        assert_eq!(receiver.recv(PATIENCE).unwrap().as_ref(), Some(payload));
+    let core = config(&server, "kvbm.events.slow");
+    let stream = kept(config(&server, "kvbm.events.slow-and-kept"), "slow");
+    for config in [core, stream] {
+        let queue = kvbm_events::InProcessConfig { queue_batches: 50, queue_bytes: 1 << 20 };
+        let slow = NatsTransport::connect(NatsConfig { queue, ..config.clone() }).unwrap();
+        let mut stalled = slow.subscribe().unwrap();
+        let reader = NatsTransport::connect(config).unwrap();
+        let mut receiver = reader.subscribe().unwrap();
+        let sent: Vec<Payload> = (0..400u32).map(|n| vec![n as u8; 50_000].into()).collect();
+        for payload in &sent {
+            reader.publish(payload, PATIENCE).unwrap();
+            assert_eq!(receiver.recv(PATIENCE).unwrap().as_ref(), Some(payload), "{}", reader.name());
+        }
+        let deadline = Instant::now() + PATIENCE;
+        // Twenty fit into its queue.
+        while stalled.dropped() < 380 {
+            assert!(Instant::now() < deadline, "{}: {} dropped", slow.name(), stalled.dropped());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (mut kept, mut last) = (0, None);
+        while let Some(payload) = stalled.recv(Duration::from_millis(300)).unwrap() {
+            (kept, last) = (kept + payload.len(), Some(payload));
+        }
+        assert!(kept <= 1 << 20, "{}: {kept} bytes waited", slow.name());
+        assert_eq!((last.as_ref(), receiver.dropped()), (sent.last(), 0), "the newest are kept");
     }
-    let deadline = Instant::now() + PATIENCE;
-    while stalled.dropped() < 950 {
-        assert!(Instant::now() < deadline, "{} dropped", stalled.dropped());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let (mut kept, mut last) = (0, None);
-    while let Some(payload) = stalled.recv(Duration::from_millis(300)).unwrap() {
-        (kept, last) = (kept + payload.len(), Some(payload));
-    }
-    assert!(kept <= 1 << 20, "{kept} bytes waited");
-    assert_eq!((last.as_ref(), receiver.dropped()), (sent.last(), 0), "the newest are kept");
 }
 
 #[test]
 fn dropping_the_transport_closes_its_subscribers() {
     let Some(server) = NatsServer::start(&[]) else { return };
-    for config in
-        [config(&server, "kvbm.events.close"), config(&server, "kvbm.events.close2").with_stream("close")]
+    for config in [config(&server, "kvbm.events.close"), kept(config(&server, "kvbm.events.close2"), "close")]
     {
         let transport = NatsTransport::connect(config).unwrap();
         let mut receiver = transport.subscribe().unwrap();
@@ -320,6 +341,14 @@ fn an_index_equals_its_source_after_kills_with_core_and_snapshots() {
 #[test]
 fn an_index_equals_its_source_after_kills_with_jetstream_alone() {
     let Some(mut server) = NatsServer::start(&[]) else { return };
-    let config = config(&server, "kvbm.events.index").with_stream("kvbm-index");
+    let config = kept(config(&server, "kvbm.events.index"), "kvbm-index");
     assert_eq!(index_through_kills(&mut server, config), 0, "the stream has every event");
+}
+
+#[test]
+fn an_index_equals_its_source_after_kills_that_take_the_stream_along() {
+    let Some(mut server) = NatsServer::start(&[]) else { return };
+    let mut config = kept(config(&server, "kvbm.events.index"), "kvbm-index");
+    config.stream.as_mut().unwrap().on_disk = false;
+    index_through_kills(&mut server, config);
 }

@@ -65,6 +65,42 @@ fn batches_go_by_count_by_bytes_and_by_age() {
     assert_eq!(sizes(receiver.as_mut()), [3, 3]);
 }
 
+/// Mutation that makes it fail: an age that is counted from the first event of a batch.
+#[test]
+fn how_long_events_wait_adapts_to_the_load() {
+    const NOTHING: [usize; 0] = [];
+    let transport = Arc::new(InProcessTransport::default());
+    let mut receiver = transport.subscribe().unwrap();
+    let ring = Ring::new(100_000);
+    let max_age = Duration::from_millis(10);
+    let config = PublisherConfig { batch_events: 1000, max_age, ..PublisherConfig::default() };
+    let mut manager = manager(config, Arc::clone(&transport) as _);
+    manager.add_shard(0, ring.clone()).unwrap();
+    let start = Instant::now();
+    let mut at = |milliseconds: u64, events: u64| {
+        ring.push(events);
+        manager.pump(start + Duration::from_millis(milliseconds)).unwrap();
+        sizes(receiver.as_mut())
+    };
+    assert_eq!(at(0, 0), [0]);
+    // Little to tell: told at once.
+    assert_eq!(at(100, 1), [1]);
+    assert_eq!(at(110, 1), [1]);
+    assert_eq!(at(300, 3), [3]);
+    // More: after the first batch, one each ten milliseconds.
+    for millisecond in 301..310 {
+        assert_eq!(at(millisecond, 20), NOTHING, "{millisecond}");
+    }
+    assert_eq!(at(310, 20), [200]);
+    assert_eq!(at(319, 1), NOTHING);
+    assert_eq!(at(320, 0), [1], "none waits longer than that");
+    // Much: full batches, whenever there is one.
+    assert_eq!(at(321, 2500), [1000, 1000]);
+    assert_eq!(at(322, 2500), [1000, 1000, 1000]);
+    assert_eq!(at(332, 0), NOTHING, "all was told");
+    assert_eq!(at(900, 1), [1], "quiet again");
+}
+
 #[test]
 fn an_unavailable_transport_keeps_the_batch_and_the_ring_counts_what_does_not_fit() {
     let transport = Arc::new(Faulty::new(vec![Fate::Unavailable; 3]));

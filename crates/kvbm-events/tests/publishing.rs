@@ -32,7 +32,10 @@ fn blocks_of_a_chain_travel_together_with_their_tokens_and_the_engines_names() {
     let name = |n: u32| EngineHash::Uint(1000 + u64::from(n));
     for n in 0..3 {
         let token_ids = (0..16).map(|t| n * 16 + t).collect();
-        engine.note(block(n).identity.hash, EngineBlock { hash: Some(name(n)), token_ids });
+        engine.note(
+            block(n).identity.hash,
+            EngineBlock { hash: Some(name(n)), token_ids, ..EngineBlock::default() },
+        );
     }
     assert_eq!(engine.len(), 2, "the oldest went");
     let mut publishing = Publishing::new(engine, &[Tier::G2]).with_rank(3);
@@ -48,7 +51,9 @@ fn blocks_of_a_chain_travel_together_with_their_tokens_and_the_engines_names() {
     );
     assert_eq!(rest.token_ids, (16..48).collect::<Vec<u32>>());
     assert_eq!((rest.block_size, rest.medium.as_deref()), (16, Some("CPU")));
-    assert_eq!(stats.lock().without_tokens, 1);
+    let counted = *stats.lock();
+    assert_eq!((counted.without_tokens, counted.without_hash), (1, 1));
+    assert_eq!((rest.group_idx, rest.kv_cache_spec_kind.as_deref()), (Some(0), Some("full_attention")));
     let told = events(&mut publishing, 4, vec![(3, EventKind::Cleared)]);
     let gone: BTreeSet<String> = told
         .iter()

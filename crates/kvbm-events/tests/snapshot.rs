@@ -6,13 +6,14 @@ mod support;
 
 use kvbm_events::{
     Answer, EventManager, EventTransport, InProcessTransport, IndexFollower, KvIndex, PublisherConfig,
-    Question, RemoteSnapshots, Snapshot, SnapshotServer, SnapshotSource, SourceId, StreamId, Subscriber,
+    Question, RemoteSnapshots, Snapshot, SnapshotServer, SourceId, StreamId, Subscriber,
 };
 use kvbm_plan::Epoch;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
-use support::{World, block};
+use support::{PATIENCE, World, block};
 
 fn stream(epoch: u64) -> StreamId {
     StreamId { source: SourceId(5), epoch: Epoch(epoch), shard: 0 }
@@ -35,7 +36,10 @@ fn a_late_joiner_reaches_the_full_truth() {
     let mut follower = IndexFollower::new(subscriber, snapshots, KvIndex::default());
     (100..150).for_each(|number| world.toggle(number, number as usize % 4));
     manager.pump(Instant::now()).unwrap();
-    while follower.poll(Duration::ZERO).unwrap() {}
+    let deadline = Instant::now() + PATIENCE;
+    while follower.poll(Duration::ZERO).unwrap() || follower.suspects().count() > 0 {
+        assert!(Instant::now() < deadline, "{:?}", follower.stats());
+    }
     assert!(world.is_mirrored_by(follower.index()), "{:?}", follower.stats());
     assert_eq!((follower.stats().resyncs, follower.suspects().count()), (1, 0));
 }
@@ -50,14 +54,14 @@ fn a_large_snapshot_comes_in_parts_of_one_state() {
         Some(Snapshot { next_sequence, blocks: (0..20_000).map(block).collect() })
     });
     let _answering = server.serve(transport.as_ref(), SourceId(5)).unwrap();
-    let mut snapshots = RemoteSnapshots::new(transport);
-    let snapshot = snapshots.snapshot(stream(1), 5).unwrap();
+    let snapshots = RemoteSnapshots::new(transport);
+    let snapshot = snapshots.fetch(stream(1), 5).unwrap();
     assert_eq!((snapshot.next_sequence, snapshot.blocks.len()), (10, 20_000));
     assert!(snapshot.blocks.iter().zip(0..).all(|(found, n)| *found == block(n)));
     assert_eq!(taken.load(Ordering::SeqCst), 1);
     // It was fetched to its end, so the next one is new; one that cannot reach far enough is none.
-    assert_eq!(snapshots.snapshot(stream(1), 5).unwrap().next_sequence, 11);
-    assert_eq!(snapshots.snapshot(stream(1), 1_000), None);
+    assert_eq!(snapshots.fetch(stream(1), 5).unwrap().next_sequence, 11);
+    assert_eq!(snapshots.fetch(stream(1), 1_000), None);
 }
 
 #[test]
@@ -83,4 +87,148 @@ fn followers_share_a_snapshot_and_a_bounded_number_is_kept() {
     assert_eq!(ask(5, others[3].unwrap(), 1), others[3]);
     assert_eq!(ask(5, others[3].unwrap(), 1), None, "fetched to the end");
     assert_eq!(server.answer(b"what?").as_ref(), Answer::Nothing.encode());
+}
+
+/// Mutations that make it fail: `SnapshotServer::part` that drops a snapshot with the first last part; `taken` that does not
+/// wait for its turn.
+#[test]
+fn four_who_fetch_at_the_same_time_share_one_snapshot_to_its_end() {
+    const FOLLOWERS: usize = 4;
+    let (taken, asking) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (count, waiting) = (Arc::clone(&taken), Arc::clone(&asking));
+    let server = SnapshotServer::new(move |_| {
+        // All have begun to ask when the first snapshot is there.
+        while waiting.load(Ordering::SeqCst) < FOLLOWERS as u64 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let next_sequence = 100 + count.fetch_add(1, Ordering::SeqCst);
+        Some(Snapshot { next_sequence, blocks: (0..20_000).map(block).collect() })
+    });
+    let ask = |ticket, part| {
+        let question = Question { stream: stream(1), reach: 50, ticket, part };
+        match Answer::decode(&server.answer(&question.encode())).unwrap() {
+            Answer::Part(part) => Some(part),
+            Answer::Nothing => None,
+        }
+    };
+    let begun = Barrier::new(FOLLOWERS);
+    std::thread::scope(|scope| {
+        let fetch = || {
+            asking.fetch_add(1, Ordering::SeqCst);
+            let first = ask(0, 0);
+            begun.wait();
+            let (mut blocks, mut parts) = (0, 0);
+            let mut next = first;
+            while let Some(part) = next {
+                (blocks, parts) = (blocks + part.blocks.len(), parts + 1);
+                if parts == part.parts {
+                    return (blocks, part.next_sequence);
+                }
+                next = ask(part.ticket, parts);
+            }
+            (blocks, 0)
+        };
+        let followers: Vec<_> = (0..FOLLOWERS).map(|_| scope.spawn(fetch)).collect();
+        for follower in followers {
+            assert_eq!(follower.join().unwrap(), (20_000, 100), "the whole of the same state");
+        }
+    });
+    assert_eq!(taken.load(Ordering::SeqCst), 1);
+    // With the last of them it went: memory is free again, and the next one is told the state of then.
+    assert_eq!(ask(0, 0).unwrap().next_sequence, 101);
+}
+
+#[test]
+fn a_shard_keeps_its_snapshots_whatever_is_asked_of_others() {
+    let server = SnapshotServer::new(|_| {
+        Some(Snapshot { next_sequence: 100, blocks: (0..10_000).map(block).collect() })
+    });
+    let ask = |shard, ticket, part| {
+        let question = Question { stream: StreamId { shard, ..stream(1) }, reach: 50, ticket, part };
+        match Answer::decode(&server.answer(&question.encode())).unwrap() {
+            Answer::Part(part) => Some(part.ticket),
+            Answer::Nothing => None,
+        }
+    };
+    let tickets: Vec<u64> = (0..8).map(|shard| ask(shard, 0, 0).unwrap()).collect();
+    for (shard, ticket) in (0..8).zip(tickets) {
+        assert_eq!(ask(shard, ticket, 1), Some(ticket), "shard {shard}");
+    }
+}
+
+/// Mutations that make it fail: `RemoteSnapshots::snapshot` that waits for its answer; `IndexFollower::load` without the
+/// events that came `since`.
+#[test]
+fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end() {
+    let transport = Arc::new(InProcessTransport::default());
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let worlds: Vec<World> = (0..2).map(|_| World::new(10_000)).collect();
+    let mut managers: Vec<EventManager> = Vec::new();
+    let mut answering = Vec::new();
+    for (id, world) in (0..).map(SourceId).zip(&worlds) {
+        let config = PublisherConfig { max_age: Duration::ZERO, ..PublisherConfig::default() };
+        let mut manager = EventManager::new(config, id, Epoch(1), transport.clone()).unwrap();
+        manager.add_shard(0, world.clone()).unwrap();
+        managers.push(manager);
+    }
+    // The first takes its snapshot and then says nothing for a while; it is old when it comes.
+    let world = worlds[0].clone();
+    let (taken, is_taken) = std::sync::mpsc::channel();
+    let stalling = SnapshotServer::new(move |_| {
+        let snapshot = world.snapshot();
+        let _ = taken.send(());
+        // Until nobody holds it back any more.
+        let _ = held.lock().unwrap().recv();
+        Some(snapshot)
+    });
+    answering.push(stalling.serve(transport.as_ref(), SourceId(0)).unwrap());
+    let world = worlds[1].clone();
+    let willing = SnapshotServer::new(move |_| Some(world.snapshot()));
+    answering.push(willing.serve(transport.as_ref(), SourceId(1)).unwrap());
+    let mut change = |round: u32| {
+        for (world, manager) in worlds.iter().zip(&mut managers) {
+            (0..60).for_each(|step| world.toggle((round * 37 + step * 7) % 200, step as usize % 4));
+            manager.pump(Instant::now()).unwrap();
+        }
+    };
+    change(0);
+    let subscriber = Subscriber::new(transport.subscribe().unwrap());
+    let mut follower =
+        IndexFollower::new(subscriber, RemoteSnapshots::new(transport.clone()), KvIndex::default());
+    let is_right = |follower: &IndexFollower<RemoteSnapshots>, source: usize| {
+        let held = worlds[source].snapshot().blocks.len() as u64;
+        let of = SourceId(source as u64);
+        let suspect = follower.suspects().any(|stream| stream.source == of);
+        !suspect && follower.index().blocks(of).iter().sum::<u64>() == held
+    };
+    let until = |follower: &mut IndexFollower<RemoteSnapshots>, source| {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_right(follower, source) {
+            assert!(Instant::now() < deadline, "source {source}: {:?}", follower.stats());
+            follower.poll(Duration::from_millis(1)).unwrap();
+        }
+    };
+    change(1);
+    until(&mut follower, 1);
+    is_taken.recv_timeout(PATIENCE).unwrap();
+    // The question to the first hangs: the other is followed, event by event, and the first as far as that is possible.
+    for round in 2..8 {
+        change(round);
+        until(&mut follower, 1);
+        assert!(!is_right(&follower, 0));
+    }
+    drop(release);
+    until(&mut follower, 0);
+    for (source, world) in worlds.iter().enumerate() {
+        let wanted: BTreeSet<_> =
+            world.snapshot().blocks.iter().map(|b| (b.identity.hash, b.location.tier)).collect();
+        let holdings = follower.index().holdings();
+        let found = holdings.filter(|(place, ..)| place.source == SourceId(source as u64));
+        assert_eq!(
+            found.map(|(place, _, hash)| (hash, place.location.tier)).collect::<BTreeSet<_>>(),
+            wanted
+        );
+    }
 }

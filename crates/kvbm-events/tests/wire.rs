@@ -10,6 +10,7 @@ use kvbm_plan::{
     BlockIdentity, Epoch, GroupId, LocalHash, Location, NamespaceId, NodeId, SequenceHash, Tier, VolumeId,
 };
 use proptest::prelude::*;
+use std::time::{Duration, UNIX_EPOCH};
 
 const GOLDEN: &[u8] = include_bytes!("golden/batch_v1.bin");
 
@@ -49,7 +50,7 @@ fn an_event_takes_at_most_100_bytes() {
         bytes.len(),
         batch.events.len()
     );
-    let heartbeat = EventBatch { events: Vec::new(), ..batch };
+    let heartbeat = EventBatch { events: Vec::new(), published_us: Some(u64::MAX), ..batch };
     assert!(wire::encode(&heartbeat).unwrap().len() <= wire::MAX_HEADER_BYTES);
 }
 
@@ -102,15 +103,33 @@ fn raw_batch(version: u8, events: &[u8], tail: &[u8], elements: u8) -> Vec<u8> {
 
 #[test]
 fn what_a_later_revision_appends_survives() {
-    // A cleared event with a fourth element (a map), a batch with a seventh (a string).
+    // A cleared event with a fourth element (a map), a batch without a time and with an eighth element (a string).
     let events = [0x91, 0x94, 7, 2, 0xC0, 0x81, 0xA1, b'x', 0x93, 1, 2, 3];
-    let bytes = raw_batch(1, &events, &[0xA2, b'h', b'i'], 7);
+    let bytes = raw_batch(1, &events, &[0xC0, 0xA2, b'h', b'i'], 8);
     let batch = wire::decode(&bytes).unwrap();
     assert_eq!((batch.events[0].sequence, batch.events[0].kind), (7, EventKind::Cleared));
     assert_eq!((batch.events[0].unknown.values(), batch.unknown.values()), (1, 1));
     assert_eq!(batch.unknown.bytes(), [0xA2, b'h', b'i']);
-    assert_eq!(batch.next_sequence, 100);
+    assert_eq!((batch.next_sequence, batch.published_us), (100, None));
     assert_eq!(wire::encode(&batch).unwrap(), bytes, "whoever passes it on loses nothing");
+}
+
+#[test]
+fn the_time_of_publishing_is_told_and_may_be_missing() {
+    let made = UNIX_EPOCH + Duration::from_micros(1_795_149_476_080_123);
+    let batch = golden_batch().published_at(made);
+    let bytes = wire::encode(&batch).unwrap();
+    let golden = wire::encode(&golden_batch()).unwrap();
+    assert_eq!(bytes.len(), golden.len() + 9, "one integer behind what was there before");
+    let found = wire::decode(&bytes).unwrap();
+    assert_eq!((found.published_us, &found), (Some(1_795_149_476_080_123), &batch));
+    assert_eq!(found.age(made + Duration::from_millis(7)), Some(Duration::from_millis(7)));
+    assert_eq!(found.age(made - Duration::from_secs(1)), Some(Duration::ZERO), "clocks differ");
+    assert_eq!(wire::decode(&golden).unwrap().age(made), None);
+    // A time that no calendar has, and something that is no time.
+    let latest = EventBatch { published_us: Some(u64::MAX), ..golden_batch() };
+    assert!(wire::decode(&wire::encode(&latest).unwrap()).unwrap().age(made).is_some());
+    assert!(wire::decode(&raw_batch(1, &[0x90], &[0xA1, b'x'], 7)).is_err());
 }
 
 /// A store event of a later revision, without a local hash: the place of the hash is kept.
@@ -139,10 +158,10 @@ fn unknown_fields_of_a_block_survive_beside_its_own() {
 #[test]
 fn too_many_unknown_bytes_are_refused() {
     let tail = |len: usize| {
-        let mut tail = vec![0xC5];
+        let mut tail = vec![0xC0, 0xC5];
         tail.extend((len as u16).to_be_bytes());
-        tail.resize(len + 3, 0);
-        wire::decode(&raw_batch(1, &[0x90], &tail, 7))
+        tail.resize(len + 4, 0);
+        wire::decode(&raw_batch(1, &[0x90], &tail, 8))
     };
     assert!(tail(Unknown::MAX_BYTES - 3).is_ok());
     assert!(matches!(tail(Unknown::MAX_BYTES - 2), Err(DecodeError::Malformed(_))));
@@ -242,7 +261,7 @@ fn any_kind() -> impl Strategy<Value = EventKind> {
 prop_compose! {
     fn any_batch()(
         source in any::<u64>(), epoch in any::<u64>(), shard in any::<u16>(), first in any::<u32>(),
-        tail in 0u64..5,
+        tail in 0u64..5, published_us in any::<Option<u64>>(),
         events in prop::collection::vec(
             (1u64..100, any_kind(), prop::collection::vec(("[a-z]{0,8}", "\\PC{0,8}"), 0..4)), 0..40),
     ) -> EventBatch {
@@ -252,7 +271,7 @@ prop_compose! {
             KvEvent { extra, ..KvEvent::new(sequence, kind) }
         }).collect();
         let stream = StreamId { source: SourceId(source), epoch: Epoch(epoch), shard };
-        EventBatch::new(stream, sequence + 1 + tail, events)
+        EventBatch { published_us, ..EventBatch::new(stream, sequence + 1 + tail, events) }
     }
 }
 

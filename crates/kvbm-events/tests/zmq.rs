@@ -5,20 +5,26 @@
 
 mod support;
 
-use kvbm_events::zmq::{Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
+use kvbm_events::vllm::{self, Batch, BlockStored, EngineHash, Event, Worker};
+use kvbm_events::zmq::{EngineFollower, Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm_events::{
     EventManager, EventTransport, InProcessConfig, IndexFollower, KvIndex, Payload, PublisherConfig,
     Snapshot, SourceId, StreamId, Subscriber, TransportError, conformance,
 };
-use kvbm_plan::Epoch;
+use kvbm_plan::{Epoch, GroupId, NodeId};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{PATIENCE, World};
+use support::{PATIENCE, World, free_port};
 
 fn anywhere() -> ZmqAddress {
     ZmqAddress::new("tcp://127.0.0.1:*").with_replay("tcp://127.0.0.1:*")
+}
+
+/// Where a second one can be bound when the first is gone.
+fn somewhere() -> ZmqAddress {
+    ZmqAddress::new(format!("tcp://127.0.0.1:{}", free_port()))
 }
 
 fn payload(number: u64) -> Payload {
@@ -67,13 +73,40 @@ fn a_socket_file_that_a_killed_process_left_is_replaced_and_nothing_else_is() {
     assert!(path.exists(), "the listener is gone and its file is not");
     let address = ZmqAddress::new(format!("ipc://{}", path.display()));
     let transport = ZmqTransport::bind(ZmqConfig::default(), &address).unwrap();
-    let Err(error) = ZmqTransport::bind(ZmqConfig::default(), &address) else { panic!("it is in use") };
+    let at_once = || ZmqConfig { connect_timeout: Duration::from_millis(200), ..ZmqConfig::default() };
+    let Err(error) = ZmqTransport::bind(at_once(), &address) else { panic!("it is in use") };
     assert!(error.to_string().contains("cannot bind ipc://"), "{error}");
     drop(transport);
     assert!(!path.exists(), "an orderly end takes the file along");
     std::fs::write(&path, "precious").unwrap();
-    assert!(ZmqTransport::bind(ZmqConfig::default(), &address).is_err());
+    assert!(ZmqTransport::bind(at_once(), &address).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+/// Mutation that makes it fail: `listen_by` that tries once.
+#[test]
+fn an_address_that_the_one_before_still_holds_is_bound_when_it_ends() {
+    let address = somewhere();
+    let old = ZmqTransport::bind(ZmqConfig::default(), &address).unwrap();
+    // A connection that its server closes first lingers at the server's port.
+    let way = ZmqTransport::connect(ZmqConfig::default(), std::slice::from_ref(&address)).unwrap();
+    let messages = way.messages().unwrap();
+    let config = ZmqConfig { connect_timeout: Duration::from_millis(100), ..ZmqConfig::default() };
+    let Err(error) = ZmqTransport::bind(config, &address) else { panic!("it is in use") };
+    let error = error.to_string();
+    assert!(
+        error.contains(&format!("cannot bind {}", address.events)) && error.contains("in use"),
+        "{error}"
+    );
+    let new = std::thread::scope(|scope| {
+        let patient = ZmqConfig { connect_timeout: PATIENCE, ..ZmqConfig::default() };
+        let new = scope.spawn(|| ZmqTransport::bind(patient, &address));
+        std::thread::sleep(Duration::from_millis(50));
+        drop(old);
+        new.join().unwrap().unwrap()
+    });
+    until("its subscriber is back", || (new.subscribers() > 0).then_some(()));
+    drop(messages);
 }
 
 #[test]
@@ -136,16 +169,36 @@ fn a_subscriber_comes_back_and_is_told_what_it_missed() {
     }
 }
 
+/// Mutation that makes it fail: `make_up_for` that asks once.
+#[test]
+fn a_replay_that_cannot_be_reached_at_first_is_asked_for_again() {
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let replay = address.replay.clone().unwrap();
+    let replay = replay.strip_prefix("tcp://").unwrap();
+    // Nobody listens on port 1.
+    let way = support::Proxy::start("127.0.0.1:1");
+    let through = address.with_replay(format!("tcp://{}", way.address()));
+    (0..5).for_each(|n| publisher.publish(&payload(n), PATIENCE).unwrap());
+    let config = ZmqConfig { from_start: true, ..ZmqConfig::default() };
+    let subscriber = ZmqTransport::connect(config, &[through]).unwrap();
+    let mut receiver = subscriber.messages().unwrap();
+    publisher.publish(&payload(5), PATIENCE).unwrap();
+    until("it asks in vain", || (way.accepted() > 1).then_some(()));
+    way.lead_to(replay);
+    (0..6).for_each(|n| assert_eq!(next(&mut receiver).payload, payload(n)));
+}
+
 #[test]
 fn a_publisher_that_starts_anew_is_followed_from_its_first_message() {
-    let first = ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap();
-    let [address] = first.addresses().try_into().unwrap();
+    let address = somewhere().with_replay(somewhere().events);
+    let first = ZmqTransport::bind(ZmqConfig::default(), &address).unwrap();
     let subscriber = ZmqTransport::connect(ZmqConfig::default(), std::slice::from_ref(&address)).unwrap();
     let mut receiver = subscriber.messages().unwrap();
     (0..50).for_each(|n| first.publish(&payload(n), PATIENCE).unwrap());
     (0..50).for_each(|n| assert_eq!(next(&mut receiver).sequence, n));
     drop(first);
-    let second = until("the port is free", || ZmqTransport::bind(ZmqConfig::default(), &address).ok());
+    let second = ZmqTransport::bind(ZmqConfig::default(), &address).unwrap();
     (100..110).for_each(|n| second.publish(&payload(n), PATIENCE).unwrap());
     until("the subscriber is back", || (second.subscribers() > 0).then_some(()));
     let got = until("a message comes", || {
@@ -154,6 +207,47 @@ fn a_publisher_that_starts_anew_is_followed_from_its_first_message() {
     });
     assert_eq!((got.sequence, got.payload), (0, payload(100)), "by replay, from the start");
     (1..10).for_each(|n| assert_eq!(next(&mut receiver).payload, payload(100 + n)));
+}
+
+/// A message in which an engine stores blocks with these hashes.
+fn engine_stores(hashes: std::ops::Range<u64>) -> Payload {
+    let block_hashes = hashes.map(EngineHash::Uint).collect();
+    let medium = Some("GPU".to_owned());
+    let event = Event::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
+    vllm::encode(&Batch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }).into()
+}
+
+/// Mutation that makes it fail: `Numbers::hear` that takes a short step back for a repetition.
+#[test]
+fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_is_heard() {
+    for heard_from in [0, 3, 300] {
+        let config = ZmqConfig::default();
+        let address = somewhere();
+        let first = ZmqTransport::bind(config.clone(), &address).unwrap();
+        let subscriber = ZmqTransport::connect(config.clone(), std::slice::from_ref(&address)).unwrap();
+        let worker = Worker { source: SourceId(1), node: NodeId(0) };
+        let mut follower = EngineFollower::new(subscriber.messages().unwrap(), &[worker], KvIndex::default());
+        for n in 0..500 {
+            first.publish(&engine_stores(n..n + 1), PATIENCE).unwrap();
+        }
+        until("the first life is known", || {
+            follower.poll(Duration::from_millis(20)).unwrap();
+            (follower.index().stats().blocks == 500).then_some(())
+        });
+        drop(first);
+        let second = ZmqTransport::bind(config.clone(), &address).unwrap();
+        // Said while nobody is there to hear it.
+        (0..heard_from).for_each(|n| second.publish(&engine_stores(n..n + 1), PATIENCE).unwrap());
+        until("the subscriber is back", || (second.subscribers() > 0).then_some(()));
+        until("the first life is forgotten", || {
+            second.publish(&engine_stores(9_000..9_002), PATIENCE).unwrap();
+            follower.poll(Duration::from_millis(20)).unwrap();
+            (follower.stats(0).restarts == 1).then_some(())
+        });
+        let old = follower.find_hashes(GroupId(0), &[EngineHash::Uint(499)]);
+        let new = follower.find_hashes(GroupId(0), &[9_000, 9_001].map(EngineHash::Uint));
+        assert_eq!((old.len(), new[0].blocks), (0, 2), "heard from {heard_from}");
+    }
 }
 
 #[test]
@@ -167,9 +261,10 @@ fn a_late_joiner_hears_the_history_if_it_wants() {
     let late =
         ZmqTransport::connect(ZmqConfig { from_start: true, ..config }, &publisher.addresses()).unwrap();
     let mut receiver = late.messages().unwrap();
-    publisher.publish(&payload(100), PATIENCE).unwrap();
-    // The newest 30 of the 101.
-    (71..101).for_each(|n| assert_eq!(next(&mut receiver).sequence, n));
+    // The newest 30, at once: the publisher may have nothing more to say for long.
+    (70..100).for_each(|n| assert_eq!(next(&mut receiver).sequence, n));
+    (100..103).for_each(|n| publisher.publish(&payload(n), PATIENCE).unwrap());
+    (100..103).for_each(|n| assert_eq!(next(&mut receiver).sequence, n, "each once"));
 }
 
 /// A subscriber in ZMTP by hand that shakes hands, subscribes to everything and then reads nothing.
@@ -232,8 +327,28 @@ fn peers_that_are_none_are_turned_away_and_harm_nobody() {
             assert!(rest.len() <= 128, "{} bytes", rest.len());
         }
     }
+    until("all six are counted", || (publisher.refused() == 6).then_some(()));
     publisher.publish(&payload(5), PATIENCE).unwrap();
     assert_eq!(next(&mut receiver).payload, payload(5));
+}
+
+#[test]
+fn subscribers_beyond_the_limit_are_turned_away_and_counted() {
+    let config = ZmqConfig { max_peers: 2, ..ZmqConfig::default() };
+    let publisher = ZmqTransport::bind(config, &ZmqAddress::new("tcp://127.0.0.1:*")).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let served: Vec<TcpStream> = (0..2).map(|_| stalled(&address)).collect();
+    until("both are there", || (publisher.subscribers() == 2).then_some(()));
+    let mut third = TcpStream::connect(address.events.strip_prefix("tcp://").unwrap()).unwrap();
+    third.set_read_timeout(Some(PATIENCE)).unwrap();
+    match third.read(&mut [0; 1]) {
+        Ok(0) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+        other => panic!("it is not closed: {other:?}"),
+    }
+    until("it is counted", || (publisher.refused() == 1).then_some(()));
+    assert_eq!(publisher.subscribers(), 2);
+    drop(served);
 }
 
 #[test]

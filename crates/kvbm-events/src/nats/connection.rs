@@ -1,18 +1,18 @@
 //! The thread of a connection: carries out one command after the other.
 
 use super::stream::{self, Kept};
-use super::{Login, NatsConfig, unavailable};
+use super::{FAREWELL, NatsConfig, login, unavailable};
 use crate::queue::{Queue, Sink};
 use crate::{InProcessConfig, Payload, Responder, SourceId, TransportError};
+use async_nats::Client;
 use async_nats::connection::State;
-use async_nats::{Client, ConnectOptions};
 use bytes::Bytes;
 use crossbeam_channel::Sender;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
 /// What a caller wants. Nobody listens to an answer that comes after the deadline.
@@ -40,16 +40,12 @@ pub(super) enum Command {
     },
 }
 
-/// Messages that the client buffers on their way out: so many batches, no more, are lost with a connection.
-const OUTGOING: usize = 16;
-/// Messages that the client buffers for one subscription. They are moved to the subscriber's own queue at once.
-const INCOMING: usize = 1024;
-
-/// Connects, says how that went, and serves until nobody can ask any more.
+/// Connects, says how that went, and serves until nobody can ask any more; `end` goes when the server has everything.
 pub(super) fn run(
     config: NatsConfig,
     mut inbox: mpsc::Receiver<Command>,
     ready: &Sender<Result<(), TransportError>>,
+    end: Sender<()>,
 ) {
     let name = config.name();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -67,8 +63,11 @@ pub(super) fn run(
                 while let Some(command) = inbox.recv().await {
                     connection.carry_out(command).await;
                 }
-                // What the server has not taken within a second is lost and shows up as a gap.
-                let _ = tokio::time::timeout(Duration::from_secs(1), connection.client.flush()).await;
+                // What the server has not taken by then is lost. Where there is no connection nothing can be.
+                if connection.client.connection_state() == State::Connected {
+                    let _ = connection.round_trip(Instant::now() + FAREWELL).await;
+                }
+                drop(end);
             }
             Err(error) => {
                 let _ = ready.try_send(Err(error));
@@ -89,8 +88,7 @@ impl Connection {
     async fn open(config: NatsConfig) -> Result<Self, TransportError> {
         let name = config.name();
         let deadline = Instant::now() + config.connect_timeout;
-        let what = format!("connecting to {}", config.url);
-        let client = within(name, deadline, &what, options(&config).await?.connect(&config.url)).await?;
+        let client = login::connect(&config, deadline).await?;
         let kept = match &config.stream {
             Some(stream) => Some(Kept::open(name, deadline, &client, stream, &config.subject).await?),
             None => None,
@@ -133,7 +131,7 @@ impl Connection {
         }
         let bytes = Bytes::from_owner(payload);
         if let Some(kept) = &self.kept {
-            return kept.publish(self.name, deadline, &self.subject, bytes).await;
+            return kept.publish(self.name, deadline, bytes).await;
         }
         let publish = self.client.publish(self.subject.clone(), bytes);
         within(self.name, deadline, "handing over a batch", publish).await
@@ -144,7 +142,7 @@ impl Connection {
         let sink = Sink::new(&queue, self.queue);
         if let Some(kept) = &self.kept {
             let position = kept.position(self.name, deadline).await?;
-            tokio::spawn(stream::follow(kept.clone(), position, self.subject.clone(), sink));
+            tokio::spawn(stream::follow(kept.clone(), position, sink));
             return Ok(queue);
         }
         let subscribe = self.client.subscribe(self.subject.clone());
@@ -201,28 +199,6 @@ impl Connection {
             echo.next().await.map(|_| ()).ok_or("the connection was lost")
         })
         .await
-    }
-}
-
-async fn options(config: &NatsConfig) -> Result<ConnectOptions, TransportError> {
-    let mut options = ConnectOptions::new()
-        .name("kvbm-events")
-        .connection_timeout(config.connect_timeout)
-        .client_capacity(OUTGOING)
-        .subscription_capacity(INCOMING)
-        .require_tls(config.require_tls)
-        .ping_interval(Duration::from_secs(10))
-        .reconnect_delay_callback(|attempt| Duration::from_millis(1000.min(20 << attempt.min(6))));
-    if let Some(certificates) = &config.root_certificates {
-        options = options.add_root_certificates(certificates.clone());
-    }
-    match &config.login {
-        Login::None => Ok(options),
-        Login::Token(token) => Ok(options.token(token.clone())),
-        Login::User(user, password) => Ok(options.user_and_password(user.clone(), password.clone())),
-        Login::CredentialsFile(file) => options.credentials_file(file).await.map_err(|error| {
-            unavailable(config.name(), format!("cannot read credentials {}: {error}", file.display()))
-        }),
     }
 }
 

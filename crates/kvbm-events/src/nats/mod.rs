@@ -6,6 +6,7 @@
 //! acknowledged by the server, and a subscriber goes on where it was.
 
 mod connection;
+mod login;
 mod stream;
 
 use crate::queue::{Queue, QueueReceiver};
@@ -32,6 +33,8 @@ pub struct NatsConfig {
     pub require_tls: bool,
     /// Certificates of the authority that signed the server's, in PEM, beside the system's.
     pub root_certificates: Option<PathBuf>,
+    /// Certificate and private key that say who we are, in PEM, for servers that ask for one.
+    pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// How long connecting and subscribing may take.
     pub connect_timeout: Duration,
     /// What each subscriber's queue holds.
@@ -50,8 +53,10 @@ pub enum Login {
     Token(String),
     /// User and password.
     User(String, String),
-    /// A `.creds` file.
+    /// A `.creds` file: a user's JWT and the seed of his key.
     CredentialsFile(PathBuf),
+    /// A file with the seed of a user's key, which the server knows without a JWT.
+    NkeyFile(PathBuf),
 }
 
 /// A stream of `JetStream`. It is created if it is not there; one that is there is used as it is.
@@ -78,6 +83,7 @@ impl NatsConfig {
             login: Login::None,
             require_tls: false,
             root_certificates: None,
+            client_certificate: None,
             connect_timeout: Duration::from_secs(5),
             queue: InProcessConfig::default(),
             stream: None,
@@ -102,12 +108,26 @@ impl NatsConfig {
     }
 }
 
-/// Carries events over a NATS server. Dropping it sends what was taken, within a second and in the background, and
-/// closes its subscribers.
+/// Carries events over a NATS server. Dropping it waits until the server has what was taken, for a second at most, and closes its
+/// subscribers.
 pub struct NatsTransport {
     name: &'static str,
-    commands: mpsc::Sender<Command>,
+    /// The thread ends when this goes.
+    commands: Option<mpsc::Sender<Command>>,
     patience: Duration,
+    /// Disconnected when the server has everything, or the thread has given up.
+    ended: crossbeam_channel::Receiver<()>,
+}
+
+/// How long the end of a transport may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+impl Drop for NatsTransport {
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        // Who ends a process next would lose what is on its way, and nobody would be there to tell of it.
+        let _ = self.ended.recv_timeout(2 * FAREWELL);
+    }
 }
 
 /// Calls that may wait for the connection's thread at a time.
@@ -119,13 +139,14 @@ impl NatsTransport {
         let (name, patience) = (config.name(), config.connect_timeout);
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (ready, connected) = bounded(1);
+        let (end, ended) = bounded(0);
         std::thread::Builder::new()
             .name("kvbm-nats".into())
-            .spawn(move || connection::run(config, inbox, &ready))
+            .spawn(move || connection::run(config, inbox, &ready, end))
             .map_err(|error| unavailable(name, format!("no thread for the connection: {error}")))?;
         // The thread keeps its own deadline; this one is for a thread that does not get to run.
         match connected.recv_timeout(2 * patience) {
-            Ok(connected) => connected.map(|()| Self { name, commands, patience }),
+            Ok(connected) => connected.map(|()| Self { name, commands: Some(commands), patience, ended }),
             Err(_) => Err(unavailable(name, format!("not connected within {patience:?}"))),
         }
     }
@@ -137,7 +158,10 @@ impl NatsTransport {
     ) -> Result<T, TransportError> {
         let (answer, answered) = bounded(1);
         let deadline = Instant::now() + timeout;
-        match self.commands.try_send(command(deadline, answer)) {
+        let Some(commands) = &self.commands else {
+            return Err(TransportError::Closed { transport: self.name });
+        };
+        match commands.try_send(command(deadline, answer)) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
                 return Err(unavailable(self.name, format!("{COMMANDS} calls wait already")));

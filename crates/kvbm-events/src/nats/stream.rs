@@ -1,11 +1,16 @@
-//! `JetStream`: payloads acknowledged when the server has them, subscribers that go on where they were.
+//! `JetStream`: payloads acknowledged when the server has them, subscribers that go on where they were. A stream that is
+//! gone, with a server that kept it in memory or because somebody deleted it, is created again by the next who publishes
+//! and followed from its start; what was lost with it shows up as a gap in the numbers of the events.
 
 use super::connection::within;
 use super::{StreamConfig, unavailable};
 use crate::queue::Sink;
 use crate::{Payload, TransportError};
 use async_nats::Client;
+use async_nats::datetime::DateTime;
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
+use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind, PublishErrorKind};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType, Stream};
 use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
@@ -16,8 +21,19 @@ use std::time::{Duration, Instant};
 #[derive(Clone)]
 pub(super) struct Kept {
     context: Context,
-    stream: Stream,
+    /// How it is created where it is not there.
+    wanted: Config,
+    subject: String,
     from_start: bool,
+}
+
+/// Where a subscriber is in the stream.
+#[derive(Clone, Copy)]
+pub(super) struct Position {
+    /// Number of the next message.
+    next: u64,
+    /// When the stream was created: one that was created again has other messages under the same numbers.
+    created: DateTime,
 }
 
 impl Kept {
@@ -40,15 +56,31 @@ impl Kept {
             discard: DiscardPolicy::Old,
             ..Config::default()
         };
-        let what = format!("opening stream {}", config.name);
-        let stream = within(name, deadline, &what, context.get_or_create_stream(wanted)).await?;
+        let kept = Self { context, wanted, subject: subject.to_owned(), from_start: config.from_start };
+        kept.stream(name, deadline).await?;
+        Ok(kept)
+    }
+
+    /// The stream, created if it is not there.
+    async fn stream(&self, name: &'static str, deadline: Instant) -> Result<Stream, TransportError> {
+        let Config { name: of, .. } = &self.wanted;
+        let what = format!("opening stream {of}");
+        let opening = async {
+            loop {
+                match self.context.get_or_create_stream(self.wanted.clone()).await {
+                    // A slow disk: making a stream takes several files. The deadline is the caller's.
+                    Err(error) if error.kind() == CreateStreamErrorKind::TimedOut => {}
+                    opened => return opened.map_err(|error| explain(&error, &self.wanted)),
+                }
+            }
+        };
+        let stream = within(name, deadline, &what, opening).await?;
         let there = &stream.cached_info().config.subjects;
-        if !there.iter().any(|known| known == subject) {
-            let reason =
-                format!("stream {} keeps {there:?}, not {subject}: name another stream", config.name);
-            return Err(unavailable(name, reason));
+        if there.contains(&self.subject) {
+            return Ok(stream);
         }
-        Ok(Self { context, stream, from_start: config.from_start })
+        let reason = format!("stream {of} keeps {there:?}, not {}: name another stream", self.subject);
+        Err(unavailable(name, reason))
     }
 
     /// Publishes and waits for the server's word that it is kept.
@@ -56,25 +88,78 @@ impl Kept {
         &self,
         name: &'static str,
         deadline: Instant,
-        subject: &str,
         payload: Bytes,
     ) -> Result<(), TransportError> {
-        let sent = self.context.publish(subject.to_owned(), payload);
-        let ack = within(name, deadline, "handing over a batch", sent).await?;
-        within(name, deadline, "waiting for the server to keep a batch", ack.into_future()).await?;
-        Ok(())
+        if self.hand_over(name, deadline, payload.clone()).await? {
+            return Ok(());
+        }
+        self.stream(name, deadline).await?;
+        if self.hand_over(name, deadline, payload).await? {
+            return Ok(());
+        }
+        Err(unavailable(name, format!("stream {} was created again and takes nothing yet", self.wanted.name)))
     }
 
-    /// Number in the stream with which a new subscriber starts.
+    /// Whether the server keeps the payload; not where there is no stream for it.
+    async fn hand_over(
+        &self,
+        name: &'static str,
+        deadline: Instant,
+        payload: Bytes,
+    ) -> Result<bool, TransportError> {
+        let sent = self.context.publish(self.subject.clone(), payload);
+        let ack = within(name, deadline, "handing over a batch", sent).await?;
+        let acknowledged = async {
+            match ack.await {
+                Err(error) if error.kind() == PublishErrorKind::StreamNotFound => Ok(false),
+                word => word.map(|_| true),
+            }
+        };
+        within(name, deadline, "waiting for the server to keep a batch", acknowledged).await
+    }
+
+    /// Where a new subscriber starts.
     pub(super) async fn position(
         &self,
         name: &'static str,
         deadline: Instant,
-    ) -> Result<u64, TransportError> {
-        let info = within(name, deadline, "asking for the stream's end", self.stream.get_info()).await?;
-        Ok(if self.from_start { 1 } else { info.state.last_sequence + 1 })
+    ) -> Result<Position, TransportError> {
+        let stream = self.stream(name, deadline).await?;
+        let info = stream.cached_info();
+        let next = if self.from_start { 1 } else { info.state.last_sequence + 1 };
+        Ok(Position { next, created: info.created })
     }
 }
+
+/// What is in the way of a stream, and the way out.
+fn explain(error: &CreateStreamError, wanted: &Config) -> String {
+    let storage = match wanted.storage {
+        StorageType::File => "files: free space on its disk, or max_file_store in its configuration",
+        StorageType::Memory => "memory: max_memory_store in its configuration",
+    };
+    match error.kind() {
+        CreateStreamErrorKind::JetStream(refusal) if LACKS_STORAGE.contains(&refusal.error_code()) => {
+            format!(
+                "{refusal}: the server reserves max_bytes={} for it and has too little left; reserve less \
+             (max_bytes=BYTES in the URL), or give the server or its account more storage in {storage}",
+                wanted.max_bytes
+            )
+        }
+        CreateStreamErrorKind::JetStreamUnavailable => format!(
+            "{error}: start the server with JetStream (nats-server -js, and room for its files), or use nats:// without it"
+        ),
+        _ => error.to_string(),
+    }
+}
+
+/// What the server says when the stream's `max_bytes` are more than it, or the account, has left.
+const LACKS_STORAGE: [ErrorCode; 5] = [
+    ErrorCode::STORAGE_RESOURCES_EXCEEDED,
+    ErrorCode::MEMORY_RESOURCES_EXCEEDED,
+    ErrorCode::INSUFFICIENT_RESOURCES,
+    ErrorCode::ACCOUNT_RESOURCES_EXCEEDED,
+    ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
+];
 
 /// How long the server may take to answer a request.
 const ASKING: Duration = Duration::from_secs(1);
@@ -82,34 +167,38 @@ const ASKING: Duration = Duration::from_secs(1);
 /// Pause before a consumer is made again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Moves what is in the stream from `next` on into `sink`, whatever happens to the server meanwhile.
-pub(super) async fn follow(kept: Kept, mut next: u64, subject: String, sink: Sink) {
+/// Moves what is in the stream from `position` on into `sink`, whatever happens to the server meanwhile.
+pub(super) async fn follow(kept: Kept, mut position: Position, sink: Sink) {
     while sink.is_wanted() {
-        // An error means that the server or the consumer is away: start again from what is known.
-        if let Ok(reached) = follow_once(&kept, next, &subject, &sink).await {
-            next = reached;
-        }
+        // An error means that the server, the stream or the consumer is away: start again from what is known.
+        let _ = follow_once(&kept, &mut position, &sink).await;
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Follows until something is wrong; the number that comes next then.
+/// Follows until something is wrong.
 async fn follow_once(
     kept: &Kept,
-    mut next: u64,
-    subject: &str,
+    position: &mut Position,
     sink: &Sink,
-) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let config = pull::Config {
-        deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: next },
+        deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: position.next },
         // The position is kept here: a consumer that is lost or late is made again.
         ack_policy: AckPolicy::None,
-        filter_subject: subject.to_owned(),
+        filter_subject: kept.subject.clone(),
         inactive_threshold: Duration::from_secs(30),
         memory_storage: true,
         ..pull::Config::default()
     };
-    let consumer = kept.stream.create_consumer(config).await?;
+    let consumer = kept.context.create_consumer_on_stream(config, kept.wanted.name.as_str()).await?;
+    // Asked for after the consumer was made: it goes with its stream, so that it follows this one or ends.
+    let info = kept.context.get_stream_no_info(kept.wanted.name.as_str()).await?.get_info().await?;
+    if info.created != position.created || info.state.last_sequence + 1 < position.next {
+        // Created again, or set back to an earlier state: what it has under the old numbers is news.
+        *position = Position { next: 1, created: info.created };
+        return Ok(());
+    }
     let mut messages = consumer
         .stream()
         .heartbeat(Duration::from_millis(500))
@@ -127,13 +216,13 @@ async fn follow_once(
             break;
         }
         let number = info.stream_sequence;
-        if number < next {
+        if number < position.next {
             continue;
         }
         if !sink.push(Payload::from(&*message.payload), message.payload.len()) {
             break;
         }
-        next = number + 1;
+        position.next = number + 1;
     }
-    Ok(next)
+    Ok(())
 }

@@ -25,6 +25,11 @@ pub trait SnapshotSource {
     /// The state of a stream now, after every event below number `reach`; `None` when the source cannot say it at the
     /// moment: it is asked again.
     fn snapshot(&mut self, stream: StreamId, reach: u64) -> Option<Snapshot>;
+
+    /// Nobody wants the stream's snapshot any more.
+    fn cancel(&mut self, stream: StreamId) {
+        let _ = stream;
+    }
 }
 
 impl<F: FnMut(StreamId) -> Option<Snapshot>> SnapshotSource for F {

@@ -10,12 +10,18 @@ use std::time::{Duration, Instant};
 
 type Take = dyn Fn(StreamId) -> Option<Snapshot> + Send + Sync;
 
-/// Answers who asks for snapshots of a source. At most [`Self::KEPT`] are kept, for as long as somebody fetches their
-/// parts: memory is bounded by that many times what the pool itself knows.
+/// Answers who asks for snapshots of a source. Whoever asks while another fetches gets the same snapshot. At most
+/// [`Self::KEPT`] of each shard are kept, for as long as somebody fetches their parts: memory is bounded by that many
+/// times what the pool itself knows.
 pub struct SnapshotServer {
     take: Box<Take>,
     state: Mutex<State>,
+    /// By shard: held while a snapshot is taken, so that those who ask meanwhile find it instead of taking one each.
+    taking: [Mutex<()>; TURNS],
 }
+
+/// Shards beyond this number share their turns.
+const TURNS: usize = 16;
 
 #[derive(Default)]
 struct State {
@@ -27,19 +33,21 @@ struct Kept {
     stream: StreamId,
     ticket: u64,
     asked: Instant,
+    /// Those who asked for its first part and not yet for its last.
+    fetching: u32,
     snapshot: Arc<Snapshot>,
 }
 
 impl SnapshotServer {
-    /// Most snapshots that are kept between two questions.
+    /// Most snapshots of a shard that are kept between two questions.
     pub const KEPT: usize = 2;
 
-    /// How long the next question about a snapshot may take.
+    /// How long the next question about a snapshot may take, and how long a question waits while another's is taken.
     pub const PATIENCE: Duration = Duration::from_secs(10);
 
     /// Answers with what `take` says; it is called on threads of the transport's.
     pub fn new(take: impl Fn(StreamId) -> Option<Snapshot> + Send + Sync + 'static) -> Self {
-        Self { take: Box::new(take), state: Mutex::default() }
+        Self { take: Box::new(take), state: Mutex::default(), taking: Default::default() }
     }
 
     /// Answers questions about `source` over `transport` until what is returned is dropped.
@@ -60,17 +68,33 @@ impl SnapshotServer {
     fn part(&self, question: &Question) -> Option<Vec<u8>> {
         let (ticket, snapshot) = match self.kept(question) {
             Some(found) => found,
-            None if question.ticket == 0 => self.keep(question.stream, (self.take)(question.stream)?),
+            None if question.ticket == 0 => self.taken(question)?,
             None => return None,
         };
         if snapshot.next_sequence < question.reach {
+            self.is_fetched(ticket);
             return None;
         }
         let part = encode_part_of(&snapshot, ticket, question.part)?;
         if is_last(&snapshot, question.part) {
-            self.state.lock().kept.retain(|kept| kept.ticket != ticket);
+            self.is_fetched(ticket);
         }
         Some(part)
+    }
+
+    /// A new snapshot, or the one that another question had taken while this one waited for its turn.
+    fn taken(&self, question: &Question) -> Option<(u64, Arc<Snapshot>)> {
+        let _turn = self.taking[question.stream.shard as usize % TURNS].try_lock_for(Self::PATIENCE)?;
+        self.kept(question).or_else(|| Some(self.keep(question.stream, (self.take)(question.stream)?)))
+    }
+
+    /// One of those who fetch a snapshot needs nothing more of it. With the last of them it goes.
+    fn is_fetched(&self, ticket: u64) {
+        let mut state = self.state.lock();
+        if let Some(kept) = state.kept.iter_mut().find(|kept| kept.ticket == ticket) {
+            kept.fetching = kept.fetching.saturating_sub(1);
+        }
+        state.kept.retain(|kept| kept.fetching > 0);
     }
 
     /// The snapshot that is asked for, or for ticket 0 any that reaches far enough.
@@ -84,6 +108,7 @@ impl SnapshotServer {
                     || (question.ticket == 0 && kept.snapshot.next_sequence >= question.reach.max(1)))
         })?;
         found.asked = now;
+        found.fetching += u32::from(question.ticket == 0);
         Some((found.ticket, Arc::clone(&found.snapshot)))
     }
 
@@ -93,11 +118,14 @@ impl SnapshotServer {
         state.tickets += 1;
         let ticket = state.tickets;
         if !is_last(&snapshot, 0) {
-            if state.kept.len() == Self::KEPT {
-                state.kept.pop_front();
+            let of_shard = |kept: &Kept| kept.stream.shard == stream.shard;
+            if state.kept.iter().filter(|kept| of_shard(kept)).count() == Self::KEPT
+                && let Some(oldest) = state.kept.iter().position(of_shard)
+            {
+                state.kept.remove(oldest);
             }
             let snapshot = Arc::clone(&snapshot);
-            state.kept.push_back(Kept { stream, ticket, asked: Instant::now(), snapshot });
+            state.kept.push_back(Kept { stream, ticket, asked: Instant::now(), fetching: 1, snapshot });
         }
         (ticket, snapshot)
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! nats://[USER:PASSWORD@|TOKEN@]HOST:PORT[?subject=..&tls=..&ca=FILE&creds=FILE&stream=NAME..]
 //! jetstream+nats://HOST:PORT[?stream=NAME&storage=file|memory&max_bytes=N&max_age=SECONDS&from=new|start..]
-//! zmq+tcp://HOST:PORT[,HOST:PORT..][?replay=PORT|ADDRESS&topic=..&from=new|start&insecure=true&format=kvbm|vllm]
+//! zmq+tcp://HOST:PORT[,HOST:PORT..][?replay=PORT|ADDRESS&topic=..&from=new|start&insecure=true&format=kvbm|vllm&rank=N..]
 //! zmq+ipc://PATH[?replay=ipc://PATH..]
 //! ```
 //! `tls://` and `jetstream+tls://` are the same with TLS. A publisher over `ZeroMQ` binds its one address, subscribers
@@ -38,6 +38,15 @@ pub enum PayloadFormat {
     Kvbm,
     /// What engines publish ([`vllm`](crate::vllm)), for routers that follow engines.
     Vllm,
+}
+
+/// In whose name a publisher speaks as engines do ([`PayloadFormat::Vllm`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Speaker {
+    /// The engine's data-parallel rank.
+    pub rank: u32,
+    /// Kind of its cache group, as vLLM calls it.
+    pub kind: String,
 }
 
 /// A URL that names no transport.
@@ -142,6 +151,16 @@ impl EventUrl {
         if vllm { PayloadFormat::Vllm } else { PayloadFormat::Kvbm }
     }
 
+    /// In whose name a publisher speaks, where it speaks as engines do.
+    pub fn speaker(&self) -> Option<Speaker> {
+        match self.format() {
+            #[cfg(feature = "zmq")]
+            // It was read before.
+            PayloadFormat::Vllm => zmq::speaker(&self.parts).ok(),
+            _ => None,
+        }
+    }
+
     /// Whether a publisher opens sockets of its own rather than connect to a server: what fails then will fail again.
     pub fn binds(&self) -> bool {
         self.scheme().starts_with("zmq+")
@@ -174,6 +193,47 @@ impl EventUrl {
         }
     }
 
+    /// The subscribing end with the topics and numbers of messages, as who reads [engines](PayloadFormat::Vllm) needs them:
+    /// their payloads have no numbers of their own. Only of `ZeroMQ`.
+    ///
+    /// # Errors
+    /// [`OpenError::Url`] for another scheme.
+    #[cfg(feature = "zmq")]
+    pub fn open_messages(&self, timeout: Duration) -> Result<crate::zmq::ZmqTransport, OpenError> {
+        if !self.binds() {
+            return Err(
+                parts::malformed(&self.parts.shown(), "engines publish over zmq+tcp or zmq+ipc").into()
+            );
+        }
+        let (config, addresses) = self.zmq(Side::Subscriber, timeout)?;
+        Ok(crate::zmq::ZmqTransport::connect(config, &addresses)?)
+    }
+
+    #[cfg(feature = "zmq")]
+    fn zmq(
+        &self,
+        side: Side,
+        timeout: Duration,
+    ) -> Result<(crate::zmq::ZmqConfig, Vec<crate::zmq::ZmqAddress>), UrlError> {
+        let (mut config, addresses) = zmq::config(&self.parts)?;
+        config.connect_timeout = timeout;
+        let own = ["rank", "kind"].into_iter().find(|name| self.parts.get(name).is_some());
+        if let Some(name) = own.filter(|_| side == Side::Subscriber) {
+            return Err(parts::malformed(
+                &self.parts.shown(),
+                &format!("{name} is for publishers: leave it out"),
+            ));
+        }
+        if side == Side::Subscriber
+            && self.format() == PayloadFormat::Vllm
+            && self.parts.get("topic").is_none()
+        {
+            // Every engine has a topic of its own choice.
+            config.topic.clear();
+        }
+        Ok((config, addresses))
+    }
+
     /// Opens one end, within `timeout`.
     ///
     /// # Errors
@@ -191,8 +251,7 @@ impl EventUrl {
             }
             #[cfg(feature = "zmq")]
             Transport::Zmq => {
-                let (config, addresses) = zmq::config(&self.parts)?;
-                let config = crate::zmq::ZmqConfig { connect_timeout: timeout, ..config };
+                let (config, addresses) = self.zmq(side, timeout)?;
                 let transport = match (side, addresses.as_slice()) {
                     (Side::Subscriber, addresses) => crate::zmq::ZmqTransport::connect(config, addresses)?,
                     (Side::Publisher, [address]) => crate::zmq::ZmqTransport::bind(config, address)?,

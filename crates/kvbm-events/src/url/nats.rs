@@ -5,9 +5,21 @@ use super::parts::{Parts, malformed};
 use crate::nats::{Login, NatsConfig};
 use std::time::Duration;
 
-const CORE: &[&str] = &["subject", "tls", "ca", "creds", "stream"];
-const STREAM: &[&str] =
-    &["subject", "tls", "ca", "creds", "stream", "storage", "max_bytes", "max_age", "from"];
+const CORE: &[&str] = &["subject", "tls", "ca", "cert", "key", "creds", "nkey", "stream"];
+const STREAM: &[&str] = &[
+    "subject",
+    "tls",
+    "ca",
+    "cert",
+    "key",
+    "creds",
+    "nkey",
+    "stream",
+    "storage",
+    "max_bytes",
+    "max_age",
+    "from",
+];
 
 /// The configuration that `parts` ask for.
 pub(super) fn config(parts: &Parts) -> Result<NatsConfig, UrlError> {
@@ -27,15 +39,13 @@ pub(super) fn config(parts: &Parts) -> Result<NatsConfig, UrlError> {
     let mut config = NatsConfig::new(server, subject.unwrap_or_else(|| "kvbm.events".into()));
     config.require_tls = tls || parts.flag("tls")?;
     config.root_certificates = parts.read("ca", "a file", word)?.map(Into::into);
-    config.login = match (&parts.user, parts.read("creds", "a file", word)?) {
-        (Some(_), Some(_)) => {
-            return Err(malformed(&parts.shown(), "it has a user and a credentials file: leave one out"));
-        }
-        (Some((user, Some(password))), None) => Login::User(user.clone(), password.clone()),
-        (Some((token, None)), None) => Login::Token(token.clone()),
-        (None, Some(file)) => Login::CredentialsFile(file.into()),
-        (None, None) => Login::None,
-    };
+    config.client_certificate =
+        match (parts.read("cert", "a file", word)?, parts.read("key", "a file", word)?) {
+            (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
+            (None, None) => None,
+            _ => return Err(malformed(&parts.shown(), "cert and key go together")),
+        };
+    config.login = login(parts)?;
     if !kept {
         return Ok(config);
     }
@@ -65,6 +75,24 @@ pub(super) fn config(parts: &Parts) -> Result<NatsConfig, UrlError> {
     Ok(config)
 }
 
+/// Who we are, said once.
+fn login(parts: &Parts) -> Result<Login, UrlError> {
+    let file = |text: &str| (!text.is_empty()).then(|| text.into());
+    let creds = parts.read("creds", "a file", file)?.map(Login::CredentialsFile);
+    let nkey = parts.read("nkey", "a file", file)?.map(Login::NkeyFile);
+    let user = parts.user.clone().map(|(user, password)| match password {
+        Some(password) => Login::User(user, password),
+        None => Login::Token(user),
+    });
+    let mut logins = [user, creds, nkey].into_iter().flatten();
+    let login = logins.next().unwrap_or(Login::None);
+    if logins.next().is_some() {
+        let reason = "it says twice who this is (a user or token, creds, nkey): leave one out";
+        return Err(malformed(&parts.shown(), reason));
+    }
+    Ok(login)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +117,11 @@ mod tests {
         assert_eq!(kept.root_certificates, Some("/c".into()));
         assert!(read("nats://t@h").unwrap().login == Login::Token("t".into()));
         assert!(read("nats://h?creds=/f").unwrap().login == Login::CredentialsFile("/f".into()));
+        assert!(read("nats://h?nkey=/f").unwrap().login == Login::NkeyFile("/f".into()));
+        assert_eq!(
+            read("tls://h?cert=/c&key=/k").unwrap().client_certificate,
+            Some(("/c".into(), "/k".into()))
+        );
         assert!(read("nats://h?tls=true").unwrap().require_tls);
     }
 
@@ -103,6 +136,8 @@ mod tests {
             ("nats://h?tls=perhaps", "expected true or false"),
             ("nats://h?tls=true&tls=true", "twice"),
             ("nats://u:p@h?creds=/f", "leave one out"),
+            ("nats://h?creds=/f&nkey=/g", "leave one out"),
+            ("nats://h?cert=/f", "cert and key go together"),
             ("nats://h/path", "nothing may follow"),
         ] {
             let error = read(url).err().unwrap().to_string();

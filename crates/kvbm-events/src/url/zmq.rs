@@ -1,10 +1,10 @@
 //! What a URL says about `ZeroMQ`.
 
-use super::UrlError;
 use super::parts::{Parts, malformed};
+use super::{Speaker, UrlError};
 use crate::zmq::{ZmqAddress, ZmqConfig};
 
-const KNOWN: &[&str] = &["replay", "topic", "from", "insecure", "format"];
+const KNOWN: &[&str] = &["replay", "topic", "from", "insecure", "format", "rank", "kind"];
 
 /// The configuration and the addresses that `parts` ask for; one address to publish, any number to subscribe.
 pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlError> {
@@ -19,8 +19,12 @@ pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlE
     for (address, replay) in addresses.iter_mut().zip(replays.into_iter().flatten()) {
         address.replay = Some(replay);
     }
-    let format = |text: &str| ["kvbm", "vllm"].contains(&text).then_some(());
-    parts.read("format", "kvbm or vllm", format)?;
+    let is_vllm = |text: &str| ["kvbm", "vllm"].iter().position(|known| *known == text);
+    let is_vllm = parts.read("format", "kvbm or vllm", is_vllm)? == Some(1);
+    speaker(parts)?;
+    if let Some(name) = ["rank", "kind"].into_iter().find(|name| !is_vllm && parts.get(name).is_some()) {
+        return Err(malformed(&parts.shown(), &format!("{name} goes with format=vllm")));
+    }
     let from_start = |text: &str| ["new", "start"].iter().position(|known| *known == text);
     let mut config = ZmqConfig { insecure: parts.flag("insecure")?, ..ZmqConfig::default() };
     if let Some(topic) = parts.get("topic") {
@@ -28,6 +32,17 @@ pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlE
     }
     config.from_start = parts.read("from", "new or start", from_start)? == Some(1);
     Ok((config, addresses))
+}
+
+/// In whose name a publisher speaks as engines do.
+pub(super) fn speaker(parts: &Parts) -> Result<Speaker, UrlError> {
+    let rank = parts.read("rank", "a number below 2^32", |text| text.parse().ok())?;
+    let word = |text: &str| {
+        let good = |c: char| c.is_ascii_lowercase() || c == '_';
+        (!text.is_empty() && text.len() <= 64 && text.chars().all(good)).then(|| text.to_owned())
+    };
+    let kind = parts.read("kind", "small letters and _, such as mla_attention", word)?;
+    Ok(Speaker { rank: rank.unwrap_or(0), kind: kind.unwrap_or_else(|| crate::vllm::FULL_ATTENTION.into()) })
 }
 
 /// A replay socket for each of `events`: a port alone is one of the same host.
@@ -73,6 +88,8 @@ mod tests {
         assert_eq!(addresses("zmq+ipc:///run/a?replay=ipc:///run/b"), ipc);
         let many = addresses("zmq+tcp://a:1,b:2?replay=9");
         assert_eq!(many[1], ("tcp://b:2".into(), Some("tcp://b:9".into())));
+        let parts = Parts::parse("zmq+tcp://a:1?format=vllm&rank=3&kind=mla_attention").unwrap();
+        assert_eq!(speaker(&parts).unwrap(), Speaker { rank: 3, kind: "mla_attention".into() });
         let (config, _) = read("zmq+tcp://*:1?topic=&from=start&insecure=true").unwrap();
         assert_eq!((config.topic.as_str(), config.from_start, config.insecure), ("", true, true));
     }
@@ -85,6 +102,9 @@ mod tests {
             ("zmq+ipc:///a?replay=7", "replay=7"),
             ("zmq+tcp://a:1?from=end", "expected new or start"),
             ("zmq+tcp://a:1?format=sglang", "format=sglang: expected kvbm or vllm"),
+            ("zmq+tcp://a:1?format=vllm&rank=x", "rank=x: expected a number"),
+            ("zmq+tcp://a:1?format=vllm&kind=Full", "kind=Full: expected small letters"),
+            ("zmq+tcp://a:1?rank=1", "rank goes with format=vllm"),
             ("zmq+tcp://me:word@a:1", "leave user and password out"),
         ] {
             let error = read(url).err().unwrap().to_string();

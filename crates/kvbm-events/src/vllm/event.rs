@@ -1,5 +1,7 @@
 //! What an engine says.
 
+use crate::Malformed;
+use crate::msgpack::Reader;
 use kvbm_plan::{SequenceHash, Tier};
 
 /// Events of one engine rank that travel together.
@@ -22,6 +24,8 @@ pub enum Event {
     Removed(BlockRemoved),
     /// The rank holds nothing any more, on any medium.
     AllBlocksCleared,
+    /// Something that a later engine says: kept as it came.
+    Unknown(Raw),
 }
 
 /// Consecutive blocks of one chain that were stored on one medium.
@@ -113,6 +117,9 @@ pub enum EngineHash {
 }
 
 impl EngineHash {
+    /// Most bytes of a hash.
+    pub const MAX_BYTES: usize = 64;
+
     /// A key for an index, equal exactly where the hashes are: the number, or the first 16 bytes. Not a
     /// [`SequenceHash`] of kvbm's own making: it is bound to no namespace and good for nothing but following one
     /// deployment of engines.
@@ -136,6 +143,20 @@ impl EngineHash {
 pub struct Raw(pub(super) Vec<u8>);
 
 impl Raw {
+    /// One value in MessagePack.
+    ///
+    /// # Errors
+    /// Bytes that are no value, or more than one.
+    pub fn new(msgpack: impl Into<Vec<u8>>) -> Result<Self, Malformed> {
+        let bytes = msgpack.into();
+        let mut reader = Reader::new(&bytes);
+        reader.raw(1)?;
+        if reader.left() > 0 {
+            return Err(reader.malformed("nothing behind the value"));
+        }
+        Ok(Self(bytes))
+    }
+
     /// The value in MessagePack.
     pub fn bytes(&self) -> &[u8] {
         &self.0

@@ -1,10 +1,12 @@
 //! Keeping an index right from an engine's events.
 
-use super::event::{Event, tier};
+use super::event::{BlockStored, EngineHash, Event, tier};
+use super::names::Names;
+use super::numbers::{Heard, Numbers};
 use super::read::{Error, decode};
 use crate::{KvIndex, Place, SourceId};
 use kvbm_plan::{GroupId, Location, NodeId, SequenceHash};
-use std::ops::Range;
+use std::collections::BTreeSet;
 
 /// Who an engine is in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,67 +17,57 @@ pub struct Worker {
     pub node: NodeId,
 }
 
-/// What a message meant beyond its events.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// The next message; its events are applied.
-    Next,
-    /// A message that was heard before, or was reported missing before: ignored.
-    Repeated,
-    /// Messages with these numbers did not come before this one: ask for a replay from the first, or forget the engine
-    /// until it clears. This message's events are applied; what the index says of the engine may be wrong.
-    Gap {
-        /// Their numbers.
-        missing: Range<u64>,
-    },
-    /// The number stepped back to the start: the engine has started anew. All it had is forgotten, this message's events
-    /// are applied.
-    Restarted {
-        /// Number that was expected.
-        expected: u64,
-    },
-}
-
 /// Counters of a [`Follower`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FollowerStats {
     /// Events applied.
     pub events: u64,
     /// Messages that are known to be missing.
     pub missing: u64,
-    /// Messages that were heard before.
-    pub repeated: u64,
     /// New lives of the engine.
     pub restarts: u64,
     /// Events on a medium that is not known here: not applied.
     pub unknown_medium: u64,
+    /// Events of a type that is not known here: not applied.
+    pub unknown_events: u64,
     /// Messages that could not be read. Their events are missing as well.
     pub malformed: u64,
+    /// Stored blocks beyond the limit of [`Follower::by_tokens`]: not applied.
+    pub refused: u64,
+    /// When the newest message was published: seconds since 1970 by the engine's clock.
+    pub timestamp: f64,
 }
 
 /// Follows one publisher of an engine.
 #[derive(Debug)]
 pub struct Follower {
     worker: Worker,
-    next: u64,
-    started: bool,
+    numbers: Numbers,
+    /// Set where blocks are known by their tokens.
+    names: Option<Names>,
     keys: Vec<SequenceHash>,
     stats: FollowerStats,
 }
 
 impl Follower {
-    /// How far back a number may step and still be a repetition: further back, or to 0, it is a new life.
-    pub const REPEATS: u64 = 1024;
-
     /// A follower that has heard nothing. What the engine said before the first message is not known: ask for a replay
-    /// from 0.
+    /// from 0. Blocks stand in the index under [`EngineHash::index_key`].
     pub fn new(worker: Worker) -> Self {
-        Self { worker, next: 0, started: false, keys: Vec::new(), stats: FollowerStats::default() }
+        let (numbers, names, keys) = (Numbers::default(), None, Vec::new());
+        Self { worker, numbers, names, keys, stats: FollowerStats::default() }
+    }
+
+    /// Blocks stand in the index under their [token keys](super::token_keys), so that whoever knows a prompt finds them, and
+    /// engines with different hashes agree. What the engine calls the blocks that it holds is remembered for that, `max_blocks`
+    /// of them at most, about 60 bytes each; what is beyond is refused and counted.
+    #[must_use]
+    pub fn by_tokens(self, max_blocks: usize) -> Self {
+        Self { names: Some(Names::new(max_blocks)), ..self }
     }
 
     /// Number that the next message should have.
     pub const fn next_sequence(&self) -> u64 {
-        self.next
+        self.numbers.next()
     }
 
     /// Counters so far.
@@ -83,26 +75,45 @@ impl Follower {
         self.stats
     }
 
-    /// Takes a message: the number of its second frame and its third frame.
+    /// The key in the index of a block that the engine holds, by the engine's own hash.
+    pub fn key_of(&self, group: GroupId, hash: &EngineHash) -> Option<SequenceHash> {
+        match &self.names {
+            Some(names) => names.key(group, hash),
+            None => Some(hash.index_key()),
+        }
+    }
+
+    /// Tokens in a block, of all stored blocks so far; known where blocks go [by their tokens](Self::by_tokens).
+    pub fn block_sizes(&self) -> Option<&BTreeSet<u32>> {
+        self.names.as_ref().map(Names::sizes)
+    }
+
+    /// Forgets all that the engine holds: something that it said is lost.
+    pub fn forget(&mut self, index: &mut KvIndex) {
+        index.forget(self.worker.source);
+        if let Some(names) = &mut self.names {
+            names.clear();
+        }
+    }
+
+    /// Takes a message: the number of its second frame and its third frame. With the first message of
+    /// a new life all that the engine had is forgotten before its events are applied.
     pub fn hear(&mut self, index: &mut KvIndex, sequence: u64, payload: &[u8]) -> Result<Heard, Error> {
         let batch = decode(payload).inspect_err(|_| self.stats.malformed += 1)?;
-        let heard = self.place(sequence);
+        let heard = self.numbers.hear(sequence);
         match &heard {
-            Heard::Repeated => {
-                self.stats.repeated += 1;
-                return Ok(heard);
-            }
             Heard::Gap { missing } => {
                 self.stats.missing = self.stats.missing.saturating_add(missing.end - missing.start);
             }
             Heard::Restarted { .. } => {
                 self.stats.restarts += 1;
-                index.forget(self.worker.source);
+                // What the new life said before this.
+                self.stats.missing = self.stats.missing.saturating_add(sequence);
+                self.forget(index);
             }
             Heard::Next => {}
         }
-        self.started = true;
-        self.next = sequence.saturating_add(1);
+        self.stats.timestamp = batch.timestamp;
         for event in &batch.events {
             self.apply(index, event);
         }
@@ -111,22 +122,7 @@ impl Follower {
 
     /// Goes on behind a message whose payload could not be read: what it said is missing.
     pub fn skip(&mut self, sequence: u64) {
-        if self.place(sequence) != Heard::Repeated {
-            self.started = true;
-            self.next = sequence.saturating_add(1);
-        }
-    }
-
-    fn place(&self, sequence: u64) -> Heard {
-        if sequence == self.next {
-            Heard::Next
-        } else if sequence > self.next {
-            Heard::Gap { missing: self.next..sequence }
-        } else if self.started && (sequence == 0 || self.next - sequence > Self::REPEATS) {
-            Heard::Restarted { expected: self.next }
-        } else {
-            Heard::Repeated
-        }
+        self.numbers.hear(sequence);
     }
 
     fn apply(&mut self, index: &mut KvIndex, event: &Event) {
@@ -136,24 +132,50 @@ impl Follower {
             Some(Place { source, shard: 0, location: Location::on(node, tier(medium)?) })
         };
         match event {
-            Event::AllBlocksCleared => index.clear(source, 0),
-            Event::Stored(stored) => match place(stored.medium.as_deref()) {
-                Some(place) => {
-                    self.keys.clear();
-                    self.keys.extend(stored.block_hashes.iter().map(super::EngineHash::index_key));
-                    let parent = stored.parent_block_hash.as_ref().map(super::EngineHash::index_key);
-                    index.store(place, GroupId(stored.group_idx.unwrap_or(0)), parent, &self.keys);
+            Event::AllBlocksCleared => {
+                index.clear(source, 0);
+                if let Some(names) = &mut self.names {
+                    names.clear();
                 }
+            }
+            Event::Unknown(_) => self.stats.unknown_events += 1,
+            Event::Stored(stored) => match place(stored.medium.as_deref()) {
+                Some(place) => self.store(index, place, stored),
                 None => self.stats.unknown_medium += 1,
             },
             Event::Removed(removed) => match place(removed.medium.as_deref()) {
                 Some(place) => {
-                    self.keys.clear();
-                    self.keys.extend(removed.block_hashes.iter().map(super::EngineHash::index_key));
-                    index.remove(place, GroupId(removed.group_idx.unwrap_or(0)), &self.keys);
+                    let group = GroupId(removed.group_idx.unwrap_or(0));
+                    self.remove(index, place, group, &removed.block_hashes);
                 }
                 None => self.stats.unknown_medium += 1,
             },
         }
     }
+
+    fn store(&mut self, index: &mut KvIndex, place: Place, stored: &BlockStored) {
+        let group = GroupId(stored.group_idx.unwrap_or(0));
+        self.keys.clear();
+        let parent = if let Some(names) = &mut self.names {
+            names.store(group, bit(place), stored, &mut self.keys)
+        } else {
+            self.keys.extend(stored.block_hashes.iter().map(EngineHash::index_key));
+            stored.parent_block_hash.as_ref().map(EngineHash::index_key)
+        };
+        self.stats.refused += (stored.block_hashes.len() - self.keys.len()) as u64;
+        index.store(place, group, parent, &self.keys);
+    }
+
+    fn remove(&mut self, index: &mut KvIndex, place: Place, group: GroupId, hashes: &[EngineHash]) {
+        self.keys.clear();
+        match &mut self.names {
+            Some(names) => names.remove(group, bit(place), hashes, &mut self.keys),
+            None => self.keys.extend(hashes.iter().map(EngineHash::index_key)),
+        }
+        index.remove(place, group, &self.keys);
+    }
+}
+
+const fn bit(place: Place) -> u8 {
+    1 << place.location.tier.index()
 }

@@ -117,6 +117,11 @@ fn string(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
         match char {
             '"' => f.write_str("\\\"")?,
             '\\' => f.write_str("\\\\")?,
+            '\n' => f.write_str("\\n")?,
+            '\r' => f.write_str("\\r")?,
+            '\t' => f.write_str("\\t")?,
+            '\u{8}' => f.write_str("\\b")?,
+            '\u{c}' => f.write_str("\\f")?,
             control if (control as u32) < 0x20 => write!(f, "\\u{:04x}", control as u32)?,
             other => f.write_char(other)?,
         }

@@ -13,16 +13,23 @@
 //! Around a payload are two frames, a topic and a sequence number of eight bytes, big-endian, from 0. There is no epoch:
 //! a number that steps back means that the publisher has started anew. [`Follower`] keeps an index right through all that.
 
+mod engine_blocks;
 mod event;
 mod follower;
 mod json;
+mod names;
+mod numbers;
 mod publish;
 mod read;
+mod telling;
 mod write;
 
+pub use engine_blocks::{Adapter, EngineBlock, EngineBlocks};
 pub use event::{Batch, BlockRemoved, BlockStored, EngineHash, Event, Raw};
-pub use follower::{Follower, FollowerStats, Heard, Worker};
-pub use publish::{EngineBlock, EngineBlocks, Publishing, PublishingStats};
+pub use follower::{Follower, FollowerStats, Worker};
+pub use names::token_keys;
+pub use numbers::{Heard, Numbers};
+pub use publish::{FULL_ATTENTION, Publishing, PublishingStats};
 pub use read::{Error, decode};
 pub use write::encode;
 

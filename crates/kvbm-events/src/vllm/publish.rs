@@ -1,76 +1,24 @@
 //! kvbm's events as an engine's own, for routers that follow engines.
 
-use super::event::{Batch, BlockRemoved, BlockStored, EngineHash, Event};
+use super::engine_blocks::EngineBlocks;
+use super::event::{Batch, EngineHash};
+use super::telling::{Of, Telling};
 use super::write::encode;
 use crate::format::Format;
 use crate::{EventBatch, EventBlock, EventKind, KvEvent, SnapshotSource, StreamId, wire};
 use kvbm_plan::{GroupId, SequenceHash, Tier};
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// What an engine knows of a block and events do not carry.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EngineBlock {
-    /// The engine's own name of it; without one it goes by the bytes of its sequence hash.
-    pub hash: Option<EngineHash>,
-    /// Its tokens.
-    pub token_ids: Box<[u32]>,
-}
-
-/// What engines said of their blocks when they were registered. Bounded: the oldest entries go, and their blocks are told
-/// without tokens.
-#[derive(Debug)]
-pub struct EngineBlocks {
-    max_blocks: usize,
-    state: Mutex<Table>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    blocks: HashMap<SequenceHash, EngineBlock>,
-    order: VecDeque<SequenceHash>,
-}
-
-impl EngineBlocks {
-    /// Room for `max_blocks`, at least one.
-    pub fn new(max_blocks: usize) -> Self {
-        Self { max_blocks: max_blocks.max(1), state: Mutex::default() }
-    }
-
-    /// Notes a block, before it is registered.
-    pub fn note(&self, block: SequenceHash, known: EngineBlock) {
-        let mut state = self.state.lock();
-        if state.blocks.insert(block, known).is_none() {
-            state.order.push_back(block);
-        }
-        while state.blocks.len() > self.max_blocks {
-            let Some(oldest) = state.order.pop_front() else { break };
-            state.blocks.remove(&oldest);
-        }
-    }
-
-    /// Blocks noted.
-    pub fn len(&self) -> usize {
-        self.state.lock().blocks.len()
-    }
-
-    /// Whether nothing is noted.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn get(&self, block: &SequenceHash) -> Option<EngineBlock> {
-        self.state.lock().blocks.get(block).cloned()
-    }
-}
 
 /// Counters of a [`Publishing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishingStats {
     /// Stored blocks that were told without tokens because nobody had noted them.
     pub without_tokens: u64,
+    /// Stored blocks that were told under kvbm's hash because nobody had noted the engine's.
+    pub without_hash: u64,
     /// Losses in the source: followers were told what is gone, and what is there if a snapshot could be had.
     pub losses: u64,
 }
@@ -86,6 +34,8 @@ pub struct Publishing {
     /// Told of, by [`Tier::index`].
     tiers: [bool; Tier::ALL.len()],
     rank: Option<u32>,
+    /// Kind of the only group that there is so far, as vLLM calls it.
+    kind: String,
     numbers: bool,
     snapshots: Option<Box<dyn SnapshotSource + Send>>,
     said: HashMap<(GroupId, SequenceHash), Said>,
@@ -112,8 +62,8 @@ impl Said {
     }
 }
 
-/// Blocks in one payload, so that it stays far below what followers read.
-const PAYLOAD_BLOCKS: usize = 4096;
+/// What vLLM calls the kind of the usual cache group.
+pub const FULL_ATTENTION: &str = "full_attention";
 
 impl Publishing {
     /// Tells of `tiers` with what `engine` knows of the blocks. Leave out the tier that the engine owns and publishes
@@ -124,6 +74,7 @@ impl Publishing {
             engine,
             tiers,
             rank: None,
+            kind: FULL_ATTENTION.into(),
             numbers: false,
             snapshots: None,
             said: HashMap::new(),
@@ -136,6 +87,12 @@ impl Publishing {
     #[must_use]
     pub fn with_rank(self, rank: u32) -> Self {
         Self { rank: Some(rank), ..self }
+    }
+
+    /// Blocks of group 0 are of this kind, which is `full_attention` otherwise (vLLM's names: `mla_attention` is another).
+    #[must_use]
+    pub fn with_kind(self, kind: impl Into<String>) -> Self {
+        Self { kind: kind.into(), ..self }
     }
 
     /// Blocks that no engine has named go by the first eight bytes of their sequence hash as a number, little-endian: what
@@ -157,7 +114,7 @@ impl Publishing {
     }
 
     /// What is to be told of a loss; the number below which events are told of by then.
-    fn lost(&mut self, stream: StreamId, reach: u64, out: &mut Vec<Event>) -> u64 {
+    fn lost(&mut self, stream: StreamId, reach: u64, out: &mut Telling) -> u64 {
         self.stats.lock().losses += 1;
         let snapshot = self.snapshots.as_mut().and_then(|source| source.snapshot(stream, reach));
         let mut there: HashMap<(GroupId, SequenceHash), u8> = HashMap::new();
@@ -174,7 +131,7 @@ impl Publishing {
         snapshot.map_or(0, |snapshot| snapshot.next_sequence)
     }
 
-    fn take(&mut self, shard: u16, event: &KvEvent, out: &mut Vec<Event>) {
+    fn take(&mut self, shard: u16, event: &KvEvent, out: &mut Telling) {
         match &event.kind {
             EventKind::Store(block) => self.store(shard, block, out),
             EventKind::Remove(block) => {
@@ -185,7 +142,7 @@ impl Publishing {
     }
 
     /// Takes back what `shard` has told, but for what is `there`.
-    fn remove_of(&mut self, shard: u16, there: &HashMap<(GroupId, SequenceHash), u8>, out: &mut Vec<Event>) {
+    fn remove_of(&mut self, shard: u16, there: &HashMap<(GroupId, SequenceHash), u8>, out: &mut Telling) {
         let gone = |(key, said): (&(GroupId, SequenceHash), &Said)| {
             let tiers = said.tiers_of(shard) & !there.get(key).copied().unwrap_or(0);
             (tiers != 0).then_some((*key, tiers))
@@ -205,14 +162,15 @@ impl Publishing {
         }
     }
 
-    fn store(&mut self, shard: u16, block: &EventBlock, out: &mut Vec<Event>) {
+    fn store(&mut self, shard: u16, block: &EventBlock, out: &mut Telling) {
         let identity = &block.identity;
         let key = (identity.group, identity.hash);
         if !self.tiers[block.location.tier.index()] {
             return;
         }
-        let known = self.engine.get(&identity.hash).unwrap_or_default();
-        let name = known.hash.unwrap_or_else(|| self.own_name(&identity.hash));
+        let mut known = self.engine.get(&identity.hash).unwrap_or_default();
+        let own = self.own_name(&identity.hash);
+        let name = known.hash.take().unwrap_or_else(|| own.clone());
         let shards = [shard; Tier::ALL.len()];
         let said = self.said.entry(key).or_insert_with(|| Said { name, tiers: 0, shards });
         if said.tiers & bit(block) != 0 {
@@ -221,48 +179,24 @@ impl Publishing {
         said.tiers |= bit(block);
         said.shards[block.location.tier.index()] = shard;
         let name = said.name.clone();
-        if known.token_ids.is_empty() {
-            self.stats.lock().without_tokens += 1;
+        {
+            let mut stats = self.stats.lock();
+            stats.without_tokens += u64::from(known.token_ids.is_empty());
+            stats.without_hash += u64::from(name == own);
         }
         let parent = identity.parent.map(|parent| match self.said.get(&(identity.group, parent)) {
             Some(said) => said.name.clone(),
-            None => self
-                .engine
-                .get(&parent)
-                .and_then(|known| known.hash)
-                .unwrap_or_else(|| self.own_name(&parent)),
+            None => self.engine.name(&parent).unwrap_or_else(|| self.own_name(&parent)),
         });
-        let medium = medium(block.location.tier);
-        let group_idx = (identity.group.0 > 0).then_some(identity.group.0);
-        if let Some(Event::Stored(last)) = out.last_mut() {
-            // The next block of the same chain on the same medium travels along.
-            let follows = parent.is_some() && last.block_hashes.last() == parent.as_ref();
-            let tokens = (last.token_ids.len() == last.block_hashes.len() * block.block_tokens as usize)
-                == (known.token_ids.len() == block.block_tokens as usize);
-            if follows
-                && tokens
-                && last.block_hashes.len() < PAYLOAD_BLOCKS
-                && last.medium.as_deref() == Some(medium)
-                && last.group_idx == group_idx
-                && last.block_size == block.block_tokens
-            {
-                last.block_hashes.push(name);
-                last.token_ids.extend_from_slice(&known.token_ids);
-                return;
-            }
-        }
-        out.push(Event::Stored(BlockStored {
-            block_hashes: vec![name],
-            parent_block_hash: parent,
-            token_ids: known.token_ids.into_vec(),
-            block_size: block.block_tokens,
-            medium: Some(medium.to_owned()),
-            group_idx,
-            ..BlockStored::default()
-        }));
+        out.stored(self.of(block.location.tier, identity.group, name), parent, block.block_tokens, known);
     }
 
-    fn remove(&mut self, key: (GroupId, SequenceHash), tiers: u8, out: &mut Vec<Event>) {
+    fn of(&self, tier: Tier, group: GroupId, name: EngineHash) -> Of<'_> {
+        let kind = (group == GroupId(0)).then_some(self.kind.as_str());
+        Of { tier, group, name, kind }
+    }
+
+    fn remove(&mut self, key: (GroupId, SequenceHash), tiers: u8, out: &mut Telling) {
         let Some(said) = self.said.get_mut(&key) else { return };
         let name = said.name.clone();
         let gone = said.tiers & tiers;
@@ -270,24 +204,8 @@ impl Publishing {
         if said.tiers == 0 {
             self.said.remove(&key);
         }
-        let group_idx = (key.0.0 > 0).then_some(key.0.0);
         for tier in Tier::ALL.into_iter().filter(|tier| gone >> tier.index() & 1 == 1) {
-            let medium = medium(tier);
-            match out.last_mut() {
-                Some(Event::Removed(last))
-                    if last.medium.as_deref() == Some(medium)
-                        && last.group_idx == group_idx
-                        && last.block_hashes.len() < PAYLOAD_BLOCKS =>
-                {
-                    last.block_hashes.push(name.clone());
-                }
-                _ => out.push(Event::Removed(BlockRemoved {
-                    block_hashes: vec![name.clone()],
-                    medium: Some(medium.to_owned()),
-                    group_idx,
-                    ..BlockRemoved::default()
-                })),
-            }
+            out.removed(self.of(tier, key.0, name.clone()));
         }
     }
 }
@@ -296,7 +214,7 @@ impl Format for Publishing {
     fn encode(&mut self, batch: &EventBatch, out: &mut Vec<Vec<u8>>) -> Result<(), wire::EncodeError> {
         let (stream, shard) = (batch.stream, batch.stream.shard);
         let mut next = self.next.get(&shard).copied().unwrap_or(0);
-        let mut events = Vec::new();
+        let mut events = Telling::default();
         for event in &batch.events {
             if event.sequence > next {
                 next = self.lost(stream, event.sequence, &mut events).max(event.sequence);
@@ -311,7 +229,7 @@ impl Format for Publishing {
         }
         self.next.insert(shard, next);
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
-        for events in in_payloads(events) {
+        for events in events.into_payloads() {
             let batch = Batch { timestamp: since_1970, events, data_parallel_rank: self.rank };
             out.push(encode(&batch));
         }
@@ -323,37 +241,6 @@ impl Format for Publishing {
     }
 }
 
-/// The events in lists of at most [`PAYLOAD_BLOCKS`] blocks or a single event.
-fn in_payloads(events: Vec<Event>) -> Vec<Vec<Event>> {
-    let (mut payloads, mut blocks) = (Vec::<Vec<Event>>::new(), PAYLOAD_BLOCKS);
-    for event in events {
-        let more = match &event {
-            Event::Stored(stored) => stored.block_hashes.len(),
-            Event::Removed(removed) => removed.block_hashes.len(),
-            Event::AllBlocksCleared => 1,
-        };
-        blocks += more;
-        match payloads.last_mut() {
-            Some(last) if blocks <= PAYLOAD_BLOCKS => last.push(event),
-            _ => {
-                payloads.push(vec![event]);
-                blocks = more;
-            }
-        }
-    }
-    payloads
-}
-
 fn bit(block: &EventBlock) -> u8 {
     1 << block.location.tier.index()
-}
-
-/// vLLM's names, and SGLang's for the blob store, which vLLM has no name for.
-const fn medium(tier: Tier) -> &'static str {
-    match tier {
-        Tier::G1 => "GPU",
-        Tier::G2 => "CPU",
-        Tier::G3 => "STORAGE",
-        Tier::G4 => "EXTERNAL",
-    }
 }

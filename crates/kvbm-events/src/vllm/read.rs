@@ -16,13 +16,20 @@ pub enum Error {
     },
     /// Not MessagePack, or not this shape.
     #[error("malformed engine event payload: {0}; is this the third frame of a KV event publisher?")]
-    Malformed(#[from] Malformed),
+    Malformed(Malformed),
     /// Bytes after the payload.
     #[error("{extra} bytes follow the engine event payload; dropped")]
     Trailing {
         /// How many.
         extra: usize,
     },
+}
+
+/// Not as its source: the message says it all.
+impl From<Malformed> for Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
 }
 
 /// Decodes a payload.
@@ -103,7 +110,7 @@ fn read_event(reader: &mut Reader<'_>) -> Result<Event, Malformed> {
         "BlockStored" => Ok(Event::Stored(read_stored(reader)?)),
         "BlockRemoved" => Ok(Event::Removed(read_removed(reader)?)),
         "AllBlocksCleared" => reader.raw(1).map(|_| Event::AllBlocksCleared),
-        _ => Err(start),
+        _ => Ok(Event::Unknown(raw(reader)?)),
     }
 }
 
@@ -228,7 +235,7 @@ fn read_hash(reader: &mut Reader<'_>) -> Result<EngineHash, Malformed> {
     match reader.head()? {
         Head::Uint(number) => Ok(EngineHash::Uint(number)),
         Head::Int(number) => Ok(EngineHash::Int(number)),
-        Head::Bin(bytes) if bytes.len() <= 64 => Ok(EngineHash::Bytes(bytes.to_vec())),
+        Head::Bin(bytes) if bytes.len() <= EngineHash::MAX_BYTES => Ok(EngineHash::Bytes(bytes.to_vec())),
         _ => Err(start),
     }
 }

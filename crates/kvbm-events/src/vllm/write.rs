@@ -19,6 +19,7 @@ pub fn encode(batch: &Batch) -> Vec<u8> {
                 write_map(&mut out, 1);
                 write_type(&mut out, "AllBlocksCleared");
             }
+            Event::Unknown(event) => raw(&mut out, event),
         }
     }
     option(&mut out, batch.data_parallel_rank.as_ref(), |out, rank| write_uint(out, u64::from(*rank)));

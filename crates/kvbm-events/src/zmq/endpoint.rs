@@ -3,9 +3,11 @@
 use super::NAME;
 use crate::TransportError;
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -15,6 +17,9 @@ pub(super) enum Endpoint {
     Tcp { host: String, port: u16 },
     Ipc(PathBuf),
 }
+
+/// Time between two attempts to bind.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Both ends of a connection.
 pub(super) type Halves = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
@@ -43,15 +48,37 @@ impl Endpoint {
 
     pub(super) async fn connect(&self) -> std::io::Result<Halves> {
         match self {
-            Self::Tcp { host, port } => tcp_halves(TcpStream::connect((host.as_str(), *port)).await?),
+            Self::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                if stream.local_addr()? == stream.peer_addr()? {
+                    // Nobody listens there, and the system gave us that very port to come from: we would keep the publisher from
+                    // binding it.
+                    return Err(ErrorKind::ConnectionRefused.into());
+                }
+                tcp_halves(stream)
+            }
             Self::Ipc(path) => connect_ipc(path).await,
         }
     }
 
-    pub(super) async fn listen(&self) -> std::io::Result<Listener> {
+    /// Listens. While another listens there this tries again until `deadline`: of an engine that is started anew, the old
+    /// process may not have ended yet.
+    pub(super) async fn listen_by(&self, deadline: Instant) -> std::io::Result<Listener> {
+        loop {
+            match self.listen().await {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() + AGAIN < deadline => {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                bound => return bound,
+            }
+        }
+    }
+
+    async fn listen(&self) -> std::io::Result<Listener> {
         match self {
             Self::Tcp { host, port } => {
                 let host = if host == "*" { "0.0.0.0" } else { host.as_str() };
+                // Sets SO_REUSEADDR: old connections that linger (TIME_WAIT) are not in the way.
                 Ok(Listener::Tcp(TcpListener::bind((host, *port)).await?, self.clone()))
             }
             Self::Ipc(path) => listen_ipc(path).await,
@@ -147,7 +174,6 @@ async fn connect_ipc(path: &std::path::Path) -> std::io::Result<Halves> {
 
 #[cfg(unix)]
 async fn listen_ipc(path: &std::path::Path) -> std::io::Result<Listener> {
-    use std::io::ErrorKind;
     use std::os::unix::fs::FileTypeExt;
     let listener = match tokio::net::UnixListener::bind(path) {
         // What a process that was killed leaves behind: a socket to which nobody listens. Anything else stays.
@@ -167,12 +193,12 @@ async fn listen_ipc(path: &std::path::Path) -> std::io::Result<Listener> {
 
 #[cfg(not(unix))]
 async fn connect_ipc(_path: &std::path::Path) -> std::io::Result<Halves> {
-    Err(std::io::ErrorKind::Unsupported.into())
+    Err(ErrorKind::Unsupported.into())
 }
 
 #[cfg(not(unix))]
 async fn listen_ipc(_path: &std::path::Path) -> std::io::Result<Listener> {
-    Err(std::io::ErrorKind::Unsupported.into())
+    Err(ErrorKind::Unsupported.into())
 }
 
 pub(super) fn refused(reason: String) -> TransportError {

@@ -1,8 +1,10 @@
 //! Following engines that publish for themselves: vLLM, SGLang and whoever speaks as they do.
 
 use super::MessageReceiver;
-use crate::vllm::{Follower, FollowerStats, Heard, Worker};
-use crate::{KvIndex, TransportError};
+use crate::vllm::{EngineHash, Follower, FollowerStats, Heard, Worker, token_keys};
+use crate::{EventReceiver, KvIndex, PrefixMatch, TransportError};
+use kvbm_plan::{GroupId, SequenceHash};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Keeps an index from the messages of engines, one publisher each.
@@ -30,6 +32,61 @@ impl EngineFollower {
         Self { receiver, engines: workers.iter().map(engine).collect(), index }
     }
 
+    /// Keeps the blocks of all engines by their tokens; see [`Follower::by_tokens`]. `max_blocks` of each engine.
+    #[must_use]
+    pub fn by_tokens(mut self, max_blocks: usize) -> Self {
+        for engine in &mut self.engines {
+            engine.follower = Follower::new(engine.worker).by_tokens(max_blocks);
+        }
+        self
+    }
+
+    /// How much each engine has of the chain that it calls so, the longest first. Engines of one kind with one seed have the same
+    /// hashes; an engine that has none of these is left out.
+    pub fn find_hashes(&self, group: GroupId, hashes: &[EngineHash]) -> Vec<PrefixMatch> {
+        let (mut matches, mut found) = (Vec::new(), Vec::new());
+        for engine in &self.engines {
+            let known = hashes.iter().map_while(|hash| engine.follower.key_of(group, hash));
+            self.index.find(group, &known.collect::<Vec<SequenceHash>>(), &mut found);
+            matches.extend(found.iter().filter(|found| found.source == engine.worker.source));
+        }
+        longest_first(matches)
+    }
+
+    /// How much each engine has of a prompt, the longest first; only [by tokens](Self::by_tokens). `extra_keys` as in
+    /// [`token_keys`].
+    pub fn find_tokens(
+        &self,
+        group: GroupId,
+        lora_name: Option<&str>,
+        extra_keys: &[Option<String>],
+        tokens: &[u32],
+    ) -> Vec<PrefixMatch> {
+        let sizes: BTreeSet<u32> = self
+            .engines
+            .iter()
+            .filter_map(|engine| engine.follower.block_sizes())
+            .flatten()
+            .copied()
+            .collect();
+        let (mut matches, mut found) = (Vec::new(), Vec::new());
+        for size in sizes {
+            self.index.find(group, &token_keys(size, lora_name, extra_keys, tokens), &mut found);
+            matches.append(&mut found);
+        }
+        longest_first(matches)
+    }
+
+    /// Messages that wait to be read.
+    pub fn waiting(&self) -> usize {
+        self.receiver.waiting()
+    }
+
+    /// Messages that were dropped because they were read too slowly.
+    pub fn dropped(&self) -> u64 {
+        self.receiver.dropped()
+    }
+
     /// The index.
     pub const fn index(&self) -> &KvIndex {
         &self.index
@@ -38,6 +95,12 @@ impl EngineFollower {
     /// Counters of a publisher.
     pub fn stats(&self, publisher: usize) -> FollowerStats {
         self.engines.get(publisher).map_or_else(FollowerStats::default, |engine| engine.follower.stats())
+    }
+
+    /// Tokens in a block, of all blocks of a publisher so far, ascending; known [by tokens](Self::by_tokens) only.
+    pub fn block_sizes(&self, publisher: usize) -> Vec<u32> {
+        let sizes = self.engines.get(publisher).and_then(|engine| engine.follower.block_sizes());
+        sizes.into_iter().flatten().copied().collect()
     }
 
     /// How often all that was known of a publisher was forgotten because of a loss.
@@ -64,6 +127,11 @@ impl EngineFollower {
     }
 }
 
+fn longest_first(mut matches: Vec<PrefixMatch>) -> Vec<PrefixMatch> {
+    matches.sort_by_key(|found| (std::cmp::Reverse(found.blocks), found.source));
+    matches
+}
+
 impl Engine {
     fn take(&mut self, index: &mut KvIndex, sequence: u64, payload: &[u8]) {
         // What is missing may have been removals: nothing from before it can be trusted.
@@ -71,7 +139,7 @@ impl Engine {
             self.forget(index);
         }
         match self.follower.hear(index, sequence, payload) {
-            Ok(Heard::Next | Heard::Repeated | Heard::Gap { .. } | Heard::Restarted { .. }) => {}
+            Ok(Heard::Next | Heard::Gap { .. } | Heard::Restarted { .. }) => {}
             Err(_) => {
                 self.forget(index);
                 self.follower.skip(sequence);
@@ -80,7 +148,7 @@ impl Engine {
     }
 
     fn forget(&mut self, index: &mut KvIndex) {
-        index.forget(self.worker.source);
+        self.follower.forget(index);
         self.forgotten += 1;
     }
 }

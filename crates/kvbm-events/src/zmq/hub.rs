@@ -58,6 +58,8 @@ pub(super) struct Hub {
     state: Mutex<State>,
     /// Messages that were dropped because a subscriber was too slow.
     dropped: AtomicU64,
+    /// Connections that were turned away.
+    refused: AtomicU64,
 }
 
 struct State {
@@ -77,6 +79,7 @@ impl Hub {
             history,
             state: Mutex::new(state),
             dropped: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
         }
     }
 
@@ -93,6 +96,15 @@ impl Hub {
 
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// A connection was turned away: there are enough, or it speaks another protocol.
+    pub(super) fn turn_away(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     pub(super) fn peers(&self) -> usize {

@@ -81,7 +81,7 @@ pub struct ZmqConfig {
     pub max_peers: usize,
     /// Allow addresses that other machines can reach, although nobody has to say who he is.
     pub insecure: bool,
-    /// How long binding and subscribing may take.
+    /// How long binding and subscribing may take. A publisher that finds its address in use tries as long.
     pub connect_timeout: Duration,
     /// Ask for everything that a publisher still has rather than begin with its next message.
     pub from_start: bool,
@@ -151,12 +151,13 @@ impl ZmqTransport {
         transport.publishers = vec![(events.endpoint(), replay.as_ref().map(Listener::endpoint))];
         let most = transport.config.max_peers;
         if let Some(replay) = replay {
-            let hub = Arc::clone(&hub);
+            let (hub, of_replay) = (Arc::clone(&hub), Arc::clone(&hub));
             let serve = move |halves| publish::serve_replay(Arc::clone(&hub), halves);
-            transport.runtime.spawn(publish::accept(replay, most, serve));
+            transport.runtime.spawn(publish::accept(replay, of_replay, most, serve));
         }
-        let serve = move |halves| publish::serve_subscriber(Arc::clone(&hub), halves, most);
-        transport.runtime.spawn(publish::accept(events, most, serve));
+        let subscribed = Arc::clone(&hub);
+        let serve = move |halves| publish::serve_subscriber(Arc::clone(&subscribed), halves, most);
+        transport.runtime.spawn(publish::accept(events, hub, most, serve));
         Ok(transport)
     }
 
@@ -195,6 +196,12 @@ impl ZmqTransport {
     /// Messages that a publisher has dropped because a subscriber was too slow, each counted once a subscriber.
     pub fn dropped(&self) -> u64 {
         self.hub.as_ref().map_or(0, |hub| hub.dropped())
+    }
+
+    /// Connections that a publisher has turned away: beyond `max_peers` of a socket, or of peers that speak another protocol or
+    /// mechanism, or nothing in time. Addresses that other machines reach are refused before: they are an error of `bind`.
+    pub fn refused(&self) -> u64 {
+        self.hub.as_ref().map_or(0, |hub| hub.refused())
     }
 
     /// Subscribers that a publisher serves now.
@@ -262,13 +269,16 @@ impl ZmqTransport {
     fn listen(&self, endpoint: Endpoint) -> Result<Listener, TransportError> {
         let text = endpoint.to_string();
         let (answer, answered) = bounded(1);
+        let deadline = Instant::now() + self.config.connect_timeout;
         self.runtime.spawn(async move {
             // Nobody waits any more when that took too long.
-            let _ = answer.try_send(endpoint.listen().await);
+            let _ = answer.try_send(endpoint.listen_by(deadline).await);
         });
-        match answered.recv_timeout(self.config.connect_timeout) {
+        match answered.recv_deadline(deadline + FAREWELL) {
             Ok(Ok(listener)) => Ok(listener),
-            Ok(Err(error)) => Err(unavailable(format!("cannot bind {text}: {error}"))),
+            Ok(Err(error)) => Err(unavailable(format!(
+                "cannot bind {text}: {error}; end whoever listens there, or take another port"
+            ))),
             Err(_) => Err(unavailable(format!("cannot bind {text} in time"))),
         }
     }
@@ -295,6 +305,14 @@ async fn farewell(hub: &Hub) {
 impl EventTransport for ZmqTransport {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    /// The address for events, then the one for replays.
+    fn listens_at(&self) -> Vec<String> {
+        if self.hub.is_none() {
+            return Vec::new();
+        }
+        self.addresses().into_iter().flat_map(|at| std::iter::once(at.events).chain(at.replay)).collect()
     }
 
     fn publish(&self, payload: &Payload, _timeout: Duration) -> Result<(), TransportError> {

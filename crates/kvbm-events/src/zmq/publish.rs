@@ -17,6 +17,7 @@ use tokio::time::timeout;
 /// Accepts until the task is dropped and hands each connection to `serve`.
 pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
     listener: Listener,
+    hub: Arc<Hub>,
     most: usize,
     serve: impl Fn(Halves) -> F,
 ) {
@@ -25,7 +26,10 @@ pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
         match listener.accept().await {
             Ok(halves) => {
                 // One too many is closed at once and may come again.
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                    hub.turn_away();
+                    continue;
+                };
                 let serving = serve(halves);
                 tokio::spawn(async move {
                     serving.await;
@@ -42,8 +46,8 @@ pub(super) async fn accept<F: Future<Output = ()> + Send + 'static>(
 pub(super) async fn serve_subscriber(hub: Arc<Hub>, halves: Halves, most: usize) {
     let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
     let greeted = timeout(HANDSHAKE, shake_hands(Socket::Pub, &hub.life, &mut reader, &mut writer)).await;
-    let Ok(Ok(Peer { beats, .. })) = greeted else { return };
-    let Some(outbox) = hub.join(most) else { return };
+    let Ok(Ok(Peer { beats, .. })) = greeted else { return hub.turn_away() };
+    let Some(outbox) = hub.join(most) else { return hub.turn_away() };
     let writing = tokio::spawn(write_to(Arc::clone(&hub), Arc::clone(&outbox), writer, beats));
     // How it ended is of no use to anybody here: the subscriber comes again.
     let _ = listen_to(&outbox, &mut reader, beats).await;
@@ -135,9 +139,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Answers the questions of one client of the replay socket until it goes.
 pub(super) async fn serve_replay(hub: Arc<Hub>, halves: Halves) {
     let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
-    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Router, &[], &mut reader, &mut writer)).await;
+    let greeted = timeout(HANDSHAKE, shake_hands(Socket::Router, &hub.life, &mut reader, &mut writer)).await;
     if !matches!(greeted, Ok(Ok(_))) {
-        return;
+        return hub.turn_away();
     }
     while let Ok(came) = reader.next().await {
         let answered = match came {

@@ -8,7 +8,8 @@ use crate::queue::Sink;
 use crate::vllm::END_OF_REPLAY;
 use crate::{Payload, SourceId};
 use crossbeam_channel::Sender;
-use std::time::Duration;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
@@ -28,10 +29,21 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long the next message of a replay may take.
 const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+/// How long what is missing is asked for again after lost connections.
+const REPLAY_WHOLE: Duration = Duration::from_secs(10);
 
 /// Follows as long as somebody reads. `connected` hears of the first time that the publisher has the subscription.
 pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sender<u32>) {
-    let mut follower = Follower { target, sink, next: None, life: None, connected: Some(connected) };
+    let mut follower = Follower {
+        target,
+        sink,
+        next: None,
+        covered: 0..0,
+        live: None,
+        life: None,
+        replays: true,
+        connected: Some(connected),
+    };
     let mut pause = FIRST_PAUSE;
     while follower.sink.is_wanted() {
         let reached = follower.next;
@@ -49,8 +61,14 @@ struct Follower {
     sink: Sink<Message>,
     /// Number of the next message.
     next: Option<u64>,
+    /// Messages that came by a replay at this connection's start, until the first one behind them.
+    covered: Range<u64>,
+    /// Number of the last message that came by itself over this connection.
+    live: Option<u64>,
     /// What the publisher said of its life.
     life: Option<Vec<u8>>,
+    /// Whether the replay socket could be reached when it was asked last.
+    replays: bool,
     connected: Option<Sender<u32>>,
 }
 
@@ -63,6 +81,7 @@ impl Follower {
             self.next = Some(0);
         }
         self.life = life;
+        (self.covered, self.live) = (0..0, None);
         let mut subscription = vec![1];
         subscription.extend_from_slice(&self.target.topic);
         writer.message(&[&subscription]).await?;
@@ -71,10 +90,17 @@ impl Follower {
             writer.command("PING", &ping()).await?;
         } else {
             self.is_connected();
+            self.catch_up().await;
         }
+        let mut is_new = beats;
         while self.sink.is_wanted() {
             match self.next_from(&mut reader, &mut writer, beats).await? {
-                Incoming::Pong => self.is_connected(),
+                Incoming::Pong => {
+                    self.is_connected();
+                    if std::mem::take(&mut is_new) {
+                        self.catch_up().await;
+                    }
+                }
                 Incoming::Ping(context) => writer.command("PONG", &context).await?,
                 Incoming::Message(frames) => self.take(frames).await,
                 Incoming::Subscribe(_) | Incoming::Cancel(_) => {}
@@ -87,6 +113,19 @@ impl Follower {
         if let Some(connected) = self.connected.take() {
             // Nobody waits any more when that took too long.
             let _ = connected.try_send(self.target.publisher);
+        }
+    }
+
+    /// At the start of a connection: what was published before it is asked for at once. A publisher may have nothing more to
+    /// say for long.
+    async fn catch_up(&mut self) {
+        let first = self.next.or(self.target.from_start.then_some(0));
+        if let (Some(first), Some(_)) = (first, &self.target.replay) {
+            let before = self.next;
+            // What does not come shows with the next message.
+            let _ = self.fetch(&mut (first..u64::MAX)).await;
+            // A publisher that has nothing from there on may have started anew: then lower numbers are news.
+            self.covered = first..self.next.filter(|_| self.next != before).unwrap_or(first);
         }
     }
 
@@ -117,6 +156,9 @@ impl Follower {
     async fn take(&mut self, frames: Vec<Vec<u8>>) {
         // Not of this protocol: what it said shows up as a gap.
         let Some(message) = self.read(frames) else { return };
+        if self.is_repeated(message.sequence) {
+            return;
+        }
         let missing = match self.next {
             Some(next) if message.sequence >= next => next..message.sequence,
             // It stepped back: the publisher has started anew.
@@ -125,12 +167,22 @@ impl Follower {
             None => message.sequence..message.sequence,
         };
         if !missing.is_empty() && self.target.replay.is_some() {
-            // What does not come stays a gap.
-            let _ = self.fetch(missing.start, missing.end).await;
+            self.make_up_for(missing).await;
         }
         self.next = Some(message.sequence.saturating_add(1));
         let bytes = message.payload.len();
         self.sink.push(message, bytes);
+    }
+
+    /// Whether a message was on its way when what is there was asked for. One that steps back is none of those: an engine behind
+    /// something that forwards its messages may start anew while this connection stays.
+    fn is_repeated(&mut self, number: u64) -> bool {
+        let steps_back = self.live.replace(number).is_some_and(|last| number <= last);
+        let is_repeated = !steps_back && self.covered.contains(&number);
+        if !is_repeated {
+            self.covered = 0..0;
+        }
+        is_repeated
     }
 
     /// `[topic, number, payload]`.
@@ -140,12 +192,37 @@ impl Follower {
         Some(Message { publisher: self.target.publisher, topic, sequence, payload: payload.into() })
     }
 
-    /// Asks for the messages from `start` on and hands on those before `end`.
-    async fn fetch(&self, start: u64, end: u64) -> Result<(), Fault> {
+    /// Fetches what is missing, however often the connection is lost meanwhile. What does not come stays a gap.
+    async fn make_up_for(&mut self, missing: Range<u64>) {
+        let deadline = Instant::now() + REPLAY_WHOLE;
+        let (mut rest, mut pause) = (missing, FIRST_PAUSE);
+        while self.sink.is_wanted() {
+            let before = rest.start;
+            let fetched = self.fetch(&mut rest).await.is_ok();
+            // A replay socket that could not be reached for so long is tried once for each loss, until it can.
+            self.replays |= fetched;
+            if fetched || !self.replays {
+                return;
+            }
+            if Instant::now() + pause > deadline {
+                self.replays = false;
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = if rest.start > before { FIRST_PAUSE } else { (2 * pause).min(LONGEST_PAUSE) };
+        }
+    }
+
+    /// Asks for the messages of `missing` and hands them on; what remains of it is what has not come.
+    async fn fetch(&mut self, missing: &mut Range<u64>) -> Result<(), Fault> {
         let Some(replay) = &self.target.replay else { return Ok(()) };
         // A connection for each question: nothing to repair after a loss.
-        let (mut reader, mut writer, _) = dial(replay, Socket::Dealer).await?;
-        writer.message(&[b"", &start.to_be_bytes()]).await?;
+        let (mut reader, mut writer, Peer { life, .. }) = dial(replay, Socket::Dealer).await?;
+        if life.is_some() && self.life.is_some() && life != self.life {
+            // It has started anew and has other messages under these numbers.
+            return Ok(());
+        }
+        writer.message(&[b"", &missing.start.to_be_bytes()]).await?;
         loop {
             let slow = |_| Fault::Protocol("a replay that does not go on");
             let mut frames = match timeout(REPLAY_PATIENCE, reader.next()).await.map_err(slow)?? {
@@ -166,11 +243,16 @@ impl Follower {
             let Some(message) = self.read(frames) else {
                 return Err(Fault::Protocol("a replay that is none"));
             };
-            if message.sequence == END_OF_REPLAY || message.sequence >= end {
+            if message.sequence == END_OF_REPLAY || message.sequence >= missing.end {
                 return Ok(());
             }
+            if message.sequence < missing.start {
+                continue;
+            }
+            missing.start = message.sequence + 1;
             let bytes = message.payload.len();
-            if message.sequence >= start && !self.sink.push(message, bytes) {
+            self.next = Some(missing.start);
+            if !self.sink.push(message, bytes) {
                 return Ok(());
             }
         }
@@ -215,4 +297,49 @@ async fn dial(endpoint: &Endpoint, socket: Socket) -> Result<Connection, Fault> 
         Ok((reader, writer, peer))
     });
     dialled.await.unwrap_or(Err(Fault::Protocol("no handshake in time")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::InProcessConfig;
+    use crate::queue::{Queue, QueueReceiver};
+    use std::sync::Arc;
+
+    /// Mutation that makes it fail: `is_repeated` without `steps_back`.
+    #[test]
+    fn what_was_replayed_is_not_taken_twice_and_a_new_life_on_the_same_connection_is_taken() {
+        let taken = |asked: Range<u64>, live: &[u64]| {
+            let queue = Arc::new(Queue::default());
+            let target = Target {
+                publisher: 0,
+                events: "tcp://127.0.0.1:1".parse().unwrap(),
+                replay: None,
+                topic: Vec::new(),
+                from_start: false,
+            };
+            let mut follower = Follower {
+                target,
+                sink: Sink::new(&queue, InProcessConfig::default()),
+                next: Some(asked.end),
+                covered: asked,
+                live: None,
+                life: None,
+                replays: true,
+                connected: None,
+            };
+            let mut receiver = QueueReceiver::new(queue, super::super::NAME);
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            for number in live {
+                let frames = vec![Vec::new(), number.to_be_bytes().to_vec(), Vec::new()];
+                runtime.block_on(follower.take(frames));
+            }
+            let next = || Some(receiver.next(Duration::ZERO).unwrap()?.sequence);
+            std::iter::from_fn(next).collect::<Vec<_>>()
+        };
+        assert_eq!(taken(5..9, &[7, 8, 9, 10]), [9, 10], "two were on their way");
+        assert_eq!(taken(5..9, &[8, 9, 0, 1]), [9, 0, 1], "anew, behind what was replayed");
+        assert_eq!(taken(0..9, &[7, 0, 1, 2]), [0, 1, 2], "anew, before anything new was heard");
+        assert_eq!(taken(5..9, &[0, 1, 5, 6]), [0, 1, 5, 6], "anew, before anything was heard");
+    }
 }

@@ -1,5 +1,13 @@
 //! What the tests of this crate share: blocks, a scripted source, transports that misbehave.
-#![allow(dead_code, reason = "each test binary uses a part of this")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part of this")]
+
+mod nats_server;
+mod ports;
+mod proxy;
+
+pub(crate) use nats_server::{NatsServer, STREAM_BYTES};
+pub(crate) use ports::free_port;
+pub(crate) use proxy::Proxy;
 
 use kvbm_events::{
     Answering, EventBlock, EventKind, EventReceiver, EventSource, EventTransport, InProcessConfig,
@@ -246,166 +254,5 @@ impl EventSource for World {
         let count = world.events.len().min(max);
         out.extend(world.events.drain(..count));
         world.events.front().map_or(world.next, |front| front.sequence)
-    }
-}
-
-/// A proxy in front of a TCP address whose connections can be cut, or held.
-pub(crate) struct Proxy {
-    address: std::net::SocketAddr,
-    shared: Arc<ProxyState>,
-}
-
-#[derive(Default)]
-struct ProxyState {
-    upstream: Mutex<String>,
-    streams: Mutex<Vec<std::net::TcpStream>>,
-    /// Nothing passes: neither bytes nor new connections.
-    held: std::sync::atomic::AtomicBool,
-    ended: std::sync::atomic::AtomicBool,
-}
-
-impl Proxy {
-    pub(crate) fn start(upstream: &str) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let shared = Arc::new(ProxyState::default());
-        let state = Arc::clone(&shared);
-        upstream.clone_into(&mut shared.upstream.lock().unwrap());
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                if state.ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                let upstream = state.upstream.lock().unwrap().clone();
-                let (Ok(client), Ok(server)) = (client, std::net::TcpStream::connect(upstream)) else {
-                    continue;
-                };
-                let mut streams = state.streams.lock().unwrap();
-                for (from, to) in [(&client, &server), (&server, &client)] {
-                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let state = Arc::clone(&state);
-                    std::thread::spawn(move || pass(from, to, &state));
-                }
-                streams.extend([client, server]);
-            }
-        });
-        Self { address, shared }
-    }
-
-    pub(crate) fn address(&self) -> std::net::SocketAddr {
-        self.address
-    }
-
-    /// New connections go there.
-    pub(crate) fn lead_to(&self, upstream: &str) {
-        upstream.clone_into(&mut self.shared.upstream.lock().unwrap());
-    }
-
-    /// Cuts every connection; new ones are welcome.
-    pub(crate) fn cut(&self) {
-        for stream in self.shared.streams.lock().unwrap().drain(..) {
-            // It may have ended by itself.
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
-    }
-
-    /// Holds everything, as a network that lets nothing through, or lets it go on.
-    pub(crate) fn hold(&self, held: bool) {
-        self.shared.held.store(held, Ordering::SeqCst);
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        self.shared.ended.store(true, Ordering::SeqCst);
-        self.cut();
-        // Wakes the thread that accepts.
-        let _ = std::net::TcpStream::connect(self.address);
-    }
-}
-
-/// Moves bytes until one side ends or the proxy does.
-fn pass(mut from: std::net::TcpStream, mut to: std::net::TcpStream, state: &ProxyState) {
-    use std::io::{Read, Write};
-    let mut bytes = vec![0; 64 << 10];
-    while let Ok(len @ 1..) = from.read(&mut bytes) {
-        while state.held.load(Ordering::SeqCst) && !state.ended.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        if to.write_all(&bytes[..len]).is_err() {
-            break;
-        }
-    }
-    let _ = from.shutdown(std::net::Shutdown::Both);
-    let _ = to.shutdown(std::net::Shutdown::Both);
-}
-
-/// A server of our own, with its files in a folder of its own.
-pub(crate) struct NatsServer {
-    program: std::path::PathBuf,
-    port: u16,
-    folder: std::path::PathBuf,
-    arguments: Vec<String>,
-    child: Option<std::process::Child>,
-}
-
-impl NatsServer {
-    /// `None` where there is no server to run.
-    pub(crate) fn start(arguments: &[&str]) -> Option<Self> {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let Some(program) = std::env::var_os("KVBM_NATS_SERVER") else {
-            println!("skipped: KVBM_NATS_SERVER names no nats-server");
-            return None;
-        };
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("kvbm-nats-{}-{number}", std::process::id()));
-        let (program, arguments) =
-            (program.into(), arguments.iter().map(|text| (*text).to_owned()).collect());
-        let mut server = Self { program, port, folder, arguments, child: None };
-        server.restart();
-        Some(server)
-    }
-
-    pub(crate) fn restart(&mut self) {
-        self.kill();
-        let mut command = std::process::Command::new(&self.program);
-        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "-js", "-sd"]).arg(&self.folder);
-        command.args(&self.arguments).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-        self.child = Some(command.spawn().unwrap());
-        let deadline = std::time::Instant::now() + PATIENCE;
-        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(std::time::Instant::now() < deadline, "the server does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// As a power cut does it to the process: without a goodbye.
-    pub(crate) fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Stops the process for a while, as an overloaded machine does.
-    pub(crate) fn stall(&self, pause: Duration) {
-        let Some(child) = &self.child else { return };
-        for signal in ["-STOP", "-CONT"] {
-            let status = std::process::Command::new("kill").arg(signal).arg(child.id().to_string()).status();
-            assert!(status.unwrap().success());
-            std::thread::sleep(pause);
-        }
-    }
-}
-
-impl Drop for NatsServer {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -1,0 +1,151 @@
+//! Events of an engine, gathered: blocks that follow each other travel together.
+
+use super::engine_blocks::{Adapter, EngineBlock};
+use super::event::{BlockRemoved, BlockStored, EngineHash, Event, Raw};
+use crate::msgpack::{write_array, write_nil};
+use kvbm_plan::{GroupId, Tier};
+
+/// Blocks in one event, so that it stays far below what followers read.
+pub(super) const MAX_BLOCKS: usize = 4096;
+
+/// Where and what a block of an event is.
+pub(super) struct Of<'a> {
+    pub(super) tier: Tier,
+    pub(super) group: GroupId,
+    pub(super) name: EngineHash,
+    pub(super) kind: Option<&'a str>,
+}
+
+/// Events in their order.
+#[derive(Default)]
+pub(super) struct Telling {
+    events: Vec<Event>,
+    /// Extra keys of the blocks of the last event, where it stores.
+    extra: Vec<Option<Raw>>,
+}
+
+impl Telling {
+    pub(super) fn stored(
+        &mut self,
+        of: Of<'_>,
+        parent: Option<EngineHash>,
+        block_size: u32,
+        known: EngineBlock,
+    ) {
+        let adapter = known.adapter.as_deref().cloned().unwrap_or_default();
+        if let Some(Event::Stored(last)) = self.events.last_mut()
+            && follows(last, &of, parent.as_ref(), block_size, &known, &adapter)
+        {
+            last.block_hashes.push(of.name);
+            last.token_ids.extend_from_slice(&known.token_ids);
+            self.extra.push(known.extra_keys);
+            return;
+        }
+        self.close();
+        self.extra.push(known.extra_keys);
+        self.events.push(Event::Stored(BlockStored {
+            block_hashes: vec![of.name],
+            parent_block_hash: parent,
+            token_ids: known.token_ids.into_vec(),
+            block_size,
+            lora_id: adapter.id,
+            medium: Some(medium(of.tier).to_owned()),
+            lora_name: adapter.name,
+            group_idx: Some(of.group.0),
+            kv_cache_spec_kind: of.kind.map(str::to_owned),
+            ..BlockStored::default()
+        }));
+    }
+
+    pub(super) fn removed(&mut self, of: Of<'_>) {
+        self.close();
+        let medium = medium(of.tier);
+        match self.events.last_mut() {
+            Some(Event::Removed(last))
+                if last.medium.as_deref() == Some(medium)
+                    && last.group_idx == Some(of.group.0)
+                    && last.block_hashes.len() < MAX_BLOCKS =>
+            {
+                last.block_hashes.push(of.name);
+            }
+            _ => self.events.push(Event::Removed(BlockRemoved {
+                block_hashes: vec![of.name],
+                medium: Some(medium.to_owned()),
+                group_idx: Some(of.group.0),
+                ..BlockRemoved::default()
+            })),
+        }
+    }
+
+    /// The events in lists of at most [`MAX_BLOCKS`] blocks or a single event.
+    pub(super) fn into_payloads(mut self) -> Vec<Vec<Event>> {
+        self.close();
+        let (mut payloads, mut blocks) = (Vec::<Vec<Event>>::new(), MAX_BLOCKS);
+        for event in self.events {
+            let more = match &event {
+                Event::Stored(stored) => stored.block_hashes.len(),
+                Event::Removed(removed) => removed.block_hashes.len(),
+                Event::AllBlocksCleared | Event::Unknown(_) => 1,
+            };
+            blocks += more;
+            match payloads.last_mut() {
+                Some(last) if blocks <= MAX_BLOCKS => last.push(event),
+                _ => {
+                    payloads.push(vec![event]);
+                    blocks = more;
+                }
+            }
+        }
+        payloads
+    }
+
+    /// Writes the extra keys of the last event. vLLM lists those of its own memory always, of other media never; those of other
+    /// media are listed here where there are any.
+    fn close(&mut self) {
+        let extra = std::mem::take(&mut self.extra);
+        let Some(Event::Stored(last)) = self.events.last_mut() else { return };
+        let is_gpu = last.medium.as_deref() == Some(medium(Tier::G1));
+        if extra.is_empty() || !(is_gpu || extra.iter().any(Option::is_some)) {
+            return;
+        }
+        let mut list = Vec::new();
+        write_array(&mut list, extra.len());
+        for keys in extra {
+            match keys {
+                Some(keys) => list.extend_from_slice(keys.bytes()),
+                None => write_nil(&mut list),
+            }
+        }
+        last.extra_keys = Some(Raw(list));
+    }
+}
+
+/// Whether a block is the next one of the same chain in the same place.
+fn follows(
+    last: &BlockStored,
+    of: &Of<'_>,
+    parent: Option<&EngineHash>,
+    block_size: u32,
+    known: &EngineBlock,
+    adapter: &Adapter,
+) -> bool {
+    let has_tokens = last.token_ids.len() == last.block_hashes.len() * block_size as usize;
+    parent.is_some()
+        && last.block_hashes.last() == parent
+        && last.block_hashes.len() < MAX_BLOCKS
+        && last.medium.as_deref() == Some(medium(of.tier))
+        && last.group_idx == Some(of.group.0)
+        && last.block_size == block_size
+        && has_tokens == (known.token_ids.len() == block_size as usize)
+        && (last.lora_id, &last.lora_name) == (adapter.id, &adapter.name)
+}
+
+/// vLLM's names, and SGLang's for the blob store, which vLLM has no name for.
+const fn medium(tier: Tier) -> &'static str {
+    match tier {
+        Tier::G1 => "GPU",
+        Tier::G2 => "CPU",
+        Tier::G3 => "STORAGE",
+        Tier::G4 => "EXTERNAL",
+    }
+}
