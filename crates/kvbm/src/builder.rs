@@ -2,9 +2,9 @@
 
 mod core;
 
-use self::core::{Core, RECOVERY_TIMEOUT};
+use self::core::{Core, Policies, RECOVERY_TIMEOUT};
 use crate::admission::AdmissionPolicy;
-use crate::config::{Capacity, Config, ConfigError, ModelConfig, NamespaceConfig};
+use crate::config::{Capacity, Config, ConfigError, ModelConfig, NamespaceConfig, VolumeConfig};
 use crate::engine::Engine;
 use crate::events::EventsError;
 use crate::manager::{KvBlockManager, Owned};
@@ -14,6 +14,7 @@ use crate::workers::{DeviceMemoryOf, WorkerError};
 #[cfg(feature = "worker")]
 use kvbm_device::Device;
 use kvbm_plan::{Epoch, Rank};
+use kvbm_pool::EvictionPolicy;
 #[cfg(feature = "worker")]
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::{Namespace, NamespaceError};
@@ -57,7 +58,7 @@ pub struct Builder<State> {
 /// What no configuration can say.
 #[derive(Debug, Default)]
 struct Given {
-    admission: Option<Arc<dyn AdmissionPolicy>>,
+    policies: Policies,
     #[cfg(feature = "worker")]
     volumes: Option<kvbm_volume::VolumeRegistry>,
 }
@@ -184,15 +185,25 @@ impl<State> Builder<State> {
         self
     }
 
-    /// G4: a volume in a blob store, such as `dir:///mnt/kv` or `s3://BUCKET/PREFIX`.
+    /// Further directories for G3, best on devices of their own: blocks are spread over all of them, in this order.
     #[must_use]
-    pub fn volume(mut self, uri: impl Into<String>) -> Self {
-        self.config.volume.uri = Some(uri.into());
+    pub fn more_disk_dirs(mut self, dirs: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
+        self.config.disk.more_dirs = dirs.into_iter().collect();
         self
     }
 
-    /// Who opens volumes, in place of the implementations that kvbm brings: for URIs of other schemes
-    /// ([`with_scheme`](kvbm_volume::VolumeRegistry::with_scheme)). It must not know the volume that is configured yet.
+    /// G4: a volume in a blob store, such as `dir:///mnt/kv` or `s3://BUCKET/PREFIX`. Each call adds one; their ids are 0, 1 and so on.
+    #[must_use]
+    pub fn volume(mut self, uri: impl Into<String>) -> Self {
+        let id = self.config.volume.len() as u32;
+        self.config.volume.push(VolumeConfig { uri: uri.into(), id, ..VolumeConfig::default() });
+        self
+    }
+
+    /// Who opens volumes: `VolumeRegistry::new()`, or one that knows other schemes too
+    /// ([`with_scheme`](kvbm_volume::VolumeRegistry::with_scheme)). With it, or with a volume in the configuration, workers have paths
+    /// to volumes, so that [`register_volume`](KvBlockManager::register_volume) can add some while the manager runs. It must not
+    /// know the volumes that are configured yet.
     #[cfg(feature = "worker")]
     #[must_use]
     pub fn volumes(mut self, registry: kvbm_volume::VolumeRegistry) -> Self {
@@ -210,7 +221,18 @@ impl<State> Builder<State> {
     /// Who decides which blocks get a copy on a lower tier, in place of what `policy.admission` names.
     #[must_use]
     pub fn admission(mut self, policy: impl AdmissionPolicy + 'static) -> Self {
-        self.given.admission = Some(Arc::new(policy));
+        self.given.policies.admission = Some(Arc::new(policy));
+        self
+    }
+
+    /// Who chooses what is evicted, in place of what `policy.eviction` names: `make` is given the blocks of G1 (0 where the engine owns
+    /// it), G2 and G3.
+    #[must_use]
+    pub fn eviction<P: EvictionPolicy + 'static>(
+        mut self,
+        make: impl FnOnce([u32; 3]) -> P + Send + 'static,
+    ) -> Self {
+        self.given.policies.eviction = Some(Box::new(|blocks| Box::new(make(blocks))));
         self
     }
 
@@ -229,7 +251,8 @@ impl Builder<WithOwned> {
     /// [`BuildError`] names the setting, the file or the device.
     #[cfg(feature = "worker")]
     pub fn build(self) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, self.given.admission, None)?;
+        let more = self.given.volumes.is_some();
+        let core = Core::new(self.config, self.namespace, self.given.policies, None, more)?;
         let workers = core.local_workers(&DeviceMemoryOf::Owned, self.given.volumes)?;
         core.finish(workers, Owned(()))
     }
@@ -239,7 +262,7 @@ impl Builder<WithOwned> {
     /// # Errors
     /// [`BuildError`] names the setting.
     pub fn build_metadata_only(self) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, self.given.admission, None)?;
+        let core = Core::new(self.config, self.namespace, self.given.policies, None, false)?;
         core.connect_metadata();
         core.finish_remote(Owned(()))
     }
@@ -253,7 +276,7 @@ impl Builder<WithOwned> {
         self,
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Owned>, BuildError> {
-        let core = Core::new(self.config, self.namespace, self.given.admission, None)?;
+        let core = Core::new(self.config, self.namespace, self.given.policies, None, true)?;
         core.connect(connect);
         core.finish_remote(Owned(()))
     }
@@ -269,7 +292,7 @@ impl Builder<WithEngineBlocks> {
         connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>,
     ) -> Result<KvBlockManager<Engine>, BuildError> {
         let blocks = self.state.0;
-        let core = Core::new(self.config, self.namespace, self.given.admission, Some(blocks))?;
+        let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), true)?;
         core.connect(connect);
         core.finish_remote(Engine::new(blocks))
     }
@@ -280,7 +303,7 @@ impl Builder<WithEngineBlocks> {
     /// [`BuildError`] names the setting.
     pub fn build_metadata_only(self) -> Result<KvBlockManager<Engine>, BuildError> {
         let blocks = self.state.0;
-        let core = Core::new(self.config, self.namespace, self.given.admission, Some(blocks))?;
+        let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), false)?;
         core.connect_metadata();
         core.finish_remote(Engine::new(blocks))
     }
@@ -299,7 +322,8 @@ impl Builder<WithEngine> {
             return Err(BuildError::Ranks { given: memory.len(), ranks });
         }
         let blocks = memory.iter().map(|(_, bound)| bound.num_blocks()).min().unwrap_or(0);
-        let core = Core::new(self.config, self.namespace, self.given.admission, Some(blocks))?;
+        let more = self.given.volumes.is_some();
+        let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;
         let workers = core.local_workers(&DeviceMemoryOf::Engine(&memory), self.given.volumes)?;
         core.finish(workers, Engine::new(blocks))
     }

@@ -38,9 +38,15 @@
 
 #![forbid(unsafe_code)]
 
+/// The program of that page compiles and runs.
+#[cfg(all(doctest, feature = "worker"))]
+#[doc = include_str!("../../../docs/engine.md")]
+mod for_engine_authors {}
+
 pub mod admission;
 mod builder;
 pub mod config;
+mod describe;
 mod engine;
 mod error;
 mod events;
@@ -49,9 +55,11 @@ mod manager;
 pub mod metrics;
 mod onboard;
 mod park;
+mod places;
 mod shutdown;
 mod signal;
 mod status;
+mod tenants;
 mod volume;
 pub mod worker;
 #[cfg(feature = "worker")]
@@ -62,6 +70,7 @@ pub use builder::WithEngine;
 pub use builder::{
     BuildError, Builder, NeedsDevice, NeedsModel, NeedsNamespace, WithEngineBlocks, WithOwned,
 };
+pub use describe::DescribeError;
 pub use engine::{
     Engine, EngineError, EngineOnboardError, EngineOnboarding, NoSuchBlock, OffloadStarted, StillBusy,
 };
@@ -71,13 +80,20 @@ pub use leader::edge::OffloadBacklog;
 pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, SequenceError};
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
+pub use places::Places;
 pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
-pub use status::{PathStatus, Status, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{LocalWorker, WorkerError, Workers};
+pub use status::DiskStatus;
+pub use status::{PathStatus, RankStatus, Status, VolumeStatus};
+pub use tenants::{TenantError, TenantOnTier, TenantStatus};
+pub use volume::VolumeSetError;
+#[cfg(feature = "worker")]
+pub use workers::{LocalWorker, TookOver, WorkerError, Workers};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;
+#[cfg(feature = "worker")]
+pub use kvbm_disk as disk;
 pub use kvbm_events as events_plane;
 pub use kvbm_layout as layout;
 pub use kvbm_plan as plan;
@@ -88,9 +104,11 @@ pub use kvbm_tokens as tokens;
 #[cfg(feature = "worker")]
 pub use kvbm_volume as volumes;
 
-pub use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier};
+pub use kvbm_plan::{
+    BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier, VolumeDescriptor, VolumeId,
+};
 pub use kvbm_pool::{
-    AllocError, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Partial, PinError, Prefix, Reset, TierMask,
-    TtlError,
+    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Partial, PinError, Prefix,
+    Reset, Share, TierMask, TtlError,
 };
 pub use kvbm_tokens::{BlockChain, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence};

@@ -5,6 +5,7 @@ use crate::events::EventPump;
 use crate::leader::Leader;
 use crate::metrics::Metrics;
 use crate::onboard::Onboarding;
+use crate::places::Places;
 use crate::shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
 use crate::signal::deadline;
 use crate::status::Status;
@@ -14,8 +15,8 @@ use crate::workers::Workers;
 use kvbm_device::Event;
 use kvbm_plan::{Command, GroupId, NamespaceId, Rank, Tier};
 use kvbm_pool::{
-    AllocError, Blocks, Cached, Complete, Duplicates, G1, Partial, PinError, Pinned, Prefix, RegisterError,
-    Rejected, Reset, SequenceError as CommitError, TierMask, TtlError,
+    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, Partial, PinError, Pinned, Prefix,
+    RegisterError, Rejected, Reset, SequenceError as CommitError, TierMask, TtlError,
 };
 use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
 use std::sync::Arc;
@@ -123,6 +124,11 @@ impl<G> KvBlockManager<G> {
         &self.config
     }
 
+    /// What hashes blocks of the manager's namespace.
+    pub(crate) fn hasher(&self) -> &BlockHasher {
+        &self.hasher
+    }
+
     /// The tokens of a request, in the manager's namespace. Blocks are shared only among requests of the same `salt`;
     /// an empty one shares with all.
     ///
@@ -143,15 +149,20 @@ impl<G> KvBlockManager<G> {
         tokens: &[Token],
         salt: &[u8],
     ) -> Result<TokenSequence, SequenceError> {
+        sequence(self.hasher_in(namespace)?, tokens, salt)
+    }
+
+    /// What hashes blocks of `namespace`, if this manager can keep them.
+    fn hasher_in(&self, namespace: &Namespace) -> Result<BlockHasher, SequenceError> {
         let hasher = namespace.hasher()?;
         let (given, ours) = (hasher.page_size(), self.config.model.page_size);
         if given != ours as usize {
             return Err(SequenceError::PageSize { given, ours });
         }
-        if self.leader.registry.capacity(Tier::G3) > 0 || self.leader.volume.is_some() {
+        if self.leader.registry.capacity(Tier::G3) > 0 || !self.leader.volumes.is_empty() {
             namespace.check_persistable()?;
         }
-        sequence(hasher, tokens, salt)
+        Ok(hasher)
     }
 
     /// The blocks of a request that the engine hashed itself, first block first.
@@ -162,12 +173,24 @@ impl<G> KvBlockManager<G> {
         ExternalSequence::from_hashes(self.hasher, engine_hashes)
     }
 
+    /// Like [`external_sequence`](Self::external_sequence), in another namespace: another tenant, adapter or model of the same shape.
+    ///
+    /// # Errors
+    /// A namespace without page size or with another one, or whose hashes change with the process although there is a disk.
+    pub fn external_sequence_in<B: AsRef<[u8]>>(
+        &self,
+        namespace: &Namespace,
+        engine_hashes: impl IntoIterator<Item = B>,
+    ) -> Result<ExternalSequence, SequenceError> {
+        Ok(ExternalSequence::from_hashes(self.hasher_in(namespace)?, engine_hashes))
+    }
+
     /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the result is held. Counts
     /// as one use of every block in it.
     ///
-    /// With a volume, the prefix goes on with blocks that are thought to be there ([`Tier::G4`], not pinned): what an onboard does
-    /// not find it leaves out. For a chain that is not known yet the volume is asked, in a few round trips within its deadline;
-    /// `volume.lookup = "known"` never asks.
+    /// With volumes, the prefix goes on with blocks that are thought to be on the one that has most of them ([`Tier::G4`], not
+    /// pinned): what an onboard does not find it leaves out. For a chain that is not known yet volumes are asked, in a few round trips
+    /// within their deadlines; `volume.lookup = "known"` never asks.
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
@@ -175,13 +198,13 @@ impl<G> KvBlockManager<G> {
         // On every tier that holds them: a block that is hot in G1 does not grow cold below. The whole chain, since the eviction
         // policy asks how far a block is from the end of its request.
         self.leader.registry.touch(ONLY_GROUP, chain.hashes());
-        self.leader.extend_on_volume(&mut prefix, chain);
+        self.leader.extend_on_volumes(&mut prefix, chain);
         prefix
     }
 
     /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint. Its blocks at the end that belong
-    /// to no other branch may go sooner; how much sooner, `hazard` learns from what such hints proved to be worth. Other
-    /// policies do not listen.
+    /// to no other branch may go sooner; how much sooner, `hazard` learns from what such hints proved to be worth. Under
+    /// `lru-leaf` and `s3-fifo` they are the next to go, unless they are used again.
     pub fn branch_ends<'a>(&self, chain: impl Into<BlockChain<'a>>) {
         self.leader.registry.branch_ends(ONLY_GROUP, chain.into().hashes());
     }
@@ -219,15 +242,25 @@ impl<G> KvBlockManager<G> {
         self.leader.registry.set_ttl(NamespaceId::from(namespace.tag()), iterations)
     }
 
-    /// On which tiers each block of `chain` is. Pins nothing and counts as no use.
-    pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<TierMask> {
-        self.leader.registry.peek_prefix(ONLY_GROUP, chain.into().hashes())
+    /// Where each block of `chain` is, up to the first that is nowhere: tiers, and the volume that is known to have it. Asks no volume,
+    /// pins nothing and counts as no use.
+    pub fn look_up<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Vec<Places> {
+        self.leader.look_up(chain.into())
     }
 
     /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it touches none of the memory any more.
     /// Transfers that it has not answered fail, their slots come back and nothing of them is registered; nothing is sent to it
-    /// from now on, so every later transfer fails at once and is computed again. Its part of what is cached is gone with it:
-    /// start a new manager when there is a new worker. The number of plans that it owed; 0 where there is no such rank.
+    /// from now on, so every later transfer fails at once and is computed again. Its part of what is cached is gone with it, so nothing
+    /// is found on G1, G2 and G3 any more; what all disks hold is found again by the next manager. The number of plans that it owed; 0
+    /// where there is no such rank.
+    ///
+    /// The rank is taken in again when its worker, started anew, says so ([`WorkerLink`](crate::worker::WorkerLink)).
+    /// `transfer.rank_lost_after` does this by itself for ranks whose line stays closed.
+    /// One that is silent on an open line may still write: make sure that its process is gone before this is called.
+    ///
+    /// Two things are the caller's. Blocks that were allocated or parked before a worker started again hold nothing of it: drop them and
+    /// compute them again, do not register or resume them. And what was on G3 when a rank was given up stays on the disks, where
+    /// [`forget`](Self::forget) and [`clear`](Self::clear) do not reach it until the next manager has found it again: repeat them there.
     pub fn rank_lost(&self, rank: Rank) -> usize {
         self.leader.rank_lost(rank)
     }
@@ -321,12 +354,16 @@ impl<G> KvBlockManager<G> {
 
     /// What every tier and path is doing.
     pub fn status(&self) -> Status {
-        self.leader.status()
+        #[cfg_attr(not(feature = "worker"), expect(unused_mut, reason = "disks belong to workers"))]
+        let mut status = self.leader.status();
+        #[cfg(feature = "worker")]
+        status.disks.extend(self.workers.disks());
+        status
     }
 
     /// Counters and histograms, brought up to date.
     pub fn metrics(&self) -> &Metrics {
-        self.leader.refresh_metrics();
+        self.leader.metrics.refresh();
         &self.leader.metrics
     }
 
@@ -348,12 +385,14 @@ impl KvBlockManager<Owned> {
         self.leader.onboard(prefix)
     }
 
-    /// `n` blocks of G1 to compute into, all or none, evicting what nobody uses. Never waits for a transfer.
+    /// `n` blocks of G1 to compute into, all or none, evicting what nobody uses. Never waits for a transfer. They are for sequences of
+    /// the manager's namespace; where tenants have shares, ask for those of another one with [`allocate_in`](Self::allocate_in).
     ///
     /// # Errors
     /// [`AllocError`] says what holds the blocks.
     pub fn allocate(&self, n: usize) -> Result<Blocks<G1, Reset>, AllocError> {
-        self.leader.registry.pool::<G1>().get_mutable_blocks(n)
+        let namespace = NamespaceId::from(self.hasher.tag());
+        self.allocate_for(namespace, n)
     }
 
     /// Says that `blocks` hold consecutive blocks of `sequence`, the first of them at position `first`. What `sequence` fills comes
@@ -384,20 +423,55 @@ impl KvBlockManager<Owned> {
     /// Makes computed blocks visible to everybody and starts their offload. A block that another request registered in the
     /// meantime is taken instead of ours.
     ///
+    /// Speculative decoding registers what was accepted and nothing else: [`TokenSequence::roll_back`] takes rejected tokens off, and
+    /// what `commit` then leaves over goes back to the pool with its bytes.
+    ///
+    /// ```
+    /// # use kvbm::config::{Blocks, ModelConfig};
+    /// # use kvbm::{KvBlockManager, Namespace, Owned};
+    /// # let model = ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() };
+    /// # let manager = KvBlockManager::<Owned>::builder()
+    /// #     .model(model).namespace(Namespace::new("llama-3-8b")).device(Blocks(8)).build()?;
+    /// let mut tokens = manager.sequence(&[7; 20], b"")?; // 16 tokens a block: one is full
+    /// tokens.add_tokens(&[8; 30]); // drafted: three blocks would be full
+    /// let fresh = manager.allocate(tokens.len().div_ceil(16))?;
+    /// // ... the engine computes the draft into `fresh`; the target model takes 13 of its 30 tokens ...
+    /// tokens.roll_back(17)?;
+    /// let (accepted, rest) = manager.commit(fresh, &tokens, 0)?;
+    /// assert_eq!((accepted.len(), rest.len()), (2, 2));
+    /// drop(rest); // drafted into, not full: free again
+    /// drop(manager.register(accepted)?);
+    /// assert_eq!(manager.match_prefix(&tokens).len(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// The batch comes back with the reason.
     pub fn register(
         &self,
         blocks: Blocks<G1, Complete>,
     ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
+        self.register_with(blocks, BlockMetadata::default())
+    }
+
+    /// The same, with a priority for those of the blocks that are on no tier yet: the larger, the longer they stay, on every tier.
+    ///
+    /// # Errors
+    /// The batch comes back with the reason.
+    pub fn register_with(
+        &self,
+        blocks: Blocks<G1, Complete>,
+        metadata: BlockMetadata,
+    ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
         self.events.make_room();
-        let cached = self.leader.registry.pool::<G1>().register(blocks, Duplicates::Reuse)?;
+        let pool = self.leader.registry.pool::<G1>();
+        let cached = pool.register_with(blocks, Duplicates::Reuse, metadata)?;
         self.leader.registered(Tier::G1, None, || cached.clone().erase());
         Ok(cached)
     }
 
     /// Copies blocks to the next tier in the background, now rather than when a trigger says so: `&Cached<G1>` to G2,
-    /// `&Cached<G2>` to G3 or to the volume (G4). Ancestors that are missing there go first.
+    /// `&Cached<G2>` to G3 or to a volume (G4). Ancestors that are missing there go first.
     ///
     /// # Errors
     /// [`OffloadError`]; nothing was started.

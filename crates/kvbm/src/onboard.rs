@@ -4,6 +4,7 @@ use crate::error::{BlockFailure, FirstOf};
 use crate::leader::operation::{Destination, Interest, Move, Operation, Parts, Purpose, Released, expired};
 use crate::leader::{Leader, Prepared};
 use crate::signal::deadline;
+use crate::volume::VolumeTier;
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, GroupId, Path, SequenceHash, Tier};
 use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Pinned, Prefix, PrefixBlock};
 use parking_lot::{Mutex, MutexGuard};
@@ -132,6 +133,7 @@ impl Leader {
         let mut arrivals = match self.registry.begin_arrivals(Tier::G1, &identities) {
             Ok(arrivals) => arrivals,
             Err(error) => {
+                identities.iter().take(1).for_each(|first| self.count_refusal(first.namespace, &error));
                 onboarding.refused = Some(error);
                 return;
             }
@@ -184,6 +186,7 @@ impl Leader {
             keep: vec![Box::new(Arc::clone(&onboarding.prefix))],
             source_check: None,
             round: None,
+            volume: onboarding.volume(),
         };
         let prepared = self.prepare(Purpose::Onboard, Tier::G1, parts);
         let operation = prepared.operation();
@@ -200,17 +203,23 @@ impl Onboarding {
         blocks.filter(|(_, block)| block.tier != Tier::G1).map(|(at, _)| at)
     }
 
-    /// How many blocks from the front still are where they were found. Asked after the destinations are reserved: what is
+    /// How many blocks from the front still are where they were found, in the same slot. Asked after the destinations are reserved: what is
     /// removed later cancels the arrival, so nothing that was removed (a tenant that was forgotten) comes back.
     fn still_there(&self) -> usize {
         let hashes: Vec<_> = self.identities.iter().map(|identity| identity.hash).collect();
-        let tiers = self.leader.registry.peek_prefix(self.group, &hashes);
-        let there = |at: usize, block: &PrefixBlock| match &self.leader.volume {
-            Some(volume) if block.tier == Tier::G4 => volume.contains(self.group, hashes[at]),
-            _ => tiers.get(at).is_some_and(|tiers| tiers.contains(block.tier)),
+        let mut registered = self.prefix.registered().into_iter();
+        let volume = self.volume();
+        let mut there = |at: usize, block: &PrefixBlock| match block.tier {
+            Tier::G4 => volume.as_ref().is_some_and(|volume| volume.contains(self.group, hashes[at])),
+            _ => registered.next().unwrap_or(false),
         };
         let blocks = self.prefix.blocks().iter().enumerate();
         blocks.take_while(|(at, block)| there(*at, block)).count()
+    }
+
+    /// The volume that a part of the prefix is on, unless it was unregistered.
+    fn volume(&self) -> Option<Arc<VolumeTier>> {
+        self.leader.volumes.get(self.prefix.volume()?)
     }
 
     /// Waits for whoever brings block `at`.

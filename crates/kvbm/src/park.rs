@@ -84,10 +84,14 @@ impl KvBlockManager<Owned> {
             return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
         }
         let origin = blocks.origin();
-        let host = match self.leader.registry.pool::<G2>().get_mutable_blocks(blocks.len()) {
-            Ok(host) => Arc::new(host),
-            Err(error) => return Err(ParkRejected { blocks: Some(blocks), error: error.into() }),
-        };
+        let host =
+            match self.leader.registry.pool::<G2>().get_mutable_blocks_for(origin.namespace, blocks.len()) {
+                Ok(host) => Arc::new(host),
+                Err(error) => {
+                    self.leader.count_refusal(origin.namespace, &error);
+                    return Err(ParkRejected { blocks: Some(blocks), error: error.into() });
+                }
+            };
         let names = private_names(blocks.len());
         let source = Arc::new(blocks);
         let moves = moves(&names, Tier::G1, source.block_ids(), host.block_ids());
@@ -110,9 +114,13 @@ impl KvBlockManager<Owned> {
         if !self.leader.registry.owns_blocks(&parked.blocks) {
             return Err(ParkRejected { blocks: Some(parked), error: ParkError::Foreign });
         }
-        let device = match self.allocate(parked.len()) {
+        let pool = self.leader.registry.pool::<G1>();
+        let device = match pool.get_mutable_blocks_for(parked.origin.namespace, parked.len()) {
             Ok(device) => Arc::new(device),
-            Err(error) => return Err(ParkRejected { blocks: Some(parked), error: error.into() }),
+            Err(error) => {
+                self.leader.count_refusal(parked.origin.namespace, &error);
+                return Err(ParkRejected { blocks: Some(parked), error: error.into() });
+            }
         };
         let moves = moves(&parked.names, Tier::G2, parked.blocks.block_ids(), device.block_ids());
         let keep: Vec<Box<dyn Any + Send>> =
@@ -144,8 +152,14 @@ impl Leader {
             return Ok(());
         }
         let all = moves.clone();
-        let parts =
-            Parts { moves, destination: Destination::Unregistered, keep, source_check: None, round: None };
+        let parts = Parts {
+            moves,
+            destination: Destination::Unregistered,
+            keep,
+            source_check: None,
+            round: None,
+            volume: None,
+        };
         let prepared = self.prepare(Purpose::Private, to, parts);
         let operation = Arc::clone(prepared.operation());
         self.send(prepared);

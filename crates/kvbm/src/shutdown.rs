@@ -10,7 +10,7 @@ use std::time::Instant;
 /// What a flush made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushReport {
-    /// Blocks that every rank has durable on G3; where there is no disk, blocks on the volume.
+    /// Blocks that every rank has durable on G3; where there is no disk, blocks on volumes.
     pub durable_blocks: u64,
 }
 
@@ -36,9 +36,9 @@ pub enum FlushError {
 /// How a manager ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShutdownReport {
-    /// Blocks durable on G3, or on the volume where there is no disk; `None` where there is neither or the flush failed.
+    /// Blocks durable on G3, or on volumes where there is no disk; `None` where there is neither or the flush failed.
     pub durable_blocks: Option<u64>,
-    /// Blocks of G1 and G2 that are not on G3 (on the volume, where there is no disk) and are lost with the process; 0 where there is
+    /// Blocks of G1 and G2 that are not on G3 (on a volume, where there is no disk) and are lost with the process; 0 where there is
     /// neither, for then nothing could be saved.
     pub not_saved: u64,
     /// Whether every offload ended in time.
@@ -78,15 +78,20 @@ impl Leader {
         }
         if lasting == Tier::G4 {
             // A volume has made durable what it said that it has.
-            let durable_blocks = self.volume.as_ref().map_or(0, |volume| volume.len() as u64);
+            let durable_blocks = self.volumes.blocks() as u64;
             return Ok(FlushReport { durable_blocks });
         }
         let started = self.flushes.start(self.settings.ranks);
         for (rank, failure) in self.broadcast(&Command::Flush { token: started.token }) {
             self.flushes.answer(rank, started.token, FlushOutcome::Failed(failure));
         }
-        match self.flushes.wait(&started, deadline) {
-            Ok(durable_blocks) => {
+        let durable = started.wait(deadline, "the flush", |outcome| match outcome {
+            FlushOutcome::Durable { blocks } => Ok(blocks),
+            FlushOutcome::Failed(failure) => Err(failure),
+        });
+        match durable {
+            Ok(ranks) => {
+                let durable_blocks = ranks.into_iter().min().unwrap_or(0);
                 span.record("durable", durable_blocks);
                 Ok(FlushReport { durable_blocks })
             }
@@ -118,12 +123,12 @@ impl Leader {
         ShutdownReport { durable_blocks, not_saved, drained, flush_error, events_unpublished: 0 }
     }
 
-    /// The tier that blocks are saved on: the disk, else the volume, unless that is only for what it is given by name.
+    /// The tier that blocks are saved on: the disk, else volumes.
     fn lasting(&self) -> Option<Tier> {
         if self.registry.capacity(Tier::G3) > 0 {
             return Some(Tier::G3);
         }
-        self.volume.as_ref().map(|_| Tier::G4)
+        (!self.volumes.is_empty()).then_some(Tier::G4)
     }
 
     /// Sends every block of the source of `path` that is not saved on `last` one step down, in use or not, chain by chain and each
@@ -163,8 +168,8 @@ impl Leader {
             Tier::G3 => self.registry.snapshot(last).0.iter().map(|(_, identity)| key(identity)).collect(),
             _ => HashSet::new(),
         };
-        let is_saved = |identity: &BlockIdentity| match &self.volume {
-            Some(volume) if last == Tier::G4 => volume.contains(identity.group, identity.hash),
+        let is_saved = |identity: &BlockIdentity| match last {
+            Tier::G4 => self.volumes.contains(identity.group, identity.hash),
             _ => on_disk.contains(&key(identity)),
         };
         let mut chains: HashMap<_, usize> = HashMap::new();
@@ -191,8 +196,8 @@ impl Leader {
     }
 
     pub(crate) fn clear(&self, tier: Tier) -> Result<u64, ClearError> {
-        if tier == Tier::G4 && self.volume.is_some() {
-            return Ok(self.forget_on_volume(None, EvictReason::Cleared));
+        if tier == Tier::G4 && !self.volumes.is_empty() {
+            return Ok(self.forget_on_volumes(None, EvictReason::Cleared));
         }
         if self.registry.capacity(tier) == 0 {
             return Err(ClearError { tier });
@@ -216,7 +221,7 @@ impl Leader {
             self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(removed);
         }
         self.release_gone(before);
-        blocks + self.forget_on_volume(Some(namespace), EvictReason::Forgotten)
+        blocks + self.forget_on_volumes(Some(namespace), EvictReason::Forgotten)
     }
 
     /// Blocks on G3 of the namespaces that `select` picks.

@@ -3,29 +3,73 @@
 use crate::leader::Leader;
 use crate::leader::edge::{Edge, OffloadBacklog};
 use crate::metrics::{EvictReason, SlotState};
-use kvbm_plan::{Path, Tier, VolumeId};
+use crate::tenants::TenantStatus;
+use crate::volume::VolumeTier;
+#[cfg(feature = "worker")]
+use kvbm_disk::EngineInfo;
+use kvbm_plan::{Path, Rank, Tier, VolumeDescriptor};
 use kvbm_pool::TierStatus;
 
 /// A snapshot of a manager. Tiers and paths are each consistent in themselves, not with each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// G1, G2 and G3; a tier that is not configured has capacity 0.
+    /// G1 to G4; a tier that is not configured has capacity 0. G4 is all volumes together, in blocks that they are known to hold, with
+    /// room only where all of them are limited; [`volumes`](Self::volumes) has each.
     pub tiers: Vec<TierStatus>,
     /// Every local path.
     pub paths: Vec<PathStatus>,
-    /// The volume, if there is one.
-    pub volume: Option<VolumeStatus>,
+    /// G3: the disk engine of every rank of this process, in order.
+    #[cfg(feature = "worker")]
+    pub disks: Vec<DiskStatus>,
+    /// Every rank, in order.
+    pub ranks: Vec<RankStatus>,
+    /// G4: every volume, by id.
+    pub volumes: Vec<VolumeStatus>,
+    /// Every tenant with a share, first the blocks of all others; empty where none are configured.
+    pub tenants: Vec<TenantStatus>,
     /// Whether the manager has been shut down.
     pub shut_down: bool,
 }
 
-/// What is known of a volume.
+/// A rank, as the manager sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankStatus {
+    /// The rank.
+    pub rank: Rank,
+    /// Whether it is given up ([`KvBlockManager::rank_lost`](crate::KvBlockManager::rank_lost), `transfer.rank_lost_after`): every transfer
+    /// fails until its worker starts again.
+    pub is_lost: bool,
+    /// Plans that it has not answered.
+    pub plans: usize,
+}
+
+/// A rank's disk engine.
+#[cfg(feature = "worker")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskStatus {
+    /// The rank.
+    pub rank: Rank,
+    /// What it holds, who moves its bytes and why, and what each of its directories has failed.
+    pub engine: EngineInfo,
+}
+
+/// What is known of a volume. It may be shared: what others keep there is not counted. Counts go on where it was registered before.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
-    /// The volume.
-    pub id: VolumeId,
+    /// What it was registered with.
+    pub descriptor: VolumeDescriptor,
     /// Blocks that it holds, as far as is known.
     pub blocks: usize,
+    /// Bytes of them on all ranks, without headers.
+    pub bytes: u64,
+    /// Blocks that came from it, verified.
+    pub hits: u64,
+    /// Blocks that were read there and were gone or damaged.
+    pub misses: u64,
+    /// Blocks and questions that its store failed.
+    pub errors: u64,
+    /// Blocks that it refused because it was full.
+    pub full: u64,
     /// Whether it failed lately and is left alone.
     pub down: bool,
 }
@@ -42,6 +86,7 @@ pub struct PathStatus {
 }
 
 impl Leader {
+    /// All but the disks, which the workers know.
     pub(crate) fn status(&self) -> Status {
         let path = |path: Path| {
             let edge = self.offloads.edge(path);
@@ -49,14 +94,32 @@ impl Leader {
             PathStatus { path, plans: self.plans_on(path), backlog }
         };
         Status {
-            tiers: Tier::SLOTTED.into_iter().map(|tier| self.registry.occupancy(tier)).collect(),
+            tiers: Tier::SLOTTED
+                .into_iter()
+                .map(|tier| self.registry.occupancy(tier))
+                .chain([self.volumes.tier_status()])
+                .collect(),
             paths: Path::ALL.into_iter().map(path).collect(),
-            volume: self.volume.as_ref().map(|volume| VolumeStatus {
-                id: volume.settings.id,
-                blocks: volume.len(),
-                down: volume.is_down(),
-            }),
+            #[cfg(feature = "worker")]
+            disks: Vec::new(),
+            ranks: self.rank_status(),
+            volumes: self.volumes.all().iter().map(|volume| self.volume_status(volume)).collect(),
+            tenants: self.tenant_status(),
             shut_down: self.is_closed(),
+        }
+    }
+
+    fn volume_status(&self, volume: &VolumeTier) -> VolumeStatus {
+        let (blocks, counters) = (volume.len(), &volume.counters);
+        VolumeStatus {
+            descriptor: volume.descriptor.clone(),
+            blocks,
+            bytes: self.settings.block_costs.bytes.saturating_mul(blocks as u64),
+            hits: counters.hits.get(),
+            misses: counters.misses.get(),
+            errors: counters.errors.get(),
+            full: counters.full.get(),
+            down: volume.is_down(),
         }
     }
 
@@ -76,9 +139,14 @@ impl Leader {
             metrics.evictions(EvictReason::Expired).raise_to(counters.expired);
             metrics.evictions(EvictReason::Corrupt).raise_to(counters.quarantined);
         }
-        if let Some(volume) = &self.volume {
-            self.metrics.tier(Tier::G4).slots(SlotState::Cached).set(volume.len() as u64);
+        self.refresh_tenant_metrics();
+        for volume in self.volumes.all() {
+            volume.counters.blocks.set(volume.len() as u64);
+            volume.counters.down.set(u64::from(volume.is_down()));
         }
+        let (volumes, metrics) = (self.volumes.tier_status(), self.metrics.tier(Tier::G4));
+        metrics.slots(SlotState::Cached).set(u64::from(volumes.inactive));
+        metrics.slots(SlotState::Free).set(u64::from(volumes.free));
         for path in Path::ALL {
             let edge = self.offloads.edge(path);
             let waiting = edge.map_or(0, |edge| edge.backlog().queued_blocks);

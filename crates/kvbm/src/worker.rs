@@ -12,6 +12,12 @@ use std::sync::Arc;
 pub type MessageSink = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
 
 /// The leader's end of the line to one worker.
+///
+/// A worker that ends and starts again serves the same line when it has been connected again. It says [`Message::Ready`]
+/// then: the leader drops what the one before it had in memory, and takes a rank that was given up in again. What was sent to the one
+/// before must not reach it, nor may what is sent before its `Ready`: [`send`](Self::send) is [`LinkError::Closed`] until the line is
+/// about to call the sink with it. So the leader knows which of the two has a plan, and gives the slots of a plan whose worker is gone to
+/// others.
 pub trait WorkerLink: Send + Sync {
     /// Hands over a command in wire form ([`kvbm_plan::wire::encode_command`]). Must not block: a worker that is
     /// overloaded answers with a report, or refuses here.
@@ -21,7 +27,7 @@ pub trait WorkerLink: Send + Sync {
 /// A command that did not reach its worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The worker is gone.
+    /// The worker is gone: it touches no memory of this rank any more. Nothing is sent on the line before its next `Ready`.
     #[error("the worker is gone: restart it, its blocks are treated as lost")]
     Closed,
     /// The worker refused the command.
@@ -42,6 +48,7 @@ impl MetadataWorker {
         let worker = Self { rank, epoch, sink };
         let (blocks, unusable) = (Vec::new(), Vec::new());
         worker.answer(&Message::Recovered { rank, tier: Tier::G3, blocks, unusable, last: true });
+        worker.answer(&Message::Ready { rank, epoch, volumes: true });
         worker
     }
 
@@ -82,7 +89,11 @@ impl WorkerLink for MetadataWorker {
                 token,
                 answer: match request {
                     VolumeRequest::Probe(blocks) => VolumeAnswer::Present(vec![false; blocks.len()]),
-                    VolumeRequest::Discard(_) | VolumeRequest::Purge(_) => VolumeAnswer::Removed(0),
+                    VolumeRequest::Discard(_)
+                    | VolumeRequest::DiscardDamaged(_)
+                    | VolumeRequest::Purge(_) => VolumeAnswer::Removed(0),
+                    VolumeRequest::List(_) => VolumeAnswer::Listed(Vec::new()),
+                    VolumeRequest::Register(_) | VolumeRequest::Unregister => VolumeAnswer::Done,
                 },
             }),
             // Nothing is ever queued here, and nothing is kept.

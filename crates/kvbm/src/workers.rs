@@ -1,15 +1,23 @@
 //! The workers of this process: one per rank, with the memory they move bytes in.
 
+mod disk;
+mod predecessor;
+
+pub use predecessor::TookOver;
+
 use crate::config::{
     self, BandwidthModel, Config, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VerifyHost,
 };
+use crate::metrics::Metrics;
+use crate::status::DiskStatus;
 use crate::volume::local::volume_tier;
 use crate::worker::{LinkError, MessageSink, WorkerLink};
+use disk::open_disk;
 use kvbm_device::{
     CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice,
     Event, TransferModel,
 };
-use kvbm_disk::{DiskEngine, EngineMode, GroupCommit, OpenError};
+use kvbm_disk::{DiskEngine, OpenError};
 use kvbm_layout::{
     AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, LayoutError, OuterPlacement,
     SliceError, slice_for_rank,
@@ -20,7 +28,7 @@ use kvbm_storage::{
     SystemAllocator,
 };
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{Backend, DiskTier, PathConfig, PathConfigs, TransferManager, WorkerConfig, disk_layout};
+use kvbm_transfer::{Backend, PathConfig, PathConfigs, TransferManager, WorkerConfig};
 use kvbm_volume::VolumeRegistry;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -34,6 +42,7 @@ const CALL_BYTES: u64 = 8 << 20;
 pub struct Workers {
     local: Vec<LocalWorker>,
     volumes: Option<Arc<VolumeRegistry>>,
+    took_over: Vec<TookOver>,
 }
 
 /// A rank of this process.
@@ -111,6 +120,12 @@ impl Workers {
         self.local.iter()
     }
 
+    /// What became, at the start, of blocks that deployments with another number of ranks had left on disk; empty where there were none,
+    /// or where our own folders were not new.
+    pub fn took_over(&self) -> &[TookOver] {
+        &self.took_over
+    }
+
     /// The volumes of G4, where one is configured.
     pub fn volumes(&self) -> Option<&VolumeRegistry> {
         self.volumes.as_deref()
@@ -119,6 +134,28 @@ impl Workers {
     /// The worker of `rank`, if it runs in this process.
     pub fn get(&self, rank: Rank) -> Option<&LocalWorker> {
         self.local.get(rank.index())
+    }
+
+    /// The disk engine of every rank that has one.
+    pub(crate) fn disks(&self) -> impl Iterator<Item = DiskStatus> {
+        let disk = |worker: &LocalWorker| Some(DiskStatus { rank: worker.rank, engine: worker.g3()?.info() });
+        self.local.iter().filter_map(disk)
+    }
+
+    /// What brings the disks' metrics up to date. It keeps no engine open.
+    pub(crate) fn disk_refresh(&self, metrics: &Metrics) -> impl Fn() + Send + Sync + use<> {
+        let engine = |worker: &LocalWorker| Some((worker.rank, Arc::downgrade(worker.g3.as_ref()?)));
+        let engines: Vec<_> = self.local.iter().filter_map(engine).collect();
+        let counters = metrics.counters();
+        move || {
+            for (rank, engine) in &engines {
+                let Some(engine) = engine.upgrade() else { continue };
+                for dir in engine.info().dirs {
+                    counters.disks.errors(*rank, &dir.location).raise_to(dir.io_errors);
+                }
+                counters.disks.failed_snapshots(*rank).raise_to(engine.stats().failed_snapshots);
+            }
+        }
     }
 
     /// Makes an event of every rank's device known under `number`.
@@ -149,10 +186,14 @@ impl Workers {
         sink: &dyn Fn(Rank) -> MessageSink,
     ) -> Result<Self, WorkerError> {
         let ranks = (0..config.parallelism.tensor_parallel as u16).map(Rank);
-        let start =
-            |rank| LocalWorker::start(config, memory, blocks, volumes.as_ref(), tag, epoch, rank, sink(rank));
+        let (mut past, mut took_over) = predecessor::find(config, blocks[Tier::G3.index()], tag);
+        let start = |rank| {
+            let (volumes, past) = (volumes.as_ref(), past.as_mut());
+            LocalWorker::start(config, memory, blocks, volumes, tag, epoch, rank, past, sink(rank))
+        };
         let local = ranks.map(start).collect::<Result<_, _>>()?;
-        Ok(Self { local, volumes })
+        took_over.extend(past.map(predecessor::Past::end));
+        Ok(Self { local, volumes, took_over })
     }
 }
 
@@ -199,6 +240,7 @@ impl LocalWorker {
         tag: NamespaceTag,
         epoch: Epoch,
         rank: Rank,
+        past: Option<&mut predecessor::Past>,
         sink: MessageSink,
     ) -> Result<Self, WorkerError> {
         let [g1_blocks, g2_blocks, g3_blocks] = blocks;
@@ -225,12 +267,12 @@ impl LocalWorker {
             CopyWay::Batch => Backend::Batch,
             CopyWay::Async => Backend::Async,
         };
-        worker_config.staging_blocks = config.transfer.staging_blocks;
+        worker_config.staging_bytes = config.transfer.staging.get();
         worker_config.flush_deadline = config.disk.flush_deadline;
         worker_config.scrub_bytes_per_s = config.disk.scrub.get();
         worker_config.verify_host = match config.transfer.verify_host {
             VerifyHost::Never => kvbm_transfer::VerifyHost::Never,
-            VerifyHost::Sampled => kvbm_transfer::VerifyHost::default(),
+            VerifyHost::Sampled => kvbm_transfer::VerifyHost::Sampled(config.transfer.verify_every),
             VerifyHost::Always => kvbm_transfer::VerifyHost::Always,
         };
         let (mut g2, mut g3) = (None, None);
@@ -238,8 +280,8 @@ impl LocalWorker {
             g2 = Some(host_memory(config, &device, rank, g2_blocks)?);
             worker_config.g2.clone_from(&g2);
         }
-        if let (Some(host), Some(dir), true) = (&g2, &config.disk.dir, g3_blocks > 0) {
-            let tier = open_disk(config, dir, host, g3_blocks, tag, rank)?;
+        if let (Some(host), Some(_), true) = (&g2, &config.disk.dir, g3_blocks > 0) {
+            let tier = open_disk(config, host, g3_blocks, tag, rank, past)?;
             g3 = Some(Arc::clone(&tier.engine));
             worker_config.g3 = Some(tier);
         }
@@ -389,80 +431,19 @@ fn tell_pinned(done: u64, total: u64) {
     }
 }
 
-fn open_disk(
-    config: &Config,
-    dir: &std::path::Path,
-    host: &BoundLayout,
-    blocks: u32,
-    tag: NamespaceTag,
-    rank: Rank,
-) -> Result<DiskTier, WorkerError> {
-    let layout = disk_layout(&**host.layout(), blocks)
-        .map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
-    let dir = rank_dir(dir, tag, rank, config.parallelism.tensor_parallel);
-    let mut disk =
-        kvbm_disk::DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
-    disk.geometry = geometry(config, &layout, rank)?;
-    let settings = &config.disk;
-    disk.engine = match settings.engine {
-        config::DiskEngine::Auto => EngineMode::Auto,
-        config::DiskEngine::IoUring => EngineMode::IoUring,
-        config::DiskEngine::Threads => EngineMode::Threads,
-        config::DiskEngine::Buffered => EngineMode::Buffered,
-    };
-    disk.depth = settings.depth as usize;
-    disk.threads = settings.threads as usize;
-    disk.queue_depth = settings.queue_depth as usize;
-    disk.commit = GroupCommit { interval: settings.commit_interval, ..GroupCommit::default() };
-    let (engine, recovered) = DiskEngine::open(disk).map_err(|source| WorkerError::Disk { dir, source })?;
-    Ok(DiskTier { engine: Arc::new(engine), recovered })
-}
-
-/// Where a rank keeps its blocks in `dir`. Namespaces, and deployments of another number of ranks, lie side by side: none is
-/// served to another one, and none is damaged by it.
-fn rank_dir(dir: &std::path::Path, tag: NamespaceTag, rank: Rank, ranks: u32) -> PathBuf {
-    // The first eight of the tag's sixteen bytes: the high half of the number that they are in big-endian order.
-    let namespace = u128::from_be_bytes(*tag.as_bytes()) >> 64;
-    dir.join(format!("ns-{namespace:016x}")).join(format!("rank-{rank}-of-{ranks}"))
-}
-
-/// What tells one slot's content from that of another shape, in the words of `docs/formats.md`: everything but the number of
-/// blocks, which may change. Which layers and heads of the model a rank holds belongs to it, so that ranks of another
-/// deployment can tell which part of a block they read.
-fn geometry(config: &Config, layout: &FullyContiguous, rank: Rank) -> Result<Vec<u8>, WorkerError> {
-    let (total, ranks) = (config.model.num_kv_heads, config.parallelism.tensor_parallel);
-    let heads = slice_for_rank(total, ranks, u32::from(rank.0))?.heads;
-    let shape = layout.config();
-    let text = format!(
-        "model={}; rank={rank}/{ranks}; order={}; layers=0..{layers}/{layers}; outer={}; tokens={}; heads={}..{}/{total}; \
-         head_dim={}; dtype={}; pieces=1",
-        // The id is for people: the tag tells namespaces apart. What would end the field, or the header, is left out.
-        config.namespace.model.chars().filter(|c| *c != ';' && !c.is_control()).take(128).collect::<String>(),
-        layout.axis_order(),
-        shape.outer_dim,
-        shape.page_size,
-        heads.start,
-        heads.end,
-        config.model.head_dim,
-        shape.dtype,
-        layers = shape.num_layers,
-    );
-    Ok(text.into_bytes())
-}
-
 fn paths(config: &Config) -> PathConfigs {
-    let Config { transfer, disk, volume, .. } = config;
+    let Config { transfer, disk, volumes, .. } = config;
     let memory = PathConfig {
         queue_plans: transfer.queue_depth as usize,
         threads: transfer.threads as usize,
         ..PathConfig::MEMORY
     };
     // The engine has threads of its own: one executor keeps them busy, with as much waiting as is at the device.
-    let depth_blocks = (2 * disk.depth.max(disk.threads) as usize).max(PathConfig::default().batch_blocks);
-    let disk = PathConfig { threads: 1, depth_blocks, ..memory };
+    let depth_blocks = (2 * disk.depth.max(disk.threads) as usize).max(PathConfig::DISK.depth_blocks);
+    let disk = PathConfig { queue_plans: memory.queue_plans, depth_blocks, ..PathConfig::DISK };
     // As many calls as there are threads, each of so many blocks that they fit into a few megabytes.
     let batch_blocks = (CALL_BYTES / config.rank_block_bytes().max(1)).clamp(1, 16) as usize;
-    let depth_blocks = 2 * batch_blocks * volume.threads as usize;
+    let depth_blocks = 2 * batch_blocks * volumes.threads as usize;
     let volume = PathConfig { threads: 1, depth_blocks, batch_blocks, ..memory };
     PathConfigs {
         g1_g2: memory,

@@ -3,9 +3,8 @@
 
 mod support;
 
-use kvbm::config::Blocks;
 use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier, TokenSequence};
-use support::{compute, fill, holds, model, namespace, serve, soon, three_tiers, tokens, two_tiers};
+use support::{compute, fill, holds, serve, soon, three_tiers, tokens, two_tiers};
 
 #[test]
 fn invariant_2_bytes_of_a_registered_block_do_not_change_while_it_is_held() {
@@ -67,21 +66,7 @@ fn a_block_on_disk_comes_up_without_a_place_in_host_memory() {
 #[test]
 fn two_ranks_each_keep_their_own_slice_through_all_tiers() {
     let dir = tempfile::tempdir().unwrap();
-    let build = || {
-        KvBlockManager::<Owned>::builder()
-            .model(model())
-            .namespace(namespace())
-            .device(Blocks(8))
-            .host(Blocks(16))
-            .disk(dir.path(), Blocks(64))
-            .tensor_parallel(2)
-            .configure(|config| {
-                support::unlimited(config);
-                config.offload.g2_g3.write_through = true;
-            })
-            .build()
-            .unwrap()
-    };
+    let build = || three_tiers([8, 16, 64], dir.path(), |config| config.parallelism.tensor_parallel = 2);
     let manager = build();
     assert_eq!(manager.workers().iter().len(), 2);
     for start in 1..8 {

@@ -5,7 +5,11 @@ mod support;
 
 use kvbm::config::{Blocks, Bytes, DiskEngine, ModelConfig};
 use kvbm::events_plane::{Delivery, EventKind};
-use kvbm::{BlockId, FailureKind, KvBlockManager, Namespace, OnboardError, Owned, Path, Tier, TokenSequence};
+use kvbm::metrics::RecoveryOutcome;
+use kvbm::{
+    BlockId, FailureKind, KvBlockManager, Namespace, OnboardError, Owned, Path, SequenceHash, Tier,
+    TokenSequence,
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -22,20 +26,32 @@ struct Rig {
 /// 1 layer x 2 x 16 tokens x 1 head x 64 x bf16: 4 KiB a block.
 fn rig(g1: u32, g2: u32, g3: u32) -> Rig {
     let dir = tempfile::tempdir().unwrap();
-    let manager = KvBlockManager::<Owned>::builder()
+    Rig { manager: manager_on(dir.path(), [g1, g2, g3]), dir }
+}
+
+fn manager_on(dir: &std::path::Path, tiers: [u32; 3]) -> KvBlockManager<Owned> {
+    manager_over(dir, &[], tiers)
+}
+
+fn manager_over(
+    dir: &std::path::Path,
+    more_dirs: &[&std::path::Path],
+    [g1, g2, g3]: [u32; 3],
+) -> KvBlockManager<Owned> {
+    KvBlockManager::<Owned>::builder()
         .model(ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() })
         .namespace(namespace())
         .device(Blocks(g1))
         .host(Blocks(g2))
-        .disk(dir.path(), Blocks(g3))
+        .disk(dir, Blocks(g3))
+        .more_disk_dirs(more_dirs.iter().copied())
         .configure(|config| {
             unlimited(config);
             config.offload.g2_g3.write_through = true;
             config.disk.engine = DiskEngine::Buffered;
         })
         .build()
-        .unwrap();
-    Rig { manager, dir }
+        .unwrap()
 }
 
 impl Rig {
@@ -173,7 +189,9 @@ fn invariant_5_scrubbing_finds_bad_blocks_before_anybody_asks_for_them() {
     assert_eq!(rig.manager.metrics().tier(Tier::G3).hits.get(), 0);
     assert!(rig.manager.events().pump());
     let mut removed = Vec::new();
-    while let Some(Delivery::Events { events, .. }) = subscriber.next(Duration::ZERO).unwrap() {
+    while let Some(delivery) = subscriber.next(Duration::ZERO).unwrap() {
+        // What was told before we asked is a gap.
+        let Delivery::Events { events, .. } = delivery else { continue };
         removed.extend(events.into_iter().filter_map(|event| match event.kind {
             EventKind::Remove(block) => Some((block.location.tier, block.identity.hash)),
             _ => None,
@@ -263,6 +281,39 @@ fn invariant_5_what_a_truncated_file_lost_is_refused_and_the_rest_served() {
 }
 
 #[test]
+fn a_directory_that_lost_its_blocks_takes_no_other_down() {
+    // A megabyte of neighbouring slots lies in each directory in turn.
+    const BLOCKS: u32 = 600;
+    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let manager = manager_over(first.path(), &[second.path()], [BLOCKS; 3]);
+    let rig = Rig { manager, dir: first };
+    let all: Vec<_> = (1..=BLOCKS).map(|start| tokens(&rig.manager, start, 1)).collect();
+    for sequence in &all {
+        assert_eq!(serve(&rig.manager, sequence), 0);
+    }
+    rig.only_on_disk();
+    let status = rig.manager.status();
+    let [disk] = &status.disks[..] else { panic!("one rank") };
+    let dirs: Vec<_> = disk.engine.dirs.iter().map(|dir| (dir.io_errors, dir.location.clone())).collect();
+    assert_eq!(dirs.len(), 2);
+    let text = rig.manager.metrics().encode();
+    for (errors, location) in dirs {
+        let series = format!("kvbm_disk_errors_total{{rank=\"0\",dir=\"{location}\"}} {errors}");
+        assert!(errors == 0 && text.contains(&series), "{series}");
+    }
+
+    let slots = slot_file(second.path());
+    let lost = std::fs::metadata(&slots).unwrap().len() / BLOCK;
+    assert!((100..500).contains(&lost), "{lost}");
+    File::options().write(true).open(slots).unwrap().set_len(0).unwrap();
+    let served = |&sequence: &&TokenSequence| {
+        rig.manager.onboard(rig.manager.match_prefix(sequence)).wait().is_ok_and(|cached| cached.len() == 1)
+    };
+    assert_eq!(all.iter().filter(served).count() as u64, u64::from(BLOCKS) - lost);
+    assert_eq!(rig.corrupt(), lost);
+}
+
+#[test]
 fn invariant_5_a_bad_slot_stays_bad_after_a_restart() {
     let rig = rig(16, 32, 64);
     let [bad, good] = [1, 2].map(|start| tokens(&rig.manager, start, 2));
@@ -273,19 +324,66 @@ fn invariant_5_a_bad_slot_stays_bad_after_a_restart() {
     rig.manager.flush(std::time::Duration::from_secs(60)).unwrap();
     let Rig { manager, dir } = rig;
     drop(manager);
-    let manager = KvBlockManager::<Owned>::builder()
-        .model(ModelConfig { num_layers: 1, num_kv_heads: 1, head_dim: 64, ..ModelConfig::default() })
-        .namespace(namespace())
-        .device(Blocks(16))
-        .host(Blocks(32))
-        .disk(dir.path(), Blocks(64))
-        .build()
-        .unwrap();
+    let manager = manager_on(dir.path(), [16, 32, 64]);
     assert!(manager.look_up(&bad).is_empty());
     assert_eq!((serve(&manager, &bad), serve(&manager, &good)), (0, 2));
 }
 
-/// Mutation that makes it fail: `rank_dir` leaves the number of ranks out, and `geometry` the heads.
+/// Flips a bit in every record of `hash` in the journal beside `slots`.
+fn damage_records(slots: &std::path::Path, hash: SequenceHash) -> usize {
+    const HEADER: usize = 4096;
+    const RECORD: usize = 80;
+    let path = slots.with_file_name("journal.kvbm");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let mut damaged = 0;
+    for record in bytes[HEADER..].chunks_exact_mut(RECORD).filter(|record| &record[16..32] == hash.as_bytes())
+    {
+        record[60] ^= 1;
+        damaged += 1;
+    }
+    std::fs::write(path, bytes).unwrap();
+    damaged
+}
+
+/// Mutation that makes it fail: `recover` keeps the orphans' slots, or `restore` takes blocks without their parents.
+#[test]
+fn invariant_5_blocks_whose_parents_record_is_damaged_are_dropped_and_counted() {
+    let rig = rig(16, 32, 8);
+    let [chain, other] = [(1, 6), (2, 2)].map(|(start, blocks)| tokens(&rig.manager, start, blocks));
+    rig.store(&chain);
+    rig.store(&other);
+    assert!(rig.manager.shutdown(Duration::from_secs(60)).is_complete());
+    let Rig { manager, dir } = rig;
+    drop(manager);
+    let slots = slot_file(dir.path());
+    assert_eq!(damage_records(&slots, chain.hashes()[2]), 1);
+    let found = kvbm_disk::offline::inspect(&[slots.parent().unwrap().to_owned()]).unwrap();
+    assert_eq!((found.blocks, found.orphans, found.dropped.damaged_records), (7, 3, 1));
+
+    let rig = Rig { manager: manager_on(dir.path(), [16, 32, 8]), dir };
+    let counted = |outcome| rig.manager.metrics().recovered(outcome).get();
+    let outcomes = [RecoveryOutcome::Restored, RecoveryOutcome::Orphan, RecoveryOutcome::Incomplete];
+    assert_eq!(outcomes.map(counted), [4, 3, 0]);
+    let text = rig.manager.metrics().encode();
+    assert!(text.contains("kvbm_recovered_blocks_total{outcome=\"orphan\"} 3"), "{text}");
+    assert_eq!((rig.manager.look_up(&chain).len(), rig.manager.look_up(&other).len()), (2, 2));
+    // What nobody can find was not announced either.
+    let told = rig.manager.events().snapshot().blocks;
+    assert_eq!(told.iter().filter(|block| block.location.tier == Tier::G3).count(), 4);
+    // Their slots are free again: eight blocks have room.
+    rig.only_on_disk();
+    assert_eq!(
+        (serve(&rig.manager, &chain), serve(&rig.manager, &other)),
+        (2, 2),
+        "the rest is computed again"
+    );
+    rig.only_on_disk();
+    assert_eq!((rig.slots_of(&chain).len(), rig.slots_of(&other).len()), (6, 2));
+    assert_eq!((serve(&rig.manager, &chain), serve(&rig.manager, &other)), (6, 2));
+    assert_eq!((rig.corrupt(), rig.manager.status().tiers[2].quarantined), (0, 0));
+}
+
+/// Mutation that makes it fail: `rank_dirs` leaves the number of ranks out, and `geometry` the heads.
 #[test]
 fn invariant_5_ranks_of_another_deployment_and_other_namespaces_keep_their_disks() {
     let dir = tempfile::tempdir().unwrap();
@@ -297,7 +395,11 @@ fn invariant_5_ranks_of_another_deployment_and_other_namespaces_keep_their_disks
             .host(Blocks(4))
             .disk(dir.path(), Blocks(4))
             .tensor_parallel(ranks)
-            .configure(|config| config.disk.engine = DiskEngine::Buffered)
+            .configure(|config| {
+                config.disk.engine = DiskEngine::Buffered;
+                // What is taken over is a matter of `disk_shapes`.
+                config.disk.take_over = Duration::ZERO;
+            })
             .build()
             .unwrap()
     };

@@ -41,8 +41,7 @@ fn tensors(layout: &Arc<dyn BlockLayout>) -> (Vec<DeviceMemory>, Arc<dyn Device>
     let memory: Vec<_> = regions.iter().map(|region| device.allocate(region.bytes, 4096).unwrap()).collect();
     let bind = |memory: &DeviceMemory| {
         // SAFETY: the caller keeps the memory for as long as the manager that uses it.
-        let storage =
-            unsafe { DeviceStorage::from_external(memory.address(), memory.len(), Arc::clone(&device)) };
+        let storage = unsafe { DeviceStorage::from_external(memory.address(), memory.len(), &*device) };
         RegionBinding::new(Arc::new(storage.unwrap()))
     };
     let bound = BoundLayout::bind(Arc::clone(layout), memory.iter().map(bind).collect()).unwrap();

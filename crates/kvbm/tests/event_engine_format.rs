@@ -2,6 +2,8 @@
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+#[path = "../../kvbm-events/tests/support/ports.rs"]
+mod ports;
 mod support;
 
 use kvbm::config::{Blocks, Secret};
@@ -10,15 +12,12 @@ use kvbm::events_plane::zmq::{Message, MessageReceiver, ZmqAddress, ZmqConfig, Z
 use kvbm::events_plane::{KvIndex, SourceId};
 use kvbm::plan::NodeId;
 use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, Tier};
+use ports::free_port;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use support::{books, fill, model, namespace, tokens, unlimited};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// A manager that speaks as an engine does, and a router's end.
 fn pair(ring: u32) -> (KvBlockManager<Owned>, ZmqTransport, MessageReceiver) {

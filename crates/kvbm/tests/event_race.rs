@@ -2,6 +2,9 @@
 //! index. `KVBM_RACE_ROUNDS` sets the number of rounds (the step `events` of `cargo xtask test` runs 100,000).
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+#[cfg(feature = "zmq")]
+#[path = "../../kvbm-events/tests/support/ports.rs"]
+mod ports;
 mod support;
 
 use kvbm::events_plane::{Delivery, KvIndex, Subscriber};
@@ -13,8 +16,8 @@ use support::books;
 
 /// Blocks that are fought over in turn. Winners hold the last half of them, so that they are there when it is checked.
 const BLOCKS: usize = 16;
-/// Rounds between two checks.
-const EVERY: usize = 40;
+/// Rounds between two checks: no block is fought over twice before its final state was looked at.
+const EVERY: usize = BLOCKS;
 const FIGHTERS: usize = 3;
 
 fn rounds() -> usize {
@@ -120,8 +123,8 @@ fn no_final_state_is_wrong_when_registration_races_the_last_drop() {
 fn nor_over_a_socket() {
     use kvbm::config::Secret;
     use kvbm::events_plane::{EventUrl, url::Side};
-    let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let url = format!("zmq+tcp://127.0.0.1:{}?replay={}&from=start", port(), port());
+    use ports::free_port;
+    let url = format!("zmq+tcp://127.0.0.1:{}?replay={}&from=start", free_port(), free_port());
     let manager = books([64, 0, 0], |config| {
         config.events.url = Some(Secret::new(&url));
         config.events.batch_age = Duration::ZERO;

@@ -1,10 +1,15 @@
 //! Events that go elsewhere: what a manager does when nobody takes them.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+#[cfg(feature = "zmq")]
+#[path = "../../kvbm-events/tests/support/ports.rs"]
+mod ports;
 mod support;
 
 use kvbm::config::{Secret, WhenFull};
 use kvbm::{KvBlockManager, Owned, Tier};
+#[cfg(feature = "zmq")]
+use ports::free_port;
 use std::time::Duration;
 use support::{books, fill, tokens};
 
@@ -71,12 +76,6 @@ fn what_no_transport_of_this_build_can_do_is_said_when_the_manager_is_built() {
     }));
 }
 
-/// A port of this machine that nobody uses now.
-#[cfg(feature = "zmq")]
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Everything that a follower of `manager` holds once it has heard of everything.
 #[cfg(feature = "zmq")]
 fn follow_to_the_end(
@@ -122,6 +121,24 @@ fn a_follower_over_zmq_comes_to_what_the_tiers_hold() {
     let held: std::collections::BTreeSet<_> =
         held.iter().map(|block| (block.location.tier, block.identity.hash)).collect();
     assert_eq!(told, held);
+}
+
+#[cfg(feature = "zmq")]
+#[test]
+fn a_port_that_the_system_chose_is_told_and_followed() {
+    use kvbm::events_plane::{EventUrl, Subscriber, url::Side};
+    let manager = books([16, 32, 0], |config| {
+        config.events.url = Some(Secret::new("zmq+tcp://127.0.0.1:*?replay=*"));
+    });
+    let [events, replay] = manager.events().listens_at().try_into().unwrap();
+    let url = format!("zmq+{events}?replay={replay}&from=start").parse::<EventUrl>().unwrap();
+    let transport = url.open(Side::Subscriber, Duration::from_secs(20)).unwrap();
+    let subscriber = Subscriber::new(transport.subscribe().unwrap());
+    register(&manager, 5);
+    assert!(manager.wait_offloads(support::soon()));
+    let told = follow_to_the_end(&manager, subscriber).len();
+    assert_eq!(told, manager.events().snapshot().blocks.len());
+    assert_eq!(books([16, 32, 0], |_| ()).events().listens_at(), Vec::<String>::new());
 }
 
 #[cfg(feature = "zmq")]

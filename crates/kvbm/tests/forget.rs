@@ -137,7 +137,7 @@ fn a_cleared_disk_is_empty_after_a_restart() {
     let sequence = tokens(&manager, 1, 6);
     serve(&manager, &sequence);
     assert!(manager.wait_offloads(soon()));
-    assert_eq!(manager.clear(Tier::G3), Ok(6));
+    assert_eq!(manager.clear(Tier::G3), Ok(6), "nothing of an offload that is over is pinned");
     manager.flush(Duration::from_secs(60)).unwrap();
     drop(manager);
     let manager = three_tiers([16, 32, 64], dir.path(), |_| ());

@@ -3,8 +3,11 @@
 
 mod support;
 
+use kvbm::config::Blocks;
 use kvbm::metrics::EvictReason;
-use kvbm::{PinError, Tier, TierMask};
+use kvbm::pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart, SlotSet};
+use kvbm::{BlockMetadata, KvBlockManager, Owned, PinError, Places, Tier, TierMask};
+use std::collections::BTreeSet;
 use support::{books, fill, soon, tokens};
 
 #[test]
@@ -29,6 +32,90 @@ fn a_pinned_prefix_outlives_what_came_later_until_its_iteration() {
     drop(manager.allocate(16).unwrap());
     assert_eq!(manager.look_up(&system).len(), 0);
     assert!(manager.wait_offloads(soon()));
+}
+
+#[test]
+fn a_block_of_priority_outlives_others_on_every_tier() {
+    for policy in ["lru-leaf", "s3-fifo", "hazard"] {
+        let manager = books([16, 32, 0], |config| config.set("policy.eviction", policy).unwrap());
+        let dear = tokens(&manager, 1, 2);
+        let fresh = manager.allocate(2).unwrap();
+        let (done, _) = manager.commit(fresh, &dear, 0).unwrap();
+        drop(manager.register_with(done, BlockMetadata { priority: 255 }).unwrap());
+        let plain = tokens(&manager, 2, 2);
+        drop(fill(&manager, &plain, 0));
+        for other in 10..50 {
+            drop(fill(&manager, &tokens(&manager, other, 2), 0));
+            assert!(manager.wait_offloads(soon()));
+        }
+        let on_both = TierMask::only(Tier::G1).with(Tier::G2);
+        assert_eq!(manager.look_up(&dear), [Places::from(on_both); 2], "{policy}");
+        assert!(manager.look_up(&plain).is_empty(), "{policy}");
+    }
+}
+
+/// Evicts the block of the lowest slot.
+struct Lowest([BTreeSet<u32>; 3]);
+
+impl EvictionPolicy for Lowest {
+    fn begin(&mut self, _before: Option<BlockMemory>, _part: RequestPart, _blocks: usize) {}
+
+    fn registered(&mut self, _block: &BlockUse) -> BlockMemory {
+        BlockMemory::default()
+    }
+
+    fn used(&mut self, _block: &BlockUse, memory: BlockMemory) -> BlockMemory {
+        memory
+    }
+
+    fn forgotten(&mut self, _tag: u64, _memory: BlockMemory) {}
+
+    fn evictable(
+        &mut self,
+        set: SlotSet,
+        slot: u32,
+        _memory: BlockMemory,
+        _priority: u8,
+        _numbers: &mut Numbers<'_>,
+    ) {
+        self.0[set.tier].insert(slot);
+    }
+
+    fn kept(&mut self, set: SlotSet, slot: u32, _numbers: &mut Numbers<'_>) {
+        self.0[set.tier].remove(&slot);
+    }
+
+    fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
+        out.extend(self.0[set.tier].pop_first());
+    }
+
+    fn has_victim(&self, set: SlotSet) -> bool {
+        !self.0[set.tier].is_empty()
+    }
+}
+
+#[test]
+fn a_users_eviction_policy_chooses_and_the_rules_stay() {
+    let manager = KvBlockManager::<Owned>::builder()
+        .model(support::model())
+        .namespace(support::namespace())
+        .device(Blocks(8))
+        .eviction(|blocks| {
+            assert_eq!(blocks, [8, 0, 0]);
+            Lowest(Default::default())
+        })
+        .build_metadata_only()
+        .unwrap();
+    let [first, second] = [1, 2].map(|start| tokens(&manager, start, 4));
+    let held = fill(&manager, &first, 0);
+    let ids: Vec<_> = held.block_ids().to_vec();
+    drop(fill(&manager, &second, 0));
+    drop(held);
+    drop(manager.match_prefix(&second));
+    let lowest_leaf = manager.allocate(1).unwrap();
+    // The leaves are the last blocks of both; a use of the second does not matter to this policy.
+    assert_eq!(lowest_leaf.block_ids(), [*ids.last().unwrap()]);
+    assert_eq!((manager.look_up(&first).len(), manager.look_up(&second).len()), (3, 4));
 }
 
 #[test]
@@ -64,7 +151,7 @@ fn a_tenant_that_is_silent_leaves_all_tiers_and_another_stays() {
     for salt in ["silent", "talks"] {
         manager.set_ttl(&tenant(salt), Some(4)).unwrap();
     }
-    let on_both = TierMask::only(Tier::G1).with(Tier::G2);
+    let on_both = Places::from(TierMask::only(Tier::G1).with(Tier::G2));
     for iteration in 1..=8 {
         manager.step();
         assert_eq!(manager.match_prefix(&talks).len(), 6);

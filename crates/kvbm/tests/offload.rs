@@ -205,6 +205,50 @@ fn a_burst_onto_a_slow_disk_loses_no_block_silently() {
 }
 
 #[test]
+fn a_burst_onto_a_disk_that_stalls_keeps_what_will_be_used_again() {
+    const BURST: u32 = 10_000;
+    const HOT: usize = 100;
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([BURST, BURST, BURST], |config| {
+        config.offload.g1_g2.write_through = true;
+        config.offload.g2_g3.queue_share = 0.02;
+    });
+    let all: Vec<_> = (1..=BURST).map(|start| tokens(&manager, start, 1)).collect();
+    let on_host: Vec<_> = all
+        .iter()
+        .map(|sequence| {
+            drop(fill(&manager, sequence, 0));
+            assert!(manager.wait_offloads(soon()));
+            assert_eq!(manager.clear(Tier::G1), Ok(1));
+            manager.match_prefix(sequence).into_parts().g2
+        })
+        .collect();
+    for _ in 0..8 {
+        for sequence in &all[..HOT] {
+            drop(manager.match_prefix(sequence));
+        }
+    }
+    ranks.set_all(Mode::Hold);
+    // The hot ones come first: they would be the first to go if only age counted.
+    for blocks in &on_host {
+        manager.offload(blocks, Tier::G3).unwrap();
+    }
+    let backlog = manager.status().paths.iter().map(|path| path.backlog).find(|path| path.queued_blocks > 0);
+    let backlog = backlog.unwrap();
+    assert!(backlog.queued_blocks + backlog.running_blocks <= 200, "a fiftieth of the tier: {backlog:?}");
+    let given_up = dropped(&manager, Path::G2_G3, DropReason::QueueFull);
+    assert_eq!(given_up, u64::from(BURST) - (backlog.queued_blocks + backlog.running_blocks) as u64);
+    ranks.set_all(Mode::Answer);
+    while ranks.held(0) > 0 {
+        ranks.done(0, &ranks.next_plan(0));
+    }
+    assert!(manager.wait_offloads(soon()));
+    let stored = all.iter().filter(|sequence| on(&manager, sequence, Tier::G3) == 1).count();
+    let hot = all[..HOT].iter().filter(|sequence| on(&manager, sequence, Tier::G3) == 1).count();
+    assert_eq!((stored as u64 + given_up, hot), (u64::from(BURST), HOT));
+}
+
+#[test]
 fn what_is_copied_already_takes_no_place_in_the_queue() {
     let manager = books([64, 256, 0], |config| config.offload.g1_g2.queue_share = 0.25);
     let sequence = tokens(&manager, 1, 16);
@@ -288,14 +332,19 @@ fn a_link_that_dies_under_a_long_queue_empties_it() {
 
 #[test]
 fn a_hit_above_keeps_the_copy_below_young() {
-    // The policy whose order is that of use and nothing else.
-    let manager = books([64, 8, 0], |config| config.policy.eviction = EvictionPolicy::LruLeaf);
-    let hot = tokens(&manager, 1, 4);
-    drop(fill(&manager, &hot, 0));
-    for cold in 2..6 {
-        drop(manager.onboard(manager.match_prefix(&hot)).wait().unwrap());
-        drop(fill(&manager, &tokens(&manager, cold, 4), 0));
-        assert!(manager.wait_offloads(soon()));
+    for policy in [EvictionPolicy::Hazard, EvictionPolicy::LruLeaf] {
+        let manager = books([64, 8, 0], |config| config.policy.eviction = policy);
+        let hot = tokens(&manager, 1, 4);
+        drop(fill(&manager, &hot, 0));
+        for cold in 2..6 {
+            drop(manager.onboard(manager.match_prefix(&hot)).wait().unwrap());
+            drop(fill(&manager, &tokens(&manager, cold, 4), 0));
+            assert!(manager.wait_offloads(soon()));
+        }
+        assert_eq!(
+            on(&manager, &hot, Tier::G2),
+            4,
+            "{policy:?}: a touch counts on every tier that holds the block"
+        );
     }
-    assert_eq!(on(&manager, &hot, Tier::G2), 4, "a touch counts on every tier that holds the block");
 }

@@ -2,9 +2,9 @@
 
 mod support;
 
-use kvbm::config::{Blocks, EvictionPolicy};
-use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier};
-use support::{model, namespace, serve, slot_file, soon, tokens, two_tiers};
+use kvbm::config::EvictionPolicy;
+use kvbm::{FailureKind, KvBlockManager, Owned, Path, Rank, Tier};
+use support::{serve, slot_file, soon, three_tiers, tokens, two_tiers};
 
 #[test]
 fn a_block_evicted_from_g1_comes_back_from_g2() {
@@ -26,24 +26,13 @@ fn a_block_evicted_from_g1_comes_back_from_g2() {
 #[test]
 fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let build = || {
-        KvBlockManager::<Owned>::builder()
-            .model(model())
-            .namespace(namespace())
-            .device(Blocks(8))
-            .host(Blocks(16))
-            .disk(dir.path(), Blocks(64))
-            .configure(|config| {
-                config.policy.eviction = EvictionPolicy::LruLeaf;
-                config.disk.drive_writes_per_day = 0.0;
-                config.offload.g1_g2.queue_share = 1.0;
-                config.offload.g2_g3.queue_share = 1.0;
-                config.offload.g2_g3.write_through = true;
-            })
-            .build()
-            .unwrap()
-    };
+    let build =
+        || three_tiers([8, 16, 64], dir.path(), |config| config.policy.eviction = EvictionPolicy::LruLeaf);
     let manager = build();
+    let disks = manager.status().disks;
+    assert_eq!(disks.len(), 1, "one rank");
+    assert_eq!((disks[0].rank, disks[0].engine.num_slots), (Rank(0), 64));
+    assert!(!disks[0].engine.engine.reason.is_empty(), "says why {}", disks[0].engine.engine.kind);
     let first = tokens(&manager, 1, 6);
     for start in 1..8 {
         assert_eq!(serve(&manager, &tokens(&manager, start, 6)), 0);
@@ -65,22 +54,7 @@ fn a_block_evicted_from_g2_comes_back_from_disk_and_survives_a_restart() {
 fn a_quarantined_slot_stays_unused_after_a_restart() {
     const SLOTS: u32 = 8;
     let dir = tempfile::tempdir().unwrap();
-    let build = || {
-        KvBlockManager::<Owned>::builder()
-            .model(model())
-            .namespace(namespace())
-            .device(Blocks(4))
-            .host(Blocks(4))
-            .disk(dir.path(), Blocks(SLOTS))
-            .configure(|config| {
-                config.disk.drive_writes_per_day = 0.0;
-                config.offload.g1_g2.queue_share = 1.0;
-                config.offload.g2_g3.queue_share = 1.0;
-                config.offload.g2_g3.write_through = true;
-            })
-            .build()
-            .unwrap()
-    };
+    let build = || three_tiers([4, 4, SLOTS], dir.path(), |_| ());
     let shut_down = |manager: KvBlockManager<Owned>| {
         let report = manager.shutdown(std::time::Duration::from_secs(60));
         assert!(report.is_complete(), "{report:?}");

@@ -3,8 +3,7 @@
 use super::BuildError;
 use crate::admission::{AdmissionPolicy, AdmitAll, CostAdmission};
 use crate::config::{
-    Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, NamespaceConfig, VolumeLookup,
-    VolumeOffload,
+    Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, NamespaceConfig, VolumeOffload,
 };
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
 use crate::leader::edge::Edge;
@@ -12,13 +11,14 @@ use crate::leader::offload::Offloads;
 use crate::leader::wear::WearBudget;
 use crate::leader::{BlockCosts, Leader, Settings};
 use crate::manager::KvBlockManager;
-use crate::metrics::Metrics;
-use crate::volume::{Change, VolumeSettings, VolumeTier};
+use crate::metrics::{Metrics, RecoveryOutcome};
+use crate::tenants::Names;
+use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{DeviceMemoryOf, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier, VolumeId};
-use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier};
+use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
 use kvbm_volume::VolumeRegistry;
@@ -29,10 +29,25 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(super) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for a large prefix.
 const MAX_PLAN_BLOCKS: usize = 128;
-/// Blocks on a volume without a limit that are known, at about 200 bytes each.
-const MAX_KNOWN: usize = 1 << 22;
 /// How often transfers past their deadline are looked for.
 const EXPIRY_TICK: Duration = Duration::from_millis(50);
+
+/// Makes an eviction policy for tiers of so many blocks.
+type MakeEviction = Box<dyn FnOnce([u32; 3]) -> Box<dyn kvbm_pool::EvictionPolicy> + Send>;
+
+/// Policies that the configuration does not name.
+#[derive(Default)]
+pub(super) struct Policies {
+    pub(super) admission: Option<Arc<dyn AdmissionPolicy>>,
+    pub(super) eviction: Option<MakeEviction>,
+}
+
+impl std::fmt::Debug for Policies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let eviction = self.eviction.as_ref().map(|_| "EvictionPolicy");
+        f.debug_struct("Policies").field("admission", &self.admission).field("eviction", &eviction).finish()
+    }
+}
 
 /// What every manager has, before its workers.
 pub(super) struct Core {
@@ -44,12 +59,14 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers.
+    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers. `more_volumes`: whether volumes that
+    /// are not configured may be registered.
     pub(super) fn new(
         mut config: Config,
         namespace: Option<Namespace>,
-        admission: Option<Arc<dyn AdmissionPolicy>>,
+        policies: Policies,
         engine_blocks: Option<u32>,
+        more_volumes: bool,
     ) -> Result<Self, BuildError> {
         if engine_blocks.is_some() {
             config.device.capacity = Capacity::NONE;
@@ -65,12 +82,14 @@ impl Core {
             None => config.namespace(),
         };
         let hasher = namespace.hasher()?;
-        if !config.disk.capacity.is_none() || config.volume.uri.is_some() {
+        if !config.disk.capacity.is_none() || !config.volume.is_empty() {
             namespace.check_persistable()?;
         }
         // Validated above: they fit.
         let blocks = config.capacity_blocks().map(|blocks| blocks.min(u64::from(u32::MAX - 1)) as u32);
-        let registry = registry(&config, blocks)?;
+        let (tenants, names) = Names::of(config.tenants.shares.as_slice(), &namespace);
+        let Policies { admission, eviction } = policies;
+        let registry = registry(&config, blocks, tenants, eviction)?;
         let settings = Settings {
             epoch: registry.epoch(),
             ranks: config.parallelism.tensor_parallel as usize,
@@ -78,14 +97,17 @@ impl Core {
             transfer_deadline: config.transfer.deadline,
             read_deadline: config.disk.read_deadline,
             block_costs: block_costs(&config),
+            rank_lost_after: config.transfer.rank_lost_after,
         };
-        let offloads = Offloads::new(edges(&config, blocks));
+        let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
+        let offloads = Offloads::new(edges(&config, blocks, to_volumes));
         let admission = admission.unwrap_or_else(|| match config.policy.admission {
             Admission::Cost => Arc::new(CostAdmission) as Arc<dyn AdmissionPolicy>,
             Admission::All => Arc::new(AdmitAll),
         });
-        let volume = volume(&config);
-        let leader = Leader::new(registry, settings, Metrics::new(), offloads, admission, volume);
+        let metrics = Metrics::new();
+        let volumes = Volumes::new(&config, to_volumes, metrics.clone());
+        let leader = Leader::new((registry, names), settings, metrics, offloads, admission, volumes);
         Ok(Self { config, namespace, hasher, blocks, leader })
     }
 
@@ -105,10 +127,24 @@ impl Core {
         memory: &DeviceMemoryOf<'_>,
         volumes: Option<VolumeRegistry>,
     ) -> Result<Workers, BuildError> {
+        let patience = self.config.transfer.rank_lost_after;
+        if !patience.is_zero() {
+            let rule =
+                "must be 0 with workers of this process: they write to its memory as long as they live"
+                    .to_owned();
+            let (key, value) = ("transfer.rank_lost_after", format!("{patience:?}"));
+            return Err(ConfigError::Rule { key, value, rule }.into());
+        }
         let (tag, epoch) = (self.namespace.tag(), self.leader.settings.epoch);
         let sink = |rank| self.sink(rank);
-        let volumes = crate::volume::local::open_volume(&self.config, volumes.unwrap_or_default())?;
+        let volumes = crate::volume::local::open_volumes(&self.config, volumes)?;
         let workers = Workers::start(&self.config, memory, self.blocks, volumes, tag, epoch, &sink)?;
+        for took_over in workers.took_over() {
+            self.leader.metrics.recovered(RecoveryOutcome::TakenOver).add(took_over.blocks);
+            self.leader.metrics.recovered(RecoveryOutcome::LeftBehind).add(took_over.left_behind);
+        }
+        let metrics = &self.leader.metrics;
+        metrics.refresh_by(workers.disk_refresh(metrics));
         self.leader.connect(workers.links());
         Ok(workers)
     }
@@ -117,7 +153,9 @@ impl Core {
     pub(super) fn connect(&self, mut connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>) {
         let epoch = self.leader.settings.epoch;
         let ranks = (0..self.leader.settings.ranks as u16).map(Rank);
-        self.leader.connect(ranks.map(|rank| connect(rank, epoch, self.sink(rank))).collect());
+        self.leader.connect(ranks.clone().map(|rank| connect(rank, epoch, self.sink(rank))).collect());
+        // A worker that starts later says so, and is told then.
+        ranks.for_each(|rank| self.leader.introduce_volumes(rank));
     }
 
     /// Workers that move no bytes.
@@ -169,25 +207,22 @@ impl Core {
         Ok(events)
     }
 
-    /// What the volume's events are made of. They do not keep the leader alive.
+    /// What the events of volumes are made of. They do not keep the leader alive.
     fn volume_changes(&self) -> Option<VolumeChanges> {
-        let id = self.leader.volume.as_ref()?.settings.id;
+        if !self.leader.volumes.reachable {
+            return None;
+        }
         let leader = Arc::downgrade(&self.leader);
         let mut next = 0;
         let drain = move |max: usize, take: &mut dyn FnMut(u64, Change)| {
-            if let Some(leader) = leader.upgrade()
-                && let Some(volume) = &leader.volume
-            {
-                next = volume.drain(max, take);
+            if let Some(leader) = leader.upgrade() {
+                next = leader.volumes.drain(max, take);
             }
             next
         };
         let weak = Arc::downgrade(&self.leader);
-        let held = move || {
-            let leader = weak.upgrade();
-            leader.and_then(|leader| leader.volume.as_ref().map(VolumeTier::snapshot)).unwrap_or_default()
-        };
-        Some(VolumeChanges { id, drain: Box::new(drain), held: Box::new(held) })
+        let held = move || weak.upgrade().map(|leader| leader.volumes.snapshot()).unwrap_or_default();
+        Some(VolumeChanges { drain: Box::new(drain), held: Box::new(held) })
     }
 
     fn recover(&self) -> Result<(), BuildError> {
@@ -199,8 +234,24 @@ impl Core {
         let restored =
             self.leader.registry.restore(Tier::G3, &common.blocks, kvbm_pool::BlockMetadata::default())?;
         span.record("blocks", restored.restored);
-        let incomplete = common.incomplete.len();
-        tracing::info!(target: "kvbm", blocks = restored.restored, incomplete, retired, "G3 recovered");
+        for (outcome, blocks) in [
+            (RecoveryOutcome::Restored, restored.restored),
+            (RecoveryOutcome::Orphan, restored.orphans.len() as u64),
+            (RecoveryOutcome::Incomplete, common.incomplete.len() as u64),
+            (RecoveryOutcome::Duplicate, restored.duplicates.len() as u64),
+            (RecoveryOutcome::Invalid, restored.invalid),
+        ] {
+            self.leader.metrics.recovered(outcome).add(blocks);
+        }
+        let (orphans, incomplete) = (restored.orphans.len(), common.incomplete.len());
+        let blocks = restored.restored;
+        tracing::info!(target: "kvbm", blocks, orphans, incomplete, retired, "G3 recovered");
+        if orphans > 0 {
+            tracing::warn!(
+                target: "kvbm", orphans,
+                "blocks on disk whose parent is gone were dropped, their slots are free; `kvbm disk verify` looks for damage"
+            );
+        }
         self.leader.release(&common.incomplete);
         for slots in [&restored.rejected, &restored.duplicates, &restored.orphans] {
             self.leader.release(slots);
@@ -220,20 +271,30 @@ fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError>
     Ok(given.page_size(config.model.page_size).dtype(config.model.dtype.name()))
 }
 
-fn registry(config: &Config, blocks: [u32; 3]) -> Result<Registry, kvbm_pool::ConfigError> {
+fn registry(
+    config: &Config,
+    blocks: [u32; 3],
+    tenants: Vec<TenantConfig>,
+    eviction: Option<MakeEviction>,
+) -> Result<Registry, kvbm_pool::ConfigError> {
     let policy = match config.policy.eviction {
         EvictionPolicy::LruLeaf => PolicyKind::LruLeaf,
         EvictionPolicy::S3Fifo => PolicyKind::S3Fifo,
         EvictionPolicy::Hazard => PolicyKind::Hazard,
     };
-    Registry::new(&RegistryConfig {
+    let config = RegistryConfig {
         groups: vec![GroupConfig::full(config.model.page_size)],
         event_capacity: config.events.ring_capacity,
         policy,
         policy_seed: config.policy.seed,
         epoch: epoch(),
+        tenants,
         ..RegistryConfig::new(blocks)
-    })
+    };
+    match eviction {
+        Some(make) => Registry::with_policy(&config, make(blocks)),
+        None => Registry::new(&config),
+    }
 }
 
 fn block_costs(config: &Config) -> BlockCosts {
@@ -252,7 +313,7 @@ fn epoch() -> Epoch {
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-fn edges(config: &Config, blocks: [u32; 3]) -> Vec<Edge> {
+fn edges(config: &Config, blocks: [u32; 3], to_volumes: bool) -> Vec<Edge> {
     let [_, g2, g3] = blocks;
     let limit = |blocks: u32, share: f64| (f64::from(blocks) * share) as usize;
     let mut edges = Vec::new();
@@ -269,40 +330,21 @@ fn edges(config: &Config, blocks: [u32; 3]) -> Vec<Edge> {
         let wear = WearBudget::new(g3, config.disk.drive_writes_per_day, blocks_per_s);
         edges.push(Edge::new(Path::G2_G3, triggers, limit, wear));
     }
-    if g2 > 0 && config.volume.uri.is_some() {
-        let volume = &config.volume;
-        let keeps_victims = volume.offload == VolumeOffload::Victims;
-        // With a disk, what goes to the volume is what goes to the disk.
+    if to_volumes {
+        let volumes = &config.volumes;
+        let keeps_victims = volumes.offload == VolumeOffload::Victims;
+        // With a disk, what goes to volumes is what goes to the disk.
         let ahead_share = if keeps_victims && g3 == 0 { config.offload.g2_g3.ahead_share } else { 0.0 };
         let triggers = EdgeConfig {
-            write_through: volume.offload == VolumeOffload::WriteThrough,
+            write_through: volumes.offload == VolumeOffload::WriteThrough,
             watermark: 1.0,
             idle_iterations: 0,
-            queue_share: volume.queue_share,
+            queue_share: volumes.queue_share,
             ahead_share,
         };
-        edges.push(Edge::new(Path::G2_G4, triggers, limit(g2, volume.queue_share), None));
+        edges.push(Edge::new(Path::G2_G4, triggers, limit(g2, volumes.queue_share), None));
     }
     edges
-}
-
-/// What the leader keeps of the volume.
-fn volume(config: &Config) -> Option<VolumeTier> {
-    let volume = &config.volume;
-    volume.uri.as_ref()?;
-    let blocks = volume.capacity.blocks(config.rank_block_bytes());
-    let limited = !volume.capacity.is_none();
-    Some(VolumeTier::new(VolumeSettings {
-        id: VolumeId(volume.id),
-        deadline: volume.deadline,
-        probe: volume.lookup == VolumeLookup::Probe,
-        recheck: volume.recheck,
-        longest_pause: volume.longest_pause,
-        capacity: if limited { usize::try_from(blocks).unwrap_or(usize::MAX) } else { MAX_KNOWN },
-        limited,
-        most_changes: config.events.ring_capacity as usize,
-        keeps_victims: volume.offload == VolumeOffload::Victims,
-    }))
 }
 
 /// A thread that gives up on late transfers for as long as the leader lives.

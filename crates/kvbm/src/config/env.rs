@@ -9,7 +9,7 @@ use super::value::Raw;
 use super::{Config, ConfigError, Origin};
 
 /// Variables of ours that are no settings: they are read where they are used.
-const ELSEWHERE: [&str; 1] = ["KVBM_CUDA_DRIVER"];
+const ELSEWHERE: [&str; 2] = ["KVBM_CUDA_DRIVER", "KVBM_NATS_SERVER"];
 
 /// Applies every variable whose name begins with `KVBM_`; others are not looked at.
 pub(super) fn apply(

@@ -26,6 +26,7 @@
 //! # Ok::<(), kvbm::config::ConfigError>(())
 //! ```
 
+mod choices;
 mod env;
 mod error;
 mod nearest;
@@ -33,6 +34,7 @@ mod parse;
 mod reference;
 mod schema;
 mod sections;
+mod several;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -42,17 +44,21 @@ mod value;
 use std::ffi::OsString;
 use std::path::Path;
 
-use kvbm_plan::Tier;
+use kvbm_plan::{Tier, VolumeDescriptor};
 use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 
+pub use choices::{
+    Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
+    EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
+};
 pub use error::{ConfigError, Origin};
 pub use schema::{Key, Section};
 pub use sections::{
-    Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceConfig, DeviceKind, DeviceOrder,
-    DiskConfig, DiskEngine, EdgeConfig, EventsConfig, EvictionPolicy, HostConfig, HostOrder, LayoutKind,
-    ModelConfig, NamespaceConfig, OffloadConfig, ParallelismConfig, PolicyConfig, TransferConfig, VerifyHost,
-    VolumeConfig, VolumeLookup, VolumeOffload, WhenFull,
+    DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig, NamespaceConfig,
+    OffloadConfig, ParallelismConfig, PolicyConfig, TenantsConfig, TransferConfig, VolumeConfig,
+    VolumesConfig,
 };
+pub use several::{Paths, TenantShares};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;
 
@@ -74,8 +80,10 @@ pub struct Config {
     pub host: HostConfig,
     /// `[disk]`: tier G3
     pub disk: DiskConfig,
-    /// `[volume]`: tier G4
-    pub volume: VolumeConfig,
+    /// `[[volume]]`: tier G4, each volume
+    pub volume: Vec<VolumeConfig>,
+    /// `[volumes]`: tier G4, what goes for all of them
+    pub volumes: VolumesConfig,
     /// `[offload.g1_g2]` and `[offload.g2_g3]`
     pub offload: OffloadConfig,
     /// `[transfer]`
@@ -84,6 +92,8 @@ pub struct Config {
     pub events: EventsConfig,
     /// `[policy]`
     pub policy: PolicyConfig,
+    /// `[tenants]`
+    pub tenants: TenantsConfig,
 }
 
 impl Config {
@@ -120,6 +130,11 @@ impl Config {
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
         let known = Self::key(key).ok_or_else(|| parse::unknown_key(Origin::Call, key))?;
         parse::write(self, known, value::Raw::Bare(value), || Origin::Call)
+    }
+
+    /// The volumes, as they are registered.
+    pub fn volume_descriptors(&self) -> Vec<VolumeDescriptor> {
+        crate::volume::configured(self).map(|(descriptor, _)| descriptor).collect()
     }
 
     /// Every section with its keys.

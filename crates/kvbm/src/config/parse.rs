@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::schema::{Key, Section};
+use super::schema::{Key, List, Section};
 use super::value::Raw;
 use super::{Config, ConfigError, Origin, nearest::nearest};
 
@@ -46,14 +47,18 @@ fn walk(
         } else {
             format!("{prefix}.{}", name.get_ref())
         };
+        if let Some(list) = list_of(&path) {
+            for entry in entries(value, &path, at)? {
+                let mut alone = Config::default();
+                walk(&mut alone, entry, &path, at)?;
+                // Also where it says nothing: that it has no URI is for `validate` to say.
+                (list.append)(config, alone);
+            }
+            continue;
+        }
         if is_section(&path) {
             let DeValue::Table(inner) = value.get_ref() else {
-                return Err(ConfigError::Value {
-                    at: at(value.span()),
-                    key: path.clone(),
-                    value: raw(value.get_ref()).show(),
-                    expected: format!("a table: [{path}]"),
-                });
+                return Err(no_table(value, &path, format!("a table: [{path}]"), at));
             };
             walk(config, inner, &path, at)?;
             continue;
@@ -61,9 +66,50 @@ fn walk(
         let Some(key) = Config::key(&path) else {
             return Err(unknown_key(at(name.span()), &path));
         };
-        write(config, key, raw(value.get_ref()), || at(value.span()))?;
+        write(config, key, Raw::of(value.get_ref()), || at(value.span()))?;
     }
     Ok(())
+}
+
+/// How the section is taken apart, where there may be several of it.
+fn list_of(path: &str) -> Option<List> {
+    Config::schema().iter().find(|section| section.path() == path)?.list
+}
+
+/// The tables of a section that there may be several of.
+fn entries<'t, 'i>(
+    value: &'t Spanned<DeValue<'i>>,
+    path: &str,
+    at: &impl Fn(Range<usize>) -> Origin,
+) -> Result<Vec<&'t DeTable<'i>>, ConfigError> {
+    let wrong = |value| no_table(value, path, format!("a table [{path}], or several [[{path}]]"), at);
+    match value.get_ref() {
+        DeValue::Table(one) => Ok(vec![one]),
+        DeValue::Array(several) => several
+            .iter()
+            .map(|entry| match entry.get_ref() {
+                DeValue::Table(one) => Ok(one),
+                _ => Err(wrong(entry)),
+            })
+            .collect(),
+        _ => Err(wrong(value)),
+    }
+}
+
+fn no_table(
+    value: &Spanned<DeValue<'_>>,
+    path: &str,
+    expected: String,
+    at: &impl Fn(Range<usize>) -> Origin,
+) -> ConfigError {
+    // What stands where a section belongs may hold the section's secrets.
+    let value_shown = match Raw::of(value.get_ref()) {
+        Raw::Text(_) | Raw::Bare(_) => "(a string)".to_owned(),
+        Raw::Array(_) => "(an array)".to_owned(),
+        Raw::Table(_) => "(a table)".to_owned(),
+        plain => plain.show(),
+    };
+    ConfigError::Value { at: at(value.span()), key: path.to_owned(), value: value_shown, expected }
 }
 
 /// Whether `path` is a section or leads to one (`offload`).
@@ -97,17 +143,4 @@ pub(super) fn write(
         value: if key.secret { "(not shown)".to_owned() } else { raw.show() },
         expected: key.expected(),
     })
-}
-
-fn raw<'a>(value: &'a DeValue<'_>) -> Raw<'a> {
-    match value {
-        DeValue::String(text) => Raw::Text(text),
-        DeValue::Boolean(value) => Raw::Bool(*value),
-        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
-            .map_or(Raw::Other("an integer beyond 64 bits"), Raw::Integer),
-        DeValue::Float(number) => number.as_str().parse().map_or(Raw::Other("a float"), Raw::Float),
-        DeValue::Datetime(_) => Raw::Other("a date or time"),
-        DeValue::Array(_) => Raw::Other("an array"),
-        DeValue::Table(_) => Raw::Other("a table"),
-    }
 }

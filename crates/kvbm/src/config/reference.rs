@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Config;
-use super::schema::{Key, PREFIX};
+use super::schema::{Key, PREFIX, Section};
 
 impl Config {
     /// All settings as Markdown: the content of `docs/config.md`.
@@ -16,7 +16,7 @@ impl Config {
              variable is an error that names the nearest known one.\n"
         );
         for section in Self::schema() {
-            let _ = write!(out, "\n## [{}]\n\n{}\n\n", section.path(), section.doc().trim());
+            let _ = write!(out, "\n## {}\n\n{}\n\n", heading(section), section.doc().trim());
             out.push_str("| key | default | values | unit | meaning |\n|---|---|---|---|---|\n");
             for key in section.keys() {
                 row(&mut out, key, &defaults);
@@ -29,16 +29,24 @@ impl Config {
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
         for section in Self::schema() {
-            let lead = if out.is_empty() { "" } else { "\n" };
-            let _ = writeln!(out, "{lead}[{}]", section.path());
-            for key in section.keys() {
-                if let Some(value) = key.value(self) {
-                    let _ = writeln!(out, "{} = {value}", name(key));
+            for config in section.each(self) {
+                let lead = if out.is_empty() { "" } else { "\n" };
+                let _ = writeln!(out, "{lead}{}", heading(section));
+                for key in section.keys() {
+                    if let Some(value) = key.value(&config) {
+                        let _ = writeln!(out, "{} = {value}", name(key));
+                    }
                 }
             }
         }
         out
     }
+}
+
+/// The section as TOML begins it.
+fn heading(section: &Section) -> String {
+    let path = section.path();
+    if section.is_list() { format!("[[{path}]]") } else { format!("[{path}]") }
 }
 
 fn name(key: &Key) -> &'static str {

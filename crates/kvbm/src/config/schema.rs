@@ -1,6 +1,8 @@
 //! The form in which settings are declared: one declaration makes the struct, its defaults, the TOML key, the `KVBM_*` variable
 //! and the row of the reference.
 
+use std::borrow::Cow;
+
 use super::Config;
 use super::value::Raw;
 
@@ -72,6 +74,17 @@ pub struct Section {
     pub(super) path: &'static str,
     pub(super) doc: &'static str,
     pub(super) keys: &'static [Key],
+    /// Set where there may be several of it.
+    pub(super) list: Option<List>,
+}
+
+/// How a section that there may be several of, like `[[volume]]`, is taken apart: its keys speak of the first one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    /// Each of them, as the first one of a configuration.
+    pub(super) split: fn(&Config) -> Vec<Config>,
+    /// Adds the first one of the second configuration to the first configuration.
+    pub(super) append: fn(&mut Config, Config),
 }
 
 impl Section {
@@ -89,16 +102,34 @@ impl Section {
     pub const fn keys(&self) -> &'static [Key] {
         self.keys
     }
+
+    /// Whether there may be several of it: `[[volume]]`. Keys and variables speak of the first one.
+    pub const fn is_list(&self) -> bool {
+        self.list.is_some()
+    }
+
+    /// A configuration for each time that this section is there, whose keys speak of that one.
+    pub(super) fn each<'a>(&self, config: &'a Config) -> Vec<Cow<'a, Config>> {
+        match self.list {
+            None => vec![Cow::Borrowed(config)],
+            Some(list) => (list.split)(config).into_iter().map(Cow::Owned).collect(),
+        }
+    }
 }
 
-/// The keys of a section whose struct exists: `section_keys!(PATH, DOC, |config| PLACE, { /// doc  field: Type [unit] (required)?, })`.
+/// The keys of a section whose struct exists: `section_keys!(PATH, DOC, |config| PLACE, { /// doc  field: Type [unit] (required)?, })`;
+/// `PLACE; MUTABLE PLACE` where these differ.
 macro_rules! section_keys {
-    ($path:literal, $sdoc:expr, |$config:ident| $place:expr, {
+    ($path:literal, $sdoc:expr, |$config:ident| $place:expr, $keys:tt) => {
+        $crate::config::schema::section_keys!($path, $sdoc, |$config| $place; $place, $keys)
+    };
+    ($path:literal, $sdoc:expr, |$config:ident| $place:expr; $mutable:expr, {
         $( $(#[doc = $doc:literal])+ $field:ident : $type:ty, [$unit:literal] $($required:ident)? ; )+
     }) => {
         $crate::config::schema::Section {
             path: $path,
             doc: $sdoc,
+            list: None,
             keys: &[$(
                 $crate::config::schema::Key {
                     path: concat!($path, ".", stringify!($field)),
@@ -109,7 +140,7 @@ macro_rules! section_keys {
                     expected: <$type as $crate::config::value::Setting>::expected,
                     write: |$config, raw| match <$type as $crate::config::value::Setting>::read(raw) {
                         Some(value) => {
-                            $place.$field = value;
+                            $mutable.$field = value;
                             true
                         }
                         None => false,
@@ -135,7 +166,7 @@ pub(super) use is_required;
 
 /// A section with the struct that holds it: public fields, `Default`, and the constant `SECTION`.
 macro_rules! section {
-    ($(#[doc = $sdoc:literal])+ $name:ident, $path:literal, |$config:ident| $place:expr, {
+    ($(#[doc = $sdoc:literal])+ $name:ident, $path:literal, |$config:ident| $place:expr $(; $mutable:expr)?, {
         $( $(#[doc = $doc:literal])+ $field:ident : $type:ty = $default:expr, [$unit:literal] $($required:ident)? ; )+
     }) => {
         $(#[doc = $sdoc])+
@@ -152,7 +183,7 @@ macro_rules! section {
 
         impl $name {
             pub(super) const SECTION: $crate::config::schema::Section =
-                $crate::config::schema::section_keys!($path, concat!($($sdoc),+), |$config| $place, {
+                $crate::config::schema::section_keys!($path, concat!($($sdoc),+), |$config| $place $(; $mutable)?, {
                     $( $(#[doc = $doc])+ $field: $type, [$unit] $($required)? ; )+
                 });
         }

@@ -1,13 +1,20 @@
 //! The schema: every setting there is, with its type, default, unit and meaning.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use kvbm_layout::DType;
 
-use super::schema::{Section, section, section_keys};
+use super::Config;
+use super::choices::{
+    Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
+    EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
+};
+use super::schema::{List, Section, section, section_keys};
+use super::several::{Paths, TenantShares};
 use super::units::{Blocks, Bytes, Capacity};
-use super::value::{Secret, choice};
+use super::value::Secret;
 
 /// Every section, in the order of the reference.
 pub(super) const SECTIONS: &[Section] = &[
@@ -17,12 +24,14 @@ pub(super) const SECTIONS: &[Section] = &[
     DeviceConfig::SECTION,
     HostConfig::SECTION,
     DiskConfig::SECTION,
-    VolumeConfig::SECTION,
+    VOLUME,
+    VolumesConfig::SECTION,
     OFFLOAD_G1_G2,
     OFFLOAD_G2_G3,
     TransferConfig::SECTION,
     EventsConfig::SECTION,
     PolicyConfig::SECTION,
+    TenantsConfig::SECTION,
 ];
 
 section! {
@@ -104,8 +113,9 @@ section! {
         /// Order within a block, in host memory and on disk: `nhd` layer by layer, tokens before heads; `universal` heads outermost, so
         /// that a rank's part of a block is one piece. From another order on a GPU, a kernel converts.
         order: HostOrder = HostOrder::Nhd, [""];
-        /// Ask for huge pages.
-        huge_pages: bool = false, [""];
+        /// Ask for huge pages: reserved ones, else transparent ones, else the memory has ordinary pages. Disks move blocks up to twice
+        /// as fast from memory that lies in few large pieces.
+        huge_pages: bool = true, [""];
         /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit. Where the system refuses, the memory is
         /// used as it is and the log says so.
         pinned: bool = true, [""];
@@ -117,6 +127,9 @@ section! {
     DiskConfig, "disk", |config| config.disk, {
         /// The directory; kvbm owns it alone and creates it where it is absent.
         dir: Option<PathBuf> = None, [""];
+        /// Further directories, best on devices of their own: blocks are spread over all of them. Their number and order must not change
+        /// while they hold blocks. One that is missing is an error at the start; blocks on one that fails later are misses.
+        more_dirs: Paths = Paths::default(), [""];
         /// What G3 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Who moves the bytes: `io_uring` and `threads` around the page cache, `buffered` through it, or `auto`, the first of
@@ -127,7 +140,7 @@ section! {
         /// I/O threads of the other engines: their operations at the device at a time.
         threads: u32 = 8, ["threads per rank"];
         /// Operations queued or running; more wait in the queue of their path.
-        queue_depth: u32 = 1024, ["operations"];
+        queue_depth: u32 = 2048, ["operations"];
         /// Longest time that a completed write waits until it is synced.
         commit_interval: Duration = Duration::from_millis(50), [""];
         /// Bytes that may be written in a day, as a multiple of the capacity; 0 for no limit.
@@ -138,6 +151,10 @@ section! {
         /// Bytes a second of what lies there that are read and verified while nobody else uses the disk, so that damage is found
         /// before it is asked for; 0 for none. Every read is verified in any case.
         scrub: Bytes = Bytes(0), ["per second and rank"];
+        /// How long all ranks together may take, at their first start, to take over what a deployment with another number of ranks left in
+        /// `dir`: blocks are read, verified, cut anew and written. What is not done by then stays there, as it does with 0. This once,
+        /// the writes count against no budget.
+        take_over: Duration = Duration::from_secs(60), [""];
         /// After this time a read counts as failed and the caller is told to recompute.
         read_deadline: Duration = Duration::from_secs(5), [""];
         /// After this time a worker gives up making what was written durable, and says so.
@@ -146,32 +163,69 @@ section! {
 }
 
 section! {
-    /// Tier G4: a volume in a blob store, which may be shared with other managers. Needs `host.capacity`: blocks reach the volume
-    /// through host memory.
-    VolumeConfig, "volume", |config| config.volume, {
+    /// Tier G4: a volume in a blob store, which may be shared with other managers. Needs `host.capacity`: blocks reach volumes
+    /// through host memory. One is `[volume]`, several are `[[volume]]` each; a chain lies on one of them, which its first block chooses by
+    /// their ids. More come and go by `register_volume` and `unregister_volume`. Variables speak of the first one.
+    VolumeConfig, "volume", |config| config.first_volume(); config.first_volume_mut(), {
         /// Where it is: `dir:///mnt/kv`, `memory:`, `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (with the feature `s3`), or the
-        /// scheme of another implementation. It must exist; not set: no such tier.
-        uri: Option<String> = None, [""];
-        /// Its number in the location of events.
+        /// scheme of another implementation. It must exist. Credentials of `s3:` come from where the AWS tools look for them, or from where
+        /// the option `credentials=env:PREFIX` or `credentials=file:PATH` says.
+        uri: String = String::new(), [""] required;
+        /// Its number, also in the location of events; each volume has its own, and keeps it, or what it holds is looked for elsewhere.
         id: u32 = 0, [""];
-        /// What of it is used; 0 for no limit. In bytes, all that lies there counts.
+        /// What of it this namespace uses; 0 for no limit. What is used least goes first; what finds no room is dropped and counted.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Payloads begin at a multiple of this in their object: a power of two.
         alignment: u32 = 1, ["bytes"];
         /// After this time a call counts as failed: a read is a miss, a copy is dropped.
         deadline: Duration = Duration::from_secs(5), [""];
-        /// Threads of each path that wait for it, up to 16 blocks each at a time.
+    }
+}
+
+/// [`VolumeConfig::SECTION`], of which there may be several.
+const VOLUME: Section = Section {
+    list: Some(List {
+        split: |config| {
+            let alone = |volume: &VolumeConfig| Config { volume: vec![volume.clone()], ..Config::default() };
+            config.volume.iter().map(alone).collect()
+        },
+        append: |config, other| config.volume.push(other.volume.into_iter().next().unwrap_or_default()),
+    }),
+    ..VolumeConfig::SECTION
+};
+
+static NO_VOLUME: LazyLock<VolumeConfig> = LazyLock::new(VolumeConfig::default);
+
+impl Config {
+    /// The volume that keys speak of; the defaults where there is none.
+    fn first_volume(&self) -> &VolumeConfig {
+        self.volume.first().unwrap_or(&NO_VOLUME)
+    }
+
+    /// The same to be written: a first one where there was none.
+    fn first_volume_mut(&mut self) -> &mut VolumeConfig {
+        if self.volume.is_empty() {
+            self.volume.push(VolumeConfig::default());
+        }
+        &mut self.volume[0]
+    }
+}
+
+section! {
+    /// What goes for every volume of tier G4, also for those that are registered while the manager runs.
+    VolumesConfig, "volumes", |config| config.volumes, {
+        /// Threads of each path that wait for volumes, up to 16 blocks each at a time.
         threads: u32 = 4, ["threads per path and rank"];
-        /// Which blocks are copied to it: all of host memory, those that are about to leave host memory, or those that a call names.
+        /// Which blocks are copied to volumes: all of host memory, those that are about to leave host memory, or those that a call names.
         offload: VolumeOffload = VolumeOffload::WriteThrough, [""];
         /// Share of host memory that waiting and running copies may hold; beyond it the oldest waiting ones are dropped and
         /// counted.
         queue_share: f64 = 0.25, ["share of the tier"];
         /// How chains are found that this manager does not know to be there: by asking, or not at all.
         lookup: VolumeLookup = VolumeLookup::Probe, [""];
-        /// How long it is not asked again for what it did not have.
+        /// How long a volume is not asked again for what it did not have.
         recheck: Duration = Duration::from_secs(5), [""];
-        /// Longest time for which it is left alone after failures.
+        /// Longest time for which a volume is left alone after failures.
         longest_pause: Duration = Duration::from_secs(30), [""];
     }
 }
@@ -257,14 +311,22 @@ section! {
         threads: u32 = 2, ["threads per path and rank"];
         /// After this time a transfer that has not started fails, and a wait for one that has gives up.
         deadline: Duration = Duration::from_secs(30), [""];
+        /// A rank is given up whose line is closed and stays so for so long: what it owes fails, slots come back, and cached blocks, which
+        /// have a part there, are dropped. It is taken in again when its worker starts anew. One that is silent on an open line may still
+        /// write, and is given up by `rank_lost` only. For workers in other processes, whose memory ends with them; 0 never gives one up
+        /// by itself.
+        rank_lost_after: Duration = Duration::ZERO, [""];
         /// How fragments of blocks get from and to a GPU: by a `kernel` through a staging area, in a `batch` of copies, one by one
         /// (`async`), or `auto`, as is measured on the device when it is opened.
         copies: CopyWay = CopyWay::Auto, [""];
-        /// Blocks of the staging ring of each rank, through which blocks go from disk straight to the device; 0 leaves that path out,
-        /// and they go through host memory.
-        staging_blocks: u32 = 16, ["blocks per rank"];
+        /// Size of each of the staging rings of a rank, through which blocks go from disk, and from volumes, straight to the
+        /// device. They lie outside G2. A ring has a block at least, and no more than its path has on the way.
+        staging: Bytes = Bytes::mib(64), ["bytes per rank"];
         /// Compare checksums of blocks that come from host memory. What comes from disk is always compared.
         verify_host: VerifyHost = VerifyHost::Sampled, [""];
+        /// Of so many blocks that come from host memory one is compared, where `verify_host` is `sampled`. Comparing takes memory bandwidth
+        /// from copying: `kvbm bench transfer --only g2_g1 --verify-every 1` measures how much.
+        verify_every: u32 = 16, ["blocks"];
     }
 }
 
@@ -289,7 +351,8 @@ section! {
         batch_events: u32 = 1000, ["events"];
         /// Encoded bytes of a batch, at most.
         batch_bytes: u32 = 256 << 10, ["bytes"];
-        /// How long an event waits for company.
+        /// How long an event waits for company at most: under load, the time between two batches that are not full. After a quiet time of
+        /// this length an event goes at once.
         batch_age: Duration = Duration::from_millis(10), [""];
         /// Time between two signs of life without events.
         heartbeat: Duration = Duration::from_secs(1), [""];
@@ -315,168 +378,15 @@ section! {
     }
 }
 
-choice! {
-    /// How blocks are hashed.
-    Algorithm {
-        /// Keyed BLAKE3.
-        Blake3 = "blake3",
-        /// XXH3-128.
-        Xxh3_128 = "xxh3-128",
-    }
-}
-
-choice! {
-    /// Where chains of hashes begin.
-    ChainRootKind {
-        /// The same in every process.
-        Fixed = "fixed",
-        /// An engine's own, the same in every process.
-        External = "external",
-        /// An engine's own, different in every process: nothing can be stored or shared.
-        PerProcess = "per-process",
-    }
-}
-
-choice! {
-    /// What stands behind tier G1.
-    DeviceKind {
-        /// Emulated in host memory.
-        Emulated = "emulated",
-        /// An NVIDIA GPU.
-        Cuda = "cuda",
-    }
-}
-
-choice! {
-    /// How a block lies in G1.
-    LayoutKind {
-        /// One region per layer, keys before values.
-        LayerSeparate = "layer-separate",
-        /// All layers of a block side by side.
-        FullyContiguous = "fully-contiguous",
-    }
-}
-
-choice! {
-    /// Order within a layer of a block in G1.
-    DeviceOrder {
-        /// Tokens before heads.
-        Nhd = "nhd",
-        /// Heads before tokens.
-        Hnd = "hnd",
-    }
-}
-
-choice! {
-    /// Order within a block in host memory and on disk.
-    HostOrder {
-        /// Layer by layer, tokens before heads.
-        Nhd = "nhd",
-        /// Heads outermost.
-        Universal = "universal",
-    }
-}
-
-choice! {
-    /// How fragments of blocks get from and to a GPU.
-    CopyWay {
-        /// As is measured to be the fastest.
-        Auto = "auto",
-        /// By a kernel through a staging area.
-        Kernel = "kernel",
-        /// Many copies in one call.
-        Batch = "batch",
-        /// One copy after the other.
-        Async = "async",
-    }
-}
-
-choice! {
-    /// How long copies of the emulated device take.
-    BandwidthModel {
-        /// As fast as the machine.
-        Unlimited = "unlimited",
-        /// The figures of the tiering article: 28 GB/s between device and host memory.
-        Reference = "reference",
-    }
-}
-
-choice! {
-    /// Who moves bytes between host memory and disk.
-    DiskEngine {
-        /// The first of the others that works.
-        Auto = "auto",
-        /// A ring of the kernel, around the page cache.
-        IoUring = "io_uring",
-        /// Threads, around the page cache.
-        Threads = "threads",
-        /// Threads, through the page cache.
-        Buffered = "buffered",
-    }
-}
-
-choice! {
-    /// Which blocks from host memory have their checksums compared.
-    VerifyHost {
-        /// None.
-        Never = "never",
-        /// Some.
-        Sampled = "sampled",
-        /// All.
-        Always = "always",
-    }
-}
-
-choice! {
-    /// Which blocks are copied to a volume.
-    VolumeOffload {
-        /// Each block of host memory, as soon as it is registered there.
-        WriteThrough = "write-through",
-        /// Those that are about to be evicted from host memory.
-        Victims = "victims",
-        /// Those that a call names.
-        Explicit = "explicit",
-    }
-}
-
-choice! {
-    /// How chains on a volume are found.
-    VolumeLookup {
-        /// By asking it for a few of their blocks.
-        Probe = "probe",
-        /// Only where this manager wrote or read them.
-        Known = "known",
-    }
-}
-
-choice! {
-    /// What happens when nobody takes the events.
-    WhenFull {
-        /// The oldest are lost and counted.
-        DropOldest = "drop-oldest",
-        /// Whoever registers blocks waits.
-        Block = "block",
-    }
-}
-
-choice! {
-    /// Which blocks get a copy on a lower tier.
-    Admission {
-        /// Those whose copy saves more than it costs.
-        Cost = "cost",
-        /// All that the triggers offer.
-        All = "all",
-    }
-}
-
-choice! {
-    /// What is evicted first.
-    EvictionPolicy {
-        /// The least recently used block that has no child.
-        LruLeaf = "lru-leaf",
-        /// S3-FIFO over the blocks that have no child.
-        S3Fifo = "s3-fifo",
-        /// The block that is least likely to be used again soon, by what was seen so far.
-        Hazard = "hazard",
+section! {
+    /// Who may count on a share of the tiers. A tenant's blocks are those of its sequences' namespace (`KvBlockManager::tenant`); what is
+    /// free, or beyond somebody's share, anyone may have until it is asked back.
+    TenantsConfig, "tenants", |config| config.tenants, {
+        /// Tenants and the share of each tier (G1 where it is ours, G2, G3) that each of them may count on, together at most 1: when
+        /// a tier is full, whoever is furthest over its share gives blocks, and nobody who is over takes from one who is not. What
+        /// running requests use is given by nobody: it comes back when they end. Blocks of no tenant have what these leave, nothing
+        /// where the shares are 1 together. In a file also as a table: `[tenants.shares]`, a line each. With tenants any block may be evicted next, so all of a tier is copied down
+        /// (as with `ahead_share` = 1): mind the write budget of the disk.
+        shares: TenantShares = TenantShares::default(), ["shares of each tier"];
     }
 }

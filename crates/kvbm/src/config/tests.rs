@@ -67,6 +67,19 @@ fn keys_and_variables_are_unique_and_described() {
 }
 
 #[test]
+fn the_file_of_the_operators_page_works() {
+    let page = include_str!("../../../../docs/operate.md");
+    let (_, rest) = page.split_once("```toml\n").unwrap();
+    let mut config = Config::from_toml(rest.split_once("```").unwrap().0, "operate.md").unwrap();
+    if !cfg!(feature = "nats") {
+        config.events.url = None;
+    }
+    config.validate().unwrap();
+    assert_eq!(config.rank_block_bytes(), 2 << 20, "as the page says");
+    assert_eq!(config.disk.capacity, Bytes::gib(800).into());
+}
+
+#[test]
 fn a_full_file_sets_every_key() {
     let config = Config::from_toml(FULL, "full.toml").unwrap();
     config.validate().unwrap();
@@ -80,6 +93,7 @@ fn a_full_file_sets_every_key() {
     assert_eq!(config.model.dtype, DType::F8E4M3);
     assert_eq!(config.host.capacity, Bytes::gib(8).into());
     assert_eq!(config.disk.capacity, Blocks(16_000).into());
+    assert_eq!(config.disk.more_dirs, Paths::from_iter(["cache-b", "cache-c"]));
     assert_eq!(config.disk.write_budget, Bytes(200_000_000));
     assert_eq!(config.disk.scrub, Bytes::mib(8));
     assert_eq!(config.disk.read_deadline, Duration::from_millis(750));
@@ -97,18 +111,19 @@ fn variables_come_after_the_file_and_unknown_ones_are_refused() {
         .apply_variables(vars(&[
             ("PATH", "/bin"),
             ("KVBM_CUDA_DRIVER", "/opt/libcuda.so.1"),
+            ("KVBM_NATS_SERVER", "/opt/nats-server"),
             ("KVBM_HOST_CAPACITY", "4_000"),
-            ("KVBM_HOST_HUGE_PAGES", "FALSE"),
+            ("KVBM_HOST_HUGE_PAGES", "TRUE"),
             ("KVBM_OFFLOAD_G2_G3_WATERMARK", "0.5"),
             ("KVBM_TRANSFER_DEADLINE", "2min"),
             ("KVBM_TRANSFER_VERIFY_HOST", "Always"),
         ]))
         .unwrap();
     assert_eq!(config.host.capacity, Blocks(4000).into());
-    assert!(!config.host.huge_pages);
+    assert!(config.host.huge_pages);
     assert!((config.offload.g2_g3.watermark - 0.5).abs() < f64::EPSILON);
     assert_eq!(config.transfer.deadline, Duration::from_secs(120));
-    assert_eq!(config.transfer.verify_host, VerifyHost::Always);
+    assert_eq!((config.transfer.verify_host, config.transfer.verify_every), (VerifyHost::Always, 100));
 
     let error = config.apply_variables(vars(&[("KVBM_HOST_CAPCITY", "1")])).unwrap_err().to_string();
     assert!(error.contains("KVBM_HOST_CAPCITY") && error.contains("is KVBM_HOST_CAPACITY"), "{error}");
@@ -148,6 +163,14 @@ fn what_is_wrong_is_named_with_its_place() {
             "disk.engine = \"fast\": expected one of \"auto\", \"io_uring\", \"threads\", \"buffered\"",
         ),
         ("[offload.g1_g2]\nwatermark = nan", "offload.g1_g2.watermark = NaN: expected a number"),
+        ("[tenants]\nshares = \"acme\"", "tenants.shares = \"acme\": expected tenants with their shares"),
+        (
+            "[tenants.shares]\nacme = \"half\"",
+            "c.toml:1:1: tenants.shares = { acme = \"half\" }: expected tenants with their shares",
+        ),
+        ("[disk]\nmore_dirs = [\"a,b\"]", "c.toml:2:13: disk.more_dirs = [\"a,b\"]: expected paths"),
+        ("[disk]\nmore_dirs = [3]", "disk.more_dirs = [3]: expected paths"),
+        ("[host]\ncapacity = { blocks = 3 }", "host.capacity = { blocks = 3 }: expected a number of blocks"),
         ("[namespace]\ntenant_salt = 7", "namespace.tenant_salt = (not shown): expected"),
         ("[host\n", "c.toml:1:6: not valid TOML"),
         ("[host]\ncapacity = 1\ncapacity = 2", "c.toml:3:1: not valid TOML"),
@@ -179,15 +202,20 @@ fn rules_name_the_key_and_the_way_out() {
         ),
         (&[("disk.dir", "d")], "disk.dir = d: needs disk.capacity"),
         (&[("volume.uri", "memory:")], "volume.uri = memory:: needs host.capacity"),
-        (&[("volume.capacity", "5")], "volume.capacity = 5 blocks: needs volume.uri"),
+        (&[("volume.capacity", "5")], "volume.uri is not set: Where it is:"),
         (
             &[("volume.uri", "memory:"), ("host.capacity", "5"), ("volume.alignment", "3")],
-            "volume.alignment = 3: must be a power of two",
+            "volume.alignment = 3: of volume 0 must be a power of two",
         ),
         (
             &[("volume.uri", "memory:"), ("host.capacity", "5"), ("volume.deadline", "0s")],
-            "volume.deadline = 0: must be more than 0",
+            "volume.deadline = 0ns: of volume 0 must be more than 0 and at most 1h",
         ),
+        (
+            &[("volume.uri", "memory:"), ("host.capacity", "5"), ("volume.capacity", "1KiB")],
+            "volume.capacity = 1KiB: holds not one block of volume 0",
+        ),
+        (&[("volumes.queue_share", "2")], "volumes.queue_share = 2: must be above 0"),
         (&[("disk.capacity", "5"), ("disk.dir", "d")], "needs host.capacity"),
         (&[("host.capacity", "1MiB")], "host.capacity = 1MiB: holds not one block of 2097152 bytes"),
         (&[("host.capacity", "16000000TiB")], "is more than 2^32 - 2 blocks"),
@@ -195,6 +223,8 @@ fn rules_name_the_key_and_the_way_out() {
         (&[("offload.g2_g3.watermark", "1.1")], "offload.g2_g3.watermark = 1.1"),
         (&[("disk.drive_writes_per_day", "-1")], "disk.drive_writes_per_day = -1"),
         (&[("transfer.queue_depth", "0")], "transfer.queue_depth = 0: must be from 1"),
+        (&[("transfer.staging", "0")], "transfer.staging = 0: must be more than 0"),
+        (&[("transfer.verify_every", "0")], "transfer.verify_every = 0: must be from 1"),
         (&[("transfer.deadline", "0s")], "transfer.deadline = 0"),
         (&[("events.batch_age", "11s")], "events.batch_age = 11s: must be at most 10s"),
         (&[("events.publish_timeout", "0s")], "events.publish_timeout = 0: must be more than 0"),
@@ -215,6 +245,10 @@ fn rules_name_the_key_and_the_way_out() {
             ],
             "changes with every process",
         ),
+        (&[("tenants.shares", "a=0.6,b=0.5")], "tenants.shares = 1.1 in all: must be at most 1"),
+        (&[("tenants.shares", "a=0.1,a=0.2")], "tenants.shares = a: must name a tenant once"),
+        (&[("tenants.shares", "a=1.5")], "tenants.shares = a=1.5: must have shares from 0 to 1"),
+        (&[("tenants.shares", "a b=0.5")], "tenants.shares = a b: must name tenants by"),
     ];
     for (settings, message) in cases {
         let mut config = minimal();
@@ -229,12 +263,98 @@ fn rules_name_the_key_and_the_way_out() {
 }
 
 #[test]
+fn what_holds_several_values_is_a_text_or_what_toml_has_for_it() {
+    for (text, table) in [
+        ("[tenants]\nshares = \"acme=0.5,beta=1\"", "[tenants.shares]\nacme = 0.5\nbeta = 1"),
+        ("[tenants]\nshares = \"\"", "[tenants]\nshares = {}"),
+        ("[disk]\nmore_dirs = \"/a, /b\"", "[disk]\nmore_dirs = [\"/a\", \"/b\"]"),
+        ("[disk]\nmore_dirs = \"\"", "[disk]\nmore_dirs = []"),
+    ] {
+        let [one, other] = [text, table].map(|text| Config::from_toml(text, "c.toml").unwrap());
+        assert_eq!(one, other, "{text}");
+        assert_eq!(Config::from_toml(&other.to_toml(), "c.toml").unwrap(), other, "{text}");
+    }
+    let config = Config::from_toml("[tenants.shares]\nbeta = 0.25\nacme = 0.5", "c.toml").unwrap();
+    assert_eq!(config.tenants.shares.to_string(), "acme=0.5,beta=0.25");
+}
+
+#[test]
+fn volumes_are_a_list() {
+    let minimal = |text: &str| {
+        let mut base = minimal();
+        base.set("host.capacity", "8").unwrap();
+        Config::from_toml(&format!("{}{text}", base.to_toml()), "c.toml").unwrap()
+    };
+    let two =
+        "[[volume]]\nuri = \"dir:///a\"\nid = 7\ndeadline = \"2s\"\n[[volume]]\nuri = \"dir:///b\"\nid = 8\n";
+    let config = minimal(two);
+    config.validate().unwrap();
+    let seen: Vec<_> = config.volume.iter().map(|volume| (volume.uri.as_str(), volume.id)).collect();
+    assert_eq!(seen, [("dir:///a", 7), ("dir:///b", 8)]);
+    assert_eq!(config.volume[0].deadline, Duration::from_secs(2));
+    assert_eq!(config.volume[1].deadline, VolumeConfig::default().deadline, "each has its own");
+    assert_eq!(Config::from_toml(&config.to_toml(), "again").unwrap(), config);
+
+    // One alone, as a table; a variable speaks of the first, and makes one where there is none.
+    let mut one = minimal("[volume]\nuri = \"dir:///a\"\n");
+    assert_eq!(one.volume, [VolumeConfig { uri: "dir:///a".into(), ..VolumeConfig::default() }]);
+    one.apply_variables([("KVBM_VOLUME_URI".into(), "dir:///c".into())]).unwrap();
+    assert_eq!(one.volume[0].uri, "dir:///c");
+    let mut none = minimal("");
+    none.apply_variables([("KVBM_VOLUME_URI".into(), "dir:///c".into())]).unwrap();
+    assert_eq!((none.volume.len(), &none.volume[0].uri), (1, &one.volume[0].uri));
+
+    for (text, message) in [
+        ("[[volume]]\nid = 1\n", "volume.uri is not set"),
+        (
+            "[[volume]]\nuri = \"memory:\"\n[[volume]]\nuri = \"dir:/a\"\n",
+            "volume.id = 0: is the id of two volumes",
+        ),
+        (
+            "[[volume]]\nuri = \"dir:/a\"\n[[volume]]\nuri = \"dir:/a\"\nid = 3\n",
+            "volume.uri = dir:/a: is both volume 0 and volume 3",
+        ),
+        (
+            "[[volume]]\nuri = \"dir:/a\"\n[[volume]]\nuri = \"dir:/b\"\nid = 3\nalignment = 12\n",
+            "volume.alignment = 12: of volume 3 must be a power of two",
+        ),
+    ] {
+        let error = minimal(text).validate().unwrap_err().to_string();
+        assert!(error.contains(message), "{text}\n got: {error}\nwant: {message}");
+    }
+    for (text, message) in [
+        ("[[volume]]\nurl = 1\n", "unknown key 'volume.url'; the nearest known one is 'volume.uri'"),
+        ("volume = 3\n", "volume = 3: expected a table [volume], or several [[volume]]"),
+        ("volume = [3]\n", "volume = 3: expected a table [volume], or several [[volume]]"),
+        (
+            "[volume]\nthreads = 3\n",
+            "unknown key 'volume.threads'; the nearest known one is 'volumes.threads'",
+        ),
+    ] {
+        let error = Config::from_toml(text, "c.toml").unwrap_err().to_string();
+        assert!(error.contains(message), "{text}\n got: {error}\nwant: {message}");
+    }
+    assert!(minimal("").volume.is_empty());
+}
+
+#[test]
 fn secrets_are_never_shown() {
     let mut config = minimal();
     config.set("namespace.tenant_salt", "s3cr3t-salt").unwrap();
     config.set("namespace.deployment_secret", "s3cr3t-too").unwrap();
     assert!(!format!("{config:?}").contains("s3cr3t"), "{config:?}");
     assert!(!config.to_toml().contains("s3cr3t"), "{}", config.to_toml());
+    for text in [
+        "[[namespace]]\ntenant_salt = \"s3cr3t\"",
+        "namespace = [{ tenant_salt = \"s3cr3t\" }]",
+        "[[events]]\nurl = \"nats://user:s3cr3t@host\"",
+        "events = [\"nats://user:s3cr3t@host\"]",
+        "events = \"nats://user:s3cr3t@host\"",
+        "[events]\nurl = [\"nats://user:s3cr3t@host\"]",
+    ] {
+        let error = Config::from_toml(text, "c.toml").unwrap_err().to_string();
+        assert!(!error.contains("s3cr3t") && error.contains("c.toml:"), "{error}");
+    }
 }
 
 #[test]
@@ -286,7 +406,7 @@ proptest! {
     #[test]
     fn a_written_configuration_reads_back(
         layers in 1_u32..100, capacity in "[0-9]{1,4}(KiB|MiB|GiB)?", huge: bool, watermark in 0.01_f64..1.0,
-        millis in 1_u64..10_000_000, model in "\\PC{1,20}",
+        millis in 1_u64..10_000_000, model in "\\PC{1,20}", uris in proptest::collection::vec("\\PC{1,20}", 0..4),
     ) {
         let mut config = minimal();
         config.model.num_layers = layers;
@@ -295,6 +415,8 @@ proptest! {
         config.offload.g2_g3.watermark = watermark;
         config.transfer.deadline = Duration::from_millis(millis);
         config.namespace.model = model;
+        let volume = |(id, uri)| VolumeConfig { uri, id, ..VolumeConfig::default() };
+        config.volume = (1..).zip(uris).map(volume).collect();
         prop_assert_eq!(Config::from_toml(&config.to_toml(), "x").unwrap(), config);
     }
 

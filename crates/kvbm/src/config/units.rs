@@ -108,7 +108,9 @@ fn parse_bytes(text: &str) -> Result<u64, &'static str> {
     let whole: u64 = whole.parse().map_err(|_| "the number is too large")?;
     let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
     let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| "not a number")? };
-    let scaled = (u128::from(whole) * scale + part) * u128::from(size);
+    // A number of twenty digits with twelve decimal places is beyond 128 bits.
+    let scaled =
+        (u128::from(whole) * scale + part).checked_mul(size.into()).ok_or("the number is too large")?;
     if !scaled.is_multiple_of(scale) {
         return Err("it is not a whole number of bytes");
     }
@@ -186,7 +188,7 @@ impl fmt::Display for Capacity {
 
 /// Text that is no capacity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not a capacity: write blocks like 16000 or memory like 8GiB")]
+#[error("'{text}' is not a capacity: write blocks like 16000 (at most {}) or memory like 8GiB", u32::MAX)]
 pub struct ParseCapacityError {
     /// What was given, cut to 64 characters.
     pub text: String,
@@ -227,7 +229,21 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
         }
-        for text in ["", "GiB", "8G", "8 gigs", "-1", "1.3B", "1..2KiB", "1.", ".", "99999999TiB", "٣KiB"] {
+        for text in [
+            "",
+            "GiB",
+            "8G",
+            "8 gigs",
+            "-1",
+            "1.3B",
+            "1..2KiB",
+            "1.",
+            ".",
+            "99999999TiB",
+            "18446744073709551615.5TiB",
+            "18446744073709551615.000000000001TiB",
+            "٣KiB",
+        ] {
             let error = text.parse::<Bytes>().unwrap_err().to_string();
             assert!(error.contains("64KiB"), "{text}: {error}");
         }

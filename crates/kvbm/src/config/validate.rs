@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use super::sections::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind};
+use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind};
+use super::sections::VolumeConfig;
 use super::{Config, ConfigError, Section};
 use kvbm_events::EventUrl;
-use kvbm_plan::Tier;
+use kvbm_plan::{Tier, VolumeDescriptor};
+use kvbm_pool::{RegistryConfig, Share};
 
 const MAX_PAGE_SIZE: u32 = 1 << 20;
 const MAX_LAYERS: u32 = 4096;
@@ -13,6 +15,8 @@ const MAX_HEADS: u32 = 1 << 16;
 const MAX_HEAD_DIM: u32 = 1 << 16;
 const MAX_RANKS: u32 = 1024;
 const MAX_THREADS: u32 = 256;
+/// Of payloads in the objects of volumes.
+const MAX_ALIGNMENT: u32 = 1 << 20;
 /// Batches of events are bounded on the wire.
 const MAX_BATCH_EVENTS: u32 = 4096;
 const MAX_BATCH_BYTES: u32 = 2 << 20;
@@ -21,20 +25,12 @@ const MAX_EVENT_WAIT: Duration = Duration::from_secs(10);
 impl Config {
     /// Checks every rule; the first broken one is returned.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for key in Self::schema().iter().flat_map(Section::keys) {
-            if key.is_required() && (key.is_unset)(self) {
-                return Err(ConfigError::Missing {
-                    key: key.path(),
-                    doc: key.doc().trim(),
-                    variable: key.variable(),
-                });
-            }
-        }
+        Self::schema().iter().try_for_each(|section| self.validate_required(section))?;
         self.validate_model()?;
         self.validate_namespace()?;
         self.validate_device()?;
         self.validate_tiers()?;
-        self.validate_volume()?;
+        self.validate_volumes()?;
         let offload = &self.offload;
         share(
             "offload.g1_g2.watermark",
@@ -50,6 +46,10 @@ impl Config {
         share("offload.g2_g3.queue_share", offload.g2_g3.queue_share, "must be above 0 and at most 1")?;
         ahead("offload.g1_g2.ahead_share", offload.g1_g2.ahead_share)?;
         ahead("offload.g2_g3.ahead_share", offload.g2_g3.ahead_share)?;
+        if self.transfer.staging.get() == 0 {
+            return broken("transfer.staging", &0, "must be more than 0");
+        }
+        between("transfer.verify_every", self.transfer.verify_every, 1, u32::MAX)?;
         between("transfer.queue_depth", self.transfer.queue_depth, 1, 1 << 20)?;
         between("transfer.threads", self.transfer.threads, 1, MAX_THREADS)?;
         positive("transfer.deadline", self.transfer.deadline)?;
@@ -57,7 +57,50 @@ impl Config {
         if speed != 0.0 && !(1.0..=1e12).contains(&speed) {
             return broken("policy.prefill_tokens_per_s", &speed, "must be 0 (not known), or from 1 to 1e12");
         }
+        self.validate_tenants()?;
         self.validate_events()
+    }
+
+    fn validate_tenants(&self) -> Result<(), ConfigError> {
+        const KEY: &str = "tenants.shares";
+        let tenants = self.tenants.shares.as_slice();
+        if tenants.len() > RegistryConfig::MAX_TENANTS {
+            let rule = format!("must be at most {} tenants", RegistryConfig::MAX_TENANTS);
+            return broken(KEY, &tenants.len(), &rule);
+        }
+        for (at, (name, share)) in tenants.iter().enumerate() {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+            if name.is_empty() || name.len() > 64 || !name.chars().all(allowed) {
+                return broken(KEY, name, "must name tenants by 1 to 64 letters, digits, '_', '-' or '.'");
+            }
+            if tenants[..at].iter().any(|(other, _)| other == name) {
+                return broken(KEY, name, "must name a tenant once");
+            }
+            if Share::new(*share).is_none() {
+                return broken(KEY, &format!("{name}={share}"), "must have shares from 0 to 1");
+            }
+        }
+        // As the shares are kept, in millionths, so that 0.1 ten times are 1.
+        let sum: f64 = tenants.iter().map(|(_, share)| (share * 1e6).round()).sum();
+        if sum > 1e6 {
+            return broken(
+                KEY,
+                &format!("{} in all", sum / 1e6),
+                "must be at most 1 in all: lower some shares",
+            );
+        }
+        Ok(())
+    }
+
+    fn validate_required(&self, section: &Section) -> Result<(), ConfigError> {
+        for config in section.each(self) {
+            if let Some(key) = section.keys().iter().find(|key| key.is_required() && (key.is_unset)(&config))
+            {
+                let (key, doc, variable) = (key.path(), key.doc().trim(), key.variable());
+                return Err(ConfigError::Missing { key, doc, variable });
+            }
+        }
+        Ok(())
     }
 
     fn validate_events(&self) -> Result<(), ConfigError> {
@@ -112,8 +155,8 @@ impl Config {
                 let rule = "has no meaning with chain_root = \"fixed\": leave it out, or set chain_root = \"external\"";
                 broken("namespace.chain_root_seed", seed, rule)
             }
-            (_, ChainRootKind::PerProcess) if !self.disk.capacity.is_none() || self.volume.uri.is_some() => {
-                let rule = "changes with every process, so nothing can be kept on disk or on a volume: remove [disk] and [volume], or give the \
+            (_, ChainRootKind::PerProcess) if !self.disk.capacity.is_none() || !self.volume.is_empty() => {
+                let rule = "changes with every process, so nothing can be kept on disk or on a volume: remove [disk] and [[volume]], or give the \
                             engine a fixed hash seed and use \"external\"";
                 broken("namespace.chain_root", &kind, rule)
             }
@@ -149,6 +192,21 @@ impl Config {
                 return broken("disk.dir", &dir.display(), "needs disk.capacity, such as \"100GiB\"");
             }
             _ => {}
+        }
+        let dirs: Vec<_> = disk.dir.iter().chain(disk.more_dirs.as_slice()).collect();
+        if dirs.iter().enumerate().any(|(index, dir)| dirs[..index].contains(dir)) {
+            return broken(
+                "disk.more_dirs",
+                &"a directory twice",
+                "names directories that differ, and from disk.dir",
+            );
+        }
+        if disk.dir.is_none() && !dirs.is_empty() {
+            return broken(
+                "disk.more_dirs",
+                &"without disk.dir",
+                "needs disk.dir, the directory with the journal",
+            );
         }
         if !disk.capacity.is_none() && self.host.capacity.is_none() {
             let rule = "needs host.capacity as well: blocks reach the disk through host memory";
@@ -187,35 +245,44 @@ impl Config {
 }
 
 impl Config {
-    fn validate_volume(&self) -> Result<(), ConfigError> {
-        let volume = &self.volume;
-        let Some(uri) = &volume.uri else {
-            if volume.capacity.is_none() {
-                return Ok(());
+    fn validate_volumes(&self) -> Result<(), ConfigError> {
+        for (at, volume) in self.volume.iter().enumerate() {
+            self.validate_volume(volume)?;
+            let earlier = &self.volume[..at];
+            if earlier.iter().any(|other| other.id == volume.id) {
+                let rule = "is the id of two volumes: give each one of its own, and leave it as it is";
+                return broken("volume.id", &volume.id, rule);
             }
-            return broken("volume.capacity", &volume.capacity, "needs volume.uri, the place to use");
-        };
-        if uri.is_empty() {
-            return broken("volume.uri", uri, "must not be empty");
+            if let Some(other) = earlier.iter().find(|other| other.uri == volume.uri) {
+                let rule = format!("is both volume {} and volume {}: name it once", other.id, volume.id);
+                return broken("volume.uri", &volume.uri, &rule);
+            }
         }
+        let all = &self.volumes;
+        between("volumes.threads", all.threads, 1, MAX_THREADS)?;
+        positive("volumes.longest_pause", all.longest_pause)?;
+        share("volumes.queue_share", all.queue_share, "must be above 0 and at most 1")
+    }
+
+    fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
+        let VolumeConfig { uri, id, capacity, alignment, deadline } = volume;
         if self.host.capacity.is_none() {
-            let rule = "needs host.capacity as well: blocks reach the volume through host memory";
+            let rule = "needs host.capacity as well: blocks reach volumes through host memory";
             return broken("volume.uri", uri, rule);
         }
-        if !volume.capacity.is_none() && volume.capacity.blocks(self.rank_block_bytes()) == 0 {
-            return broken(
-                "volume.capacity",
-                &volume.capacity,
-                "holds not one block: raise it, or 0 for no limit",
-            );
+        if !capacity.is_none() && capacity.blocks(self.rank_block_bytes()) == 0 {
+            let rule = format!("holds not one block of volume {id}: raise it, or 0 for no limit");
+            return broken("volume.capacity", capacity, &rule);
         }
-        if !volume.alignment.is_power_of_two() || volume.alignment > 1 << 20 {
-            return broken("volume.alignment", &volume.alignment, "must be a power of two from 1 to 1048576");
+        if !alignment.is_power_of_two() || *alignment > MAX_ALIGNMENT {
+            let rule = format!("of volume {id} must be a power of two from 1 to {MAX_ALIGNMENT}");
+            return broken("volume.alignment", alignment, &rule);
         }
-        between("volume.threads", volume.threads, 1, MAX_THREADS)?;
-        positive("volume.deadline", volume.deadline)?;
-        positive("volume.longest_pause", volume.longest_pause)?;
-        share("volume.queue_share", volume.queue_share, "must be above 0 and at most 1")
+        if deadline.is_zero() || *deadline > VolumeDescriptor::MAX_DEADLINE {
+            let rule = format!("of volume {id} must be more than 0 and at most 1h");
+            return broken("volume.deadline", &format!("{deadline:?}"), &rule);
+        }
+        Ok(())
     }
 }
 

@@ -1,10 +1,13 @@
 //! How each type of setting is read and shown.
 
+use std::borrow::Cow;
 use std::fmt::{Display, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use kvbm_layout::DType;
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
 
 use super::units::{Bytes, Capacity};
 
@@ -21,21 +24,54 @@ pub(crate) enum Raw<'a> {
     Text(&'a str),
     /// Text without a type: an environment variable.
     Bare(&'a str),
+    /// A TOML array.
+    Array(&'a DeArray<'a>),
+    /// A TOML table.
+    Table(&'a DeTable<'a>),
     /// Anything else, by the name of its TOML type.
     Other(&'a str),
 }
 
-impl Raw<'_> {
+impl<'a> Raw<'a> {
+    /// A value of a TOML file.
+    pub(crate) fn of(value: &'a DeValue<'a>) -> Self {
+        match value {
+            DeValue::String(text) => Self::Text(text),
+            DeValue::Boolean(value) => Self::Bool(*value),
+            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+                .map_or(Self::Other("an integer beyond 64 bits"), Self::Integer),
+            DeValue::Float(number) => number.as_str().parse().map_or(Self::Other("a float"), Self::Float),
+            DeValue::Datetime(_) => Self::Other("a date or time"),
+            DeValue::Array(array) => Self::Array(array),
+            DeValue::Table(table) => Self::Table(table),
+        }
+    }
+
     /// The value as a message shows it: strings in quotes, cut to 64 characters.
     pub(crate) fn show(&self) -> String {
         match self {
             Self::Integer(value) => value.to_string(),
             Self::Float(value) => value.to_string(),
             Self::Bool(value) => value.to_string(),
-            Self::Text(text) | Self::Bare(text) => quoted(&text.chars().take(64).collect::<String>()),
+            Self::Text(text) | Self::Bare(text) => quoted(&cut(text)),
+            Self::Array(array) => {
+                let values = array.iter().map(|value| Raw::of(value.get_ref()).show());
+                cut(&format!("[{}]", values.collect::<Vec<_>>().join(", ")))
+            }
+            Self::Table(table) => {
+                let pair = |(name, value): (&Spanned<Cow<'_, str>>, &Spanned<DeValue<'_>>)| {
+                    format!("{} = {}", name.get_ref(), Raw::of(value.get_ref()).show())
+                };
+                cut(&format!("{{ {} }}", table.iter().map(pair).collect::<Vec<_>>().join(", ")))
+            }
             Self::Other(kind) => format!("({kind})"),
         }
     }
+}
+
+/// The first 64 characters.
+fn cut(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 /// A type that a setting can have.

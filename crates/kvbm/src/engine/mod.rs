@@ -168,7 +168,7 @@ impl KvBlockManager<Engine> {
         let round = self.leader.offloads.round();
         let running = Running::new(&self.leader, round, moves.len());
         let keep: Vec<Box<dyn Any + Send>> = vec![Box::new(busy), Box::new(running)];
-        let parts = Parts { moves, destination, keep, source_check, round: Some(round) };
+        let parts = Parts { moves, destination, keep, source_check, round: Some(round), volume: None };
         let prepared = self.leader.prepare(Purpose::Offload, Tier::G2, parts);
         self.leader.send(prepared);
         Ok(started)

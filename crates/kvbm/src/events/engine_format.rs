@@ -1,6 +1,7 @@
 //! Events as engines publish them, for routers that follow engines.
 
 use super::TakeSnapshot;
+use kvbm_events::url::Speaker;
 use kvbm_events::vllm::{EngineBlocks, Publishing, PublishingStats};
 use kvbm_events::{Format, Payload, StreamId, TransportError, wire};
 use kvbm_plan::Tier;
@@ -17,9 +18,10 @@ pub(super) struct Translator {
 
 impl Translator {
     /// What is told comes with the tokens that `blocks` has; after a loss, what is there is asked of `take`.
-    pub(super) fn new(take: Arc<TakeSnapshot>, blocks: Arc<EngineBlocks>) -> Self {
+    pub(super) fn new(take: Arc<TakeSnapshot>, blocks: Arc<EngineBlocks>, speaker: Speaker) -> Self {
+        let Speaker { rank, kind } = speaker;
         // The memory that an engine owns is on no tier of the pool: the engine tells of it itself.
-        let publishing = Publishing::new(blocks, &Tier::ALL).with_numbers().with_rank(0);
+        let publishing = Publishing::new(blocks, &Tier::ALL).with_numbers().with_rank(rank).with_kind(kind);
         let publishing = publishing.with_snapshots(move |stream: StreamId| take(stream.shard));
         Self { publishing, unsent: VecDeque::new() }
     }
@@ -79,7 +81,11 @@ mod tests {
     /// Mutation that makes it fail: `send` that drops what is unsent after an error.
     #[test]
     fn what_a_transport_could_not_take_is_sent_when_the_batch_comes_again() {
-        let mut translator = Translator::new(Arc::new(|_| None), Arc::new(EngineBlocks::new(1)));
+        let mut translator = Translator::new(
+            Arc::new(|_| None),
+            Arc::new(EngineBlocks::new(1)),
+            Speaker { rank: 0, kind: "full_attention".into() },
+        );
         let stream = StreamId { source: SourceId(1), epoch: Epoch(1), shard: 0 };
         let batch = |numbers: std::ops::Range<u64>| {
             let batch = EventBatch::new(stream, numbers.end, numbers.map(stored).collect());

@@ -1,6 +1,7 @@
 //! From the pool's ring to subscribers.
 
 mod engine_format;
+mod hashing;
 mod lag;
 mod notes;
 mod remote;
@@ -10,16 +11,16 @@ use crate::config::{EventsConfig, WhenFull};
 use crate::metrics::Metrics;
 use crate::volume::Change;
 use engine_format::Translator;
-use kvbm_events::url::{OpenError, PayloadFormat};
-use kvbm_events::vllm::PublishingStats;
+use kvbm_events::url::OpenError;
+use kvbm_events::vllm::{EngineBlock, PublishingStats};
 use kvbm_events::{
     Answering, EventBlock, EventKind, EventManager, EventTransport, EventUrl, InProcessConfig,
     InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Responder, Snapshot,
     SnapshotServer, SourceId, StreamId, Subscriber, TransportError,
 };
-use kvbm_plan::{BlockIdentity, Epoch, Location, NodeId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockIdentity, Epoch, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::Registry;
-use kvbm_tokens::BlockChain;
+use kvbm_tokens::{BlockChain, BlockHasher};
 use notes::Notes;
 use parking_lot::Mutex;
 use remote::{Outlet, Remote};
@@ -42,7 +43,7 @@ pub struct EventPump {
     /// Counters of the format that engines speak, where it is spoken.
     engine_format: Option<Arc<Mutex<PublishingStats>>>,
     progress: Arc<Progress>,
-    /// Events of the volume that were handed to the publisher.
+    /// Events of volumes that were handed to the publisher.
     of_volume: Arc<AtomicU64>,
     /// Longest wait for room in the ring; zero where the oldest events go instead.
     full_wait: Duration,
@@ -59,11 +60,17 @@ pub(crate) struct BlockFacts {
 
 impl BlockFacts {
     /// A block as events tell of it. `root` is the first block of its chain.
-    fn block(&self, tier: Tier, identity: BlockIdentity, root: SequenceHash, notes: &Notes) -> EventBlock {
+    fn block(
+        &self,
+        tier: Tier,
+        identity: BlockIdentity,
+        root: SequenceHash,
+        local_hash: Option<LocalHash>,
+    ) -> EventBlock {
         EventBlock {
             identity,
             prefix_hash: root,
-            local_hash: notes.local_hash(&identity.hash),
+            local_hash,
             block_bytes: self.block_bytes,
             block_tokens: self.block_tokens,
             location: Location::on(self.node, tier),
@@ -75,9 +82,9 @@ impl BlockFacts {
         id: VolumeId,
         identity: BlockIdentity,
         root: SequenceHash,
-        notes: &Notes,
+        local_hash: Option<LocalHash>,
     ) -> EventBlock {
-        let mut block = self.block(Tier::G4, identity, root, notes);
+        let mut block = self.block(Tier::G4, identity, root, local_hash);
         block.location.volume = Some(id);
         block
     }
@@ -118,6 +125,9 @@ pub struct EventsStatus {
     /// Stored blocks that were told without their tokens, in a format that says them: they were registered without, or so long
     /// ago that they were forgotten.
     pub without_tokens: u64,
+    /// Stored blocks that were told by kvbm's hash, in a format that says an engine's: nobody had
+    /// [described](crate::KvBlockManager::describe) them, or too long ago.
+    pub without_hash: u64,
 }
 
 /// Most blocks whose local hashes (and tokens, where they are told) are remembered, beside those in the ring.
@@ -126,77 +136,92 @@ const MAX_NOTES: usize = 1 << 20;
 /// The pool numbers all of its events in one row.
 const ONLY_SHARD: u16 = 0;
 
-/// The stream of a volume's events; the pool's is 0.
+/// The stream of the volumes' events; the pool's is 0.
 pub(crate) const VOLUME_SHARD: u16 = 1;
 
-/// Takes up to so many changes of a volume, with their numbers; gives the number of the next one.
+/// Takes up to so many changes of volumes, with their numbers; gives the number of the next one.
 type DrainChanges = dyn FnMut(usize, &mut dyn FnMut(u64, Change)) -> u64 + Send;
 
-/// Blocks of a volume, each with the first of its chain, and the number of the next change.
-type HeldOnVolume = dyn Fn() -> (Vec<(BlockIdentity, SequenceHash)>, u64) + Send + Sync;
+/// Blocks of volumes, each with the first of its chain, and the number of the next change.
+type HeldOnVolumes = dyn Fn() -> (Vec<(VolumeId, BlockIdentity, SequenceHash)>, u64) + Send + Sync;
 
-/// Where the events of a volume come from.
+/// Where the events of volumes come from.
 pub(crate) struct VolumeChanges {
-    pub(crate) id: VolumeId,
     pub(crate) drain: Box<DrainChanges>,
     /// What is there now.
-    pub(crate) held: Box<HeldOnVolume>,
+    pub(crate) held: Box<HeldOnVolumes>,
 }
 
 /// How often a caller that waits for room looks.
 const ROOM_TICK: Duration = Duration::from_millis(1);
+
+fn publishing(config: &EventsConfig) -> PublisherConfig {
+    PublisherConfig {
+        batch_events: config.batch_events as usize,
+        batch_bytes: config.batch_bytes as usize,
+        max_age: config.batch_age,
+        heartbeat: config.heartbeat,
+        publish_timeout: config.publish_timeout,
+    }
+}
+
+/// Changes of volumes as events; how many were handed out is counted in `handed`.
+fn volume_events(
+    mut drain: Box<DrainChanges>,
+    facts: BlockFacts,
+    handed: &Arc<AtomicU64>,
+    notes: &Arc<Notes>,
+) -> impl FnMut(usize, &mut Vec<KvEvent>) -> u64 + Send + 'static {
+    let (handed, notes) = (Arc::clone(handed), Arc::clone(notes));
+    move |max, out| {
+        drain(max, &mut |number, change| {
+            handed.fetch_add(1, Ordering::Relaxed);
+            let local_hash = notes.read().local_hash(&change.identity.hash);
+            let block = facts.block_of_volume(change.volume, change.identity, change.root, local_hash);
+            let kind = if change.stored { EventKind::Store(block) } else { EventKind::Remove(block) };
+            out.push(KvEvent::new(number, kind));
+        })
+    }
+}
 
 impl EventPump {
     pub(crate) fn start(
         registry: Registry,
         config: &EventsConfig,
         facts: BlockFacts,
-        volume: Option<VolumeChanges>,
+        volumes: Option<VolumeChanges>,
     ) -> Result<Self, EventsError> {
         let url = config.url.as_ref().map(|url| url.expose().parse::<EventUrl>());
         let url = url.transpose().map_err(OpenError::from)?;
         let progress = Arc::new(Progress::default());
         let source = SourceId(if config.worker_id == 0 { fresh_source() } else { config.worker_id });
-        let (changes, held) =
-            volume.map(|VolumeChanges { id, drain, held }| ((id, drain), (id, held))).unzip();
+        let (changes, held) = volumes.map(|VolumeChanges { drain, held }| (drain, held)).unzip();
         let slots: usize = Tier::SLOTTED.into_iter().map(|tier| registry.capacity(tier) as usize).sum();
-        let engine_format = url.as_ref().is_some_and(|url| url.format() == PayloadFormat::Vllm);
-        let notes = Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, engine_format));
+        let speaker = url.as_ref().and_then(EventUrl::speaker);
+        let notes =
+            Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, speaker.is_some()));
         let take = snapshots(registry.clone(), facts, Arc::clone(&notes), held);
         let responder = responder(Arc::clone(&take), source, registry.epoch());
-        let translator = notes.tokens().map(|blocks| Translator::new(take, blocks));
+        let translator =
+            speaker.zip(notes.tokens()).map(|(speaker, blocks)| Translator::new(take, blocks, speaker));
         let engine_format = translator.as_ref().map(Translator::stats);
         let timeout = config.publish_timeout;
         let remote = url.map(|url| Remote::new(url, timeout, source, Arc::clone(&responder), translator));
         let outlet = Arc::new(Outlet {
             remote: remote.transpose()?,
             local: InProcessTransport::new(InProcessConfig::default()),
+            trouble: Mutex::new(None),
             registry: registry.clone(),
             progress: Arc::clone(&progress),
         });
-        let publishing = PublisherConfig {
-            batch_events: config.batch_events as usize,
-            batch_bytes: config.batch_bytes as usize,
-            max_age: config.batch_age,
-            heartbeat: config.heartbeat,
-            publish_timeout: config.publish_timeout,
-        };
         let answering = outlet.local.answer(source, responder)?;
-        let mut manager = EventManager::new(publishing, source, registry.epoch(), outlet.clone())?;
+        let mut manager = EventManager::new(publishing(config), source, registry.epoch(), outlet.clone())?;
         let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&notes), Arc::clone(&progress));
         manager.add_shard(ONLY_SHARD, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
         let of_volume = Arc::new(AtomicU64::new(0));
-        if let Some((id, mut drain)) = changes {
-            let (handed, noted) = (Arc::clone(&of_volume), Arc::clone(&notes));
-            // A block of a volume is in a stream of its own: the pool's locks order nothing there.
-            manager.add_shard(VOLUME_SHARD, move |max: usize, out: &mut Vec<KvEvent>| {
-                drain(max, &mut |number, change| {
-                    handed.fetch_add(1, Ordering::Relaxed);
-                    let block = facts.block_of_volume(id, change.identity, change.root, &noted);
-                    let kind = if change.stored { EventKind::Store(block) } else { EventKind::Remove(block) };
-                    out.push(KvEvent::new(number, kind));
-                })
-            })?;
+        if let Some(drain) = changes {
+            // Blocks of volumes are in a stream of their own: the pool's locks order nothing there.
+            manager.add_shard(VOLUME_SHARD, volume_events(drain, facts, &of_volume, &notes))?;
         }
         let full_wait = match config.when_full {
             WhenFull::DropOldest => Duration::ZERO,
@@ -237,6 +262,12 @@ impl EventPump {
         Arc::clone(&self.outlet) as Arc<dyn EventTransport>
     }
 
+    /// Addresses where this manager's own sockets listen (events, then replays), with the ports that they got where the URL says
+    /// `*`. Empty where events go to a server or stay in this process.
+    pub fn listens_at(&self) -> Vec<String> {
+        self.outlet.listens_at()
+    }
+
     /// What this manager holds now on the tiers of this machine, as a follower needs it that has lost events or comes late. Takes
     /// time and memory in proportion to the tiers, in part under the pool's lock.
     pub fn snapshot(&self) -> Snapshot {
@@ -271,6 +302,7 @@ impl EventPump {
 
     /// What became of the events so far.
     pub fn status(&self) -> EventsStatus {
+        let of_engine = self.engine_format.as_ref().map_or_else(Default::default, |stats| *stats.lock());
         let (stats, ring) = (self.publisher.stats(), self.registry.event_backlog());
         let lost = stats.refused + ring.lost.max(stats.lost_in_source);
         // Every number below was published or is lost.
@@ -284,13 +316,24 @@ impl EventPump {
             waiting: (ring.next_seq + of_volume).saturating_sub(told),
             lag: self.progress.lag(told.saturating_sub(of_volume)),
             unavailable: stats.unavailable,
-            without_tokens: self.engine_format.as_ref().map_or(0, |stats| stats.lock().without_tokens),
+            without_tokens: of_engine.without_tokens,
+            without_hash: of_engine.without_hash,
         }
+    }
+
+    /// Why the last batch was not taken, with the URL (without what is secret) and the way out; `None` where it was.
+    pub fn trouble(&self) -> Option<String> {
+        self.outlet.trouble.lock().clone()
     }
 
     /// Remembers what events will say of blocks that were committed: `blocks` of `chain` from its block `first` on.
     pub(crate) fn note(&self, chain: &BlockChain<'_>, first: usize, blocks: usize) {
         self.notes.add(chain, first, blocks);
+    }
+
+    /// Remembers what an engine knows of a block, as far as events say it.
+    pub(crate) fn describe(&self, hash: SequenceHash, known: EngineBlock, hasher: &BlockHasher) {
+        self.notes.describe(hash, known, hasher);
     }
 
     /// Before blocks are registered: where the configuration says so, waits until the ring is half empty, so that there is room for
@@ -319,6 +362,7 @@ impl EventPump {
         metrics.event_bytes.raise_to(stats.bytes);
         metrics.event_transport_unavailable.raise_to(status.unavailable);
         metrics.events_without_tokens.raise_to(status.without_tokens);
+        metrics.events_without_hash.raise_to(status.without_hash);
         metrics.events_waiting.set(status.waiting);
         metrics.event_lag_us.set(u64::try_from(status.lag.as_micros()).unwrap_or(u64::MAX));
     }
@@ -326,12 +370,14 @@ impl EventPump {
 
 /// What the tiers hold, each block with the first one of its chain.
 fn snapshot(registry: &Registry, facts: BlockFacts, notes: &Notes) -> Snapshot {
-    let (held, next_sequence) = registry.snapshot_all();
+    let (mut held, next_sequence) = registry.snapshot_all();
+    // Parents before children across tiers too: a child may lie higher than its parent.
+    held.sort_by_key(|(_, identity)| identity.position);
     let mut roots = HashMap::with_capacity(held.len());
     let blocks = held.into_iter().map(|(tier, identity)| {
         let of_parent = identity.parent.map(|parent| roots.get(&parent).copied().unwrap_or(parent));
         let root = *roots.entry(identity.hash).or_insert(of_parent.unwrap_or(identity.hash));
-        facts.block(tier, identity, root, notes)
+        facts.block(tier, identity, root, notes.read().local_hash(&identity.hash))
     });
     Snapshot { next_sequence, blocks: blocks.collect() }
 }
@@ -343,14 +389,16 @@ fn snapshots(
     registry: Registry,
     facts: BlockFacts,
     notes: Arc<Notes>,
-    volume: Option<(VolumeId, Box<HeldOnVolume>)>,
+    volumes: Option<Box<HeldOnVolumes>>,
 ) -> Arc<TakeSnapshot> {
-    Arc::new(move |shard| match (shard, &volume) {
+    Arc::new(move |shard| match (shard, &volumes) {
         (ONLY_SHARD, _) => Some(snapshot(&registry, facts, &notes)),
-        (VOLUME_SHARD, Some((id, held))) => {
+        (VOLUME_SHARD, Some(held)) => {
             let (held, next_sequence) = held();
-            let blocks =
-                held.into_iter().map(|(identity, root)| facts.block_of_volume(*id, identity, root, &notes));
+            let blocks = held.into_iter().map(|(volume, identity, root)| {
+                let local_hash = notes.read().local_hash(&identity.hash);
+                facts.block_of_volume(volume, identity, root, local_hash)
+            });
             Some(Snapshot { next_sequence, blocks: blocks.collect() })
         }
         _ => None,

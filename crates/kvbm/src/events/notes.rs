@@ -2,10 +2,16 @@
 
 use kvbm_events::vllm::{EngineBlock, EngineBlocks};
 use kvbm_plan::{LocalHash, SequenceHash};
-use kvbm_tokens::BlockChain;
-use parking_lot::Mutex;
+use kvbm_tokens::{BlockChain, BlockHasher};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::hashing::Keyed;
+
+/// Blocks that wait to be taken into the map at most, as a rule: 24 bytes each.
+const MOST_FRESH: usize = 1 << 15;
 
 /// A side table, filled when blocks are committed: the pool's records are small and know no tokens. It holds the newest blocks, a
 /// fixed number of them; what is not there any more is left out of events.
@@ -14,11 +20,16 @@ pub(super) struct Notes {
     /// Their tokens, where events say them.
     tokens: Option<Arc<EngineBlocks>>,
     table: Mutex<Table>,
+    /// Whether anything was ever noted: where the engine hashes for itself, nobody has to look.
+    used: AtomicBool,
 }
 
+/// What was noted and not looked at yet is in `fresh`, in order: whoever commits blocks appends there and goes on, and who looks
+/// something up pays for the map.
 #[derive(Default)]
 struct Table {
-    local: HashMap<SequenceHash, LocalHash>,
+    fresh: Vec<(SequenceHash, LocalHash)>,
+    local: HashMap<SequenceHash, LocalHash, Keyed>,
     /// In the order in which they came.
     order: VecDeque<SequenceHash>,
 }
@@ -27,7 +38,7 @@ impl Notes {
     /// For `limit` blocks. Tokens are kept only where `keep_tokens` says so: nobody else asks for them.
     pub(super) fn new(limit: usize, keep_tokens: bool) -> Self {
         let tokens = keep_tokens.then(|| Arc::new(EngineBlocks::new(limit)));
-        Self { limit, tokens, table: Mutex::default() }
+        Self { limit, tokens, table: Mutex::default(), used: AtomicBool::new(false) }
     }
 
     /// Tokens of the blocks, where they are kept.
@@ -37,33 +48,80 @@ impl Notes {
 
     /// Notes the blocks of a chain from `first` on, as far as `blocks` go. A chain without tokens has nothing to tell.
     pub(super) fn add(&self, chain: &BlockChain<'_>, first: usize, blocks: usize) {
-        for index in first..first.saturating_add(blocks).min(chain.len()) {
-            let (Some(tokens), Some(local)) = (chain.tokens_of(index), chain.local_hash_of(index)) else {
-                return;
-            };
-            let hash = chain.hashes()[index];
-            if let Some(kept) = &self.tokens {
-                kept.note(hash, EngineBlock { hash: None, token_ids: tokens.into() });
+        let range = first..first.saturating_add(blocks).min(chain.len());
+        if let Some(kept) = &self.tokens {
+            for index in range.clone() {
+                let Some(tokens) = chain.tokens_of(index) else { break };
+                let known = EngineBlock { token_ids: tokens.into(), ..EngineBlock::default() };
+                kept.note(chain.hashes()[index], known);
             }
-            self.insert(hash, local);
+        }
+        let told = range.map_while(|index| Some((chain.hashes()[index], chain.local_hash_of(index)?)));
+        let mut told = told.peekable();
+        if told.peek().is_some() {
+            self.write(told);
         }
     }
 
-    fn insert(&self, hash: SequenceHash, local: LocalHash) {
+    /// Notes what an engine knows of a block, as far as events say it.
+    pub(super) fn describe(&self, hash: SequenceHash, known: EngineBlock, hasher: &BlockHasher) {
+        // Extra keys of an engine are not ours: a hash of the tokens alone would be that of another block.
+        if !known.token_ids.is_empty() && known.extra_keys.is_none() {
+            self.write(std::iter::once((hash, hasher.local_hash(&known.token_ids, &[]))));
+        }
+        if let Some(kept) = &self.tokens {
+            kept.note(hash, known);
+        }
+    }
+
+    fn write(&self, blocks: impl Iterator<Item = (SequenceHash, LocalHash)>) {
         let mut table = self.table.lock();
-        if table.local.insert(hash, local).is_some() {
+        table.fresh.extend(blocks);
+        if table.fresh.len() >= MOST_FRESH.min(self.limit) {
+            table.settle(self.limit);
+        }
+        self.used.store(true, Ordering::Release);
+    }
+
+    /// What is known of blocks, for a moment: whoever commits blocks meanwhile waits.
+    pub(super) fn read(&self) -> Known<'_> {
+        Known(self.used.load(Ordering::Acquire).then(|| {
+            let mut table = self.table.lock();
+            table.settle(self.limit);
+            table
+        }))
+    }
+}
+
+impl Table {
+    /// Takes what is fresh into the map.
+    fn settle(&mut self, limit: usize) {
+        let mut fresh = std::mem::take(&mut self.fresh);
+        for (hash, local) in fresh.drain(..) {
+            self.insert(hash, local, limit);
+        }
+        self.fresh = fresh;
+    }
+
+    fn insert(&mut self, hash: SequenceHash, local: LocalHash, limit: usize) {
+        if self.local.insert(hash, local).is_some() {
             return;
         }
-        table.order.push_back(hash);
-        if table.order.len() > self.limit
-            && let Some(oldest) = table.order.pop_front()
+        self.order.push_back(hash);
+        if self.order.len() > limit
+            && let Some(oldest) = self.order.pop_front()
         {
-            table.local.remove(&oldest);
+            self.local.remove(&oldest);
         }
     }
+}
 
+/// The table, held.
+pub(super) struct Known<'a>(Option<MutexGuard<'a, Table>>);
+
+impl Known<'_> {
     pub(super) fn local_hash(&self, hash: &SequenceHash) -> Option<LocalHash> {
-        self.table.lock().local.get(hash).copied()
+        self.0.as_ref()?.local.get(hash).copied()
     }
 }
 
@@ -80,7 +138,7 @@ mod tests {
         let chain = sequence.chain();
         notes.add(&chain, 1, 2);
         notes.add(&chain, 2, 9);
-        let there = |index: usize| notes.local_hash(&sequence.hashes()[index]);
+        let there = |index: usize| notes.read().local_hash(&sequence.hashes()[index]);
         assert_eq!((there(0), there(1), there(2)), (None, None, sequence.local_hash(2)), "the oldest went");
         assert_eq!(there(4), sequence.local_hash(4));
         notes.add(&chain, 0, 1);
@@ -90,8 +148,8 @@ mod tests {
         let notes = Notes::new(3, false);
         notes.add(&chain, 0, 1);
         assert!(notes.tokens().is_none());
-        assert_eq!(notes.local_hash(&sequence.hashes()[0]), sequence.local_hash(0));
+        assert_eq!(notes.read().local_hash(&sequence.hashes()[0]), sequence.local_hash(0));
         notes.add(&BlockChain::of_hashes(&sequence.hashes()[1..]), 0, 1);
-        assert_eq!(notes.local_hash(&sequence.hashes()[1]), None, "a chain without tokens");
+        assert_eq!(notes.read().local_hash(&sequence.hashes()[1]), None, "a chain without tokens");
     }
 }

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Time between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// Longest wait for an address that is in use: the engine that was here before may still be ending.
+const BIND: Duration = Duration::from_secs(5);
+
 /// A transport by its URL. It is opened by the first publish and, where that fails, by a later one: a server that is down when the
 /// manager starts costs nothing but the events that the ring cannot hold.
 pub(super) struct Remote {
@@ -30,11 +33,23 @@ pub(super) struct Remote {
 enum State {
     Open {
         transport: Arc<dyn EventTransport>,
-        /// Followers get their answers as long as this is there.
-        _answering: Option<Answering>,
+        answering: Answered,
     },
     /// Not tried again before `again`.
-    Failed { again: Option<Instant>, reason: String },
+    Failed {
+        again: Option<Instant>,
+        reason: String,
+    },
+}
+
+/// Whether followers get answers.
+enum Answered {
+    /// As long as this is there.
+    Yes { _guard: Answering },
+    /// The other side was too slow, or away, when it was told who answers. Tried again then.
+    NotYet { again: Instant },
+    /// This transport has no questions.
+    Never,
 }
 
 impl Remote {
@@ -50,7 +65,8 @@ impl Remote {
         let translator = translator.map(Mutex::new);
         let remote = Self { url, source, responder, translator, state: Mutex::new(nothing) };
         if remote.url.binds() {
-            let transport = remote.url.open(Side::Publisher, timeout)?;
+            let transport = remote.url.open(Side::Publisher, timeout.max(BIND))?;
+            tracing::info!(target: "kvbm", url = %remote.url, at = ?transport.listens_at(), "events are published");
             remote.begin(transport);
         }
         Ok(remote)
@@ -58,15 +74,30 @@ impl Remote {
 
     /// Publishes and answers over `transport` from now on.
     fn begin(&self, transport: Arc<dyn EventTransport>) {
-        let answering = transport.answer(self.source, Arc::clone(&self.responder));
-        if let Err(error) = &answering {
-            tracing::warn!(target: "kvbm", url = %self.url, %error, "followers cannot ask for snapshots");
-        }
-        *self.state.lock() = State::Open { transport, _answering: answering.ok() };
+        let answering = match transport.answer(self.source, Arc::clone(&self.responder)) {
+            Ok(guard) => Answered::Yes { _guard: guard },
+            Err(error) => {
+                tracing::warn!(target: "kvbm", url = %self.url, %error, "followers cannot ask for snapshots");
+                match error {
+                    TransportError::Unavailable { .. } => Answered::NotYet { again: Instant::now() + PAUSE },
+                    _ => Answered::Never,
+                }
+            }
+        };
+        *self.state.lock() = State::Open { transport, answering };
     }
 
     /// The open transport; opens it, unless that has just failed. Only the publisher's thread does.
     fn open(&self, timeout: Duration) -> Result<Arc<dyn EventTransport>, TransportError> {
+        let unanswered = match &*self.state.lock() {
+            State::Open { transport, answering: Answered::NotYet { again } } if Instant::now() >= *again => {
+                Some(Arc::clone(transport))
+            }
+            _ => None,
+        };
+        if let Some(transport) = unanswered {
+            self.begin(transport);
+        }
         let before = match &*self.state.lock() {
             State::Open { transport, .. } => return Ok(Arc::clone(transport)),
             State::Failed { again: Some(again), reason } if Instant::now() < *again => {
@@ -123,6 +154,8 @@ fn unavailable(reason: String) -> TransportError {
 pub(super) struct Outlet {
     pub(super) remote: Option<Remote>,
     pub(super) local: InProcessTransport,
+    /// Why the remote did not take the last batch.
+    pub(super) trouble: Mutex<Option<String>>,
     pub(super) registry: Registry,
     pub(super) progress: Arc<Progress>,
 }
@@ -132,11 +165,22 @@ impl EventTransport for Outlet {
         if self.remote.is_some() { "remote" } else { self.local.name() }
     }
 
+    fn listens_at(&self) -> Vec<String> {
+        let state = self.remote.as_ref().map(|remote| remote.state.lock());
+        match state.as_deref() {
+            Some(State::Open { transport, .. }) => transport.listens_at(),
+            _ => Vec::new(),
+        }
+    }
+
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
         // Every attempt is a mark on the way, failed ones too: how far the world is behind shows by them.
         self.progress.note(self.registry.event_backlog().next_seq);
         if let Some(remote) = &self.remote {
-            remote.publish(payload, timeout)?;
+            let sent = remote.publish(payload, timeout);
+            let trouble = sent.as_ref().err().map(|error| format!("{}: {error}", remote.url));
+            *self.trouble.lock() = trouble;
+            sent?;
         }
         self.local.publish(payload, timeout)
     }
@@ -156,5 +200,71 @@ impl EventTransport for Outlet {
         timeout: Duration,
     ) -> Result<Payload, TransportError> {
         self.local.ask(source, question, timeout)
+    }
+}
+
+#[cfg(all(test, feature = "nats"))]
+mod tests {
+    use super::*;
+    use kvbm_events::InProcessConfig;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A server that is too slow, so many times, when it is told who answers.
+    struct Slow {
+        inner: InProcessTransport,
+        times: AtomicU32,
+    }
+
+    impl EventTransport for Slow {
+        fn name(&self) -> &'static str {
+            "slow"
+        }
+
+        fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
+            self.inner.publish(payload, timeout)
+        }
+
+        fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError> {
+            self.inner.subscribe()
+        }
+
+        fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
+            let left =
+                self.times.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            if left.is_ok() {
+                return Err(unavailable("subscribing took too long".into()));
+            }
+            self.inner.answer(source, responder)
+        }
+
+        fn ask(
+            &self,
+            source: SourceId,
+            question: &Payload,
+            timeout: Duration,
+        ) -> Result<Payload, TransportError> {
+            self.inner.ask(source, question, timeout)
+        }
+    }
+
+    /// Mutation that makes it fail: `open` without its first part.
+    #[test]
+    fn a_server_that_was_too_slow_to_hear_who_answers_is_told_again() {
+        let (source, question) = (SourceId(3), Payload::from(*b"?"));
+        let url = "nats://127.0.0.1:9".parse().unwrap();
+        let responder: Responder = Arc::new(|_| Payload::from(*b"here"));
+        let remote = Remote::new(url, Duration::from_secs(1), source, responder, None).unwrap();
+        let inner = InProcessTransport::new(InProcessConfig::default());
+        let slow = Arc::new(Slow { inner, times: AtomicU32::new(2) });
+        remote.begin(slow.clone());
+        assert!(slow.ask(source, &question, Duration::ZERO).is_err());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while slow.ask(source, &question, Duration::ZERO).is_err() {
+            assert!(Instant::now() < deadline, "nobody answers");
+            // A heartbeat.
+            remote.publish(&Payload::from(*b"x"), Duration::from_secs(1)).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(slow.ask(source, &question, Duration::from_secs(60)).unwrap(), Payload::from(*b"here"));
     }
 }

@@ -1,6 +1,7 @@
 //! The pool's ring as a source of events.
 
 use super::BlockFacts;
+use super::hashing::Keyed;
 use super::lag::Marks;
 use super::notes::Notes;
 use crate::manager::ONLY_GROUP;
@@ -9,6 +10,7 @@ use kvbm_plan::{BlockIdentity, SequenceHash, Tier};
 use kvbm_pool::{EventRecord, Registry, TierMask};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -36,6 +38,9 @@ impl Progress {
     }
 }
 
+/// Events for which the notes are held at a time: a few microseconds that a commit may have to wait.
+const AT_A_TIME: usize = 64;
+
 /// Drained by the publisher's thread.
 pub(super) struct Ring {
     registry: Registry,
@@ -60,14 +65,18 @@ impl Ring {
         self.records.clear();
         let drained = self.registry.drain_events(&mut self.records, max);
         self.progress.gaps.fetch_add(u64::from(drained.lost > 0), Ordering::Relaxed);
-        for record in &self.records {
-            let root = self.roots.follow(record);
-            let block = self.facts.block(record.tier, record.identity, root, &self.notes);
-            let kind = match record.kind {
-                kvbm_pool::EventKind::Store => EventKind::Store(block),
-                kvbm_pool::EventKind::Remove => EventKind::Remove(block),
-            };
-            out.push(KvEvent::new(record.seq, kind));
+        for records in self.records.chunks(AT_A_TIME) {
+            let known = self.notes.read();
+            for record in records {
+                let root = self.roots.follow(record);
+                let local_hash = known.local_hash(&record.identity.hash);
+                let block = self.facts.block(record.tier, record.identity, root, local_hash);
+                let kind = match record.kind {
+                    kvbm_pool::EventKind::Store => EventKind::Store(block),
+                    kvbm_pool::EventKind::Remove => EventKind::Remove(block),
+                };
+                out.push(KvEvent::new(record.seq, kind));
+            }
         }
         let registry = &self.registry;
         let slots: usize = Tier::SLOTTED.into_iter().map(|tier| registry.capacity(tier) as usize).sum();
@@ -80,7 +89,9 @@ impl Ring {
 /// were lost, and kept off its locks.
 #[derive(Default)]
 struct Roots {
-    known: HashMap<SequenceHash, Root>,
+    known: HashMap<SequenceHash, Root, Keyed>,
+    /// The block that was stored last and the first one of its chain: most often its child comes next.
+    last: Option<(SequenceHash, SequenceHash)>,
 }
 
 #[derive(Clone, Copy)]
@@ -100,25 +111,36 @@ impl Roots {
     /// The chain's first block. After lost events it may be unknown: then the earliest block that is known.
     fn follow(&mut self, record: &EventRecord) -> SequenceHash {
         let BlockIdentity { hash, parent, .. } = record.identity;
-        let of_parent = parent.map(|parent| self.known.get(&parent).map_or(parent, |root| root.hash));
         let bit = 1 << record.tier.index().min(Tier::SLOTTED.len());
         match record.kind {
             kvbm_pool::EventKind::Store => {
+                let of_parent = match (parent, self.last) {
+                    (Some(parent), Some((last, root))) if parent == last => Some(root),
+                    (parent, _) => parent.map(|parent| self.of(parent)),
+                };
                 let root = Root { hash: of_parent.unwrap_or(hash), tiers: 0 };
                 let root = self.known.entry(hash).or_insert(root);
                 root.tiers |= bit;
+                self.last = Some((hash, root.hash));
                 root.hash
             }
             kvbm_pool::EventKind::Remove => {
-                let Some(root) = self.known.get_mut(&hash) else { return of_parent.unwrap_or(hash) };
-                let chain = root.hash;
-                root.tiers &= !bit;
-                if root.tiers == 0 {
-                    self.known.remove(&hash);
+                let Entry::Occupied(mut root) = self.known.entry(hash) else {
+                    return parent.map_or(hash, |parent| self.of(parent));
+                };
+                let chain = root.get().hash;
+                root.get_mut().tiers &= !bit;
+                if root.get().tiers == 0 {
+                    root.remove();
                 }
                 chain
             }
         }
+    }
+
+    /// The first block of the chain of `block`, or itself where that is not known.
+    fn of(&self, block: SequenceHash) -> SequenceHash {
+        self.known.get(&block).map_or(block, |root| root.hash)
     }
 }
 

@@ -8,23 +8,6 @@ use kvbm_pool::{G1, G2, Pinned};
 use std::collections::HashSet;
 
 impl Leader {
-    /// Which of these blocks are on `tier`. Asked after destinations are reserved: what is removed later cancels the arrival, so
-    /// nothing that was removed (a tenant that was forgotten) comes back.
-    pub(crate) fn still_on(&self, tier: Tier, identities: &[BlockIdentity]) -> Vec<bool> {
-        let mut there = Vec::with_capacity(identities.len());
-        let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
-        while there.len() < identities.len() {
-            let at = there.len();
-            let tiers = self.registry.peek_prefix(identities[at].group, &hashes[at..]);
-            there.extend(tiers.iter().map(|tiers| tiers.contains(tier)));
-            if there.len() < identities.len() {
-                // The look-up ends before the first block that is nowhere.
-                there.push(false);
-            }
-        }
-        there
-    }
-
     /// The orphans behind those of their ancestors that the lower tier lacks and the upper one has. What lacks one on both is
     /// left out and counted.
     pub(crate) fn with_ancestors(&self, edge: &Edge, orphans: &[BlockIdentity]) -> Pinned {
@@ -68,8 +51,8 @@ impl Leader {
     }
 
     fn is_below(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> bool {
-        match &self.volume {
-            Some(volume) if tier == Tier::G4 => volume.awaits(group, hash),
+        match tier {
+            Tier::G4 => self.volumes.awaits(group, hash),
             _ => self.registry.tiers_of(group, hash).contains(tier),
         }
     }

@@ -7,10 +7,14 @@ use super::Leader;
 use super::inflight::{Answer, Finished};
 use super::operation::PlanPart;
 use super::recovery::Part;
-use kvbm_plan::{Failure, Message, Path, PlanId, Rank, Tier, wire};
+use kvbm_plan::wire::{self, DecodeError};
+use kvbm_plan::{Failure, Message, Path, PlanId, Rank, Tier};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+/// Bytes of the longest [`Message::Ready`], with room to spare; most other messages are longer.
+const MOST_READY: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Inbox {
@@ -30,7 +34,20 @@ impl Leader {
     /// A message of the worker of `rank`, in wire form. Malformed ones, and those that speak for another rank, are counted and
     /// dropped: their plan runs into its deadline.
     pub(crate) fn deliver(self: &Arc<Self>, rank: Rank, message: Vec<u8>) {
+        if self.tells_start(rank, &message) {
+            self.ranks.start_is_told(rank);
+        }
         self.react(Item::Message(rank, message));
+    }
+
+    /// Whether a worker of `rank` says that it has started: known before the message has its turn.
+    fn tells_start(&self, rank: Rank, message: &[u8]) -> bool {
+        let Some(Ok(Message::Ready { rank: speaker, epoch, .. })) =
+            (message.len() <= MOST_READY).then(|| wire::decode_message(message))
+        else {
+            return false;
+        };
+        speaker == rank && epoch == self.settings.epoch
     }
 
     pub(super) fn react(self: &Arc<Self>, item: Item) {
@@ -45,7 +62,11 @@ impl Leader {
         while let Some(item) = self.next_item() {
             // Whatever goes wrong with one item, the others are waited for.
             if catch_unwind(AssertUnwindSafe(|| self.handle(item))).is_err() {
-                tracing::error!("the leader failed on a message; its plan runs into its deadline");
+                tracing::error!(
+                    "the leader failed on a message; what it was about is over, or runs into its deadline"
+                );
+                // What ended makes room for what waits, as after any message.
+                let _failed_again = catch_unwind(AssertUnwindSafe(|| self.pump()));
             }
         }
     }
@@ -90,12 +111,24 @@ impl Leader {
                     self.volume_answered(rank, token, answer);
                 }
             }
+            Ok(Message::Ready { rank, epoch, volumes }) => {
+                if epoch == self.settings.epoch {
+                    self.rank_started(rank);
+                    if volumes {
+                        self.volumes.hellos.ready(rank);
+                        self.introduce_volumes(rank);
+                    }
+                }
+            }
             Ok(Message::Damaged { epoch, tier, block, identity, failure, .. }) => {
                 if epoch == self.settings.epoch && tier == Tier::G3 {
                     self.disk_damaged(block, identity, failure);
                 }
             }
             Err(error) => {
+                if let DecodeError::Version { found } = error {
+                    self.volumes.hellos.speaks(from, found);
+                }
                 self.metrics.malformed_messages.add(1);
                 tracing::warn!(%error, "malformed message of a worker dropped");
             }
@@ -104,17 +137,18 @@ impl Leader {
 
     fn take(self: &Arc<Self>, answer: Answer<PlanPart>) {
         match answer {
-            Answer::Finished(finished) => self.plan_finished(finished),
+            Answer::Finished(finished) => self.plan_finished(&finished),
             Answer::Ignored => self.metrics.ignored_reports.add(1),
             Answer::Waiting => {}
         }
     }
 
-    fn plan_finished(self: &Arc<Self>, finished: Finished<PlanPart>) {
-        self.count_plan(&finished);
-        let PlanPart { operation, first } = finished.operation;
-        if let Some(unsettled) = operation.merge(first, finished.failures) {
-            self.settle(&operation, unsettled);
+    fn plan_finished(self: &Arc<Self>, finished: &Finished<PlanPart>) {
+        let PlanPart { operation, first } = &finished.operation;
+        let unsettled = operation.merge(*first, &finished.failures);
+        self.count_plan(finished);
+        if let Some(unsettled) = unsettled {
+            self.settle(operation, unsettled);
         }
     }
 
@@ -140,6 +174,19 @@ fn speaker(message: &Message) -> Rank {
         Message::Flushed { rank, .. }
         | Message::Recovered { rank, .. }
         | Message::Volume { rank, .. }
-        | Message::Damaged { rank, .. } => *rank,
+        | Message::Damaged { rank, .. }
+        | Message::Ready { rank, .. } => *rank,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm_plan::Epoch;
+
+    #[test]
+    fn a_start_is_short_enough_to_be_looked_for() {
+        let message = Message::Ready { rank: Rank(u16::MAX), epoch: Epoch(u64::MAX), volumes: true };
+        assert!(wire::encode_message(&message).expect("a message").len() <= MOST_READY);
     }
 }

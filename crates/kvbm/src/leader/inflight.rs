@@ -29,6 +29,8 @@ struct Pending<O> {
     bytes: u64,
     queued_us: u64,
     since: Instant,
+    /// Starts of workers that had been told when it had been sent to all ranks.
+    sent: Option<u64>,
 }
 
 /// A plan that every rank has answered.
@@ -76,9 +78,17 @@ impl<O> Inflight<O> {
             bytes: 0,
             queued_us: 0,
             since: Instant::now(),
+            sent: None,
         };
         table.plans.insert(plan_id, pending);
         plan_id
+    }
+
+    /// A plan was sent to all ranks; by now so many starts of workers had been told.
+    pub(crate) fn sent(&self, plan_id: PlanId, starts_told: u64) {
+        if let Some(pending) = self.table.lock().plans.get_mut(&plan_id) {
+            pending.sent = Some(starts_told);
+        }
     }
 
     /// Takes a rank's answer.
@@ -122,11 +132,17 @@ impl<O> Inflight<O> {
         self.answer(TransferReport { plan_id, epoch, rank, path, blocks, bytes: 0, queued_us: 0, busy_us: 0 })
     }
 
-    /// Plans that `rank` has not answered.
-    pub(crate) fn owed_by(&self, rank: Rank) -> Vec<(PlanId, Path)> {
+    /// Plans that `rank` has not answered, of those that `select` picks by their operation and what [`sent`](Self::sent) said.
+    pub(crate) fn owed_by(
+        &self,
+        rank: Rank,
+        select: impl Fn(&O, Option<u64>) -> bool,
+    ) -> Vec<(PlanId, Path)> {
         let table = self.table.lock();
-        let owes =
-            |pending: &Pending<O>| pending.answered.get(rank.index()).is_some_and(|answered| !answered);
+        let owes = |pending: &Pending<O>| {
+            pending.answered.get(rank.index()).is_some_and(|answered| !answered)
+                && select(&pending.operation, pending.sent)
+        };
         table
             .plans
             .iter()
@@ -244,6 +260,19 @@ mod tests {
             panic!("finished")
         };
         assert!(finished.failures.iter().all(Option::is_some));
+    }
+
+    #[test]
+    fn what_was_sent_before_a_start_was_told_is_known() {
+        let inflight = Inflight::new(Epoch(2), 2);
+        let [early, late, leaving] = std::array::from_fn(|_| inflight.enter((), PATH, 1));
+        inflight.sent(early, 4);
+        inflight.sent(late, 5);
+        let before = |rank| inflight.owed_by(Rank(rank), |(), sent| sent.is_some_and(|sent| sent < 5));
+        assert_eq!(before(0), [(early, PATH)], "{leaving:?} is still being sent");
+        assert!(matches!(inflight.answer(report(early, 0, done(1))), Answer::Waiting));
+        assert_eq!((before(0), before(1)), (vec![], vec![(early, PATH)]));
+        inflight.sent(PlanId(99), 1);
     }
 
     #[test]

@@ -7,11 +7,12 @@ mod admission;
 mod ancestors;
 mod answers;
 pub(crate) mod edge;
-pub(crate) mod flush;
+pub(crate) mod gather;
 pub(crate) mod inflight;
 pub(crate) mod offload;
 pub(crate) mod operation;
 pub(crate) mod plans;
+mod ranks;
 pub(crate) mod recovery;
 mod sending;
 mod settle;
@@ -21,18 +22,20 @@ use crate::admission::AdmissionPolicy;
 use crate::events::EventPump;
 use crate::metrics::Metrics;
 use crate::onboard::Joins;
-use crate::volume::VolumeTier;
+use crate::tenants::Names;
+use crate::volume::Volumes;
 use crate::worker::WorkerLink;
 pub(crate) use admission::BlockCosts;
 use admission::Speeds;
 use answers::Inbox;
-use flush::Flushes;
+use gather::Gather;
 use inflight::Inflight;
-use kvbm_plan::{BlockId, Command, Epoch, Failure, FailureKind, Path, PlanId, Rank, Tier};
+use kvbm_plan::{BlockId, Command, Epoch, Failure, FailureKind, FlushOutcome, Path, PlanId, Rank, Tier};
 use kvbm_pool::{Prefix, Registry};
 use offload::Offloads;
 use operation::{Operation, PlanPart};
 use parking_lot::{Mutex, ReentrantMutex};
+use ranks::Ranks;
 use recovery::Recoveries;
 pub(crate) use sending::Prepared;
 use std::collections::HashMap;
@@ -52,26 +55,28 @@ pub(crate) struct Settings {
     /// After this a read from disk counts as failed: recomputing is faster.
     pub(crate) read_deadline: Duration,
     pub(crate) block_costs: BlockCosts,
+    /// How long a rank may stay away until it is given up; 0 for ever.
+    pub(crate) rank_lost_after: Duration,
 }
 
 /// See the module.
 pub(crate) struct Leader {
     pub(crate) registry: Registry,
+    pub(crate) tenants: Names,
     pub(crate) settings: Settings,
     pub(crate) metrics: Metrics,
     pub(crate) offloads: Offloads,
     pub(crate) admission: Arc<dyn AdmissionPolicy>,
     speeds: Speeds,
     pub(crate) joins: Joins,
-    /// G4, if there is one.
-    pub(crate) volume: Option<VolumeTier>,
-    pub(crate) flushes: Flushes,
+    /// G4.
+    pub(crate) volumes: Volumes,
+    pub(crate) flushes: Arc<Gather<FlushOutcome>>,
     pub(crate) recoveries: Recoveries,
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     links: OnceLock<Vec<Box<dyn WorkerLink>>>,
-    /// Ranks that were given up: nothing is sent to them any more.
-    lost: Vec<AtomicBool>,
+    ranks: Ranks,
     inflight: Inflight<PlanPart>,
     inbox: Mutex<Inbox>,
     /// Held while slots of G3 change hands and the workers are told, so that a slot is never released after its next block was
@@ -91,29 +96,31 @@ pub(crate) struct Leader {
 
 impl Leader {
     pub(crate) fn new(
-        registry: Registry,
+        (registry, tenants): (Registry, Names),
         settings: Settings,
         metrics: Metrics,
         offloads: Offloads,
         admission: Arc<dyn AdmissionPolicy>,
-        volume: Option<VolumeTier>,
+        volumes: Volumes,
     ) -> Arc<Self> {
-        let (epoch, ranks) = (settings.epoch, settings.ranks);
+        let (epoch, ranks, lost_after) = (settings.epoch, settings.ranks, settings.rank_lost_after);
+        metrics.set_ranks(ranks);
         let capacity = registry.capacity(Tier::G3);
         let leader = Arc::new(Self {
             registry,
+            tenants,
             settings,
             metrics,
             offloads,
             admission,
             speeds: Speeds::default(),
             joins: Joins::default(),
-            volume,
-            flushes: Flushes::default(),
+            volumes,
+            flushes: Arc::default(),
             recoveries: Recoveries::new(ranks, capacity),
             events: OnceLock::new(),
             links: OnceLock::new(),
-            lost: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            ranks: Ranks::new(ranks, lost_after),
             inflight: Inflight::new(epoch, ranks),
             inbox: Mutex::new(Inbox::default()),
             disk_order: ReentrantMutex::new(()),
@@ -123,6 +130,7 @@ impl Leader {
             turned_away: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
+        leader.name_tenant_metrics();
         let weak = Arc::downgrade(&leader);
         leader.metrics.refresh_by(move || {
             if let Some(leader) = weak.upgrade() {
@@ -180,8 +188,12 @@ impl Leader {
 
     /// A hit counts once, where the block was found nearest, after it was verified.
     pub(crate) fn count_hits(&self, prefix: &Prefix, arrived: usize) {
+        let volume = prefix.volume().and_then(|id| self.volumes.get(id));
         for block in prefix.blocks().iter().take(arrived) {
             self.metrics.tier(block.tier).hits.add(1);
+            if let (Tier::G4, Some(volume)) = (block.tier, &volume) {
+                volume.counters.hits.add(1);
+            }
         }
     }
 
@@ -216,27 +228,10 @@ impl Leader {
         found.into_values().collect()
     }
 
-    /// Answers for a rank that will not: what it owes fails, and nothing is sent to it from now on. Plans that it owed.
-    pub(crate) fn rank_lost(self: &Arc<Self>, rank: Rank) -> usize {
-        let Some(lost) = self.lost.get(rank.index()) else { return 0 };
-        // Before the look at what is under way: what is sent meanwhile is refused.
-        lost.store(true, Ordering::Release);
-        let owed = self.inflight.owed_by(rank);
-        tracing::warn!(%rank, plans = owed.len(), "a rank was given up: its transfers fail");
-        for &(plan_id, path) in &owed {
-            self.react(answers::Item::Unreached { plan_id, rank, path, failure: given_up(rank) });
-        }
-        self.flushes.lost(rank, &given_up(rank));
-        owed.len()
-    }
-
-    fn is_lost(&self, rank: Rank) -> bool {
-        self.lost.get(rank.index()).is_some_and(|lost| lost.load(Ordering::Acquire))
-    }
-
     /// Gives up on what is past its deadline.
-    pub(crate) fn expire(&self, now: Instant) {
-        self.tend_volume(now);
+    pub(crate) fn expire(self: &Arc<Self>, now: Instant) {
+        self.tend_volumes(now);
+        self.watch_ranks(now);
         for operation in self.operations(|operation| operation.deadline <= now) {
             self.abandon(&operation, &operation::expired("transfer", operation.limit));
         }
@@ -244,5 +239,5 @@ impl Leader {
 }
 
 fn given_up(rank: Rank) -> Failure {
-    Failure::new(FailureKind::Io, format!("rank {rank} was given up: start its worker and a new leader"))
+    Failure::new(FailureKind::Io, format!("rank {rank} was given up: start its worker again"))
 }

@@ -43,11 +43,6 @@ impl Offloads {
         self.edges.iter().find(|edge| edge.path == path)
     }
 
-    /// All steps that begin on `src`.
-    fn edges_from(&self, src: Tier) -> impl Iterator<Item = &Edge> {
-        self.edges.iter().filter(move |edge| edge.path.src == src)
-    }
-
     pub(crate) fn edges(&self) -> &[Edge] {
         &self.edges
     }
@@ -132,6 +127,17 @@ impl Drop for Running {
 }
 
 impl Leader {
+    /// All steps whose end is there: volumes come and go.
+    fn open_edges(&self) -> impl Iterator<Item = &Edge> {
+        let volumes = !self.volumes.is_empty();
+        self.offloads.edges().iter().filter(move |edge| volumes || edge.path.dst != Tier::G4)
+    }
+
+    /// Those of them that begin on `src`.
+    fn edges_from(&self, src: Tier) -> impl Iterator<Item = &Edge> {
+        self.open_edges().filter(move |edge| edge.path.src == src)
+    }
+
     /// Blocks became visible on their tier: write-through and the watermark have their say. `round`: that of the offload that
     /// brought them, if one did.
     pub(crate) fn registered(
@@ -140,18 +146,18 @@ impl Leader {
         round: Option<Round>,
         blocks: impl FnOnce() -> Pinned,
     ) {
-        if self.is_turned_away() || self.offloads.edges_from(tier).next().is_none() {
+        if self.is_turned_away() || self.edges_from(tier).next().is_none() {
             return;
         }
         let round = round.unwrap_or_else(|| self.offloads.round());
         let through = |edge: &&Edge| edge.triggers.write_through;
-        if self.offloads.edges_from(tier).any(|edge| through(&edge)) {
+        if self.edges_from(tier).any(|edge| through(&edge)) {
             let blocks = blocks();
-            for edge in self.offloads.edges_from(tier).filter(through) {
+            for edge in self.edges_from(tier).filter(through) {
                 self.write_through(edge, round, blocks.clone());
             }
         }
-        for edge in self.offloads.edges_from(tier) {
+        for edge in self.edges_from(tier) {
             self.check_watermark(edge, round);
             self.check_victims(edge, round);
         }
@@ -168,8 +174,8 @@ impl Leader {
         let identities = blocks.identities();
         let Some(first) = identities.first() else { return blocks };
         let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
-        let copied = if let (Some(volume), Tier::G4) = (&self.volume, edge.path.dst) {
-            hashes.iter().take_while(|hash| volume.awaits(first.group, **hash)).count()
+        let copied = if edge.path.dst == Tier::G4 {
+            self.volumes.awaited_prefix(first.group, &hashes)
         } else {
             let tiers = self.registry.peek_prefix(first.group, &hashes);
             tiers.iter().take_while(|tiers| tiers.contains(edge.path.dst)).count()
@@ -185,7 +191,7 @@ impl Leader {
             return;
         }
         let round = self.offloads.round();
-        for edge in self.offloads.edges() {
+        for edge in self.open_edges() {
             self.check_watermark(edge, round);
             self.check_idle(edge, round);
         }
@@ -194,7 +200,8 @@ impl Leader {
 
     /// Queues an offload that somebody asked for. `false` where no path leads from there to `to`.
     pub(crate) fn offload_now(self: &Arc<Self>, blocks: Pinned, to: Tier) -> bool {
-        let Some(edge) = self.offloads.edge(Path::new(blocks.tier(), to)) else { return false };
+        let path = Path::new(blocks.tier(), to);
+        let Some(edge) = self.open_edges().find(|edge| edge.path == path) else { return false };
         let blocks = self.without_copied(edge, blocks);
         self.enqueue(edge, self.offloads.round(), blocks);
         self.pump();
@@ -216,7 +223,7 @@ impl Leader {
     pub(crate) fn drop_queued(&self) {
         for edge in self.offloads.edges() {
             for batch in edge.take_queued() {
-                self.drop_batch(edge, &batch, DropReason::ShuttingDown);
+                self.drop_batch(edge, batch, DropReason::ShuttingDown);
             }
         }
     }
@@ -239,20 +246,20 @@ impl Leader {
         let wanted = edge.choice(edge.room());
         if share > 0.0 && wanted > 0 {
             let Path { src, dst } = edge.path;
-            // The registry does not know what is on the volume: where that is the only step, nothing counts as copied.
+            // The registry does not know what is on volumes: where that is the only step, nothing counts as copied.
             let not_on = if dst == Tier::G4 { Tier::G3 } else { dst };
             let victims = self.registry.uncopied_victims(src, share, wanted, not_on);
             if dst == Tier::G3 {
-                self.keep_on_volume(round, &victims);
+                self.keep_on_volumes(round, &victims);
             }
             self.enqueue(edge, round, self.admitted(edge, Trigger::Eviction, victims));
         }
     }
 
-    /// What is about to leave host memory also goes to the volume, where the configuration says so.
-    fn keep_on_volume(&self, round: Round, victims: &Pinned) {
-        let keeps = self.volume.as_ref().is_some_and(|volume| volume.settings.keeps_victims);
-        if let Some(edge) = self.offloads.edge(Path::G2_G4).filter(|_| keeps && !victims.is_empty()) {
+    /// What is about to leave host memory also goes to a volume, where the configuration says so.
+    fn keep_on_volumes(&self, round: Round, victims: &Pinned) {
+        let keeps = self.volumes.policy.keeps_victims && !victims.is_empty();
+        if let Some(edge) = self.open_edges().find(|edge| keeps && edge.path == Path::G2_G4) {
             let blocks = self.without_copied(edge, victims.clone());
             self.enqueue(edge, round, self.admitted(edge, Trigger::Eviction, blocks));
         }
@@ -289,13 +296,17 @@ impl Leader {
             if edge.overflows() {
                 tracing::warn!(path = %edge.path, limit = edge.limit, "offloads come faster than they go down: the queue drops and counts those least likely to be used again");
             }
-            self.drop_batch(edge, &dropped, DropReason::QueueFull);
+            self.drop_batch(edge, dropped, DropReason::QueueFull);
         }
     }
 
-    fn drop_batch(&self, edge: &Edge, batch: &Batch, reason: DropReason) {
-        self.metrics.path(edge.path).dropped(reason).add(batch.blocks.len() as u64);
-        self.offloads.remove(batch.round, batch.blocks.len());
+    fn drop_batch(&self, edge: &Edge, batch: Batch, reason: DropReason) {
+        let Batch { blocks, round } = batch;
+        let count = blocks.len();
+        self.metrics.path(edge.path).dropped(reason).add(count as u64);
+        // Who waits for offloads finds their blocks let go.
+        drop(blocks);
+        self.offloads.remove(round, count);
     }
 
     /// Starts a batch; ancestors that were left behind go before it.
@@ -320,13 +331,16 @@ impl Leader {
     /// their parents come back.
     fn carry(self: &Arc<Self>, edge: &Edge, batch: Batch) -> Vec<BlockIdentity> {
         if edge.path.dst == Tier::G4 {
-            return self.carry_to_volume(edge, batch);
+            return self.carry_to_volumes(edge, batch);
         }
+        // Ends its account after everything below is let go.
+        let running = Running::queued(self, edge.path, batch.round, batch.blocks.len());
         let Batch { blocks: mut batch, round } = batch;
-        let running = Running::queued(self, edge.path, round, batch.len());
         let _order = (edge.path.dst == Tier::G3).then(|| self.disk_order.lock());
         let Some((identities, mut arrivals)) = self.reserve(edge, &mut batch) else { return Vec::new() };
-        let there = self.still_on(edge.path.src, &identities);
+        // Asked after destinations are reserved: what is removed later cancels the arrival, so nothing that was removed (a tenant that was
+        // forgotten, what a lost worker had) comes back. The slot is asked for, not the block, which may have come back elsewhere.
+        let there = batch.registered();
         let sources = batch.block_ids();
         let (mut moves, mut places, mut orphans) = (Vec::new(), Vec::new(), Vec::new());
         for (index, &identity) in identities.iter().enumerate() {
@@ -353,6 +367,7 @@ impl Leader {
             keep: vec![Box::new(batch), Box::new(running)],
             source_check: None,
             round: Some(round),
+            volume: None,
         };
         let prepared = self.prepare(Purpose::Offload, edge.path.dst, parts);
         self.send(prepared);

@@ -6,7 +6,8 @@
 use crate::error::BlockFailure;
 use crate::leader::offload::Round;
 use crate::signal::{Signal, deadline};
-use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, Tier};
+use crate::volume::VolumeTier;
+use kvbm_plan::{BlockId, BlockIdentity, Endpoint, Failure, FailureKind, Path, Tier, VolumeId};
 use kvbm_pool::{AnyArrivals, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -40,7 +41,7 @@ pub(crate) type SourceCheck = Box<dyn Fn(usize) -> Option<Failure> + Send>;
 pub(crate) enum Destination {
     /// Slots of one of our tiers: move `i` fills reservation `places[i]`.
     Reserved { arrivals: AnyArrivals, places: Vec<usize> },
-    /// A volume, whose index is told.
+    /// The volume of these parts, whose index is told.
     Volume,
     /// Memory that the caller keeps (the engine's, or a private batch): nothing to make visible.
     Unregistered,
@@ -55,6 +56,8 @@ pub(crate) struct Parts {
     pub(crate) source_check: Option<SourceCheck>,
     /// Of an offload: when it was asked for.
     pub(crate) round: Option<Round>,
+    /// The volume that blocks come from or go to, where one does.
+    pub(crate) volume: Option<Arc<VolumeTier>>,
 }
 
 /// What became of an operation.
@@ -70,6 +73,8 @@ pub(crate) struct Outcome {
 pub(crate) struct Operation {
     pub(crate) purpose: Purpose,
     pub(crate) to: Tier,
+    /// The volume at one of its ends, where there is one.
+    pub(crate) volume: Option<VolumeId>,
     /// How long it may take.
     pub(crate) limit: Duration,
     pub(crate) deadline: Instant,
@@ -113,6 +118,41 @@ pub(crate) struct PlanPart {
 pub(crate) struct Unsettled {
     pub(crate) parts: Parts,
     pub(crate) failures: Vec<Option<Failure>>,
+    pub(crate) promise: Promise,
+}
+
+/// That whoever waits for an operation is told. Dropped before it was kept, which only a defect (a panic) can cause, it tells that the
+/// operation failed.
+pub(crate) struct Promise {
+    operation: Arc<Operation>,
+    moves: Vec<Move>,
+    kept: bool,
+}
+
+impl Promise {
+    /// The blocks that it is about.
+    pub(crate) fn moves(&self) -> &[Move] {
+        &self.moves
+    }
+
+    /// Publishes the outcome to whoever waits.
+    pub(crate) fn keep(mut self, outcome: Outcome) {
+        self.kept = true;
+        self.operation.settle(outcome);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        let why = "the leader failed while it settled the transfer (a defect of kvbm: please report the log)";
+        // Not as cancelled: who joined would ask for it again, and again.
+        let reason = Failure::new(FailureKind::Io, why);
+        let failures = self.moves.iter().map(|step| step.failed(self.operation.to, reason.clone())).collect();
+        self.operation.settle(Outcome { arrived: None, failures });
+    }
 }
 
 impl Operation {
@@ -125,6 +165,7 @@ impl Operation {
             Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
         };
+        let volume = parts.volume.as_ref().map(|volume| volume.descriptor.id);
         let state = State {
             parts: Some(parts),
             failures,
@@ -136,6 +177,7 @@ impl Operation {
         Arc::new(Self {
             purpose,
             to,
+            volume,
             limit,
             deadline: deadline(limit),
             settled: Signal::default(),
@@ -144,12 +186,20 @@ impl Operation {
         })
     }
 
+    /// Its end on `tier`.
+    pub(crate) fn endpoint(&self, tier: Tier) -> Endpoint {
+        match (tier, self.volume) {
+            (Tier::G4, Some(volume)) => Endpoint::Volume(volume),
+            _ => Endpoint::Local(tier),
+        }
+    }
+
     /// Takes the failures of a finished plan. The whole operation, if that was the last one.
-    pub(crate) fn merge(&self, first: usize, failures: Vec<Option<Failure>>) -> Option<Unsettled> {
+    pub(crate) fn merge(self: &Arc<Self>, first: usize, failures: &[Option<Failure>]) -> Option<Unsettled> {
         let mut state = self.state.lock();
         for (slot, failure) in state.failures.iter_mut().skip(first).zip(failures) {
             if slot.is_none() {
-                *slot = failure;
+                slot.clone_from(failure);
             }
         }
         state.plans_left = state.plans_left.saturating_sub(1);
@@ -163,11 +213,11 @@ impl Operation {
                 slot.get_or_insert_with(|| reason.clone());
             }
         }
-        Some(Unsettled { parts, failures })
+        let promise = Promise { operation: Arc::clone(self), moves: parts.moves.clone(), kept: false };
+        Some(Unsettled { parts, failures, promise })
     }
 
-    /// Publishes the outcome to whoever waits.
-    pub(crate) fn settle(&self, outcome: Outcome) {
+    fn settle(&self, outcome: Outcome) {
         let arrived = outcome.arrived.as_ref().map_or(0, Pinned::len);
         tracing::trace!(purpose = ?self.purpose, to = %self.to, arrived, failed = outcome.failures.len(), "settled");
         let mut state = self.state.lock();
@@ -252,6 +302,15 @@ impl Operation {
             .is_some_and(|parts| parts.moves.iter().all(|step| step.from == tier && ids.contains(&step.src)))
     }
 
+    /// What arrived is let go once the last caller is through with the outcome, although the leader may hold the operation a moment
+    /// longer.
+    fn seen(&self) {
+        let mut state = self.state.lock();
+        let arrived = if state.interested == 0 { state.outcome.arrived.take() } else { None };
+        drop(state);
+        drop(arrived);
+    }
+
     /// Looks at the outcome. Meaningful once `settled` is set.
     pub(crate) fn with_outcome<R>(&self, read: impl FnOnce(&Outcome) -> R) -> R {
         read(&self.state.lock().outcome)
@@ -271,8 +330,14 @@ pub(crate) struct Interest {
     pub(crate) joined: bool,
 }
 
+impl Drop for Interest {
+    fn drop(&mut self) {
+        self.operation.seen();
+    }
+}
+
 impl Interest {
-    /// Lets go; an operation that this was the last share of is given up for `reason`.
+    /// Lets go; an operation that this was the last share of is given up for `reason`. What arrived stays pinned until this is dropped.
     pub(crate) fn release(&self, reason: &Failure) -> Released {
         self.operation.release(reason)
     }
@@ -287,6 +352,9 @@ pub(crate) fn expired(what: &str, limit: Duration) -> Failure {
 mod tests {
     use super::*;
     use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Wake};
 
     fn operation(limit: Duration) -> Arc<Operation> {
         let hash = SequenceHash::from_bytes([1; 16]);
@@ -294,8 +362,8 @@ mod tests {
             BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 };
         let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
         let destination = Destination::Unregistered;
-        let parts =
-            Parts { moves: vec![step], destination, keep: Vec::new(), source_check: None, round: None };
+        let (moves, keep) = (vec![step], Vec::new());
+        let parts = Parts { moves, destination, keep, source_check: None, round: None, volume: None };
         Operation::new(Purpose::Onboard, Tier::G1, limit, parts, 1)
     }
 
@@ -320,10 +388,43 @@ mod tests {
         assert_eq!(operation.interest().release(&dropped()), Released::Abandoned);
         let late = operation.join(Instant::now()).expect("not late");
         assert!(!operation.settled.is_set() && late.joined);
-        let unsettled = operation.merge(0, vec![None]).expect("the only plan");
+        let unsettled = operation.merge(0, &[None]).expect("the only plan");
         assert_eq!(unsettled.failures, [None], "its blocks become visible");
-        operation.settle(Outcome::default());
+        unsettled.promise.keep(Outcome::default());
         assert_eq!(late.release(&dropped()), Released::Over);
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Mutation that makes it fail: `Promise` without its `drop`.
+    #[test]
+    fn a_defect_while_it_is_settled_is_told_to_whoever_waits() {
+        let operation = operation(Duration::from_secs(60));
+        let woken = Arc::new(Woken::default());
+        let waker = Arc::clone(&woken).into();
+        assert!(operation.settled.poll(&Context::from_waker(&waker)).is_pending());
+        let unsettled = operation.merge(0, &[None]).expect("the only plan");
+        let defect = catch_unwind(AssertUnwindSafe(|| {
+            let _unsettled = unsettled;
+            panic!("planted");
+        }));
+        assert!(defect.is_err() && woken.0.load(Ordering::Relaxed) && operation.settled.is_set());
+        operation.with_outcome(|outcome| {
+            assert!(outcome.arrived.is_none());
+            assert_eq!(outcome.failures[0].failure.kind, FailureKind::Io, "nobody asks for it again");
+            assert!(
+                outcome.failures[0].failure.detail.contains("a defect of kvbm"),
+                "{:?}",
+                outcome.failures
+            );
+        });
     }
 
     #[test]
@@ -332,7 +433,7 @@ mod tests {
         assert!(operation.abandon(&expired("transfer", Duration::ZERO)));
         assert!(!operation.abandon(&dropped()), "once");
         assert!(operation.join(Instant::now()).is_none());
-        let unsettled = operation.merge(0, vec![None]).expect("the only plan");
+        let unsettled = operation.merge(0, &[None]).expect("the only plan");
         assert_eq!(unsettled.failures[0].as_ref().map(|failure| failure.kind), Some(FailureKind::Deadline));
     }
 }

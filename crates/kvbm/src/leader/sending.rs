@@ -3,9 +3,10 @@
 use super::answers::Item;
 use super::operation::{Move, Operation, Parts, PlanPart, Purpose};
 use super::{Leader, plans};
+use crate::volume::VolumeTier;
+use crate::worker::LinkError;
 use kvbm_plan::{
-    ChecksumMode, Command, Endpoint, Failure, FailureKind, Gate, Path, Priority, Rank, Tier, TransferPlan,
-    wire,
+    ChecksumMode, Command, Failure, FailureKind, Gate, Path, Priority, Rank, Tier, TransferPlan, wire,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,23 +29,33 @@ impl Prepared {
 impl Leader {
     /// Sends a command to every worker. The ranks that it did not reach, with the reason.
     pub(crate) fn broadcast(&self, command: &Command) -> Vec<(Rank, Failure)> {
-        let links = self.links.get().map_or(&[][..], Vec::as_slice);
-        let failed = |detail: String| Failure::new(FailureKind::Io, detail);
+        let ranks = (0..self.settings.ranks as u16).map(Rank);
         match wire::encode_command(command) {
-            Ok(bytes) => {
-                let refused = links.iter().zip(0..).filter_map(|(link, rank)| {
-                    let rank = Rank(rank);
-                    if self.is_lost(rank) {
-                        return Some((rank, super::given_up(rank)));
-                    }
-                    link.send(&bytes).err().map(|error| (rank, failed(error.to_string())))
-                });
-                refused.collect()
+            Ok(bytes) => ranks
+                .filter_map(|rank| self.send_bytes(rank, &bytes).err().map(|failure| (rank, failure)))
+                .collect(),
+            Err(error) => ranks.map(|rank| (rank, unreached(&error))).collect(),
+        }
+    }
+
+    /// Sends a command to one worker.
+    pub(crate) fn send_to(&self, rank: Rank, command: &Command) -> Result<(), Failure> {
+        let bytes = wire::encode_command(command).map_err(|error| unreached(&error))?;
+        self.send_bytes(rank, &bytes)
+    }
+
+    fn send_bytes(&self, rank: Rank, command: &[u8]) -> Result<(), Failure> {
+        let starts = self.ranks.line(rank)?;
+        match self.links.get().and_then(|links| links.get(rank.index())) {
+            Some(link) => {
+                let sent = link.send(command);
+                if sent == Err(LinkError::Closed) {
+                    self.ranks.found_closed(rank, starts);
+                }
+                sent.map_err(|error| unreached(&error))
             }
-            Err(error) => {
-                let all = 0..self.settings.ranks as u16;
-                all.map(|rank| (Rank(rank), failed(error.to_string()))).collect()
-            }
+            // Workers are connected before anything is sent.
+            None => Ok(()),
         }
     }
 
@@ -52,28 +63,21 @@ impl Leader {
     pub(crate) fn prepare(&self, purpose: Purpose, to: Tier, parts: Parts) -> Prepared {
         let moves = parts.moves.clone();
         let ranges = plans::ranges(&moves, self.settings.max_plan_blocks);
-        let limit = self.limit(&moves);
+        let limit = self.limit(&moves, parts.volume.as_deref());
         let operation = Operation::new(purpose, to, limit, parts, ranges.len());
         Prepared { operation, moves, ranges }
     }
 
     /// How long these moves may take.
-    pub(crate) fn limit(&self, moves: &[Move]) -> Duration {
+    pub(crate) fn limit(&self, moves: &[Move], volume: Option<&VolumeTier>) -> Duration {
         let reads = |tier: Tier| moves.iter().any(|step| step.from == tier);
         let mut limit = self.settings.transfer_deadline;
         if reads(Tier::G3) {
             limit = limit.min(self.settings.read_deadline);
         }
-        match &self.volume {
-            Some(volume) if reads(Tier::G4) => limit.min(volume.settings.deadline),
+        match volume {
+            Some(volume) if reads(Tier::G4) => limit.min(volume.descriptor.deadline),
             _ => limit,
-        }
-    }
-
-    fn endpoint(&self, tier: Tier) -> Endpoint {
-        match &self.volume {
-            Some(volume) if tier == Tier::G4 => Endpoint::Volume(volume.settings.id),
-            _ => Endpoint::Local(tier),
         }
     }
 
@@ -97,8 +101,8 @@ impl Leader {
             plan_id,
             epoch: self.settings.epoch,
             group: moves[range.start].identity.group,
-            src: self.endpoint(from),
-            dst: self.endpoint(operation.to),
+            src: operation.endpoint(from),
+            dst: operation.endpoint(operation.to),
             blocks: plans::transfers(&moves[range]),
             layers: None,
             gate: self.gate(path),
@@ -112,7 +116,10 @@ impl Leader {
             budget_ms: u32::try_from(operation.limit.as_millis()).unwrap_or(u32::MAX).max(1),
             checksums: ChecksumMode::Required,
         };
-        for (rank, failure) in self.broadcast(&Command::Transfer(plan)) {
+        let unreached = self.broadcast(&Command::Transfer(plan));
+        // After it was sent: a worker whose start is told later has not got it.
+        self.inflight.sent(plan_id, self.ranks.starts_told());
+        for (rank, failure) in unreached {
             self.react(Item::Unreached { plan_id, rank, path, failure });
         }
     }
@@ -124,4 +131,8 @@ impl Leader {
         let touches_device = path.src == Tier::G1 || path.dst == Tier::G1;
         if touches_device && fence > 0 { Gate::DeviceEvent(fence) } else { Gate::None }
     }
+}
+
+fn unreached(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(FailureKind::Io, error.to_string())
 }

@@ -12,7 +12,9 @@ impl Leader {
     /// All plans of an operation are over: arrivals become visible, sources are let go, waiters are told, in this order.
     pub(super) fn settle(self: &Arc<Self>, operation: &Arc<Operation>, unsettled: Unsettled) {
         let _inside = operation.span.enter();
-        let Unsettled { parts, mut failures } = unsettled;
+        // Dropped in the opposite order: should this panic, whoever waits is told after what was held is let go.
+        let Unsettled { promise, parts, mut failures } = unsettled;
+        let joinable = Joinable { leader: self, operation, moves: promise.moves() };
         if let Some(check) = &parts.source_check {
             for (index, slot) in failures.iter_mut().enumerate() {
                 if slot.is_none() {
@@ -22,7 +24,9 @@ impl Leader {
         }
         self.condemn_sources(&parts.moves, &failures);
         self.drop_missing(&parts.moves, &failures);
-        self.note_reads(&parts.moves, &failures);
+        if let Some(volume) = &parts.volume {
+            self.note_reads(volume, &parts.moves, &failures);
+        }
         let arrived = match parts.destination {
             Destination::Reserved { arrivals, places } => {
                 let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
@@ -35,7 +39,9 @@ impl Leader {
                 Some(arrivals.into_pinned())
             }
             Destination::Volume => {
-                self.complete_on_volume(&parts.moves, &mut failures);
+                if let Some(volume) = &parts.volume {
+                    self.complete_on_volume(volume, &parts.moves, &mut failures);
+                }
                 None
             }
             Destination::Unregistered => None,
@@ -43,14 +49,17 @@ impl Leader {
         if operation.to == Tier::G3 {
             self.retire_doomed();
         }
-        self.joins.remove(operation, &parts.moves);
+        drop(joinable);
         let failures = self.tell(operation, &parts.moves, failures);
         if let Some(arrived) = &arrived {
             self.registered(operation.to, parts.round, || arrived.clone());
         }
+        // Nobody waits for the blocks of an offload. They are let go before it counts as over (`keep` ends its account): who waits for
+        // offloads may evict or clear what they brought.
+        let arrived = arrived.filter(|_| operation.purpose != Purpose::Offload);
         // Before anybody is told: who waited may want back what was kept for the transfer.
         drop(parts.keep);
-        operation.settle(Outcome { arrived, failures });
+        promise.keep(Outcome { arrived, failures });
         self.pump();
     }
 
@@ -139,6 +148,19 @@ impl Leader {
         let lost = moves.iter().zip(failures).filter(|(_, slot)| slot.is_some());
         let lost: Vec<_> = lost.map(|(step, _)| step.dst).collect();
         self.release(&lost);
+    }
+}
+
+/// An operation that others may join, until this is dropped: nobody joins one whose end failed.
+struct Joinable<'a> {
+    leader: &'a Leader,
+    operation: &'a Arc<Operation>,
+    moves: &'a [Move],
+}
+
+impl Drop for Joinable<'_> {
+    fn drop(&mut self) {
+        self.leader.joins.remove(self.operation, self.moves);
     }
 }
 

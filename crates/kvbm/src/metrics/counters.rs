@@ -1,10 +1,14 @@
 //! What is counted, in flat arrays that are indexed by enums: counting is an atomic addition, no look-up and no allocation.
 
+use super::disks::DiskMetrics;
+use super::ranks::RankMetrics;
+use super::tenants::TenantMetrics;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{FailureKind, Path, Tier};
+use kvbm_plan::{FailureKind, Path, Tier, VolumeId};
 
 use super::histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
 
@@ -40,6 +44,8 @@ label! {
         Expired = "expired",
         /// Its bytes were found wrong.
         Corrupt = "corrupt",
+        /// A rank that has a part of it is gone, or started again with empty memory.
+        RankLost = "rank_lost",
     }
 }
 
@@ -60,8 +66,30 @@ label! {
         Failed = "failed",
         /// The volume fails and is left alone for a while.
         VolumeDown = "volume_down",
+        /// Its last copy is being removed from the volume: what is written now could go with it.
+        Leaving = "leaving",
         /// The manager shut down first.
         ShuttingDown = "shutting_down",
+    }
+}
+
+label! {
+    /// What became of a block that a disk held at the start.
+    RecoveryOutcome {
+        /// It can be found again.
+        Restored = "restored",
+        /// Its parent, or an ancestor further up, is gone: its record was damaged, or its slot is out of use.
+        Orphan = "orphan",
+        /// Some rank does not have it, or has another block in its slot.
+        Incomplete = "incomplete",
+        /// A later record has it in another slot.
+        Duplicate = "duplicate",
+        /// Its record contradicts others, or its slot is out of use.
+        Invalid = "invalid",
+        /// It was left by a deployment with another number of ranks and is ours now; counted again when it is restored.
+        TakenOver = "taken_over",
+        /// It was left by a deployment with another number of ranks and stays there.
+        LeftBehind = "left_behind",
     }
 }
 
@@ -323,6 +351,8 @@ pub struct Counters {
     pub event_transport_unavailable: Counter,
     /// Stored blocks that were told without their tokens, in a format that says them.
     pub events_without_tokens: Counter,
+    /// Stored blocks that were told by kvbm's hash, in a format that says an engine's.
+    pub events_without_hash: Counter,
     /// Events that wait to be published.
     pub events_waiting: Gauge,
     /// How long the oldest of them has waited, in microseconds.
@@ -331,9 +361,39 @@ pub struct Counters {
     pub malformed_messages: Counter,
     /// Reports that changed nothing: repeated, late, of an earlier epoch.
     pub ignored_reports: Counter,
+    recovered: [Counter; RecoveryOutcome::ALL.len()],
     tiers: [TierMetrics; Tier::ALL.len()],
     /// [`Path::ALL`] in order, then all other paths together.
     paths: [PathMetrics; Path::ALL.len() + 1],
+    /// Volumes that were ever registered.
+    volumes: Mutex<BTreeMap<VolumeId, Arc<VolumeCounters>>>,
+    /// Every rank of the manager, in order.
+    ranks: OnceLock<Vec<RankMetrics>>,
+    /// Tenants with shares, first all others; not set where there are none.
+    tenants: OnceLock<Vec<TenantMetrics>>,
+    /// The disk tiers of this process.
+    pub disks: DiskMetrics,
+}
+
+/// What is counted of one volume, for as long as the process lives: it may be registered again.
+#[derive(Debug, Default)]
+pub struct VolumeCounters {
+    /// Blocks that came from it.
+    pub hits: Counter,
+    /// Blocks that were read there and were gone or damaged.
+    pub misses: Counter,
+    /// Of those, damaged ones.
+    pub corrupt: Counter,
+    /// Blocks that were copied to it.
+    pub stored: Counter,
+    /// Blocks that were refused because it was full.
+    pub full: Counter,
+    /// Blocks and questions that the store failed.
+    pub errors: Counter,
+    /// Blocks that it is known to hold.
+    pub blocks: Gauge,
+    /// 1 while it is left alone because it failed.
+    pub down: Gauge,
 }
 
 impl Counters {
@@ -343,11 +403,51 @@ impl Counters {
         &self.tiers[tier.index()]
     }
 
+    /// Blocks that the disks held at the start, by what became of them.
+    pub fn recovered(&self, outcome: RecoveryOutcome) -> &Counter {
+        &self.recovered[outcome as usize]
+    }
+
     /// Metrics of `path`. Paths outside [`Path::ALL`] share one set, labelled `other`.
     #[inline]
     pub fn path(&self, path: Path) -> &PathMetrics {
         let index = Path::ALL.iter().position(|known| *known == path).unwrap_or(Path::ALL.len());
         &self.paths[index]
+    }
+
+    /// Metrics of every rank, in order.
+    pub fn ranks(&self) -> &[RankMetrics] {
+        self.ranks.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// So many ranks there are. Once.
+    pub(crate) fn set_ranks(&self, ranks: usize) {
+        let set = self.ranks.set((0..ranks).map(|_| RankMetrics::default()).collect());
+        debug_assert!(set.is_ok(), "one manager names its ranks");
+    }
+
+    /// Metrics of each tenant with a share, first of all others; nothing where there are none.
+    pub fn tenants(&self) -> &[TenantMetrics] {
+        self.tenants.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Names the tenants. Once.
+    pub(crate) fn set_tenants(&self, names: impl Iterator<Item = String>) {
+        let set = self.tenants.set(names.map(TenantMetrics::new).collect());
+        debug_assert!(set.is_ok(), "one manager names its tenants");
+    }
+
+    /// What is counted of a volume.
+    pub fn volume(&self, id: VolumeId) -> Arc<VolumeCounters> {
+        // Nothing panics while it is held.
+        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(volumes.entry(id).or_default())
+    }
+
+    /// What is counted of each volume that was ever registered.
+    pub(super) fn volumes(&self) -> Vec<(VolumeId, Arc<VolumeCounters>)> {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        volumes.iter().map(|(id, counters)| (*id, Arc::clone(counters))).collect()
     }
 
     /// Every set of path metrics with its label.

@@ -9,19 +9,25 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
-use super::counters::{Counters, DropReason, EvictReason, PathMetrics, SlotState, TierMetrics};
+use super::counters::{
+    Counters, DropReason, EvictReason, PathMetrics, RecoveryOutcome, SlotState, TierMetrics, VolumeCounters,
+};
 
 /// Walks the counters at each scrape; every combination of labels appears from the start, at 0.
 #[derive(Debug)]
 pub(super) struct Exposition(pub(super) Arc<Counters>);
 
-type Labels<'a> = &'a [(&'a str, &'a str)];
+pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 
 impl Collector for Exposition {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.totals(&mut encoder)?;
         self.tiers(&mut encoder)?;
-        self.paths(&mut encoder)
+        self.paths(&mut encoder)?;
+        super::ranks::encode(self.0.ranks(), &mut encoder)?;
+        super::tenants::encode(self.0.tenants(), &mut encoder)?;
+        self.disks(&mut encoder)?;
+        self.volumes(&mut encoder)
     }
 }
 
@@ -48,6 +54,11 @@ impl Exposition {
                 &counters.events_without_tokens,
             ),
             (
+                "events_without_hash",
+                "Stored blocks that were told by kvbm's hash, in a format that says an engine's",
+                &counters.events_without_hash,
+            ),
+            (
                 "event_transport_unavailable",
                 "Batches that the transport could not take; they were kept",
                 &counters.event_transport_unavailable,
@@ -61,6 +72,12 @@ impl Exposition {
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             counter_value(&mut metric, counter.get())?;
+        }
+        let help = "Blocks that the disks held at the start, by what became of them";
+        let mut metric = encoder.encode_descriptor("recovered_blocks", help, None, MetricType::Counter)?;
+        for outcome in RecoveryOutcome::ALL {
+            let labels: Labels<'_> = &[("outcome", outcome.as_str())];
+            counter_value(&mut metric.encode_family(&labels)?, counters.recovered(*outcome).get())?;
         }
         let (bytes, help) = (counters.event_bytes.get(), "Encoded bytes of events that the transport took");
         let unit = Some(&Unit::Bytes);
@@ -108,6 +125,73 @@ impl Exposition {
             for state in SlotState::ALL {
                 let labels: Labels<'_> = &[("tier", tier.as_str()), ("state", state.as_str())];
                 metric.encode_family(&labels)?.encode_gauge(&self.0.tier(tier).slots(*state).get())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing where no worker of this process has a disk.
+    fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (dirs, snapshots) = (self.0.disks.all_errors(), self.0.disks.all_failed_snapshots());
+        if dirs.is_empty() {
+            return Ok(());
+        }
+        let help = "Operations that the device of a directory failed";
+        let mut metric = encoder.encode_descriptor("disk_errors", help, None, MetricType::Counter)?;
+        for (rank, dir, errors) in dirs {
+            let labels: Labels<'_> = &[("rank", &rank.0.to_string()), ("dir", &dir)];
+            counter_value(&mut metric.encode_family(&labels)?, errors)?;
+        }
+        let help = "Times that the journal of the disk tier could not be replaced by a shorter one";
+        let mut metric =
+            encoder.encode_descriptor("disk_failed_snapshots", help, None, MetricType::Counter)?;
+        for (rank, failed) in snapshots {
+            let labels: Labels<'_> = &[("rank", &rank.0.to_string())];
+            counter_value(&mut metric.encode_family(&labels)?, failed)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing where there never was a volume.
+    fn volumes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Read = fn(&VolumeCounters) -> u64;
+        let each: [(&str, &str, Read); 6] = [
+            ("volume_hit_blocks", "Blocks that came from the volume", |volume| volume.hits.get()),
+            ("volume_missed_blocks", "Blocks that were gone from the volume or damaged", |volume| {
+                volume.misses.get()
+            }),
+            ("volume_corrupt_blocks", "Blocks that were damaged on the volume", |volume| {
+                volume.corrupt.get()
+            }),
+            ("volume_stored_blocks", "Blocks that were copied to the volume", |volume| volume.stored.get()),
+            ("volume_full_blocks", "Blocks that were refused because the volume was full", |volume| {
+                volume.full.get()
+            }),
+            ("volume_errors", "Blocks and questions that the volume's store failed", |volume| {
+                volume.errors.get()
+            }),
+        ];
+        let volumes: Vec<_> =
+            self.0.volumes().into_iter().map(|(id, volume)| (id.to_string(), volume)).collect();
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        for (name, help, read) in each {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (id, volume) in &volumes {
+                let labels: Labels<'_> = &[("volume", id)];
+                counter_value(&mut metric.encode_family(&labels)?, read(volume))?;
+            }
+        }
+        let gauges: [(&str, &str, Read); 2] = [
+            ("volume_blocks", "Blocks that the volume is known to hold", |volume| volume.blocks.get()),
+            ("volume_down", "1 while the volume is left alone because it failed", |volume| volume.down.get()),
+        ];
+        for (name, help, read) in gauges {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (id, volume) in &volumes {
+                let labels: Labels<'_> = &[("volume", id)];
+                metric.encode_family(&labels)?.encode_gauge(&read(volume))?;
             }
         }
         Ok(())
@@ -185,6 +269,6 @@ impl Exposition {
     }
 }
 
-fn counter_value(metric: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+pub(super) fn counter_value(metric: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
     metric.encode_counter::<NoLabelSet, u64, u64>(&value, None)
 }

@@ -18,36 +18,42 @@
 //! ```
 
 mod counters;
+mod disks;
 mod expose;
 mod histogram;
+mod ranks;
 mod server;
+mod tenants;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::registry::Registry;
 
 pub use counters::{
-    Counter, Counters, DropReason, EvictReason, Gauge, InFlight, PathMetrics, PathSummary, SlotState,
-    TierMetrics,
+    Counter, Counters, DropReason, EvictReason, Gauge, InFlight, PathMetrics, PathSummary, RecoveryOutcome,
+    SlotState, TierMetrics, VolumeCounters,
 };
+pub use disks::DiskMetrics;
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
+pub use ranks::RankMetrics;
 pub use server::{MetricsServer, ServeError};
+pub use tenants::{NO_TENANT, TenantMetrics, TenantTierMetrics};
 
 /// The counters of a manager and their exposition. Clones share both; it dereferences to [`Counters`].
 #[derive(Clone)]
 pub struct Metrics {
     counters: Arc<Counters>,
     registry: Arc<Registry>,
-    refresh: Arc<OnceLock<Refresh>>,
+    refreshers: Arc<Mutex<Vec<Refresh>>>,
 }
 
-/// Brings gauges up to date before they are read.
-type Refresh = Box<dyn Fn() + Send + Sync>;
+/// Brings metrics up to date before they are read.
+type Refresh = Arc<dyn Fn() + Send + Sync>;
 
 impl Metrics {
     /// All counters at 0.
@@ -55,26 +61,38 @@ impl Metrics {
         let counters = Arc::new(Counters::default());
         let mut registry = Registry::with_prefix("kvbm");
         registry.register_collector(Box::new(expose::Exposition(Arc::clone(&counters))));
-        Self { counters, registry: Arc::new(registry), refresh: Arc::default() }
+        Self { counters, registry: Arc::new(registry), refreshers: Arc::default() }
     }
 
-    /// Has `refresh` run before every [`encode`](Self::encode). Once.
+    /// Has `refresh` run before every [`encode`](Self::encode), beside what was given before.
     pub(crate) fn refresh_by(&self, refresh: impl Fn() + Send + Sync + 'static) {
-        let set = self.refresh.set(Box::new(refresh));
-        debug_assert!(set.is_ok(), "one manager refreshes its metrics");
+        self.refreshers.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(refresh));
+    }
+
+    /// Brings everything up to date.
+    pub(crate) fn refresh(&self) {
+        // They run without the lock.
+        let refreshers = self.refreshers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for refresh in refreshers {
+            refresh();
+        }
     }
 
     /// All metrics in the OpenMetrics text format, those of a manager as they are now.
     pub fn encode(&self) -> String {
-        if let Some(refresh) = self.refresh.get() {
-            refresh();
-        }
+        self.refresh();
         let mut text = String::new();
         match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
             Ok(()) => text,
             // Only a writer can fail, and a string does not.
             Err(fmt::Error) => String::new(),
         }
+    }
+
+    /// The counters alone, for those whom the exposition will hold.
+    #[cfg(feature = "worker")]
+    pub(crate) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
     }
 
     /// Serves [`encode`](Self::encode) at `GET /metrics` on a loopback address until the server is dropped.

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use kvbm_plan::{FailureKind, Path, Tier};
+use kvbm_plan::{FailureKind, Path, Rank, Tier};
 
 use super::*;
 
@@ -27,12 +27,13 @@ fn every_combination_starts_at_zero() {
     let per_tier = 3 + EvictReason::ALL.len() + SlotState::ALL.len();
     // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
-    // Look-ups, waits, malformed messages, ignored reports; eight of events.
-    assert_eq!(series, 4 + 8 + tiers * per_tier + paths * per_path);
+    // Look-ups, waits, malformed messages, ignored reports; nine of events.
+    assert_eq!(series, 4 + 9 + RecoveryOutcome::ALL.len() + tiers * per_tier + paths * per_path);
     for needed in [
         "kvbm_sync_offloads_total",
         "kvbm_events_lost_total",
         "kvbm_evicted_blocks_total{tier=\"g3\",reason=\"capacity\"}",
+        "kvbm_recovered_blocks_total{outcome=\"orphan\"}",
         "kvbm_tier_slots{tier=\"g2\",state=\"cached\"}",
         "kvbm_transfer_bytes_total{path=\"g3_g1\"}",
         "kvbm_transfer_latency_seconds_count{path=\"g1_g2\"}",
@@ -81,6 +82,25 @@ fn each_handle_counts_its_own_series() {
         expect(format!("kvbm_offload_dropped_blocks_total{{path=\"{path}\",reason=\"wear_budget\"}}"), n);
     }
     expect("kvbm_transfer_blocks_total{path=\"other\"}".into(), 7);
+}
+
+#[test]
+fn each_directory_of_a_disk_has_its_errors_brought_up_to_date_before_they_are_read() {
+    let metrics = Metrics::new();
+    assert!(!metrics.encode().contains("disk_errors"), "no disk, nothing to tell");
+    let (counters, devices) = (metrics.counters(), [("/a", 0), ("/b", 7)]);
+    metrics.refresh_by(move || {
+        for (dir, errors) in devices {
+            counters.disks.errors(Rank(1), dir).raise_to(errors);
+        }
+        counters.disks.failed_snapshots(Rank(1)).raise_to(3);
+    });
+    let text = metrics.encode();
+    for (dir, errors) in devices {
+        let series = format!("kvbm_disk_errors_total{{rank=\"1\",dir=\"{dir}\"}}");
+        assert_eq!(value(&text, &series), Some(errors as f64), "{text}");
+    }
+    assert_eq!(value(&text, "kvbm_disk_failed_snapshots_total{rank=\"1\"}"), Some(3.0), "{text}");
 }
 
 #[test]

@@ -1,19 +1,13 @@
 //! What is on the volume, as far as this leader knows: a hint that saves asking. Beside the pool, whose entries have slots; here are
 //! only hashes, prefix-closed: a block goes only after what continues it.
 
-use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use super::log::{Change, Log};
+use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, VolumeId};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 type Key = (GroupId, SequenceHash);
-
-/// What happened to a block on the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
-    pub(crate) stored: bool,
-    pub(crate) identity: BlockIdentity,
-    /// First block of its chain, as far as that is known.
-    pub(crate) root: SequenceHash,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -54,6 +48,8 @@ pub(crate) enum Admission {
     Known,
     /// The block before it is not.
     Orphan,
+    /// It is being removed: what is written now may be what the removal finds.
+    Leaving,
 }
 
 /// See the module.
@@ -64,24 +60,34 @@ pub(crate) struct Index {
     clock: u64,
     present: usize,
     capacity: usize,
-    changes: VecDeque<Change>,
-    most_changes: usize,
-    /// Number of the first change that is kept.
-    first_change: u64,
+    volume: VolumeId,
+    /// Of all volumes.
+    log: Arc<Mutex<Log>>,
+    /// Blocks whose removal from the store is not confirmed, and by how many orders.
+    leaving: HashMap<Key, u32>,
+    /// Blocks that were forgotten while they were on their way: they leave, because they may land after their namespace was removed.
+    forgotten: HashSet<Key>,
+    /// Namespaces, or everything, whose removal is not confirmed.
+    purging: HashSet<Option<NamespaceId>>,
+    /// The volume was unregistered: nothing is there any more.
+    retired: bool,
 }
 
 impl Index {
-    /// At most `capacity` blocks, and `most_changes` changes that nobody took yet.
-    pub(crate) fn new(capacity: usize, most_changes: usize) -> Self {
+    /// At most `capacity` blocks.
+    pub(crate) fn new(volume: VolumeId, capacity: usize, log: Arc<Mutex<Log>>) -> Self {
         Self {
             entries: HashMap::new(),
             leaves: BTreeMap::new(),
             clock: 0,
             present: 0,
             capacity,
-            changes: VecDeque::new(),
-            most_changes: most_changes.max(1),
-            first_change: 0,
+            volume,
+            log,
+            leaving: HashMap::new(),
+            forgotten: HashSet::new(),
+            purging: HashSet::new(),
+            retired: false,
         }
     }
 
@@ -118,12 +124,83 @@ impl Index {
         }
     }
 
+    /// The volume is unregistered: whatever was there leaves, and nothing comes any more. How many were there.
+    pub(crate) fn retire(&mut self) -> u64 {
+        self.retired = true;
+        self.remove_all(|_| true)
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired
+    }
+
+    /// These blocks are about to be removed from the store: until [`left`](Self::left) they are neither written nor learned of.
+    pub(crate) fn leave(&mut self, blocks: &[BlockIdentity]) {
+        for block in blocks {
+            *self.leaving.entry((block.group, block.hash)).or_default() += 1;
+        }
+    }
+
+    /// The removal is over, whatever came of it.
+    pub(crate) fn left(&mut self, blocks: &[Key]) {
+        for key in blocks {
+            if let Some(orders) = self.leaving.get_mut(key) {
+                *orders -= 1;
+                if *orders == 0 {
+                    self.leaving.remove(key);
+                }
+            }
+        }
+    }
+
+    /// Whether the removal of the block is not confirmed.
+    pub(crate) fn is_leaving(&self, group: GroupId, hash: SequenceHash) -> bool {
+        self.leaving.contains_key(&(group, hash))
+    }
+
+    /// A namespace, or everything, is about to be removed from the store: its blocks are gone, and until [`purged`](Self::purged) they are
+    /// neither written nor learned of. Those on their way [leave](Self::leave) beyond that. How many were there.
+    pub(crate) fn purge(&mut self, namespace: Option<NamespaceId>) -> u64 {
+        self.purging.insert(namespace);
+        let select = |found| namespace.is_none_or(|wanted| found == wanted);
+        let arriving = |entry: &&Entry| entry.state == State::Arriving && select(entry.identity.namespace);
+        let late: Vec<_> = self.entries.values().filter(arriving).map(|entry| entry.identity).collect();
+        self.leave(&late);
+        self.forgotten.extend(late.iter().map(|identity| (identity.group, identity.hash)));
+        self.remove_all(select)
+    }
+
+    /// Whether the block was forgotten while it was on its way, which is over now, however it ended. It [leaves](Self::leave) already.
+    pub(crate) fn take_forgotten(&mut self, identity: &BlockIdentity) -> bool {
+        self.forgotten.remove(&(identity.group, identity.hash))
+    }
+
+    /// That removal is confirmed.
+    pub(crate) fn purged(&mut self, namespace: Option<NamespaceId>) {
+        self.purging.remove(&namespace);
+    }
+
+    /// Whether a removal that is not confirmed may find what is written under this name now.
+    fn is_on_its_way_out(&self, identity: &BlockIdentity) -> bool {
+        self.is_leaving(identity.group, identity.hash)
+            || self.purging.contains(&None)
+            || self.purging.contains(&Some(identity.namespace))
+    }
+
+    /// How many of these blocks, from the first on, no removal is about.
+    pub(crate) fn staying(&self, blocks: &[BlockIdentity]) -> usize {
+        blocks.iter().take_while(|block| !self.is_on_its_way_out(block)).count()
+    }
+
     /// Begins to write a block.
     pub(crate) fn begin(&mut self, identity: &BlockIdentity) -> Admission {
         if self.awaits(identity.group, identity.hash) {
             return Admission::Known;
         }
-        if identity.parent.is_some_and(|parent| !self.awaits(identity.group, parent)) {
+        if self.is_on_its_way_out(identity) {
+            return Admission::Leaving;
+        }
+        if self.retired || identity.parent.is_some_and(|parent| !self.awaits(identity.group, parent)) {
             return Admission::Orphan;
         }
         self.enter(identity, State::Arriving);
@@ -133,11 +210,11 @@ impl Index {
     /// A block that was on its way is there. Not, where it was removed meanwhile.
     pub(crate) fn complete(&mut self, identity: &BlockIdentity) -> bool {
         let key = (identity.group, identity.hash);
-        if self.entries.get(&key).is_none_or(|entry| entry.state != State::Arriving) {
-            return false;
+        let arriving = self.entries.get(&key).is_some_and(|entry| entry.state == State::Arriving);
+        if arriving {
+            self.set(key, State::Present);
         }
-        self.set(key, State::Present);
-        true
+        arriving
     }
 
     /// A block that was on its way did not arrive.
@@ -151,6 +228,9 @@ impl Index {
     /// A block was found to be there. `certain` where it was looked at itself.
     pub(crate) fn learn(&mut self, identity: &BlockIdentity, certain: bool) {
         let key = (identity.group, identity.hash);
+        if self.retired || self.is_on_its_way_out(identity) {
+            return;
+        }
         match self.entries.get(&key).map(|entry| entry.state) {
             Some(State::Present | State::Arriving) => {}
             Some(State::Assumed) if !certain => {}
@@ -159,9 +239,10 @@ impl Index {
         }
     }
 
-    /// A block is not there. Whether it was thought to be.
+    /// A block that was read is not there, or is damaged. Whether it was thought to be there: once for each time that it was. One that is
+    /// on its way is another object than the one that was read.
     pub(crate) fn remove(&mut self, group: GroupId, hash: SequenceHash) -> bool {
-        let there = self.awaits(group, hash);
+        let there = self.contains(group, hash);
         if there {
             self.set((group, hash), State::Gone);
         }
@@ -182,9 +263,19 @@ impl Index {
         removed
     }
 
-    /// Lets go of the least recently used blocks that nothing continues: what is beyond the capacity, and `more`.
+    /// Lets go of the least recently used blocks that nothing continues: what would be beyond the capacity with `more`.
     pub(crate) fn evict(&mut self, more: usize) -> Vec<BlockIdentity> {
-        let wanted = self.present.saturating_sub(self.capacity) + more;
+        let wanted = (self.present + more).saturating_sub(self.capacity).min(self.present);
+        self.let_go(wanted)
+    }
+
+    /// The store is full although this one is not: lets go of as many as it refused, and of a part of all so that this is not so at
+    /// once again.
+    pub(crate) fn yield_room(&mut self, refused: usize) -> Vec<BlockIdentity> {
+        if refused == 0 { Vec::new() } else { self.let_go(refused + self.present / 16) }
+    }
+
+    fn let_go(&mut self, wanted: usize) -> Vec<BlockIdentity> {
         let mut evicted = Vec::new();
         while evicted.len() < wanted
             && let Some((_, &key)) = self.leaves.first_key_value()
@@ -231,12 +322,8 @@ impl Index {
         self.present = self.present + usize::from(state.is_there()) - usize::from(before.is_there());
         let (stored, told) = (state == State::Present, before == State::Present);
         if stored != told {
-            let change = Change { stored, identity: entry.identity, root: entry.root };
-            self.changes.push_back(change);
-            if self.changes.len() > self.most_changes {
-                self.changes.pop_front();
-                self.first_change += 1;
-            }
+            let change = Change { volume: self.volume, stored, identity: entry.identity, root: entry.root };
+            self.log.lock().push(change);
         }
         self.forget_if_idle(key);
     }
@@ -255,22 +342,12 @@ impl Index {
         }
     }
 
-    /// What everybody was told is there, parents first, and the number of the next change.
-    pub(crate) fn snapshot(&self) -> (Vec<(BlockIdentity, SequenceHash)>, u64) {
+    /// What everybody was told is there, parents first.
+    pub(crate) fn told(&self) -> Vec<(BlockIdentity, SequenceHash)> {
         let told = self.entries.values().filter(|entry| entry.state == State::Present);
         let mut held: Vec<_> = told.map(|entry| (entry.identity, entry.root)).collect();
         held.sort_unstable_by_key(|(identity, _)| identity.position);
-        (held, self.first_change + self.changes.len() as u64)
-    }
-
-    /// Up to `max` changes, oldest first, and the number that the next one will have. Calls `take` with the number of each.
-    pub(crate) fn drain(&mut self, max: usize, mut take: impl FnMut(u64, Change)) -> u64 {
-        for _ in 0..max.min(self.changes.len()) {
-            let Some(change) = self.changes.pop_front() else { break };
-            take(self.first_change, change);
-            self.first_change += 1;
-        }
-        self.first_change + self.changes.len() as u64
+        held
     }
 }
 
@@ -300,9 +377,14 @@ mod tests {
         }
     }
 
+    fn index(capacity: usize, most_changes: usize) -> (Index, Arc<Mutex<Log>>) {
+        let log = Arc::new(Mutex::new(Log::new(most_changes)));
+        (Index::new(VolumeId(4), capacity, Arc::clone(&log)), log)
+    }
+
     #[test]
     fn a_chain_is_written_parents_first_and_evicted_children_first() {
-        let mut index = Index::new(2, 100);
+        let (mut index, _) = index(2, 100);
         assert_eq!(index.begin(&block(2)), Admission::Orphan);
         for number in [1, 2, 4] {
             assert_eq!(index.begin(&block(number)), Admission::New);
@@ -316,48 +398,101 @@ mod tests {
         assert_eq!(index.prefix(GROUP, &chain), 3);
         index.touch(GROUP, &chain);
         assert_eq!(index.evict(0), [block(4)], "one too many");
-        assert_eq!(index.evict(5), [block(2), block(1)]);
+        assert_eq!(index.evict(1), [block(2)], "room for one");
+        assert!(index.evict(1).is_empty() && index.yield_room(0).is_empty());
+        assert_eq!(index.yield_room(3), [block(1)]);
         assert!(index.entries.is_empty() && index.leaves.is_empty());
     }
 
     #[test]
     fn what_was_removed_meanwhile_does_not_come_back() {
-        let mut index = Index::new(10, 100);
+        let (mut index, _) = index(10, 100);
         assert_eq!(index.begin(&block(1)), Admission::New);
-        assert_eq!(index.remove_all(|_| true), 0, "it was not there");
+        assert_eq!(index.purge(None), 0, "it was not there");
+        index.purged(None);
+        // It may land yet, so it is neither learned of nor written again until it was removed.
+        index.learn(&block(1), true);
+        assert_eq!((index.len(), index.begin(&block(1))), (0, Admission::Leaving));
+        assert!(index.take_forgotten(&block(1)) && !index.take_forgotten(&block(1)), "it is over once");
         assert!(!index.complete(&block(1)));
         index.fail(&block(1));
+        assert!(index.entries.is_empty());
+        assert_eq!(index.begin(&block(1)), Admission::Leaving);
+        index.left(&[(GROUP, block(1).hash)]);
+        assert_eq!(index.begin(&block(1)), Admission::New);
+    }
+
+    #[test]
+    fn what_is_on_its_way_out_neither_comes_nor_is_learned_of() {
+        let (mut index, _) = index(10, 100);
+        let key = (GROUP, block(1).hash);
+        index.learn(&block(1), true);
+        assert!(index.remove(GROUP, block(1).hash) && !index.remove(GROUP, block(1).hash), "once");
+        index.leave(&[block(1)]);
+        index.leave(&[block(1)]);
+        index.left(&[key]);
+        assert_eq!(index.begin(&block(1)), Admission::Leaving, "another order is under way");
+        index.learn(&block(1), true);
+        assert_eq!(index.len(), 0);
+        index.left(&[key]);
+        assert_eq!(index.begin(&block(1)), Admission::New);
+        assert!(!index.remove(GROUP, block(1).hash), "another object than the one that was read");
+        assert_eq!((index.purge(None), index.begin(&block(1))), (0, Admission::Leaving));
+        assert_eq!(index.purge(Some(block(2).namespace)), 0);
+        index.purged(None);
+        assert_eq!(index.begin(&block(2)), Admission::Leaving);
+        assert_eq!(index.staying(&[block(3), block(1)]), 1);
+        // The first copy is still under way.
+        assert_eq!(index.begin(&block(1)), Admission::Leaving);
+        assert!(!index.complete(&block(1)) && index.take_forgotten(&block(1)));
+    }
+
+    #[test]
+    fn nothing_comes_to_a_volume_that_was_unregistered() {
+        let (mut index, log) = index(10, 100);
+        for number in [1, 2] {
+            index.begin(&block(number));
+        }
+        assert!(index.complete(&block(1)));
+        assert_eq!(index.retire(), 1);
+        assert!(!index.complete(&block(2)), "it arrived too late");
+        index.learn(&block(1), true);
+        assert_eq!(index.begin(&block(1)), Admission::Orphan);
+        let mut told = Vec::new();
+        log.lock().drain(9, |_, change| told.push((change.volume, change.stored, change.identity)));
+        assert_eq!(told, [(VolumeId(4), true, block(1)), (VolumeId(4), false, block(1))]);
         assert!(index.entries.is_empty());
     }
 
     #[test]
     fn assumptions_are_told_when_they_proved_true() {
-        let mut index = Index::new(10, 2);
-        let told = |index: &mut Index| {
+        let (mut index, log) = index(10, 2);
+        let told = || {
             let mut told = Vec::new();
-            let next = index.drain(9, |number, change| told.push((number, change.stored, change.identity)));
+            let mut log = log.lock();
+            let next = log.drain(9, |number, change| told.push((number, change.stored, change.identity)));
             (told, next)
         };
         index.learn(&block(1), false);
         assert!(index.contains(GROUP, block(1).hash));
-        assert_eq!(told(&mut index), (Vec::new(), 0));
+        assert_eq!(told(), (Vec::new(), 0));
         index.learn(&block(1), true);
         index.learn(&block(1), true);
-        assert_eq!(told(&mut index), (vec![(0, true, block(1))], 1));
+        assert_eq!(told(), (vec![(0, true, block(1))], 1));
         index.learn(&block(2), false);
         assert!(index.remove(GROUP, block(2).hash), "an assumption that proved false");
-        assert_eq!(told(&mut index), (Vec::new(), 1));
+        assert_eq!(told(), (Vec::new(), 1));
         for number in [3, 6, 7] {
             index.learn(&block(number), true);
         }
-        assert_eq!(told(&mut index), (vec![(2, true, block(6)), (3, true, block(7))], 4), "a gap of one");
+        assert_eq!(told(), (vec![(2, true, block(6)), (3, true, block(7))], 4), "a gap of one");
     }
 
     proptest! {
         /// Whatever happens: the count is right, leaves are what nothing continues, and the changes told lead to what is there.
         #[test]
         fn the_books_are_right(steps in prop::collection::vec((0..6_u8, 1..16_u32), 0..200)) {
-            let mut index = Index::new(8, 10_000);
+            let (mut index, log) = index(8, 10_000);
             for (step, number) in steps {
                 let identity = block(number);
                 match step {
@@ -386,7 +521,7 @@ mod tests {
                 .map(|entry| entry.identity.hash)
                 .collect();
             let mut told = HashSet::new();
-            index.drain(usize::MAX, |_, change| {
+            log.lock().drain(usize::MAX, |_, change| {
                 if change.stored { told.insert(change.identity.hash) } else { told.remove(&change.identity.hash) };
             });
             prop_assert_eq!(told, present);

@@ -1,33 +1,26 @@
-//! The volume of the workers of this process.
+//! The volumes of the workers of this process.
 
+use super::configured;
 use crate::config::Config;
 use crate::workers::WorkerError;
 use kvbm_layout::slice_for_rank;
-use kvbm_plan::{Rank, VolumeId};
+use kvbm_plan::Rank;
 use kvbm_transfer::VolumeTier;
-use kvbm_volume::{BlobSlice, VolumeDescriptor, VolumeRegistry};
+use kvbm_volume::{BlobSlice, VolumeRegistry};
 use std::sync::Arc;
 
-/// Opens the volume that is configured.
-pub(crate) fn open_volume(
+/// Opens the volumes that are configured. None where there are none and none can come.
+pub(crate) fn open_volumes(
     config: &Config,
-    registry: VolumeRegistry,
+    registry: Option<VolumeRegistry>,
 ) -> Result<Option<Arc<VolumeRegistry>>, WorkerError> {
-    let volume = &config.volume;
-    let Some(uri) = &volume.uri else { return Ok(None) };
-    let blocks = volume.capacity.blocks(config.rank_block_bytes());
-    // Headers, with a checksum for each head, come on top.
-    let overhead = 96 + 8 * u64::from(config.heads_per_rank()) + u64::from(volume.alignment);
-    let object = config.rank_block_bytes().saturating_add(overhead);
-    let ranks = u64::from(config.parallelism.tensor_parallel);
-    let bytes = object.saturating_mul(blocks).saturating_mul(ranks);
-    registry.register_volume(VolumeDescriptor {
-        id: VolumeId(volume.id),
-        uri: uri.clone(),
-        capacity_bytes: (!volume.capacity.is_none()).then_some(bytes),
-        alignment: volume.alignment,
-        deadline: volume.deadline,
-    })?;
+    if config.volume.is_empty() && registry.is_none() {
+        return Ok(None);
+    }
+    let registry = registry.unwrap_or_default();
+    for (descriptor, _) in configured(config) {
+        registry.register_volume(descriptor)?;
+    }
     Ok(Some(Arc::new(registry)))
 }
 
@@ -48,6 +41,6 @@ pub(crate) fn volume_tier(
     // Of ranks with the same heads, the first writes.
     let first = (0..rank.0)
         .all(|before| slice_for_rank(heads, ranks, u32::from(before)).is_ok_and(|other| other.heads != held));
-    let threads = config.volume.threads as usize;
-    Ok(VolumeTier { registry: Arc::clone(registry), slice, writes: first, threads })
+    let threads = config.volumes.threads as usize;
+    Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes: first, threads })
 }

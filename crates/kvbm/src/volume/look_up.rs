@@ -1,9 +1,10 @@
-//! Finding chains: from the index, and for what that does not know, from the volume in a few round trips whatever the length.
+//! Finding chains: from what is known of each volume, and for what is not, from the volumes in a few round trips whatever the length.
 
 use super::VolumeTier;
 use crate::leader::Leader;
 use kvbm_plan::{
-    BlockIdentity, Command, Failure, FailureKind, NamespaceId, SequenceHash, VolumeAnswer, VolumeRequest,
+    BlockIdentity, Command, Failure, FailureKind, NamespaceId, SequenceHash, VolumeAnswer, VolumeId,
+    VolumeRequest,
 };
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
@@ -39,32 +40,51 @@ impl Absences {
 }
 
 impl Leader {
-    /// Adds to `prefix` what the volume has of `chain` beyond it, and counts a use of what it has.
-    pub(crate) fn extend_on_volume(&self, prefix: &mut Prefix, chain: BlockChain<'_>) {
-        let Some(volume) = &self.volume else { return };
+    /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts a use of what volumes have.
+    pub(crate) fn extend_on_volumes(&self, prefix: &mut Prefix, chain: BlockChain<'_>) {
         let (group, hashes, namespace) =
             (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
+        let Some(&root) = hashes.first() else { return };
         let from = prefix.len();
-        volume.index.lock().touch(group, hashes);
-        // Whether the volume answers shows in the transfers; while it is left alone it holds nothing.
-        if from >= hashes.len() || volume.is_down() && !volume.allows() || volume.is_purging(namespace) {
-            return;
+        // Whether a volume answers shows in the transfers; while it is left alone it holds nothing.
+        let usable = |volume: &VolumeTier| {
+            volume.index.lock().touch(group, hashes);
+            from < hashes.len() && (!volume.is_down() || volume.allows()) && !volume.is_purging(namespace)
+        };
+        let mut volumes = self.volumes.preferred(root);
+        volumes.retain(|volume| usable(volume));
+        let rest = hashes.len().saturating_sub(from);
+        let known: Vec<usize> =
+            volumes.iter().map(|volume| volume.index.lock().prefix(group, &hashes[from..])).collect();
+        // Nobody is asked where a volume is known to have all of it.
+        let ask = self.volumes.policy.probe && known.iter().all(|known| *known < rest);
+        let mut best: Option<(usize, VolumeId)> = None;
+        for (volume, mut found) in volumes.iter().zip(known) {
+            let most = best.map_or(0, |(most, _)| most);
+            if ask && most < rest {
+                let unknown = BlockIdentity::chain(namespace, group, hashes).skip(from + found);
+                found += self.probe_chain(volume, &unknown.collect::<Vec<_>>());
+            }
+            if found > most {
+                best = Some((found, volume.descriptor.id));
+            }
         }
-        let known = volume.index.lock().prefix(group, &hashes[from..]);
-        let identities: Vec<_> = BlockIdentity::chain(namespace, group, hashes).skip(from + known).collect();
-        let found = if volume.settings.probe { self.probe_chain(volume, &identities) } else { 0 };
-        prefix.extend_on_volume(namespace, known + found);
+        if let Some((found, volume)) = best {
+            prefix.extend_on_volume(volume, namespace, found);
+        }
     }
 
     /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few of them, and what is before one
     /// that is there counts as there, since chains are written from their beginning.
     fn probe_chain(&self, volume: &VolumeTier, identities: &[BlockIdentity]) -> usize {
         let now = Instant::now();
+        // What is being removed is there no more, whatever the volume says; nor is what continues it.
+        let identities = &identities[..volume.index.lock().staying(identities)];
         let Some(first) = identities.first() else { return 0 };
-        if volume.absences.lock().is_recent(first.hash, now, volume.settings.recheck) {
+        if volume.absences.lock().is_recent(first.hash, now, self.volumes.policy.recheck) {
             return 0;
         }
-        let deadline = now + volume.settings.deadline;
+        let deadline = now + volume.descriptor.deadline;
         // All before `low` is there; `high` is not, or is the end.
         let (mut low, mut high) = (0, identities.len());
         let mut seen = HashSet::new();
@@ -91,44 +111,49 @@ impl Leader {
                 }
             }
         }
-        {
-            // Parents first, so that the index knows the chain.
-            let mut index = volume.index.lock();
-            for (at, identity) in identities[..low].iter().enumerate() {
-                index.learn(identity, seen.contains(&at));
-            }
-        }
         if let Some(missing) = identities.get(low) {
             volume.absences.lock().note(missing.hash, now);
         }
-        low
+        let mut index = volume.index.lock();
+        // Some of it may be on its way out since it was asked for.
+        let found = &identities[..index.staying(&identities[..low])];
+        // Parents first, so that the index knows the chain.
+        for (at, identity) in found.iter().enumerate() {
+            index.learn(identity, seen.contains(&at));
+        }
+        found.len()
     }
 
     /// Which of these blocks every rank finds on the volume.
-    fn probe(
+    pub(super) fn probe(
         &self,
         volume: &VolumeTier,
         blocks: &[BlockIdentity],
         deadline: Instant,
     ) -> Result<Vec<bool>, Failure> {
-        let asked = volume.asks.start(self.settings.ranks);
+        let asked = self.volumes.asks.start(self.settings.ranks);
         let command = Command::Volume {
             token: asked.token,
-            volume: volume.settings.id,
+            volume: volume.descriptor.id,
             request: VolumeRequest::Probe(blocks.to_vec()),
         };
         let unreached = self.broadcast(&command).into_iter().next();
         let answers = match unreached {
             Some((_, failure)) => Err(failure),
-            None => asked.wait(deadline),
+            None => asked
+                .wait(deadline, "what a volume holds", |answer| match answer {
+                    VolumeAnswer::Present(found) => Ok(found),
+                    VolumeAnswer::Failed(failure) => Err(failure),
+                    VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
+                })
+                .map_err(|(_, failure)| failure),
         };
         let failed = answers
             .as_ref()
             .is_err_and(|failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline));
-        volume.note(answers.is_ok(), failed);
+        volume.note(answers.is_ok(), usize::from(failed));
         let mut there = vec![true; blocks.len()];
-        for answer in answers? {
-            let VolumeAnswer::Present(found) = answer else { continue };
+        for found in answers? {
             for (at, there) in there.iter_mut().enumerate() {
                 *there &= found.get(at).copied().unwrap_or(false);
             }

@@ -1,67 +1,82 @@
-//! G4 as the leader sees it: which blocks the volume holds is a hint here, kept beside the pool; the bytes are checked where they
-//! arrive.
+//! G4 as the leader sees it: which blocks volumes hold is a hint here, kept beside the pool; the bytes are checked where they arrive.
+//!
+//! A chain lies on one volume: its first block chooses one, and what continues it follows. So a look-up needs one volume to answer,
+//! and a volume that goes takes whole chains with it.
 
-mod asks;
 mod breaker;
+mod discards;
+mod hello;
 mod index;
+mod introduction;
 #[cfg(feature = "worker")]
 pub(crate) mod local;
+mod log;
 mod look_up;
+mod reclaim;
+mod registration;
 mod removal;
+mod set;
 mod transfers;
 
-use asks::VolumeAsks;
+use crate::config::Config;
+use crate::metrics::VolumeCounters;
 use breaker::Breaker;
-pub(crate) use index::Change;
+use discards::Discards;
 use index::Index;
-use kvbm_plan::{BlockIdentity, GroupId, SequenceHash, VolumeId};
+use introduction::Introductions;
+use kvbm_plan::{GroupId, SequenceHash, VolumeDescriptor};
+pub(crate) use log::{Change, Log};
 use look_up::Absences;
 use parking_lot::Mutex;
+use reclaim::Reclaim;
+pub use registration::VolumeSetError;
 use removal::Purges;
+pub(crate) use set::Volumes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the leader goes by.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct VolumeSettings {
-    pub(crate) id: VolumeId,
-    /// How long the volume may take for anything.
-    pub(crate) deadline: Duration,
-    /// Whether it is asked for chains that are not known here.
-    pub(crate) probe: bool,
-    /// How long it is not asked again for what it did not have.
-    pub(crate) recheck: Duration,
-    /// Longest pause after failures.
-    pub(crate) longest_pause: Duration,
-    /// Blocks that are kept in it, or, without a limit, known here.
-    pub(crate) capacity: usize,
-    /// Whether what goes beyond the capacity is removed from it, or only not known here any more.
-    pub(crate) limited: bool,
-    /// Changes that are kept for whoever follows.
-    pub(crate) most_changes: usize,
-    /// Whether blocks are copied to it when they are about to leave host memory.
-    pub(crate) keeps_victims: bool,
-}
+/// Blocks on a volume without a limit that are known, at about 200 bytes each.
+const MAX_KNOWN: usize = 1 << 22;
+/// Blocks at most that a limited volume has room for beyond those that are kept: what comes need not wait until what goes is removed.
+const MAX_SLACK: u64 = 256;
 
-/// The volume of a leader.
+/// A volume of a leader.
 pub(crate) struct VolumeTier {
-    pub(crate) settings: VolumeSettings,
+    pub(crate) descriptor: VolumeDescriptor,
+    pub(crate) counters: Arc<VolumeCounters>,
+    /// Blocks that it may hold, where it is limited.
+    pub(crate) limit: Option<u64>,
     index: Mutex<Index>,
     breaker: Mutex<Breaker>,
-    asks: Arc<VolumeAsks>,
     absences: Mutex<Absences>,
     purges: Mutex<Purges>,
+    discards: Mutex<Discards>,
+    introductions: Introductions,
+    reclaim: Mutex<Reclaim>,
 }
 
 impl VolumeTier {
-    pub(crate) fn new(settings: VolumeSettings) -> Self {
+    /// `blocks`: how many it may hold, where it is limited.
+    fn new(
+        descriptor: VolumeDescriptor,
+        blocks: Option<u64>,
+        longest_pause: Duration,
+        log: Arc<Mutex<Log>>,
+        counters: Arc<VolumeCounters>,
+    ) -> Self {
+        let limit = |blocks: u64| usize::try_from(blocks - (blocks / 8).min(MAX_SLACK)).unwrap_or(usize::MAX);
+        let capacity = blocks.map_or(MAX_KNOWN, limit);
         Self {
-            settings,
-            index: Mutex::new(Index::new(settings.capacity, settings.most_changes)),
-            breaker: Mutex::new(Breaker::new(settings.longest_pause)),
-            asks: Arc::default(),
+            index: Mutex::new(Index::new(descriptor.id, capacity, log)),
+            breaker: Mutex::new(Breaker::new(longest_pause)),
             absences: Mutex::default(),
             purges: Mutex::default(),
+            discards: Mutex::default(),
+            introductions: Introductions::default(),
+            reclaim: Mutex::default(),
+            limit: blocks,
+            counters,
+            descriptor,
         }
     }
 
@@ -74,40 +89,56 @@ impl VolumeTier {
         self.index.lock().contains(group, hash)
     }
 
-    /// Whether the block is there or on its way there.
-    pub(crate) fn awaits(&self, group: GroupId, hash: SequenceHash) -> bool {
-        self.index.lock().awaits(group, hash)
-    }
-
-    /// Whether it is left alone because it failed.
+    /// Whether it is left alone because it failed, or because a rank that started again cannot open it.
     pub(crate) fn is_down(&self) -> bool {
-        self.breaker.lock().is_closed()
+        self.breaker.lock().is_closed() || self.introductions.lacks_one()
     }
 
-    /// What happened, oldest first, and the number of the next change.
-    pub(crate) fn drain(&self, max: usize, take: impl FnMut(u64, Change)) -> u64 {
-        self.index.lock().drain(max, take)
-    }
-
-    /// What it is known for certain to hold, each block with the first of its chain, and the number of the next change.
-    pub(crate) fn snapshot(&self) -> (Vec<(BlockIdentity, SequenceHash)>, u64) {
-        self.index.lock().snapshot()
+    /// Whether what goes beyond the capacity is removed from it, or only not known here any more.
+    fn is_limited(&self) -> bool {
+        self.descriptor.capacity_bytes.is_some()
     }
 
     /// What came of a call: successes end a pause, failures of the store begin or prolong one.
-    fn note(&self, answered: bool, failed: bool) {
+    fn note(&self, answered: bool, failures: usize) {
+        self.counters.errors.add(failures as u64);
         let mut breaker = self.breaker.lock();
         if answered {
             breaker.succeeded();
-        } else if failed && breaker.failed(Instant::now()) {
+        } else if failures > 0 && breaker.failed(Instant::now()) {
             tracing::warn!(
-                target: "kvbm", volume = %self.settings.id,
+                target: "kvbm", volume = %self.descriptor.id,
                 "the volume fails: it is left alone for a while, and what it holds counts as missing"
             );
         }
     }
 
     fn allows(&self) -> bool {
-        self.breaker.lock().allows(Instant::now())
+        !self.introductions.lacks_one() && self.breaker.lock().allows(Instant::now())
     }
+}
+
+/// Bytes that a block takes on a volume, headers included: an object for each slice that some rank writes.
+fn stored_bytes(config: &Config, alignment: u32) -> u64 {
+    let slices = config.parallelism.tensor_parallel.min(config.model.num_kv_heads).max(1);
+    // A checksum for each head, and up to an alignment less one of padding.
+    let header = 96 + 8 * u64::from(config.heads_per_rank()) + u64::from(alignment);
+    config.rank_block_bytes().saturating_add(header).saturating_mul(u64::from(slices))
+}
+
+/// The volumes that are configured, and how many blocks each may hold.
+pub(crate) fn configured(config: &Config) -> impl Iterator<Item = (VolumeDescriptor, Option<u64>)> {
+    config.volume.iter().map(|volume| {
+        let blocks = volume.capacity.blocks(config.rank_block_bytes());
+        let blocks = (!volume.capacity.is_none()).then_some(blocks);
+        let descriptor = VolumeDescriptor {
+            id: kvbm_plan::VolumeId(volume.id),
+            uri: volume.uri.clone(),
+            capacity_bytes: blocks
+                .map(|blocks| blocks.saturating_mul(stored_bytes(config, volume.alignment))),
+            alignment: volume.alignment,
+            deadline: volume.deadline,
+        };
+        (descriptor, blocks)
+    })
 }

@@ -1,58 +1,128 @@
-//! Copies to the volume, and what transfers from and to it say about it.
+//! Copies to volumes, and what transfers from and to them say about them.
 
-use super::VolumeTier;
+use super::discards::Confirmed;
 use super::index::Admission;
-use super::removal::NOBODY;
+use super::{VolumeTier, Volumes};
 use crate::leader::Leader;
 use crate::leader::edge::{Batch, Edge};
 use crate::leader::offload::Running;
 use crate::leader::operation::{Destination, Move, Parts, Purpose};
 use crate::metrics::DropReason;
-use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Rank, SequenceHash, Tier, VolumeAnswer};
+use kvbm_plan::{
+    BlockId, BlockIdentity, Failure, FailureKind, Rank, SequenceHash, Tier, VolumeAnswer, VolumeId,
+};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
-/// Blocks that go to make room where the volume says that it is full.
-const ROOM: usize = 64;
+/// Where the blocks of a batch go.
+struct Targets<'a> {
+    volumes: &'a Volumes,
+    /// Which volumes take blocks now: asked once a batch.
+    open: BTreeMap<VolumeId, bool>,
+    moves: Vec<(Arc<VolumeTier>, Vec<Move>)>,
+    /// Blocks that their volume does not take now, what continues them, and why.
+    refused: HashMap<SequenceHash, DropReason>,
+}
+
+impl<'a> Targets<'a> {
+    fn new(volumes: &'a Volumes) -> Self {
+        Self { volumes, open: BTreeMap::new(), moves: Vec::new(), refused: HashMap::new() }
+    }
+
+    fn is_open(&mut self, volume: &VolumeTier) -> bool {
+        *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.allows())
+    }
+
+    /// The volume of a block: that of the block before it, for a first one the most preferred one that works.
+    fn volume(&mut self, identity: &BlockIdentity) -> Result<Arc<VolumeTier>, Admission> {
+        let group = identity.group;
+        if self.volumes.awaits(group, identity.hash) {
+            return Err(Admission::Known);
+        }
+        let mut tiers = self.volumes.preferred(identity.hash);
+        if let Some(parent) = identity.parent {
+            tiers.retain(|tier| tier.index.lock().awaits(group, parent));
+        }
+        let first = tiers.first().map(Arc::clone).ok_or(Admission::Orphan)?;
+        Ok(tiers.into_iter().find(|tier| self.is_open(tier)).unwrap_or(first))
+    }
+
+    fn add(&mut self, step: Move) -> Admission {
+        let BlockIdentity { hash, parent, .. } = step.identity;
+        let after_refused = parent.and_then(|parent| self.refused.get(&parent).copied());
+        let volume = match (self.volume(&step.identity), after_refused) {
+            (Ok(volume), _) if !self.is_open(&volume) => Err(DropReason::VolumeDown),
+            (Ok(volume), _) => Ok(volume),
+            (Err(Admission::Orphan), Some(reason)) => Err(reason),
+            (Err(admission), _) => return admission,
+        };
+        let volume = match volume {
+            Ok(volume) => volume,
+            Err(reason) => {
+                self.refused.insert(hash, reason);
+                return Admission::Known;
+            }
+        };
+        let admission = volume.index.lock().begin(&step.identity);
+        match admission {
+            Admission::New => {
+                let known = self.moves.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &volume));
+                match known {
+                    Some((_, moves)) => moves.push(step),
+                    None => self.moves.push((volume, vec![step])),
+                }
+            }
+            Admission::Leaving => {
+                self.refused.insert(hash, DropReason::Leaving);
+            }
+            Admission::Known | Admission::Orphan => {}
+        }
+        admission
+    }
+}
 
 impl Leader {
-    /// A rank's answer to a question or an order about the volume.
+    /// A rank's answer to a question or an order about a volume.
     pub(crate) fn volume_answered(&self, rank: Rank, token: u64, answer: VolumeAnswer) {
-        let expected = self
-            .volume
-            .as_ref()
-            .is_some_and(|volume| token == NOBODY || volume.asks.answer(rank, token, answer));
-        if !expected {
+        if self.volumes.asks.answer(rank, token, answer) {
+            let now = Instant::now();
+            for volume in self.volumes.all() {
+                self.tend_purges(&volume, now);
+                self.tend_discards(&volume, now);
+                self.tend_introductions(&volume, now);
+            }
+        } else {
             self.metrics.ignored_reports.add(1);
         }
     }
 
-    /// Sends a batch to the volume. Blocks that cannot go before their parents come back.
-    pub(crate) fn carry_to_volume(self: &Arc<Self>, edge: &Edge, batch: Batch) -> Vec<BlockIdentity> {
+    /// Sends a batch to volumes, each chain to its own. Blocks that cannot go before their parents come back.
+    pub(crate) fn carry_to_volumes(self: &Arc<Self>, edge: &Edge, batch: Batch) -> Vec<BlockIdentity> {
         let Batch { blocks, round } = batch;
         let running = Running::queued(self, edge.path, round, blocks.len());
-        let Some(volume) = self.volume.as_ref().filter(|volume| volume.allows()) else {
-            self.metrics.path(edge.path).dropped(DropReason::VolumeDown).add(blocks.len() as u64);
-            return Vec::new();
-        };
         let identities = blocks.identities();
-        let there = self.still_on(edge.path.src, &identities);
-        let sources = blocks.block_ids();
-        let (mut moves, mut orphans) = (Vec::new(), Vec::new());
-        let mut index = volume.index.lock();
+        let there = blocks.registered();
+        let sources = blocks.block_ids().to_vec();
+        let keep = Arc::new((blocks, running));
+        let mut targets = Targets::new(&self.volumes);
+        let mut orphans = Vec::new();
         for (at, &identity) in identities.iter().enumerate().filter(|(at, _)| there[*at]) {
-            match index.begin(&identity) {
-                Admission::New => {
-                    moves.push(Move { identity, from: edge.path.src, src: sources[at], dst: BlockId(0) });
-                }
+            let step = Move { identity, from: edge.path.src, src: sources[at], dst: BlockId(0) };
+            match targets.add(step) {
                 Admission::Orphan => orphans.push(identity),
-                Admission::Known => {}
+                Admission::New | Admission::Known | Admission::Leaving => {}
             }
         }
-        drop(index);
-        if !moves.is_empty() {
+        for reason in targets.refused.values() {
+            self.metrics.path(edge.path).dropped(*reason).add(1);
+        }
+        for (volume, moves) in targets.moves {
+            let keep: Vec<Box<dyn std::any::Any + Send>> = vec![Box::new(Arc::clone(&keep))];
             let destination = Destination::Volume;
-            let keep: Vec<Box<dyn std::any::Any + Send>> = vec![Box::new(blocks), Box::new(running)];
-            let parts = Parts { moves, destination, keep, source_check: None, round: Some(round) };
+            self.evict_on_volume(&volume, moves.len());
+            let volume = Some(volume);
+            let parts = Parts { moves, destination, keep, source_check: None, round: Some(round), volume };
             let prepared = self.prepare(Purpose::Offload, Tier::G4, parts);
             self.send(prepared);
         }
@@ -60,23 +130,35 @@ impl Leader {
     }
 
     /// Copies to the volume are over: what arrived behind what arrived is known from now on.
-    pub(crate) fn complete_on_volume(&self, moves: &[Move], failures: &mut [Option<Failure>]) {
-        let Some(volume) = &self.volume else { return };
+    pub(crate) fn complete_on_volume(
+        &self,
+        volume: &VolumeTier,
+        moves: &[Move],
+        failures: &mut [Option<Failure>],
+    ) {
         note_transfers(volume, failures);
-        let full = failures.iter().flatten().any(|failure| failure.kind == FailureKind::Full);
-        let (mut broken, mut unwanted): (Vec<SequenceHash>, Vec<BlockIdentity>) = Default::default();
+        let refused = failures.iter().flatten().filter(|failure| failure.kind == FailureKind::Full).count();
+        volume.counters.full.add(refused as u64);
+        let mut broken: Vec<SequenceHash> = Vec::new();
+        // Forgotten meanwhile: what landed, and what may have although its answer is a failure. Neither must be found again.
+        let (mut landed, mut doubtful): (Vec<BlockIdentity>, Vec<BlockIdentity>) = Default::default();
         let mut index = volume.index.lock();
+        let retired = index.is_retired();
         for (step, slot) in moves.iter().zip(failures.iter_mut()) {
             let identity = &step.identity;
             if slot.is_none() && identity.parent.is_some_and(|parent| broken.contains(&parent)) {
                 *slot = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
             }
+            if index.take_forgotten(identity) && !retired {
+                let unwanted = if slot.is_none() { &mut landed } else { &mut doubtful };
+                unwanted.push(*identity);
+            }
             if slot.is_some() {
                 broken.push(identity.hash);
                 index.fail(identity);
-            } else if !index.complete(identity) {
-                // Its namespace was forgotten meanwhile: it must not be found again.
-                unwanted.push(*identity);
+            } else if index.complete(identity) {
+                volume.counters.stored.add(1);
+            } else {
                 *slot =
                     Some(Failure::new(FailureKind::Missing, "the block was removed while it was on its way"));
             }
@@ -88,13 +170,14 @@ impl Leader {
                 absences.forget(step.identity.hash);
             }
         }
-        self.discard_on_volume(volume, &unwanted);
-        self.evict_on_volume(volume, if full { ROOM } else { 0 });
+        self.discard_forgotten_on_volume(volume, &landed, Confirmed::Once);
+        self.discard_forgotten_on_volume(volume, &doubtful, Confirmed::Twice);
+        self.reclaim_on_volume(volume, refused, Instant::now());
+        self.evict_on_volume(volume, 0);
     }
 
     /// Reads are over. What was not there or was damaged is known to be absent; the store's failures count against it.
-    pub(crate) fn note_reads(&self, moves: &[Move], failures: &[Option<Failure>]) {
-        let Some(volume) = &self.volume else { return };
+    pub(crate) fn note_reads(&self, volume: &VolumeTier, moves: &[Move], failures: &[Option<Failure>]) {
         let reads = moves.iter().zip(failures).filter(|(step, _)| step.from == Tier::G4);
         let reads: Vec<_> = reads.collect();
         if reads.is_empty() {
@@ -106,19 +189,27 @@ impl Leader {
         for (step, slot) in reads {
             match slot.as_ref().map(|failure| failure.kind) {
                 None => index.learn(&step.identity, true),
-                Some(FailureKind::Missing) => drop(index.remove(step.identity.group, step.identity.hash)),
-                Some(FailureKind::Corrupt) => {
+                Some(FailureKind::Missing) => {
+                    volume.counters.misses.add(1);
                     index.remove(step.identity.group, step.identity.hash);
-                    damaged.push(step.identity);
+                }
+                Some(FailureKind::Corrupt) => {
+                    volume.counters.misses.add(1);
+                    volume.counters.corrupt.add(1);
+                    // Of several reads that found it damaged one has it removed, once.
+                    if index.remove(step.identity.group, step.identity.hash) {
+                        damaged.push(step.identity);
+                    }
                 }
                 Some(_) => {}
             }
         }
+        index.leave(&damaged);
         drop(index);
         if !damaged.is_empty() {
             self.metrics.tier(Tier::G4).corrupt.add(damaged.len() as u64);
             tracing::warn!(target: "kvbm", blocks = damaged.len(), "damaged objects: removed from the volume");
-            self.discard_on_volume(volume, &damaged);
+            self.discard_damaged_on_volume(volume, &damaged);
         }
         self.evict_on_volume(volume, 0);
     }
@@ -131,6 +222,69 @@ fn note_transfers(volume: &VolumeTier, failures: &[Option<Failure>]) {
             matches!(failure.kind, FailureKind::Missing | FailureKind::Corrupt | FailureKind::Full)
         })
     };
-    let failed = |failure: &Failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline);
-    volume.note(failures.iter().any(answered), failures.iter().flatten().any(failed));
+    let failed = |failure: &&Failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline);
+    let failures_of_store = failures.iter().flatten().filter(failed).count();
+    volume.note(failures.iter().any(answered), failures_of_store);
+}
+
+#[cfg(all(test, feature = "worker"))]
+mod tests {
+    use super::*;
+    use crate::config::{Blocks, ModelConfig};
+    use crate::worker::{LinkError, WorkerLink};
+    use crate::{KvBlockManager, Namespace, Owned};
+    use kvbm_plan::{Command, GroupId, NamespaceId, VolumeRequest, wire};
+    use parking_lot::Mutex;
+
+    /// A worker that answers nothing: the blocks that it was told to discard.
+    struct Silent(Arc<Mutex<Vec<BlockIdentity>>>);
+
+    impl WorkerLink for Silent {
+        fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+            let command = wire::decode_command(command).expect("sound");
+            if let Command::Volume { request: VolumeRequest::DiscardDamaged(blocks), .. } = command {
+                self.0.lock().extend(blocks);
+            }
+            Ok(())
+        }
+    }
+
+    /// Mutation that makes it fail: every damaged block is discarded, whatever `Index::remove` says.
+    #[test]
+    fn a_damaged_block_that_several_reads_found_is_discarded_once() {
+        let discarded = Arc::<Mutex<Vec<_>>>::default();
+        let manager = KvBlockManager::<Owned>::builder()
+            .model(ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() })
+            .namespace(Namespace::new("test-model").weights("1"))
+            .device(Blocks(4))
+            .host(Blocks(4))
+            .volume("memory:")
+            .build_with_workers(|_, _, _| Box::new(Silent(Arc::clone(&discarded))))
+            .expect("a manager");
+        let leader = &manager.leader;
+        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let identity = BlockIdentity {
+            namespace: NamespaceId(0),
+            group: GroupId(0),
+            hash: SequenceHash::from_bytes([1; 16]),
+            parent: None,
+            position: 0,
+        };
+        volume.index.lock().learn(&identity, true);
+        let step = Move { identity, from: Tier::G4, src: BlockId(0), dst: BlockId(0) };
+        for _ in 0..2 {
+            let failure = Failure::new(FailureKind::Corrupt, "planted");
+            leader.note_reads(&volume, &[step], &[Some(failure)]);
+        }
+        assert_eq!(*discarded.lock(), [identity]);
+        assert_eq!(volume.index.lock().begin(&identity), Admission::Leaving, "not confirmed");
+        // It is not written now, nor is what continues it, and not because the volume is down.
+        let mut targets = Targets::new(&leader.volumes);
+        assert_eq!(targets.add(step), Admission::Leaving);
+        let next = SequenceHash::from_bytes([2; 16]);
+        let next = BlockIdentity { hash: next, parent: Some(identity.hash), position: 1, ..identity };
+        assert_eq!(targets.add(Move { identity: next, ..step }), Admission::Known);
+        assert!(targets.moves.is_empty());
+        assert!(targets.refused.values().eq(&[DropReason::Leaving; 2]));
+    }
 }

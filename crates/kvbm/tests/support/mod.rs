@@ -2,7 +2,9 @@
 #![allow(dead_code, unreachable_pub)] // Each test binary uses its own part.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+pub mod heads;
 pub mod script;
+pub mod store;
 
 use kvbm::config::{Blocks, Config, ModelConfig};
 use kvbm::device::{CopyBatch, Direction, HostBuffer};

@@ -138,6 +138,12 @@ impl Ranks {
         self.lock()[rank].commands.clone()
     }
 
+    /// A worker of the rank starts, or starts again.
+    pub fn start(&self, rank: usize) {
+        let (epoch, _) = self.lock()[rank].line.clone().unwrap();
+        self.send(rank, &Message::Ready { rank: Rank(rank as u16), epoch, volumes: true });
+    }
+
     pub fn send(&self, rank: usize, message: &Message) {
         self.send_bytes(rank, wire::encode_message(message).unwrap());
     }

@@ -1,0 +1,173 @@
+//! What was asked of every rank, and their answers.
+
+use crate::signal::Signal;
+use kvbm_plan::{Failure, FailureKind, Rank};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Questions to all ranks that are not answered in full, by token.
+pub(crate) struct Gather<T> {
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    last: u64,
+    pending: HashMap<u64, Pending<T>>,
+}
+
+struct Pending<T> {
+    /// The rank of the first answer.
+    first: u16,
+    answers: Vec<Option<T>>,
+    complete: Arc<Signal>,
+}
+
+/// A question that was asked. Dropped, its answers are ignored.
+pub(crate) struct Asked<T> {
+    gather: Arc<Gather<T>>,
+    pub(crate) token: u64,
+    complete: Arc<Signal>,
+}
+
+impl<T> Default for Gather<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { last: 0, pending: HashMap::new() }) }
+    }
+}
+
+impl<T> Gather<T> {
+    /// A question to the first so many ranks. Tokens begin at 1: 0 is for what nobody waits for.
+    pub(crate) fn start(self: &Arc<Self>, ranks: usize) -> Asked<T> {
+        self.start_from(Rank(0), ranks)
+    }
+
+    /// A question to one rank.
+    pub(crate) fn start_with(self: &Arc<Self>, rank: Rank) -> Asked<T> {
+        self.start_from(rank, 1)
+    }
+
+    fn start_from(self: &Arc<Self>, first: Rank, ranks: usize) -> Asked<T> {
+        let mut state = self.state.lock();
+        state.last += 1;
+        let token = state.last;
+        let complete = Arc::new(Signal::default());
+        let answers = (0..ranks).map(|_| None).collect();
+        let pending = Pending { first: first.0, answers, complete: Arc::clone(&complete) };
+        state.pending.insert(token, pending);
+        drop(state);
+        Asked { gather: Arc::clone(self), token, complete }
+    }
+
+    /// A rank's answer. `false` where nobody waits for it: repeated, late, or of no such rank.
+    pub(crate) fn answer(&self, rank: Rank, token: u64, answer: T) -> bool {
+        let mut state = self.state.lock();
+        let Some(pending) = state.pending.get_mut(&token) else { return false };
+        let at = rank.index().checked_sub(usize::from(pending.first));
+        match at.and_then(|at| pending.answers.get_mut(at)) {
+            Some(slot @ None) => *slot = Some(answer),
+            _ => return false,
+        }
+        if pending.answers.iter().all(Option::is_some) {
+            let complete = Arc::clone(&pending.complete);
+            drop(state);
+            complete.set();
+        }
+        true
+    }
+
+    /// `rank` will answer nothing any more: `answer` stands for it.
+    pub(crate) fn lost(&self, rank: Rank, answer: impl Fn() -> T) {
+        let tokens: Vec<u64> = self.state.lock().pending.keys().copied().collect();
+        for token in tokens {
+            self.answer(rank, token, answer());
+        }
+    }
+}
+
+impl<T> Asked<T> {
+    /// Whether [`wait`](Self::wait) would not wait.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.complete.is_set()
+    }
+
+    /// Waits for every rank, and takes their answers, rank by rank.
+    ///
+    /// # Errors
+    /// The first rank whose answer `take` refuses, or that did not answer `what` by `deadline`.
+    pub(crate) fn wait<R>(
+        self,
+        deadline: Instant,
+        what: &str,
+        mut take: impl FnMut(T) -> Result<R, Failure>,
+    ) -> Result<Vec<R>, (Rank, Failure)> {
+        self.complete.wait_until(deadline);
+        let pending = self.gather.state.lock().pending.remove(&self.token);
+        let (first, answers) = pending.map(|pending| (pending.first, pending.answers)).unwrap_or_default();
+        let each = answers.into_iter().zip(first..).map(|(answer, rank)| {
+            let late = || {
+                let detail = format!("rank {rank} did not answer {what} in time");
+                Err(Failure::new(FailureKind::Deadline, detail))
+            };
+            answer.map_or_else(late, &mut take).map_err(|failure| (Rank(rank), failure))
+        });
+        each.collect()
+    }
+}
+
+impl<T> Drop for Asked<T> {
+    fn drop(&mut self) {
+        self.gather.state.lock().pending.remove(&self.token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn taken(asked: Asked<u32>, deadline: Instant) -> Result<Vec<u32>, (Rank, FailureKind)> {
+        let take = |answer| if answer == 9 { Err(Failure::new(FailureKind::Io, "EIO")) } else { Ok(answer) };
+        asked.wait(deadline, "a test", take).map_err(|(rank, failure)| (rank, failure.kind))
+    }
+
+    #[test]
+    fn every_rank_answers_once() {
+        let gather = Arc::new(Gather::default());
+        let asked = gather.start(2);
+        let token = asked.token;
+        assert!(gather.answer(Rank(1), token, 7) && !asked.is_answered());
+        assert!(!gather.answer(Rank(1), token, 1), "repeated");
+        assert!(!gather.answer(Rank(5), token, 1), "no such rank");
+        assert!(gather.answer(Rank(0), token, 5) && asked.is_answered());
+        assert_eq!(taken(asked, Instant::now() + Duration::from_secs(60)), Ok(vec![5, 7]));
+        assert!(!gather.answer(Rank(0), token, 5), "late");
+    }
+
+    #[test]
+    fn one_rank_answers_for_itself() {
+        let gather = Arc::new(Gather::default());
+        let asked = gather.start_with(Rank(3));
+        assert!(!gather.answer(Rank(0), asked.token, 1) && !gather.answer(Rank(4), asked.token, 1));
+        assert!(gather.answer(Rank(3), asked.token, 9) && asked.is_answered());
+        assert_eq!(taken(asked, Instant::now()), Err((Rank(3), FailureKind::Io)));
+    }
+
+    #[test]
+    fn a_silent_failing_or_lost_rank_is_named() {
+        let gather = Arc::new(Gather::default());
+        let asked = gather.start(2);
+        gather.answer(Rank(0), asked.token, 7);
+        assert_eq!(taken(asked, Instant::now()), Err((Rank(1), FailureKind::Deadline)));
+        let asked = gather.start(1);
+        gather.answer(Rank(0), asked.token, 9);
+        assert_eq!(taken(asked, Instant::now()), Err((Rank(0), FailureKind::Io)));
+        let asked = gather.start(2);
+        gather.lost(Rank(1), || 9);
+        gather.answer(Rank(0), asked.token, 1);
+        assert_eq!(taken(asked, Instant::now()), Err((Rank(1), FailureKind::Io)));
+        drop(gather.start(1));
+        assert!(gather.state.lock().pending.is_empty());
+    }
+}

@@ -1,0 +1,224 @@
+//! Ranks that go away and come back: what becomes of the transfers that they owe, and of blocks that are whole no more.
+
+use super::answers::Item;
+use super::operation::PlanPart;
+use super::{Leader, given_up};
+use crate::metrics::EvictReason;
+use crate::status::RankStatus;
+use crate::worker::LinkError;
+use kvbm_plan::{Failure, FailureKind, FlushOutcome, Path, PlanId, Rank, Tier, VolumeAnswer};
+use kvbm_pool::Selection;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// All ranks, as the leader sees them.
+pub(crate) struct Ranks {
+    each: Vec<State>,
+    /// How long a rank may stay away until it is given up; 0 for ever.
+    lost_after: Duration,
+    /// Starts of workers that were handed over.
+    told: AtomicU64,
+}
+
+struct State {
+    /// Given up: nothing is sent to it.
+    lost: AtomicBool,
+    contact: Mutex<Contact>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Contact {
+    /// Since when its line is closed: nothing is sent before its worker has started again.
+    closed: Option<Instant>,
+    /// How often a worker of it has started, as far as that was handled, and when the last one had.
+    starts: u32,
+    started: Option<Instant>,
+    /// Number of the last start that was handed over, of all ranks' ([`Ranks::starts_told`]).
+    told: u64,
+}
+
+impl Ranks {
+    pub(super) fn new(ranks: usize, lost_after: Duration) -> Self {
+        let state = |_| State { lost: AtomicBool::new(false), contact: Mutex::default() };
+        Self { each: (0..ranks).map(state).collect(), lost_after, told: AtomicU64::new(0) }
+    }
+
+    fn get(&self, rank: Rank) -> Option<&State> {
+        self.each.get(rank.index())
+    }
+
+    fn all(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.each.len() as u16).map(Rank)
+    }
+
+    pub(super) fn is_lost(&self, rank: Rank) -> bool {
+        self.get(rank).is_some_and(|state| state.lost.load(Ordering::Acquire))
+    }
+
+    /// A worker of the rank hands over that it has started, which is handled later, in turn: what was sent before now is not its.
+    pub(super) fn start_is_told(&self, rank: Rank) {
+        if let Some(state) = self.get(rank) {
+            let mut contact = state.contact.lock();
+            contact.told = self.told.fetch_add(1, Ordering::AcqRel) + 1;
+        }
+    }
+
+    /// How many starts were handed over, of all ranks.
+    pub(super) fn starts_told(&self) -> u64 {
+        self.told.load(Ordering::Acquire)
+    }
+
+    /// Whether something may be sent to a rank: then how often a worker of it has started.
+    pub(super) fn line(&self, rank: Rank) -> Result<u32, Failure> {
+        let Some(state) = self.get(rank) else { return Ok(0) };
+        if state.lost.load(Ordering::Acquire) {
+            return Err(given_up(rank));
+        }
+        let contact = state.contact.lock();
+        match contact.closed {
+            Some(_) => Err(Failure::new(FailureKind::Io, LinkError::Closed.to_string())),
+            None => Ok(contact.starts),
+        }
+    }
+
+    /// The line of a rank was closed when something was to be sent after so many starts.
+    pub(super) fn found_closed(&self, rank: Rank, starts: u32) {
+        if let Some(state) = self.get(rank) {
+            let mut contact = state.contact.lock();
+            // Not that of a worker which has started meanwhile.
+            if contact.starts == starts {
+                contact.closed.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Whether a rank's line has been closed for too long.
+    fn stays_away(&self, contact: &Contact, now: Instant) -> bool {
+        let closed = |since| now.saturating_duration_since(since) >= self.lost_after;
+        !self.lost_after.is_zero() && contact.closed.is_some_and(closed)
+    }
+}
+
+impl Leader {
+    /// Gives up on a rank: what it owes fails, nothing is sent to it until its worker says that it has started, and what would need its part
+    /// of a block is found no more. Plans that it owed.
+    pub(crate) fn rank_lost(self: &Arc<Self>, rank: Rank) -> usize {
+        self.give_up(rank, |_| true)
+    }
+
+    /// The same, where `still` is true of what is known of the rank at that moment.
+    fn give_up(self: &Arc<Self>, rank: Rank, still: impl FnOnce(&Contact) -> bool) -> usize {
+        let Some(state) = self.ranks.get(rank) else { return 0 };
+        // No worker of the rank is taken in meanwhile.
+        let order = self.disk_order.lock();
+        let owed = {
+            let contact = state.contact.lock();
+            if !still(&contact) {
+                return 0;
+            }
+            // Before the look at what is under way: what is sent meanwhile is refused.
+            if !state.lost.swap(true, Ordering::AcqRel)
+                && let Some(metrics) = self.metrics.ranks().get(rank.index())
+            {
+                metrics.losses.add(1);
+                metrics.lost.set(1);
+            }
+            self.inflight.owed_by(rank, |_, _| true)
+        };
+        let blocks = self.lose_blocks(&Tier::SLOTTED);
+        self.end_questions(rank, &given_up(rank));
+        drop(order);
+        tracing::warn!(target: "kvbm", %rank, plans = owed.len(), blocks, "a rank was given up: its transfers fail, no cached block is whole any more");
+        self.answer_for(rank, &owed, &given_up(rank));
+        owed.len()
+    }
+
+    /// A worker of the rank says that it has started. Where another one served the rank before, the memory of that one is gone, and what lay
+    /// there is found no more; what lies on its disk is compared when it is read.
+    pub(super) fn rank_started(self: &Arc<Self>, rank: Rank) {
+        let Some(state) = self.ranks.get(rank) else { return };
+        // The rank is not given up meanwhile.
+        let _order = self.disk_order.lock();
+        let starts = {
+            let mut contact = state.contact.lock();
+            contact.starts += 1;
+            contact.started = Some(Instant::now());
+            contact.starts
+        };
+        let was_lost = self.ranks.is_lost(rank);
+        if was_lost || starts > 1 {
+            let tiers: &[Tier] = if was_lost { &Tier::SLOTTED } else { &[Tier::G1, Tier::G2] };
+            let blocks = self.lose_blocks(tiers);
+            self.end_questions(rank, &started_again(rank));
+            tracing::info!(target: "kvbm", %rank, blocks, was_lost, "a rank's worker started again: what the one before it held is gone");
+        }
+        state.contact.lock().closed = None;
+        state.lost.store(false, Ordering::Release);
+        if let Some(metrics) = self.metrics.ranks().get(rank.index()) {
+            metrics.lost.set(0);
+        }
+    }
+
+    /// Gives up ranks whose line stays closed, and lets go of what earlier workers of a rank owe.
+    pub(super) fn watch_ranks(self: &Arc<Self>, now: Instant) {
+        for rank in self.ranks.all().filter(|&rank| !self.ranks.is_lost(rank)) {
+            let Some(state) = self.ranks.get(rank) else { continue };
+            let contact = *state.contact.lock();
+            if let (Some(started), 2..) = (contact.started, contact.starts) {
+                // Its worker has had the time of a transfer, should the plan have reached it after all.
+                let earlier = self.inflight.owed_by(rank, |part: &PlanPart, sent| {
+                    sent.is_some_and(|sent| sent < contact.told)
+                        && now.saturating_duration_since(started) >= part.operation.limit
+                });
+                self.answer_for(rank, &earlier, &started_again(rank));
+            }
+            if self.ranks.stays_away(&contact, now) {
+                let same = |then: &Contact| then.starts == contact.starts && then.closed.is_some();
+                self.give_up(rank, same);
+            }
+        }
+    }
+
+    /// Nobody answers what an earlier worker of a rank was asked.
+    fn end_questions(&self, rank: Rank, reason: &Failure) {
+        self.flushes.lost(rank, || FlushOutcome::Failed(reason.clone()));
+        self.volumes.asks.lost(rank, || VolumeAnswer::Failed(reason.clone()));
+    }
+
+    fn answer_for(self: &Arc<Self>, rank: Rank, owed: &[(PlanId, Path)], failure: &Failure) {
+        for &(plan_id, path) in owed {
+            self.react(Item::Unreached { plan_id, rank, path, failure: failure.clone() });
+        }
+    }
+
+    /// Blocks on `tiers` are whole no more: nothing finds them, and what is on its way there does not become visible. Records on disks stay, so
+    /// that a later leader finds what all ranks have then. How many went.
+    fn lose_blocks(&self, tiers: &[Tier]) -> u64 {
+        let _order = self.disk_order.lock();
+        let removed = |tier: Tier| self.registry.counters(tier).removed;
+        let before: Vec<u64> = tiers.iter().map(|&tier| removed(tier)).collect();
+        let blocks = self.registry.remove(Selection::All, tiers.iter().copied().collect()).blocks;
+        for (&tier, before) in tiers.iter().zip(before) {
+            // What else removes blocks on request takes the same lock.
+            let gone = removed(tier).saturating_sub(before);
+            self.metrics.tier(tier).evictions(EvictReason::RankLost).add(gone);
+        }
+        blocks
+    }
+
+    pub(crate) fn rank_status(&self) -> Vec<RankStatus> {
+        let status = |rank: Rank| RankStatus {
+            rank,
+            is_lost: self.ranks.is_lost(rank),
+            plans: self.inflight.owed_by(rank, |_, _| true).len(),
+        };
+        self.ranks.all().map(status).collect()
+    }
+}
+
+fn started_again(rank: Rank) -> Failure {
+    let detail = format!("rank {rank} had taken it when its worker ended, and started again");
+    Failure::new(FailureKind::Io, detail)
+}

@@ -1,0 +1,69 @@
+//! Where blocks are, without using them.
+
+use crate::leader::Leader;
+use crate::manager::ONLY_GROUP;
+use kvbm_plan::{NamespaceId, Tier, VolumeId};
+use kvbm_pool::TierMask;
+use kvbm_tokens::BlockChain;
+
+/// Where a block is, as far as this manager knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// G1, G2 and G3.
+    pub tiers: TierMask,
+    /// G4: the volume that has it. What others keep there, and nobody asked for yet, is not known.
+    pub volume: Option<VolumeId>,
+}
+
+/// On these tiers and no volume.
+impl From<TierMask> for Places {
+    fn from(tiers: TierMask) -> Self {
+        Self { tiers, volume: None }
+    }
+}
+
+impl Places {
+    /// Whether it is on `tier`.
+    pub fn contains(&self, tier: Tier) -> bool {
+        if tier == Tier::G4 { self.volume.is_some() } else { self.tiers.contains(tier) }
+    }
+
+    /// The tier nearest to the compute that has it.
+    pub fn nearest(&self) -> Option<Tier> {
+        self.tiers.nearest().or(self.volume.map(|_| Tier::G4))
+    }
+
+    /// Whether it is nowhere.
+    pub fn is_empty(&self) -> bool {
+        self.nearest().is_none()
+    }
+}
+
+impl Leader {
+    /// Where the blocks of `chain` are, up to the first that is nowhere. Asks no volume, pins nothing and counts as no use.
+    pub(crate) fn look_up(&self, chain: BlockChain<'_>) -> Vec<Places> {
+        let (hashes, namespace) = (chain.hashes(), NamespaceId::from(chain.namespace()));
+        let on_tiers = self.registry.peek_prefix(ONLY_GROUP, hashes);
+        let mut places: Vec<_> = on_tiers.into_iter().map(Places::from).collect();
+        // What a match would not take from a volume is not there.
+        let volumes = self.volumes.answering(namespace);
+        if volumes.is_empty() {
+            return places;
+        }
+        for (at, &hash) in hashes.iter().enumerate() {
+            let holder = volumes.iter().find(|volume| volume.contains(ONLY_GROUP, hash));
+            let volume = holder.map(|volume| volume.descriptor.id);
+            if let Some(known) = places.get_mut(at) {
+                known.volume = volume;
+                continue;
+            }
+            // Behind a block that only a volume has, tiers may go on.
+            let found = Places { tiers: self.registry.tiers_of(ONLY_GROUP, hash), volume };
+            if found.is_empty() {
+                break;
+            }
+            places.push(found);
+        }
+        places
+    }
+}

@@ -1,0 +1,195 @@
+//! All volumes of a leader. They come and go while it runs.
+
+use super::hello::Hellos;
+use super::log::{Change, Log};
+use super::{VolumeTier, configured};
+use crate::config::{Config, VolumeLookup, VolumeOffload};
+use crate::leader::gather::Gather;
+use crate::metrics::Metrics;
+use kvbm_plan::{
+    BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier, VolumeAnswer, VolumeDescriptor, VolumeId,
+};
+use kvbm_pool::TierStatus;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What goes for every volume.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VolumePolicy {
+    /// Whether they are asked for chains that are not known here.
+    pub(crate) probe: bool,
+    /// How long one is not asked again for what it did not have.
+    pub(crate) recheck: Duration,
+    /// Longest pause after failures.
+    longest_pause: Duration,
+    /// Whether blocks are copied to one when they are about to leave host memory.
+    pub(crate) keeps_victims: bool,
+}
+
+/// See the module.
+pub(crate) struct Volumes {
+    pub(crate) policy: VolumePolicy,
+    /// Whether blocks can get to volumes.
+    pub(crate) reachable: bool,
+    pub(crate) asks: Arc<Gather<VolumeAnswer>>,
+    pub(crate) hellos: Hellos,
+    /// Held while one is registered or unregistered: those that the workers of this process knew by somebody else's word. They are not
+    /// this leader's to close.
+    pub(super) changing: Mutex<BTreeSet<VolumeId>>,
+    tiers: RwLock<Vec<Arc<VolumeTier>>>,
+    /// How often a rank started.
+    starts: AtomicU64,
+    log: Arc<Mutex<Log>>,
+    metrics: Metrics,
+}
+
+impl Volumes {
+    /// Those of the configuration. `reachable`: whether others may come.
+    pub(crate) fn new(config: &Config, reachable: bool, metrics: Metrics) -> Self {
+        let settings = &config.volumes;
+        let volumes = Self {
+            policy: VolumePolicy {
+                probe: settings.lookup == VolumeLookup::Probe,
+                recheck: settings.recheck,
+                longest_pause: settings.longest_pause,
+                keeps_victims: settings.offload == VolumeOffload::Victims,
+            },
+            reachable,
+            asks: Arc::default(),
+            hellos: Hellos::default(),
+            changing: Mutex::default(),
+            tiers: RwLock::default(),
+            starts: AtomicU64::new(0),
+            log: Arc::new(Mutex::new(Log::new(config.events.ring_capacity as usize))),
+            metrics,
+        };
+        for (descriptor, blocks) in configured(config) {
+            volumes.enter(volumes.tier(descriptor, blocks));
+        }
+        volumes
+    }
+
+    /// A rank started. Before it is told of the volumes that there are: one that comes later sees that.
+    pub(super) fn note_start(&self) {
+        self.starts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn starts(&self) -> u64 {
+        self.starts.load(Ordering::SeqCst)
+    }
+
+    /// A volume that nobody knows yet.
+    pub(super) fn tier(&self, descriptor: VolumeDescriptor, blocks: Option<u64>) -> Arc<VolumeTier> {
+        let counters = self.metrics.volume(descriptor.id);
+        let (pause, log) = (self.policy.longest_pause, Arc::clone(&self.log));
+        Arc::new(VolumeTier::new(descriptor, blocks, pause, log, counters))
+    }
+
+    pub(super) fn enter(&self, tier: Arc<VolumeTier>) {
+        let mut tiers = self.tiers.write();
+        tiers.push(tier);
+        tiers.sort_unstable_by_key(|tier| tier.descriptor.id);
+    }
+
+    pub(super) fn remove(&self, id: VolumeId) -> Option<Arc<VolumeTier>> {
+        let mut tiers = self.tiers.write();
+        let at = tiers.iter().position(|tier| tier.descriptor.id == id)?;
+        Some(tiers.remove(at))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tiers.read().is_empty()
+    }
+
+    /// All, by id.
+    pub(crate) fn all(&self) -> Vec<Arc<VolumeTier>> {
+        self.tiers.read().clone()
+    }
+
+    pub(crate) fn get(&self, id: VolumeId) -> Option<Arc<VolumeTier>> {
+        self.tiers.read().iter().find(|tier| tier.descriptor.id == id).cloned()
+    }
+
+    /// All, in the order in which a chain that begins with `root` prefers them: the same in every process that knows the same volumes.
+    pub(super) fn preferred(&self, root: SequenceHash) -> Vec<Arc<VolumeTier>> {
+        let mut tiers = self.all();
+        tiers.sort_by_cached_key(|tier| mixed(root, tier.descriptor.id));
+        tiers
+    }
+
+    /// Blocks that are known to be on volumes.
+    pub(crate) fn blocks(&self) -> usize {
+        self.tiers.read().iter().map(|tier| tier.len()).sum()
+    }
+
+    /// Those that a block of `namespace` would be read from now: not left alone, and not still being told to forget it.
+    pub(crate) fn answering(&self, namespace: NamespaceId) -> Vec<Arc<VolumeTier>> {
+        let mut tiers = self.all();
+        tiers.retain(|tier| !tier.is_down() && !tier.is_purging(namespace));
+        tiers
+    }
+
+    /// All of them as one tier, in blocks: what they are known to hold, and what may still come where all of them are limited.
+    pub(crate) fn tier_status(&self) -> TierStatus {
+        let (mut held, mut free, mut limited) = (0_u64, 0_u64, true);
+        for tier in self.tiers.read().iter() {
+            let blocks = tier.len() as u64;
+            held += blocks;
+            free += tier.limit.map_or(0, |limit| limit.saturating_sub(blocks));
+            limited &= tier.limit.is_some();
+        }
+        let slots = |blocks: u64| u32::try_from(blocks).unwrap_or(u32::MAX);
+        let free = if limited { slots(free) } else { 0 };
+        let inactive = slots(held).min(u32::MAX - free);
+        TierStatus { capacity: inactive + free, free, inactive, ..TierStatus::without_slots(Tier::G4) }
+    }
+
+    pub(crate) fn contains(&self, group: GroupId, hash: SequenceHash) -> bool {
+        self.tiers.read().iter().any(|tier| tier.contains(group, hash))
+    }
+
+    /// Whether the block is on a volume or on its way there.
+    pub(crate) fn awaits(&self, group: GroupId, hash: SequenceHash) -> bool {
+        self.tiers.read().iter().any(|tier| tier.index.lock().awaits(group, hash))
+    }
+
+    /// How many of `hashes`, from the first on, are on one volume or on their way there.
+    pub(crate) fn awaited_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> usize {
+        let on = |tier: &Arc<VolumeTier>| {
+            let index = tier.index.lock();
+            hashes.iter().take_while(|hash| index.awaits(group, **hash)).count()
+        };
+        self.tiers.read().iter().map(on).max().unwrap_or(0)
+    }
+
+    /// What happened, oldest first, and the number that follows the last change that was taken or lost.
+    pub(crate) fn drain(&self, max: usize, take: impl FnMut(u64, Change)) -> u64 {
+        self.log.lock().drain(max, take)
+    }
+
+    /// What volumes are known for certain to hold, each block with the first of its chain, and the number of the next change.
+    pub(crate) fn snapshot(&self) -> (Vec<(VolumeId, BlockIdentity, SequenceHash)>, u64) {
+        let tiers = self.tiers.read();
+        // Nothing changes while all are held: whoever changes one holds that.
+        let indices: Vec<_> = tiers.iter().map(|tier| (tier.descriptor.id, tier.index.lock())).collect();
+        let told = |(id, index): &(VolumeId, _)| {
+            let index: &parking_lot::MutexGuard<'_, super::Index> = index;
+            let id = *id;
+            index.told().into_iter().map(move |(identity, root)| (id, identity, root))
+        };
+        (indices.iter().flat_map(told).collect(), self.log.lock().next())
+    }
+}
+
+/// A number that depends on every bit of both: the finalizer of `SplitMix64` over their sum.
+fn mixed(root: SequenceHash, id: VolumeId) -> u64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&root.as_bytes()[..8]);
+    let mut x = u64::from_le_bytes(first).wrapping_add(u64::from(id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

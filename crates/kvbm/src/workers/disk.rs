@@ -1,0 +1,85 @@
+//! G3 of a rank: where its folder is, what it says of itself, and opening it.
+
+use super::WorkerError;
+use super::predecessor::Past;
+use crate::config::{self, Config, HostOrder};
+use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit};
+use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
+use kvbm_plan::{Rank, Tier};
+use kvbm_storage::BoundLayout;
+use kvbm_tokens::NamespaceTag;
+use kvbm_transfer::{DiskTier, SlotGeometry, disk_layout};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Opens the folders of `rank`; where they are new, what `past` left moves in.
+pub(super) fn open_disk(
+    config: &Config,
+    host: &BoundLayout,
+    blocks: u32,
+    tag: NamespaceTag,
+    rank: Rank,
+    past: Option<&mut Past>,
+) -> Result<DiskTier, WorkerError> {
+    let layout = disk_layout(&**host.layout(), blocks)
+        .map_err(|source| WorkerError::Layout { tier: Tier::G3, source })?;
+    let mut dirs = rank_dirs(config, tag, u32::from(rank.0), config.parallelism.tensor_parallel).into_iter();
+    let dir = dirs.next().unwrap_or_default();
+    let mut disk = DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
+    disk.more_dirs = dirs.collect();
+    let geometry = geometry(config, rank)?;
+    disk.geometry = geometry.to_string().into_bytes();
+    let settings = &config.disk;
+    disk.engine = match settings.engine {
+        config::DiskEngine::Auto => EngineMode::Auto,
+        config::DiskEngine::IoUring => EngineMode::IoUring,
+        config::DiskEngine::Threads => EngineMode::Threads,
+        config::DiskEngine::Buffered => EngineMode::Buffered,
+    };
+    disk.depth = settings.depth as usize;
+    disk.threads = settings.threads as usize;
+    disk.queue_depth = settings.queue_depth as usize;
+    disk.commit = GroupCommit { interval: settings.commit_interval, ..GroupCommit::default() };
+    let (engine, recovered) = DiskEngine::open(disk).map_err(|source| WorkerError::Disk { dir, source })?;
+    let mut tier = DiskTier { engine: Arc::new(engine), recovered };
+    if let Some(past) = past {
+        past.move_in(&geometry, &mut tier);
+    }
+    Ok(tier)
+}
+
+/// The folder of a namespace.
+pub(super) fn namespace_dir(dir: &Path, tag: NamespaceTag) -> PathBuf {
+    // The first eight of the tag's sixteen bytes: the high half of the number that they are in big-endian order.
+    let namespace = u128::from_be_bytes(*tag.as_bytes()) >> 64;
+    dir.join(format!("ns-{namespace:016x}"))
+}
+
+/// Where a rank keeps its blocks, in each of the directories. Namespaces, and deployments of another number of ranks, lie side by
+/// side: none is damaged by another one.
+pub(super) fn rank_dirs(config: &Config, tag: NamespaceTag, rank: u32, ranks: u32) -> Vec<PathBuf> {
+    let dirs = config.disk.dir.iter().chain(config.disk.more_dirs.as_slice());
+    dirs.map(|dir| namespace_dir(dir, tag).join(format!("rank-{rank}-of-{ranks}"))).collect()
+}
+
+/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change.
+pub(super) fn geometry(config: &Config, rank: Rank) -> Result<SlotGeometry, WorkerError> {
+    let (model, ranks) = (&config.model, config.parallelism.tensor_parallel);
+    Ok(SlotGeometry {
+        model: config.namespace.model.clone(),
+        rank: (u32::from(rank.0), ranks),
+        order: match config.host.order {
+            HostOrder::Nhd => AxisOrder::Nhd,
+            HostOrder::Universal => AxisOrder::Universal,
+        },
+        layers: 0..model.num_layers,
+        of_layers: model.num_layers,
+        outer: model.outer_dim,
+        tokens: model.page_size,
+        heads: slice_for_rank(model.num_kv_heads, ranks, u32::from(rank.0))?.heads,
+        of_heads: model.num_kv_heads,
+        head_dim: model.head_dim,
+        dtype: model.dtype,
+        pieces: 1,
+    })
+}

@@ -1,0 +1,257 @@
+//! A deployment with another number of ranks may have left blocks in our directory: finding it, and moving its blocks in where
+//! all our ranks are new, or a start that did so was cut short.
+
+mod mark;
+
+use super::disk::{geometry, namespace_dir, rank_dirs};
+use crate::config::Config;
+use kvbm_disk::fault::JOURNAL_FILE;
+use kvbm_disk::{Archive, OpenError, offline};
+use kvbm_plan::{BlockId, BlockIdentity, Rank};
+use kvbm_tokens::NamespaceTag;
+use kvbm_transfer::{DiskTier, Predecessor, PredecessorError, SlotGeometry};
+use mark::Mark;
+use std::collections::{BTreeSet, HashSet};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+/// What became of the blocks that a deployment with another number of ranks left on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TookOver {
+    /// Its ranks.
+    pub ranks: u32,
+    /// Blocks that every rank of ours has now, with all those before them in their chains.
+    pub blocks: u64,
+    /// Blocks that stayed behind: incomplete, damaged, without a parent, without room or time here, or all of them.
+    pub left_behind: u64,
+    /// Why nothing was taken over, if that is so: the rank at fault, and what is wrong.
+    pub refused: Option<String>,
+}
+
+/// A deployment whose blocks are moving in.
+pub(super) struct Past {
+    predecessor: Predecessor,
+    ranks: u32,
+    /// Ranks of ours whose turn is still to come.
+    to_come: u32,
+    /// How long they may take together.
+    time: Duration,
+    began: Instant,
+    /// How long a rank's blocks may take to be durable.
+    flush_deadline: Duration,
+    mark: Mark,
+    /// The next start is to look again.
+    look_again: bool,
+    refused: Option<String>,
+}
+
+impl Past {
+    /// Moves blocks into the disk of a rank.
+    pub(super) fn move_in(&mut self, ours: &SlotGeometry, tier: &mut DiskTier) {
+        let (rank, ranks) = (ours.rank.0, self.ranks);
+        let started = Instant::now();
+        let share = self.time / self.to_come.max(1);
+        let taken = self.predecessor.take_over(ours, tier, started + share);
+        // What a rank does not need is for those after it.
+        self.time = self.time.saturating_sub(started.elapsed());
+        self.to_come = self.to_come.saturating_sub(1);
+        match taken {
+            Ok(taken) => {
+                tracing::debug!(target: "kvbm", rank, ranks, ?taken, "G3: blocks of another number of ranks");
+            }
+            Err(error) => {
+                tracing::warn!(target: "kvbm", rank, ranks, %error, "G3: blocks of another number of ranks cannot be taken over");
+                self.refused.get_or_insert(error.to_string());
+            }
+        }
+        if let Err(error) = tier.engine.flush(self.flush_deadline) {
+            tracing::warn!(target: "kvbm", rank, %error, "G3: blocks that were taken over are not durable yet: the next start looks again");
+            self.look_again = true;
+        }
+    }
+
+    /// The sum of it.
+    pub(super) fn end(self) -> TookOver {
+        let left_out = self.predecessor.left_out();
+        let blocks = if self.refused.is_some() { 0 } else { self.predecessor.taken() };
+        let left_behind = left_out.total() + self.predecessor.len() as u64 - blocks;
+        tracing::info!(
+            target: "kvbm", ranks = self.ranks, blocks, left_behind, ?left_out, seconds = self.began.elapsed().as_secs_f64(),
+            "G3: blocks of another number of ranks were taken over; their old folders keep their space until `kvbm disk clear`"
+        );
+        if !self.look_again {
+            self.mark.clear();
+        }
+        TookOver { ranks: self.ranks, blocks, left_behind, refused: self.refused }
+    }
+}
+
+/// The deployment whose blocks move in, the one that wrote last and has some, if our ranks are all new or an earlier start did not come to
+/// the end of this; and those that cannot.
+pub(super) fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<Past>, Vec<TookOver>) {
+    let ours = config.parallelism.tensor_parallel;
+    let mut refused = Vec::new();
+    let Some(first) = rank_dirs(config, tag, 0, ours).into_iter().next() else { return (None, refused) };
+    let mark = Mark::in_folder(&first);
+    let again = mark.is_set();
+    let new = || (0..ours).all(|rank| is_new(config, tag, rank));
+    if blocks == 0 || config.disk.take_over.is_zero() || !(again || new()) {
+        return (None, refused);
+    }
+    let Ok(geometries) =
+        (0..ours as u16).map(|rank| geometry(config, Rank(rank))).collect::<Result<Vec<_>, _>>()
+    else {
+        return (None, refused);
+    };
+    // Opening it tells what is wrong.
+    let Ok(held) = held(config, tag) else { return (None, refused) };
+    let mut look_again = false;
+    for ranks in others(config, tag) {
+        let folders: Vec<_> = (0..ranks).map(|rank| rank_dirs(config, tag, rank, ranks)).collect();
+        match open(&folders, tag, &geometries, blocks, &held) {
+            Ok(predecessor) if predecessor.is_empty() => {
+                let left_behind = predecessor.left_out().total();
+                if left_behind > 0 {
+                    let reason = format!("none of its blocks can be used: {:?}", predecessor.left_out());
+                    refused.push(TookOver { ranks, blocks: 0, left_behind, refused: Some(reason) });
+                }
+            }
+            Ok(predecessor) => {
+                let time = config.disk.take_over;
+                tracing::info!(
+                    target: "kvbm", ranks, blocks = predecessor.len(), left_out = ?predecessor.left_out(), again, ?time,
+                    "G3: blocks of another number of ranks are taken over"
+                );
+                mark.set();
+                let (began, flush_deadline) = (Instant::now(), config.disk.flush_deadline);
+                let past = Past {
+                    predecessor,
+                    ranks,
+                    to_come: ours,
+                    time,
+                    began,
+                    flush_deadline,
+                    mark,
+                    look_again,
+                    refused: None,
+                };
+                return (Some(past), refused);
+            }
+            Err(error) => {
+                let busy = matches!(error, PredecessorError::Open { source: OpenError::Busy { .. }, .. });
+                look_again |= busy;
+                refused.push(cannot(ranks, &folders, &error, busy));
+            }
+        }
+    }
+    if look_again {
+        mark.set();
+    } else if again {
+        mark.clear();
+    }
+    (None, refused)
+}
+
+/// Opens a deployment whose blocks all our ranks can use.
+fn open(
+    folders: &[Vec<PathBuf>],
+    tag: NamespaceTag,
+    ours: &[SlotGeometry],
+    blocks: u32,
+    held: &[(BlockId, BlockIdentity)],
+) -> Result<Predecessor, PredecessorError> {
+    let predecessor = Predecessor::open(folders, *tag.as_bytes(), &ours[0], blocks, held)?;
+    ours.iter().try_for_each(|ours| predecessor.covers(ours))?;
+    Ok(predecessor)
+}
+
+/// Says that nothing of a deployment moves in, and why.
+fn cannot(ranks: u32, folders: &[Vec<PathBuf>], error: &PredecessorError, busy: bool) -> TookOver {
+    let left_behind = folders.iter().map(|dirs| offline::inspect(dirs).map_or(0, |found| found.blocks));
+    let left_behind = left_behind.max().unwrap_or(0);
+    let hint = if busy {
+        "the next start tries again"
+    } else {
+        "they stay where they are, `kvbm disk clear` removes them"
+    };
+    tracing::warn!(
+        target: "kvbm", ranks, left_behind, %error,
+        "G3: blocks of another number of ranks cannot be taken over: {hint}"
+    );
+    TookOver { ranks, blocks: 0, left_behind, refused: Some(error.to_string()) }
+}
+
+/// Blocks that all our ranks have already, each in one slot.
+fn held(config: &Config, tag: NamespaceTag) -> Result<Vec<(BlockId, BlockIdentity)>, OpenError> {
+    let ours = config.parallelism.tensor_parallel;
+    let mut held: Option<HashSet<(BlockId, BlockIdentity)>> = None;
+    for rank in 0..ours {
+        let blocks = match Archive::open(&rank_dirs(config, tag, rank, ours)) {
+            Ok(archive) => archive.blocks(),
+            Err(OpenError::NoJournal { .. }) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let blocks: HashSet<_> = blocks.into_iter().map(|found| (found.slot, found.identity)).collect();
+        held = Some(match held {
+            Some(held) => &held & &blocks,
+            None => blocks,
+        });
+    }
+    Ok(held.unwrap_or_default().into_iter().collect())
+}
+
+/// Whether a rank has no journal.
+fn is_new(config: &Config, tag: NamespaceTag, rank: u32) -> bool {
+    let dirs = rank_dirs(config, tag, rank, config.parallelism.tensor_parallel);
+    let journal = dirs.first().map(|dir| std::fs::metadata(dir.join(JOURNAL_FILE)));
+    matches!(journal, Some(Err(error)) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+}
+
+/// Numbers of ranks of other deployments in our folder, the one first that wrote last.
+fn others(config: &Config, tag: NamespaceTag) -> Vec<u32> {
+    let Some(dir) = &config.disk.dir else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(namespace_dir(dir, tag)) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let found: BTreeSet<u32> = names.filter_map(|name| ranks_of(&name)).collect();
+    let mut found: Vec<_> = found
+        .into_iter()
+        .filter(|ranks| *ranks != config.parallelism.tensor_parallel)
+        .map(|ranks| (last_written(&rank_dirs(config, tag, 0, ranks)), ranks))
+        .collect();
+    found.sort_unstable_by(|one, other| other.cmp(one));
+    found.into_iter().map(|(_, ranks)| ranks).collect()
+}
+
+/// The number of ranks in the name of a folder.
+fn ranks_of(name: &str) -> Option<u32> {
+    let (rank, ranks) = name.strip_prefix("rank-")?.split_once("-of-")?;
+    let (rank, ranks): (u16, u16) = (rank.parse().ok()?, ranks.parse().ok()?);
+    (rank < ranks).then_some(ranks.into())
+}
+
+/// When the journal of a rank was last written.
+fn last_written(dirs: &[PathBuf]) -> Option<SystemTime> {
+    std::fs::metadata(dirs.first()?.join(JOURNAL_FILE)).ok()?.modified().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ranks_of;
+
+    #[test]
+    fn folders_of_ranks_are_told_from_others() {
+        assert_eq!(ranks_of("rank-3-of-4"), Some(4));
+        for other in [
+            "rank-4-of-4",
+            "rank-0-of-0",
+            "rank--1-of-4",
+            "rank-0-of-70000",
+            "rank-0",
+            "LOCK",
+            "rank-0-of-4.old",
+        ] {
+            assert_eq!(ranks_of(other), None, "{other}");
+        }
+    }
+}
