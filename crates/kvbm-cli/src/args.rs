@@ -7,13 +7,14 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use kvbm::config::{Bytes, Capacity, EvictionPolicy, Secret};
+use kvbm::config::{Bytes, Capacity, EvictionPolicy, Secret, TenantShares};
 use kvbm::events_plane::EventUrl;
 
 use crate::bench::BenchCommand;
 use crate::disk::DiskCommand;
 use crate::events::EventsCommand;
 use crate::layout::LayoutCommand;
+use crate::number::{SOME, whole};
 
 /// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
 ///
@@ -59,6 +60,11 @@ pub enum Command {
         command: LayoutCommand,
     },
 }
+
+/// A value that no command can use, or options that contradict each other: found behind the parser, exit status 2 all the same.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct WrongUsage(pub String);
 
 /// Where JSON goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,7 +178,7 @@ pub struct ReplayArgs {
     pub trace: Option<PathBuf>,
 
     /// Requests of a made-up multi-turn workload, decided by --seed [default without --trace: 2000; at most 10,000,000].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u32>(1..=10_000_000))]
     pub synthetic: Option<u32>,
 
     /// What G1, G2 and G3 hold, each in blocks (1000) or as a size (512MiB, 8GiB); what is left out is 0: no such tier. A fourth
@@ -195,15 +201,21 @@ pub struct ReplayArgs {
 
     /// After each request, tell the eviction policy whether its branch ends (its last two blocks occur in no later request), and tell
     /// the truth with probability P, 0 to 1 [default: no hints].
-    #[arg(long, value_name = "P", value_parser = probability)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = probability)]
     pub hint_accuracy: Option<f64>,
+
+    /// Tenants with a share of every tier that is kept for each, like acme=0.5,beta=0.25. A request is of the one that "tenant" names in
+    /// its line of the trace, or of nobody, who has what the shares leave; of a made-up workload, each system prompt is one's in turn.
+    /// Tenants share no blocks. Without this, "tenant" is not looked at.
+    #[arg(long, value_name = "NAME=SHARE,..", default_value_t)]
+    pub tenants: TenantShares,
 
     /// What to do with the offloads of a request.
     #[arg(long, value_enum, default_value_t = OffloadMode::Wait)]
     pub offload: OffloadMode,
 
     /// Requests at a time, 1 to 1024.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u32>(1..=1024))]
     pub concurrency: u32,
 
     /// Model id in the blocks' namespace: runs under different names never share a block.
@@ -211,7 +223,7 @@ pub struct ReplayArgs {
     pub namespace: String,
 
     /// Decides the made-up workload and every random choice of the replay.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<u64>(0..=u64::MAX))]
     pub seed: u64,
 
     /// Publish every event to URL while replaying, like `nats://127.0.0.1:4222` (docs/events.md). The replay goes on where that cannot
@@ -228,13 +240,13 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub metadata_only: bool,
 
-    /// Directory of G3, kept afterwards [default: a temporary one].
-    #[arg(long, value_name = "DIR", conflicts_with = "metadata_only")]
-    pub dir: Option<PathBuf>,
+    /// Directory of G3, kept afterwards; several, with commas, share the blocks [default: a temporary one].
+    #[arg(long, value_name = "DIR,..", value_delimiter = ',', conflicts_with = "metadata_only")]
+    pub dir: Vec<PathBuf>,
 
     /// After every N requests, wait until all blocks on disk are durable, and say so: they survive whatever happens to the process
     /// from then on.
-    #[arg(long, value_name = "N", requires = "dir", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "dir", allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub flush_every: Option<u32>,
 
     /// Volume of G4, kept afterwards: `dir:///mnt/kv`, memory:, or `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (needs a build with
@@ -266,43 +278,55 @@ impl ReplayArgs {
     pub fn demo() -> Self {
         let blocks = |blocks| Capacity::Blocks(kvbm::config::Blocks(blocks));
         Self {
-            capacity: Capacities([blocks(512), blocks(1536), blocks(16_000), Capacity::NONE]),
+            capacity: Capacities([blocks(512), blocks(1536), blocks(6_000), Capacity::NONE]),
             report: Some(PathBuf::from("kvbm-report.html")),
             ..Self::defaults()
         }
     }
 
     /// Rules between options that the parser cannot express.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), WrongUsage> {
+        self.contradiction().map_or(Ok(()), |problem| Err(WrongUsage(problem.to_owned())))
+    }
+
+    fn contradiction(&self) -> Option<&'static str> {
         let [_, g2, g3, g4] = self.capacity.0;
         if !g3.is_none() && g2.is_none() {
-            return Err("--capacity: G3 needs G2, since blocks reach the disk through host memory".into());
+            return Some("--capacity: G3 needs G2, since blocks reach the disk through host memory");
         }
-        if self.dir.is_some() && g3.is_none() {
-            return Err("--dir has no use without G3: give it room with --capacity G1,G2,G3".into());
+        if !self.dir.is_empty() && g3.is_none() {
+            return Some("--dir has no use without G3: give it room with --capacity G1,G2,G3");
         }
         if self.volume.is_some() && g2.is_none() {
-            return Err("--volume needs G2, since blocks reach volumes through host memory".into());
+            return Some("--volume needs G2, since blocks reach volumes through host memory");
         }
         if self.volume.is_none() && !g4.is_none() {
-            return Err("--capacity: G4 needs a place: name it with --volume URI".into());
+            return Some("--capacity: G4 needs a place: name it with --volume URI");
         }
         if self.block_bytes.get() == 0 {
-            return Err("--block-bytes must be more than 0".into());
+            return Some("--block-bytes must be more than 0");
         }
         if self.namespace.is_empty() {
-            return Err("--namespace must not be empty".into());
+            return Some("--namespace must not be empty");
         }
-        Ok(())
+        None
     }
 }
 
 /// Options of `kvbm doctor`.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct DoctorArgs {
-    /// Directory that G3 would use.
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub dir: PathBuf,
+    /// Directory that G3 would use [default: those of --config, or the current one].
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+
+    /// Configuration whose directories and volumes are looked at.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// A volume of G4 to be looked at, like `dir:///mnt/kv`; may come several times. A small object is written there and deleted.
+    #[arg(long, value_name = "URI")]
+    pub volume: Vec<String>,
 
     /// Write what was found as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]
@@ -345,7 +369,7 @@ mod tests {
         let words = ["kvbm", "replay"].into_iter().chain(line.split_whitespace());
         let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
         let Some(Command::Replay(args)) = cli.command else { panic!("not a replay") };
-        args.check().map(|()| *args)
+        args.check().map(|()| *args).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -395,11 +419,13 @@ mod tests {
             ("--device gpu", "emulated, cuda or cuda:N"),
             ("--device cuda:x", "emulated, cuda or cuda:N"),
             ("--device cuda --metadata-only", "cannot be used with"),
-            ("--concurrency 0", "1..=1024"),
+            ("--concurrency 0", "from 1 to 1024"),
             ("--metrics here", "127.0.0.1:9400"),
             ("--metadata-only --dir d", "cannot be used with"),
             ("--flush-every 5", "--dir"),
-            ("--dir d --flush-every 0", "1.."),
+            ("--dir d --flush-every 0", "from 1 to"),
+            ("--synthetic -1", "from 1 to 10000000"),
+            ("--seed x", "invalid value 'x' for '--seed <N>': give a whole number"),
             ("--dir d --capacity 5,5,0", "--dir has no use without G3"),
             ("--events x", "it has no scheme"),
         ] {

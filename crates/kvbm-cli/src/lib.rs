@@ -11,12 +11,15 @@ pub mod events;
 pub mod human;
 pub mod interrupt;
 pub mod layout;
+pub mod note;
+mod number;
 pub mod pattern;
 pub mod progress;
 pub mod replay;
 pub mod report;
 pub mod rng;
 pub mod scratch;
+mod space;
 pub mod summary;
 pub mod table;
 pub mod trace;
@@ -31,9 +34,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap::Parser;
 
-use args::{Cli, Command, DoctorArgs, Output, ReplayArgs};
+use args::{Cli, Command, DoctorArgs, Output, ReplayArgs, WrongUsage};
+use note::note;
 use summary::ReplayResult;
 
 /// Carries out the process's command line and returns its exit status: 0 done, 1 failed, 2 wrong usage.
@@ -42,23 +46,22 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         None => run_replay(&ReplayArgs::demo()),
-        Some(Command::Replay(args)) => {
-            if let Err(problem) = args.check() {
-                Cli::command().error(ErrorKind::ValueValidation, problem).exit();
-            }
-            run_replay(args)
-        }
+        Some(Command::Replay(args)) => run_replay(args),
         Some(Command::Bench { command }) => bench::run(command),
         Some(Command::Disk { command }) => run_disk(command),
         Some(Command::Doctor(args)) => run_doctor(args),
         Some(Command::Events { command }) => events::run(command),
-        Some(Command::Layout { command }) => layout::run(command).and_then(|text| show(&text, false)),
+        Some(Command::Layout { command }) => run_layout(command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<WrongUsage>() => {
+            note(&format!("error: {}\n\nFor more information, try '--help'.", explain(&error)));
+            ExitCode::from(2)
+        }
         Err(error) => {
-            eprintln!("kvbm: {}", explain(&error));
+            note(&format!("kvbm: {}", explain(&error)));
             ExitCode::FAILURE
         }
     }
@@ -72,6 +75,7 @@ fn explain(error: &anyhow::Error) -> String {
 }
 
 fn run_replay(args: &ReplayArgs) -> Result<()> {
+    args.check()?;
     // Found out now rather than after hours of replaying.
     let json = args.json.as_ref().and_then(Output::file);
     args.report.as_deref().into_iter().chain(json).try_for_each(expect_folder)?;
@@ -88,10 +92,11 @@ fn run_replay(args: &ReplayArgs) -> Result<()> {
     if let Some(events) = &summary.events {
         anyhow::ensure!(
             events.unpublished + events.lost == 0,
-            "of {} events {} were not published and {} are lost: is the server of --events up, and does it take them?",
+            "of {} events {} were not published and {} are lost: {}",
             events.published + events.unpublished + events.lost,
             events.unpublished,
-            events.lost
+            events.lost,
+            events.trouble.as_deref().unwrap_or("is the server of --events up, and does it take them?")
         );
     }
     Ok(())
@@ -123,7 +128,14 @@ fn run_disk(command: &disk::DiskCommand) -> Result<()> {
     found.failed.map_or(Ok(()), |why| Err(anyhow::anyhow!(why)))
 }
 
+/// Whatever is wrong here was wrong on the command line.
+fn run_layout(command: &layout::LayoutCommand) -> Result<()> {
+    let text = layout::run(command).map_err(|error| WrongUsage(explain(&error)))?;
+    show(&text, false)
+}
+
 fn run_doctor(args: &DoctorArgs) -> Result<()> {
+    args.json.as_ref().and_then(Output::file).map_or(Ok(()), expect_folder)?;
     let report = doctor::examine(args);
     show(&report.render(), args.json == Some(Output::Stdout))?;
     match &args.json {

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::note::note;
+
 /// Lines of a whole command when there is no terminal.
 const LINES: u64 = 10;
 
@@ -38,7 +40,7 @@ impl Progress {
             Some(bar) => bar.inc(steps),
             None => {
                 if let Some(line) = self.count(steps) {
-                    eprintln!("{line}");
+                    note(&line);
                 }
             }
         }

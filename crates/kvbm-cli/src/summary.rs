@@ -44,9 +44,44 @@ pub struct Summary {
     pub capacity: [u64; 3],
     /// The seed.
     pub seed: u64,
+    /// What each tenant had, where `--tenants` gave some a share; `(none)` for requests of nobody.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tenants: BTreeMap<String, TenantFigures>,
     /// What became of the events, where `--events` sent them somewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub events: Option<EventFigures>,
+}
+
+/// What a tenant asked for, found and has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TenantFigures {
+    /// Its share of every tier.
+    pub share: f64,
+    /// Its requests.
+    pub requests: u64,
+    /// Their blocks.
+    pub blocks: u64,
+    /// Blocks of these that were found on some tier.
+    pub hits: u64,
+    /// Their part of all.
+    pub hit_ratio: f64,
+    /// Device memory.
+    pub g1: TenantOn,
+    /// Host memory.
+    pub g2: TenantOn,
+    /// Disk.
+    pub g3: TenantOn,
+}
+
+/// What a tenant has on a tier at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TenantOn {
+    /// Blocks that are kept for it.
+    pub limit: u32,
+    /// Blocks that it has.
+    pub blocks: u32,
+    /// Blocks of its that had to leave.
+    pub evicted: u64,
 }
 
 /// What became of the events of a replay.
@@ -68,6 +103,9 @@ pub struct EventFigures {
     pub batches: u64,
     /// Blocks that G1, G2 and G3 held at the end: what a follower must have come to.
     pub held: [u64; 3],
+    /// Why the transport did not take the last ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// Hits by tier.

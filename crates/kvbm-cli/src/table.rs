@@ -87,6 +87,11 @@ pub fn render(result: &ReplayResult) -> String {
         count(summary.quarantined_blocks),
         count(summary.offload_dropped),
     );
+    if !summary.tenants.is_empty() {
+        out.push('\n');
+        out += &tenants(result);
+        out.push('\n');
+    }
     if let Some(events) = &summary.events {
         let _ = writeln!(
             out,
@@ -109,6 +114,23 @@ pub fn render(result: &ReplayResult) -> String {
         );
     }
     out
+}
+
+fn tenants(result: &ReplayResult) -> String {
+    let mut table = Table::new(["tenant", "share", "requests", "hit ratio", "G1", "G2", "G3"]);
+    for (name, tenant) in &result.summary.tenants {
+        let on = |blocks| count(u64::from(blocks));
+        table.row([
+            name.clone(),
+            percent(tenant.share),
+            count(tenant.requests),
+            percent(tenant.hit_ratio),
+            on(tenant.g1.blocks),
+            on(tenant.g2.blocks),
+            on(tenant.g3.blocks),
+        ]);
+    }
+    table.render()
 }
 
 fn tiers(result: &ReplayResult) -> String {

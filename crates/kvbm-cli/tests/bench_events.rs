@@ -32,6 +32,8 @@ fn without_a_server_its_rows_say_so_and_the_others_are_there() {
     }
     assert!(row("zmq")["events_per_s"].as_f64().unwrap() > 0.0 && row("zmq")["missing"] == 0, "{json:#}");
     assert!(row("zmq")["bytes_per_event"].as_f64().unwrap() <= 100.0, "{json:#}");
-    assert!(row("publisher_cost")["ns_per_event"].is_f64(), "{json:#}");
+    for cost in ["publisher_cost", "noting_cost", "noting_cost_vllm"] {
+        assert!(row(cost)["ns_per_event"].is_f64(), "{json:#}");
+    }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the rows are left");
 }

@@ -3,7 +3,7 @@
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn kvbm(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvbm")).args(words).output().unwrap()
@@ -20,6 +20,13 @@ fn wrong_usage_is_status_2_and_goes_to_standard_error() {
         (&["replay", "--capacty", "5"], "'--capacity'"),
         (&["replay", "--capacity", "1,0,5"], "G3 needs G2"),
         (&["layout", "explain", "--copy-heads", "0..1"], "--to"),
+        (&["layout", "explain", "--alignment", "3"], "layout config: alignment = 3"),
+        (&["replay", "--block-bytes", "1000"], "not a multiple of 512"),
+        (&["replay", "--capacity", "4294967295"], "device.capacity"),
+        (&["bench", "transfer", "--sizes", "5000"], "--sizes 5000B"),
+        (&["bench", "transfer", "--sizes", "4096", "--set", "1000TiB"], "blocks are too many"),
+        (&["events", "serve-index", "zmq+tcp://127.0.0.1:1", "--listen", "0.0.0.0:0"], "add --public"),
+        (&["events", "tail", "zmq+tcp://127.0.0.1:1", "--count", "0"], "from 1 to"),
     ] {
         let output = kvbm(words);
         assert_eq!(output.status.code(), Some(2), "{words:?}");
@@ -30,10 +37,32 @@ fn wrong_usage_is_status_2_and_goes_to_standard_error() {
 
 #[test]
 fn a_failure_is_status_1_with_the_thing_named() {
-    let output = kvbm(&["layout", "explain", "--alignment", "3"]);
-    assert_eq!(output.status.code(), Some(1));
-    let message = text(&output.stderr);
-    assert!(message.starts_with("kvbm: layout config: alignment = 3"), "{message}");
+    for (words, hint) in [
+        (
+            &["replay", "--trace", "no/trace.jsonl"][..],
+            "cannot read the trace no/trace.jsonl: No such file or directory (os error 2); name a file",
+        ),
+        (&["disk", "inspect", "no/folder"], "cannot read no/folder; name what disk.dir names"),
+        (&["bench", "transfer", "--dir", "no/folder"], "cannot use no/folder: name a directory with --dir"),
+        (&["doctor", "--json", "no/folder/x.json"], "create the directory no/folder first"),
+    ] {
+        let output = kvbm(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let message = text(&output.stderr);
+        assert!(message.starts_with("kvbm: ") && message.contains(hint), "{words:?}: {message}");
+    }
+}
+
+#[test]
+fn whoever_closes_our_output_stops_nothing() {
+    let line = "replay --synthetic 20 --capacity 50 --metadata-only --json result.json";
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbm"));
+    command.args(line.split(' ')).current_dir(dir.path()).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(dir.path().join("result.json").is_file());
 }
 
 #[test]

@@ -73,7 +73,11 @@ fn a_directory_is_inspected_verified_repaired_and_cleared() {
     assert!(damaged > 10 && bad["passed"] == false, "{bad:#}");
     assert_eq!(bad["verified_blocks"].as_u64().unwrap() + damaged, blocks);
     assert!(told(dir, "disk verify kept").contains("kvbm disk repair"));
-    assert_eq!(json(dir, "disk repair kept", 0)["damaged_blocks"], damaged);
+    let repair = json(dir, "disk repair kept", 0);
+    assert_eq!(
+        (&repair["damaged_blocks"], &repair["repaired"]["quarantined_slots"]),
+        (&damaged.into(), &damaged.into())
+    );
     let mended = json(dir, "disk verify kept", 0);
     assert_eq!(
         (&mended["orphans"], &mended["directories"][0]["quarantined_slots"]),
@@ -94,7 +98,7 @@ fn a_directory_is_inspected_verified_repaired_and_cleared() {
 fn what_cannot_be_read_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    assert!(told(dir, "disk inspect nowhere").contains("cannot read nowhere"));
+    assert!(told(dir, "disk inspect nowhere").contains("cannot read nowhere; name what disk.dir"));
     for command in ["inspect", "verify", "repair", "clear"] {
         assert!(told(dir, &format!("disk {command} .")).contains("no directory of kvbm"), "{command}");
     }
@@ -123,4 +127,32 @@ fn what_cannot_be_read_is_named() {
     assert!(std::fs::read(&journal).unwrap() == other, "left as it is");
     assert_eq!(json(dir, "disk inspect kept", 1)["errors"].as_array().unwrap().len(), 1);
     assert!(json(dir, "disk clear kept", 0)["bytes"].as_u64().unwrap() > 2000 * 4096);
+}
+
+#[test]
+fn several_directories_are_one_disk_and_a_lost_one_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let line = "replay --synthetic 60 --block-bytes 4KiB --capacity 50,100,4000 --dir a,b";
+    json(dir, line, 0);
+    let again = json(dir, line, 0);
+    assert!(again["hit_ratio_first_10pct"].as_f64().unwrap() > 0.9, "{again:#}");
+    assert_eq!((&again["corrupt_blocks"], &again["failed_transfers"]), (&0.into(), &0.into()));
+    let found = json(dir, "disk verify a,b", 0);
+    assert_eq!(found["directories"][0]["dirs"].as_array().unwrap().len(), 2);
+    assert!(found["verified_blocks"].as_u64().unwrap() > 256, "more than the first unit: {found:#}");
+    assert!(told(dir, "disk verify a").contains("number 1 of 2"));
+    assert!(told(dir, "disk verify b").contains("number 2 of 2"));
+
+    std::fs::rename(dir.join("b"), dir.join("gone")).unwrap();
+    let error = told(dir, line);
+    assert!(error.contains("b/ns-") && error.contains("mounted"), "{error}");
+    std::fs::remove_dir_all(dir.join("b")).unwrap();
+    std::fs::rename(dir.join("gone"), dir.join("b")).unwrap();
+    assert_eq!(json(dir, "disk repair a,b", 0)["damaged_blocks"], 0);
+
+    json(dir, "disk clear a,b", 0);
+    let folders = ["a", "b"].map(|root| std::fs::read_dir(dir.join(root)).unwrap().count());
+    assert_eq!(folders, [0, 0], "nothing stays behind");
+    json(dir, line, 0);
 }

@@ -61,6 +61,52 @@ fn temp() -> tempfile::TempDir {
 }
 
 #[test]
+fn tenants_have_their_shares() {
+    let dir = temp();
+    let line = |tenant: &str, ids: &str| {
+        format!(
+            "{{\"timestamp\": 0, \"input_length\": 9, \"hash_ids\": [{ids}], \"tenant\": \"{tenant}\"}}\n"
+        )
+    };
+    // What acme comes back to stays, however much beta asks for; the same ids of both are not the same blocks.
+    let noise: String = (1..30).map(|n| line("beta", &format!("{n}0, {n}1, {n}2, {n}3"))).collect();
+    let trace = [line("acme", "10, 11, 12, 13"), noise, line("acme", "10, 11, 12, 13")].concat();
+    std::fs::write(dir.path().join("t.jsonl"), trace).unwrap();
+    let run_with = |options: &str| json(dir.path(), &format!("--trace t.jsonl --metadata-only {options}"));
+    let shared = run_with("--capacity 16 --tenants acme=0.25,beta=0.75 --policy lru-leaf --concurrency 2");
+    assert_eq!(hits(&shared), [4, 0, 0], "{shared:#}");
+    let acme = &shared["tenants"]["acme"];
+    assert_eq!(
+        (number(acme, "/requests"), number(acme, "/hits"), &acme["hit_ratio"]),
+        (2, 4, &Value::from(0.5))
+    );
+    assert_eq!(
+        (number(acme, "/g1/limit"), number(acme, "/g1/blocks"), number(acme, "/g1/evicted")),
+        (4, 4, 0)
+    );
+    assert_eq!(number(&shared, "/tenants/beta/g1/blocks"), 12);
+    assert_eq!(number(&shared, "/tenants/(none)/g1/limit"), 0);
+    let without = run_with("--capacity 16 --policy lru-leaf");
+    assert_eq!(
+        (hits(&without), without.get("tenants")),
+        ([4, 0, 0], None),
+        "one namespace: beta's block 10 is acme's"
+    );
+
+    let refused = run(dir.path(), "--trace t.jsonl --metadata-only --tenants acme=0.5");
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    assert!(said.contains("requests of 'beta'") && said.contains("--tenants"), "{said}");
+    let refused = run(dir.path(), "--metadata-only --synthetic 9 --tenants a=0.6,b=0.6");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("tenants.shares = 1.2 in all"), "{}", text(&refused.stderr));
+    let made_up =
+        json(dir.path(), "--metadata-only --synthetic 300 --capacity 300,600 --tenants a=0.5,b=0.3");
+    let requests: u64 = ["a", "b"].map(|name| number(&made_up["tenants"][name], "/requests")).iter().sum();
+    assert_eq!(requests, 300);
+}
+
+#[test]
 fn a_trace_is_counted_block_by_block() {
     let dir = temp();
     std::fs::write(dir.path().join("t.jsonl"), TRACE).unwrap();
@@ -235,12 +281,12 @@ fn failures_say_what_to_do() {
     for (line, status, message) in [
         ("--trace bad.jsonl", 1, "bad.jsonl:4: missing field `input_length`"),
         ("--trace none.jsonl", 1, "cannot read the trace none.jsonl: No such file"),
-        ("--synthetic 5 --block-bytes 1000", 1, "not a multiple of 512"),
+        ("--synthetic 5 --block-bytes 1000", 2, "not a multiple of 512"),
         ("--trace t.jsonl --report no/such/r.html", 1, "create the directory no/such first"),
         ("--trace t.jsonl --json .", 1, "it is a directory"),
-        ("--trace t.jsonl --dir t.jsonl", 1, "t.jsonl"),
-        ("--trace t.jsonl --capacity 1000000GiB", 1, "device.capacity"),
-        ("--synthetic 0", 2, "1..=10000000"),
+        ("--trace t.jsonl --dir t.jsonl", 1, "name a directory that this process may read and write"),
+        ("--trace t.jsonl --capacity 1000000GiB", 2, "device.capacity"),
+        ("--synthetic 0", 2, "from 1 to 10000000"),
         ("--trace t.jsonl --policy nothing", 2, "possible values: lru-leaf"),
         ("--trace t.jsonl --dir d --metadata-only", 2, "cannot be used with"),
     ] {

@@ -29,7 +29,11 @@ fn every_block_comes_back_from_a_cuda_device_as_it_was() {
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         let number = |field: &str| json.pointer(field).and_then(Value::as_u64).unwrap();
         assert_eq!((number("/corrupt_blocks"), number("/failed_transfers")), (0, 0), "{line}");
-        assert!(number("/verified_blocks") > 100 && number("/hits/g2") > 0, "{line}: {json:#}");
+        let hits: u64 = ["/hits/g1", "/hits/g2", "/hits/g3"].into_iter().map(number).sum();
+        assert_eq!(number("/verified_blocks"), hits, "{line}: {json:#}");
+        // How many offloads keep up where they may be dropped is the machine's business.
+        let keeps_up = !line.contains("drop");
+        assert!(!keeps_up || hits > 100 && number("/hits/g2") > 0, "{line}: {json:#}");
     }
 }
 

@@ -3,6 +3,10 @@
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
 
+#[cfg(feature = "s3")]
+#[path = "../../kvbm-events/tests/support/ports.rs"]
+mod ports;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -67,7 +71,8 @@ fn a_volume_that_is_not_there_is_an_error_that_names_it() {
 #[cfg(feature = "s3")]
 mod s3 {
     use super::*;
-    use std::net::{TcpListener, TcpStream};
+    use crate::ports::free_port;
+    use std::net::{SocketAddr, TcpStream};
     use std::process::{Child, Stdio};
     use std::time::{Duration, Instant};
 
@@ -89,7 +94,7 @@ mod s3 {
             return None;
         };
         std::fs::create_dir_all(dir.join("store/bucket")).unwrap();
-        let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command = Command::new(program);
         command.args(["--host", "127.0.0.1", "--port", &addr.port().to_string()]).arg(dir.join("store"));
         let server = Server(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
@@ -125,7 +130,6 @@ mod s3 {
             assert!(Instant::now() < deadline, "nothing was written");
             std::thread::sleep(Duration::from_millis(5));
         }
-        std::thread::sleep(Duration::from_millis(300));
         drop(server);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));

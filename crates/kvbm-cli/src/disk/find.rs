@@ -11,18 +11,29 @@ use kvbm_disk::medium::DirMedium;
 const DEPTH: usize = 2;
 /// The files of an engine, by `docs/formats.md`. The lock goes last.
 const JOURNAL: &str = "journal.kvbm";
-const FILES: [&str; 5] = ["slots.kvbm", "journal.kvbm.tmp", "probe.tmp", JOURNAL, "LOCK"];
+const STRIPE: &str = "stripe.kvbm";
+const FILES: [&str; 7] =
+    ["slots.kvbm", "journal.kvbm.tmp", "probe.tmp", "taking-over.kvbm", JOURNAL, STRIPE, "LOCK"];
 
-/// `dir` and the folders in it that have a journal.
-pub(super) fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
+/// The directories of an engine, the one with the journal first.
+pub(super) type Set = Vec<PathBuf>;
+
+/// Those of `dirs`, and of the same folder in each, of which the first has a journal.
+pub(super) fn directories(dirs: &[PathBuf]) -> Result<Vec<Set>> {
+    let Some((dir, others)) = dirs.split_first() else { return Ok(Vec::new()) };
     let mut found = Vec::new();
-    look(dir, DEPTH, &mut found).with_context(|| format!("cannot read {}", dir.display()))?;
+    look(dir, DEPTH, &mut found)
+        .with_context(|| format!("cannot read {}; name what disk.dir names", dir.display()))?;
     found.sort();
-    Ok(found)
+    let set = |first: PathBuf| {
+        let folder = first.strip_prefix(dir).unwrap_or(Path::new("")).to_owned();
+        std::iter::once(first).chain(others.iter().map(|other| other.join(&folder))).collect()
+    };
+    Ok(found.into_iter().map(set).collect())
 }
 
 fn look(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
-    if dir.join(JOURNAL).is_file() {
+    if dir.join(JOURNAL).is_file() || dir.join(STRIPE).is_file() {
         found.push(dir.to_owned());
     }
     for entry in fs::read_dir(dir)? {

@@ -3,10 +3,12 @@
 mod find;
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
+use find::Set;
+use kvbm_disk::Dropped;
 use kvbm_disk::offline::{self, Inspection, Verification};
 use serde_json::{Value, json};
 
@@ -27,12 +29,12 @@ pub enum DiskCommand {
     Clear(DiskArgs),
 }
 
-/// Which directory.
+/// Which directories.
 #[derive(Clone, Debug, Args)]
 pub struct DiskArgs {
-    /// What `disk.dir` (or `replay --dir`) names, or one of the folders in it.
-    #[arg(value_name = "DIR")]
-    pub dir: PathBuf,
+    /// What `disk.dir` (or `replay --dir`) names, or one of the folders in it; with commas what `disk.more_dirs` names too, in that order.
+    #[arg(value_name = "DIR,..", value_delimiter = ',', num_args = 1, required = true)]
+    pub dir: Vec<PathBuf>,
 
     /// Write what was found as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]
@@ -59,29 +61,21 @@ impl DiskCommand {
 
 /// Does it.
 pub fn run(command: &DiskCommand) -> Result<Found> {
-    let dir = &command.args().dir;
-    let dirs = find::directories(dir)?;
+    let dirs = find::directories(&command.args().dir)?;
     ensure!(
         !dirs.is_empty(),
         "{} is no directory of kvbm: neither it nor a folder in it has a journal.kvbm; name what disk.dir names",
-        dir.display()
+        command.args().dir[0].display()
     );
     match command {
         DiskCommand::Inspect(_) => Ok(inspect(&dirs)),
-        DiskCommand::Verify(_) => {
-            verify(&dirs, offline::verify, "damaged; kvbm disk repair takes them out of use")
-        }
-        DiskCommand::Repair(_) => {
-            let mut found = verify(&dirs, offline::repair, "repaired")?;
-            // What was damaged no longer is.
-            found.failed = None;
-            Ok(found)
-        }
+        DiskCommand::Verify(_) => verify(&dirs),
+        DiskCommand::Repair(_) => repair(&dirs),
         DiskCommand::Clear(_) => clear(&dirs),
     }
 }
 
-fn inspect(dirs: &[PathBuf]) -> Found {
+fn inspect(dirs: &[Set]) -> Found {
     let (mut text, mut all, mut unread) = (String::new(), Vec::new(), Vec::new());
     for dir in dirs {
         match offline::inspect(dir) {
@@ -96,50 +90,98 @@ fn inspect(dirs: &[PathBuf]) -> Found {
     Found { text, json: json!({ "directories": all, "errors": unread }), failed }
 }
 
-type Check = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Verification, kvbm_disk::OpenError>;
+fn verify(dirs: &[Set]) -> Result<Found> {
+    let progress = block_progress(dirs)?;
+    let mut checked = Checked::default();
+    for dir in dirs {
+        let found = offline::verify(dir, &mut |_, _| progress.advance(1))?;
+        checked.add(dir, &found);
+    }
+    progress.finish();
+    let damaged = checked.damaged;
+    let failed = (damaged > 0)
+        .then(|| format!("{damaged} blocks are damaged; kvbm disk repair takes their slots out of use"));
+    Ok(Found { failed, ..checked.found() })
+}
 
-fn verify(dirs: &[PathBuf], check: Check, bad: &str) -> Result<Found> {
-    // Asked first, so that the progress knows its end and a bad directory is found before hours of reading.
+fn repair(dirs: &[Set]) -> Result<Found> {
+    let progress = block_progress(dirs)?;
+    let mut checked = Checked::default();
+    let [mut quarantined, mut freed] = [0; 2];
+    for dir in dirs {
+        let repair = offline::repair(dir, &mut |_, _| progress.advance(1))?;
+        checked.add(dir, &repair.found);
+        quarantined += repair.quarantined;
+        freed += repair.freed;
+    }
+    progress.finish();
+    // What was damaged no longer is: nothing failed.
+    let mut found = checked.found();
+    let _ = writeln!(
+        found.text,
+        "repaired: {quarantined} slots taken out of use, {freed} blocks freed that were half written or without their parents"
+    );
+    found.json["repaired"] = json!({ "quarantined_slots": quarantined, "freed_blocks": freed });
+    Ok(found)
+}
+
+/// A progress over all blocks: the journals are read first, so that it knows its end and a bad directory is found before hours of
+/// reading.
+fn block_progress(dirs: &[Set]) -> Result<Progress> {
     let mut total = 0;
     for dir in dirs {
         total += offline::inspect(dir)?.blocks;
     }
-    let progress = Progress::new("blocks", total);
-    let (mut text, mut all) = (String::new(), Vec::new());
-    let [mut verified, mut damaged, mut orphans] = [0_u64; 3];
-    for dir in dirs {
-        let found = check(dir, &mut |_, _| progress.advance(1))?;
-        text += &describe(dir, &found.inspection);
-        let _ = writeln!(text, "  {} blocks verified, {} damaged", found.verified, found.damaged.len());
-        verified += found.verified;
-        damaged += found.damaged.len() as u64;
-        orphans += found.inspection.orphans;
-        let mut facts = facts(dir, &found.inspection);
-        facts["verified_blocks"] = found.verified.into();
-        facts["damaged_blocks"] = found.damaged.len().into();
-        facts["damaged_slots"] = found.damaged.iter().map(|slot| slot.0).collect();
-        all.push(facts);
-    }
-    progress.finish();
-    let _ = writeln!(text, "{verified} blocks verified, {damaged} damaged, {orphans} without their parents");
-    let failed = (damaged > 0).then(|| format!("{damaged} of {total} blocks are {bad}"));
-    let json = json!({
-        "directories": all, "verified_blocks": verified, "damaged_blocks": damaged, "orphans": orphans,
-        "passed": damaged == 0,
-    });
-    Ok(Found { text, json, failed })
+    Ok(Progress::new("blocks", total))
 }
 
-fn clear(dirs: &[PathBuf]) -> Result<Found> {
+/// What reading every block of some directories found.
+#[derive(Default)]
+struct Checked {
+    text: String,
+    directories: Vec<Value>,
+    verified: u64,
+    damaged: u64,
+    orphans: u64,
+}
+
+impl Checked {
+    fn add(&mut self, dir: &[PathBuf], found: &Verification) {
+        let damaged = found.damaged.len() as u64;
+        self.text += &describe(dir, &found.inspection);
+        let _ = writeln!(self.text, "  {} blocks verified, {damaged} damaged", found.verified);
+        self.verified += found.verified;
+        self.damaged += damaged;
+        self.orphans += found.inspection.orphans;
+        let mut facts = facts(dir, &found.inspection);
+        facts["verified_blocks"] = found.verified.into();
+        facts["damaged_blocks"] = damaged.into();
+        facts["damaged_slots"] = found.damaged.iter().map(|slot| slot.0).collect();
+        self.directories.push(facts);
+    }
+
+    fn found(self) -> Found {
+        let Self { mut text, directories, verified, damaged, orphans } = self;
+        let _ =
+            writeln!(text, "{verified} blocks verified, {damaged} damaged, {orphans} without their parents");
+        let json = json!({
+            "directories": directories, "verified_blocks": verified, "damaged_blocks": damaged, "orphans": orphans,
+            "passed": damaged == 0,
+        });
+        Found { text, json, failed: None }
+    }
+}
+
+fn clear(dirs: &[Set]) -> Result<Found> {
     let progress = Progress::new("directories", dirs.len() as u64);
     let mut bytes = 0;
-    for dir in dirs {
+    for dir in dirs.iter().flatten() {
         bytes += find::clear(dir).with_context(|| format!("cannot clear {}", dir.display()))?;
-        progress.advance(1);
     }
+    progress.advance(dirs.len() as u64);
     progress.finish();
     let text = format!("{} directories cleared, {} freed\n", dirs.len(), human::bytes(bytes));
-    let cleared: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let cleared: Vec<_> = dirs.iter().flatten().map(|dir| dir.display().to_string()).collect();
     Ok(Found { text, json: json!({ "cleared": cleared, "bytes": bytes }), failed: None })
 }
 
@@ -150,13 +192,23 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-fn describe(dir: &Path, found: &Inspection) -> String {
+fn describe(dirs: &[PathBuf], found: &Inspection) -> String {
+    let names: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let owner = found.owner.as_ref().map_or_else(String::new, |owner| format!(", in use by {owner}"));
     let end = if found.clean { "closed in order" } else { "not closed in order" };
+    let Dropped { torn_tail_bytes, damaged_records, invalid_records, beyond_capacity, .. } = found.dropped;
+    let unread = if found.dropped == Dropped::default() {
+        String::new()
+    } else {
+        format!(
+            "  left out: {damaged_records} damaged records, {invalid_records} that make no sense, {beyond_capacity} of slots that \
+             the slot file does not have, {torn_tail_bytes} bytes of a torn tail\n"
+        )
+    };
     format!(
         "{}\n  {}\n  namespace {}, {end}{owner}\n  {} blocks of {} in {} slots, {} without their parents, {} slots quarantined, {} \
-         records\n",
-        dir.display(),
+         records\n{unread}",
+        names.join(", "),
         String::from_utf8_lossy(&found.geometry),
         hex(&found.namespace),
         found.blocks,
@@ -168,9 +220,10 @@ fn describe(dir: &Path, found: &Inspection) -> String {
     )
 }
 
-fn facts(dir: &Path, found: &Inspection) -> Value {
+fn facts(dirs: &[PathBuf], found: &Inspection) -> Value {
     json!({
-        "dir": dir,
+        "dir": dirs[0],
+        "dirs": dirs,
         "namespace": hex(&found.namespace),
         "geometry": String::from_utf8_lossy(&found.geometry),
         "slots": found.num_slots,

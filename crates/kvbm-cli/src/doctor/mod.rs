@@ -5,10 +5,12 @@ mod cuda;
 mod library;
 mod machine;
 mod storage;
+mod volume;
 
 use std::fmt::Write;
 
 use anyhow::Result;
+use kvbm::config::{Config, VolumeConfig};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
@@ -29,7 +31,7 @@ pub enum Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The part.
-    pub name: &'static str,
+    pub name: String,
     /// How it was found.
     pub status: Status,
     /// What was found.
@@ -43,18 +45,18 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, status: Status::Ok, found: found.into(), effect: None, fix: None }
+    fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { name: name.into(), status: Status::Ok, found: found.into(), effect: None, fix: None }
     }
 
     fn short(
-        name: &'static str,
+        name: impl Into<String>,
         status: Status,
         found: impl Into<String>,
         effect: &'static str,
         fix: impl Into<String>,
     ) -> Self {
-        Self { name, status, found: found.into(), effect: Some(effect), fix: Some(fix.into()) }
+        Self { name: name.into(), status, found: found.into(), effect: Some(effect), fix: Some(fix.into()) }
     }
 }
 
@@ -67,11 +69,41 @@ pub struct Report {
 
 /// Looks at everything.
 pub fn examine(args: &DoctorArgs) -> Report {
-    let mut findings = machine::examine();
-    findings.push(storage::examine(&args.dir));
+    let (configuration, config) = configured(args);
+    let mut findings: Vec<Finding> = configuration.into_iter().chain(machine::examine()).collect();
+    let mut dirs = args.dir.clone().map_or_else(Vec::new, |dir| vec![dir]);
+    if dirs.is_empty() {
+        dirs.extend(config.disk.dir.iter().chain(config.disk.more_dirs.as_slice()).cloned());
+    }
+    if dirs.is_empty() {
+        dirs.push(".".into());
+    }
+    findings.extend(dirs.iter().map(|dir| storage::examine(dir)));
+    findings.extend(config.volume_descriptors().iter().map(volume::examine));
     findings.extend(cuda::examine());
     findings.push(library::nixl());
     Report { findings }
+}
+
+const CONFIGURATION: &str = "configuration";
+
+/// The configuration that is looked at, and how it was found where a file names one. Its volumes are joined by those that are named.
+fn configured(args: &DoctorArgs) -> (Option<Finding>, Config) {
+    let (finding, mut config) = match args.config.as_deref().map(|path| (path, Config::load(Some(path)))) {
+        None => (None, Config::default()),
+        Some((path, Ok(config))) => (Some(Finding::ok(CONFIGURATION, path.display().to_string())), config),
+        Some((_, Err(error))) => {
+            let fix = "mend what is named; docs/config.md has every setting";
+            let effect = "no manager starts with it, and its directories and volumes were not looked at";
+            let finding = Finding::short(CONFIGURATION, Status::Missing, error.to_string(), effect, fix);
+            (Some(finding), Config::default())
+        }
+    };
+    for uri in &args.volume {
+        let id = config.volume.iter().map(|volume| volume.id.saturating_add(1)).max().unwrap_or(0);
+        config.volume.push(VolumeConfig { uri: uri.clone(), id, ..VolumeConfig::default() });
+    }
+    (finding, config)
 }
 
 impl Report {
@@ -95,8 +127,18 @@ impl Report {
                 let _ = writeln!(out, "{indent}fix: {fix}");
             }
         }
-        out += "\nkvbm runs on this machine: every part that is missing has a substitute.\n";
-        out
+        out += "\nkvbm runs on this machine: every part that is missing has a substitute";
+        let unusable: Vec<&str> = self.unusable().map(|finding| finding.name.as_str()).collect();
+        if !unusable.is_empty() {
+            let _ = write!(out, ", but what was named for {} cannot be used", unusable.join(", "));
+        }
+        out + ".\n"
+    }
+
+    /// What was named and nothing stands in for.
+    fn unusable(&self) -> impl Iterator<Item = &Finding> {
+        let named = |name: &str| name == CONFIGURATION || name == "disk" || name.starts_with("volume ");
+        self.findings.iter().filter(move |finding| finding.status == Status::Missing && named(&finding.name))
     }
 
     /// As JSON.
@@ -112,7 +154,7 @@ mod tests {
     #[test]
     fn every_shortcoming_says_what_it_means_and_what_fixes_it() {
         let dir = tempfile::tempdir().unwrap();
-        let report = examine(&DoctorArgs { dir: dir.path().to_owned(), json: None });
+        let report = examine(&DoctorArgs { dir: Some(dir.path().to_owned()), ..DoctorArgs::default() });
         for name in ["CPU", "memory", "memlock limit", "huge pages", "disk", "CUDA", "NIXL"] {
             assert!(report.findings.iter().any(|finding| finding.name == name), "{name}: {report:?}");
         }
@@ -132,8 +174,49 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "x").unwrap();
-        let report = examine(&DoctorArgs { dir: file, json: None });
+        let report = examine(&DoctorArgs { dir: Some(file), ..DoctorArgs::default() });
         let disk = report.findings.iter().find(|finding| finding.name == "disk").unwrap();
         assert_eq!(disk.status, Status::Missing, "{disk:?}");
+    }
+
+    #[test]
+    fn what_a_configuration_names_is_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("kvbm.toml");
+        let examine_with = |volumes: &str| {
+            let text = format!(
+                "[model]\nnum_layers = 2\nnum_kv_heads = 2\nhead_dim = 8\n[namespace]\nmodel = \"m\"\n\
+                 [host]\ncapacity = 8\n[disk]\ndir = \"{}\"\ncapacity = 8\n{volumes}",
+                dir.path().display()
+            );
+            std::fs::write(&file, text).unwrap();
+            let volume = vec!["memory:".to_owned()];
+            examine(&DoctorArgs { config: Some(file.clone()), volume, ..DoctorArgs::default() })
+        };
+        let status = |report: &Report, name: &str| {
+            report.findings.iter().find(|finding| finding.name == name).map(|finding| finding.status)
+        };
+        let volumes =
+            "[[volume]]\nuri = \"dir:///no/such/folder\"\nid = 4\n[[volume]]\nuri = \"memory:\"\nid = 2\n";
+        let report = examine_with(volumes);
+        for (name, expected) in [
+            ("configuration", Some(Status::Ok)),
+            ("volume 4", Some(Status::Missing)),
+            ("volume 2", Some(Status::Ok)),
+            ("volume 5", Some(Status::Ok)),
+            ("volume 0", None),
+        ] {
+            assert_eq!(status(&report, name), expected, "{name}: {report:?}");
+        }
+        let disk = report.findings.iter().find(|finding| finding.name == "disk").unwrap();
+        assert!(disk.found.contains(dir.path().to_str().unwrap()), "{disk:?}");
+
+        let broken = examine_with("[volume]\nuri = \"memory:\"\nalignment = 3\n");
+        let told = &broken.findings[0];
+        assert_eq!((told.name.as_str(), told.status), ("configuration", Status::Missing));
+        assert!(told.found.contains("volume.alignment = 3"), "{told:?}");
+        let end = "but what was named for configuration cannot be used.\n";
+        assert!(broken.render().ends_with(end), "{}", broken.render());
+        assert!(report.render().ends_with("but what was named for volume 4 cannot be used.\n"));
     }
 }

@@ -73,6 +73,7 @@ fn batch_json(batch: &EventBatch) -> Value {
         "epoch": batch.stream.epoch.0,
         "shard": batch.stream.shard,
         "next_sequence": batch.next_sequence,
+        "published_us": batch.published_us,
         "unknown_fields": batch.unknown.values(),
         "events": events,
     })
@@ -113,12 +114,84 @@ mod tests {
         assert_eq!(json["events"][3]["event_type"], "cleared");
     }
 
+    /// The bytes, and what the error says.
+    type Bad = (Format, Vec<u8>, &'static str);
+
+    fn changed(bytes: &[u8], at: usize, to: u8) -> Vec<u8> {
+        let mut bytes = bytes.to_vec();
+        bytes[at] = to;
+        bytes
+    }
+
     #[test]
-    fn what_is_no_payload_is_an_error_that_names_the_file() {
-        let error = format!("{:#}", decode(Format::Vllm, OURS).unwrap_err());
-        assert!(error.contains("payload: malformed engine event payload"), "{error}");
-        assert!(decode(Format::Kvbm, VLLM).is_err());
+    fn what_is_no_payload_is_an_error_that_names_the_file_and_the_byte() {
+        let cut = |bytes: &[u8], len: usize| bytes[..len].to_vec();
+        let behind = |bytes: &[u8]| [bytes, &[0]].concat();
+        let table: Vec<Bad> = vec![
+            (Format::Vllm, vec![], "malformed engine event payload: expected more bytes at byte 0"),
+            (Format::Vllm, cut(VLLM, 20), "malformed engine event payload: expected more bytes at byte 20"),
+            (Format::Vllm, behind(VLLM), "1 bytes follow the engine event payload"),
+            (Format::Vllm, OURS.to_vec(), "expected a list of events at byte 2"),
+            // A list where the timestamp is, text where the list of events is, a number for the type of an event.
+            (Format::Vllm, changed(VLLM, 1, 0x90), "expected a timestamp at byte 1"),
+            (Format::Vllm, changed(VLLM, 10, 0xA1), "expected a list of events at byte 10"),
+            (Format::Vllm, changed(VLLM, 11, 5), "expected an event with its type first at byte 11"),
+            (Format::Vllm, b"{\"ts\": 1.0}".to_vec(), "is this the third frame of a KV event publisher?"),
+            (Format::Vllm, vec![0; vllm::MAX_BYTES + 1], "exceeds 16777216: refused unread"),
+            (Format::Kvbm, vec![], "at byte 0"),
+            (Format::Kvbm, cut(OURS, OURS.len() - 1), "expected"),
+            (Format::Kvbm, behind(OURS), "1 bytes follow"),
+            (Format::Kvbm, changed(OURS, 1, 2), "version 2"),
+            (Format::Kvbm, VLLM.to_vec(), "expected"),
+            (Format::Kvbm, vec![0; wire::MAX_BYTES + 1], "refused unread"),
+        ];
+        for (format, bytes, part) in table {
+            let error = format!("{:#}", decode(format, &bytes).unwrap_err());
+            assert!(error.contains("cannot decode") && error.contains("payload: "), "{error}");
+            assert!(error.contains(part), "{format:?}, {part:?} is missing: {error}");
+        }
         let args = DecodeArgs { format: Format::Kvbm, recode: None, file: "no/such/file".into() };
         assert!(run(&args).unwrap_err().to_string().contains("cannot open no/such/file"));
+        let args = DecodeArgs { file: ".".into(), ..args };
+        assert!(run(&args).unwrap_err().to_string().contains("cannot read ."));
+    }
+
+    /// Nothing is written when nothing was read, and what is there stays.
+    #[test]
+    fn a_payload_that_is_none_is_not_written_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, out) = (dir.path().join("payload"), dir.path().join("out"));
+        std::fs::write(&file, &VLLM[..30]).unwrap();
+        std::fs::write(&out, "before").unwrap();
+        let mut args = DecodeArgs { format: Format::Vllm, recode: Some(out.clone()), file: file.clone() };
+        assert!(run(&args).is_err());
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), "before");
+        std::fs::write(&file, VLLM).unwrap();
+        args.recode = Some(dir.path().join("no/such/folder"));
+        assert!(run(&args).unwrap_err().to_string().starts_with("cannot write "));
+    }
+
+    #[test]
+    fn what_a_later_version_says_survives() {
+        // One more element behind those of the batch, and one more field behind those of the only event.
+        let ours = {
+            let mut batch = wire::decode(OURS).unwrap();
+            batch.events.truncate(1);
+            let mut bytes = wire::encode(&batch).unwrap();
+            // Behind the place of the time, which this one does not say.
+            bytes[0] += 2;
+            bytes.extend([0xC0, 0x93, 1, 0xA1, b'x', 0xC0]);
+            bytes
+        };
+        let (json, recoded) = decode(Format::Kvbm, &ours).unwrap();
+        assert_eq!((&json["unknown_fields"], recoded), (&json!(1), ours));
+
+        let mut theirs = VLLM.to_vec();
+        let head = theirs.iter().position(|&byte| byte == 0x8B).unwrap();
+        theirs[head] = 0x8C;
+        let rank = theirs.pop().unwrap();
+        theirs.extend([0xA3, b'n', b'e', b'w', 0x92, 1, 0xC3, rank]);
+        let (json, recoded) = decode(Format::Vllm, &theirs).unwrap();
+        assert_eq!((&json["events"][0]["new"], recoded), (&json!([1, true]), theirs));
     }
 }

@@ -1,7 +1,9 @@
 //! `kvbm events`: what travels on the event plane, and an index of it.
 
 mod decode;
+mod engines;
 mod follow;
+mod joining;
 mod serve;
 mod shown;
 mod stats;
@@ -11,6 +13,7 @@ use anyhow::Result;
 use clap::Subcommand;
 
 pub use decode::{DecodeArgs, Format};
+pub use follow::FollowArgs;
 pub use serve::ServeIndexArgs;
 pub use stats::StatsArgs;
 pub use tail::TailArgs;

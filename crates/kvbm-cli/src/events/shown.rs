@@ -73,6 +73,13 @@ pub(super) fn delivery_json(delivery: &Delivery) -> Vec<Value> {
     }
 }
 
+/// Where a stream was joined, as JSON: nothing unless something came before.
+pub(super) fn joined_json(stream: StreamId, joined_at: u64) -> Option<Value> {
+    let mut value = of_stream("joined", stream);
+    value["joined_at"] = json!(joined_at);
+    (joined_at > 0).then_some(value)
+}
+
 fn of_stream(kind: &str, stream: StreamId) -> Value {
     json!({
         "type": kind,
@@ -96,6 +103,12 @@ pub(super) fn delivery_lines(delivery: &Delivery) -> Vec<String> {
             vec![format!("{source}  RESTARTED: epoch {}; what it held before is gone", epoch.0)]
         }
     }
+}
+
+/// Where a stream was joined, for people: nothing unless something came before.
+pub(super) fn joined_line(stream: StreamId, joined_at: u64) -> Option<String> {
+    (joined_at > 0)
+        .then(|| format!("{}  JOINED at number {joined_at}: what came before is not shown", stream.source))
 }
 
 fn line(stream: StreamId, event: &KvEvent) -> String {
@@ -145,6 +158,9 @@ mod tests {
         let gap = Delivery::Gap { stream, missing: 5..9 };
         assert!(delivery_lines(&gap)[0].ends_with("GAP: 4 events from number 5 on are missing"));
         assert_eq!(delivery_json(&gap)[0]["missing"], 4);
+        assert!(joined_line(stream, 5).unwrap().contains("JOINED at number 5"));
+        assert_eq!(joined_json(stream, 5).unwrap()["joined_at"], 5);
+        assert!(joined_json(stream, 0).is_none() && joined_line(stream, 0).is_none(), "nothing was before");
         let restarted = Delivery::Restarted { source: SourceId(7), previous: Epoch(1), epoch: Epoch(2) };
         assert!(delivery_lines(&restarted)[0].contains("RESTARTED: epoch 2"));
         assert_eq!(delivery_json(&restarted)[0]["previous_epoch"], 1);

@@ -2,6 +2,7 @@
 
 mod draw;
 
+use crate::number::{ANY, SOME, whole};
 use std::ops::Range;
 
 use anyhow::{Context, Result};
@@ -59,23 +60,23 @@ pub struct ExplainArgs {
     pub copy_heads: Option<Range<u32>>,
 
     /// Layers of a block.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub layers: u32,
 
     /// Tensors of a layer: 2 for keys and values, 1 for MLA.
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub outer_dim: u32,
 
     /// Tokens of a block.
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub page_size: u32,
 
     /// KV heads of a layer.
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub heads: u32,
 
     /// Elements of a head.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub head_dim: u32,
 
     /// Element type.
@@ -83,15 +84,15 @@ pub struct ExplainArgs {
     pub dtype: DType,
 
     /// Blocks of the layout.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true, value_parser = whole::<u32>(SOME))]
     pub blocks: u32,
 
     /// Alignment of a block in bytes, a power of two.
-    #[arg(long, value_name = "BYTES", default_value_t = 1)]
+    #[arg(long, value_name = "BYTES", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u64>(1..=u64::MAX))]
     pub alignment: u64,
 
     /// The block to draw, from 0.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<u32>(ANY))]
     pub block: u32,
 }
 

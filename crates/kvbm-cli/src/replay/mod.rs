@@ -8,7 +8,9 @@ mod permits;
 mod requests;
 mod serve;
 mod setup;
+mod tenants;
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +20,7 @@ use kvbm::metrics::{DropReason, EvictReason, MetricsServer};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path as TransferPath, Tier};
 
 use crate::args::{OffloadMode, ReplayArgs};
+use crate::note::note;
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::summary::{
@@ -29,6 +32,7 @@ use engine::Engine;
 use permits::Permits;
 use requests::Requests;
 use serve::{Served, Server};
+use tenants::Tenants;
 
 /// Requests of the workload that is made up when no trace is given.
 const DEFAULT_REQUESTS: u32 = 2000;
@@ -45,16 +49,18 @@ pub fn run(args: &ReplayArgs) -> Result<ReplayResult> {
     // From here on there is something to clean up.
     interrupt::catch();
     let scratch = scratch(args)?;
-    let dir = args.dir.as_deref().or(scratch.as_ref().map(Scratch::path));
+    let dir = args.dir.first().map(AsRef::as_ref).or(scratch.as_ref().map(Scratch::path));
     let manager = setup::manager(args, dir)?;
-    let requests = Requests::new(&trace, manager.namespace().hasher()?);
+    let tenants = Tenants::new(&manager, &trace)?;
+    let requests = Requests::new(&trace, tenants.hashers()?);
     let _metrics = args.metrics.map(|addr| serve_metrics(&manager, addr)).transpose()?;
-    let replayed = replay(args, &manager, &requests);
-    if args.dir.is_some() || args.volume.is_some() {
+    let replayed = replay(args, &manager, &requests, tenants);
+    if !args.dir.is_empty() || args.volume.is_some() {
         save(&manager);
     }
     let (served, wall) = replayed?;
     let mut result = result(args, workload, &manager, &requests, &served, wall);
+    result.summary.tenants = tenants::figures(&manager, &trace, &requests, &served);
     result.summary.events = args.events.is_some().then(|| tell_the_rest(&manager));
     Ok(result)
 }
@@ -65,13 +71,15 @@ fn workload(args: &ReplayArgs) -> Result<(String, Trace)> {
     }
     let requests = args.synthetic.unwrap_or(DEFAULT_REQUESTS);
     let name = format!("{requests} made-up multi-turn requests, seed {}", args.seed);
-    Ok((name, trace::generate(requests, args.seed)))
+    let mut trace = trace::generate(requests, args.seed);
+    trace.deal(args.tenants.as_slice().iter().map(|(name, _)| name.clone()));
+    Ok((name, trace))
 }
 
 fn serve_metrics(manager: &KvBlockManager<Owned>, addr: std::net::SocketAddr) -> Result<MetricsServer> {
     let metrics = manager.metrics();
     let server = if addr.ip().is_loopback() { metrics.serve(addr) } else { metrics.serve_public(addr) }?;
-    eprintln!("metrics: http://{}/metrics", server.addr());
+    note(&format!("metrics: http://{}/metrics", server.addr()));
     Ok(server)
 }
 
@@ -80,10 +88,11 @@ fn replay(
     args: &ReplayArgs,
     manager: &KvBlockManager<Owned>,
     requests: &Requests,
+    tenants: Tenants,
 ) -> Result<(Vec<Served>, Duration)> {
     let permits = Permits::new(blocks_for_requests(args, manager));
     let ends = args.hint_accuracy.map(|accuracy| requests.endings(accuracy, args.seed));
-    let server = Server::new(manager, requests, &permits, args.offload, ends);
+    let server = Server::new(manager, requests, &permits, tenants, args.offload, ends);
     let progress = Progress::new("requests", requests.len() as u64);
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let served = Mutex::new(vec![Served::default(); requests.len()]);
@@ -152,13 +161,14 @@ fn tell_the_rest(manager: &KvBlockManager<Owned>) -> EventFigures {
         bytes: stats.bytes,
         batches: stats.batches,
         held: Tier::SLOTTED.map(on),
+        trouble: manager.events().trouble(),
     }
 }
 
 /// Makes durable what is on disk.
 fn flush(manager: &KvBlockManager<Owned>, requests: usize) -> Result<()> {
     let report = manager.flush(SHUTDOWN_TIMEOUT)?;
-    eprintln!("flushed after {requests} requests: {} blocks are durable", report.durable_blocks);
+    note(&format!("flushed after {requests} requests: {} blocks are durable", report.durable_blocks));
     Ok(())
 }
 
@@ -167,7 +177,7 @@ fn save(manager: &KvBlockManager<Owned>) {
     let report = manager.shutdown(SHUTDOWN_TIMEOUT);
     if !report.is_complete() {
         let error = report.flush_error.map_or_else(String::new, |error| format!("; {error}"));
-        eprintln!("kvbm: {} blocks are not saved{error}", report.not_saved);
+        note(&format!("kvbm: {} blocks are not saved{error}", report.not_saved));
     }
 }
 
@@ -225,6 +235,7 @@ fn result(
         policy: args.policy.as_str().to_owned(),
         capacity: setup::capacity_blocks(manager),
         seed: args.seed,
+        tenants: BTreeMap::new(),
         events: None,
     };
     let latencies = used.iter().map(|(name, path)| (name.clone(), path.latencies())).collect();
@@ -233,7 +244,7 @@ fn result(
 
 /// A directory for G3 that goes away with the replay; none where it needs no disk or one was named.
 fn scratch(args: &ReplayArgs) -> Result<Option<Scratch>> {
-    if args.metadata_only || args.dir.is_some() || args.capacity.0[2].is_none() {
+    if args.metadata_only || !args.dir.is_empty() || args.capacity.0[2].is_none() {
         return Ok(None);
     }
     Scratch::create(&std::env::temp_dir(), "replay").map(Some)

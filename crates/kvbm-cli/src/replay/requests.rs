@@ -9,23 +9,33 @@ use std::collections::HashSet;
 
 /// Every request's hashes, one after the other: each block id of the trace stands for a full block and all before it.
 pub(super) struct Requests {
-    hasher: BlockHasher,
+    hashers: Vec<BlockHasher>,
+    /// Which of them is each request's.
+    namespaces: Vec<usize>,
     hashes: Vec<SequenceHash>,
     /// Where each request ends in `hashes`.
     ends: Vec<usize>,
 }
 
 impl Requests {
-    /// Hashes `trace` in the namespace of `hasher`.
-    pub(super) fn new(trace: &Trace, hasher: BlockHasher) -> Self {
+    /// Hashes `trace`, each tenant's requests in a namespace of their own, the first being nobody's. With one namespace all are in that.
+    pub(super) fn new(trace: &Trace, hashers: Vec<BlockHasher>) -> Self {
         let mut hashes = Vec::with_capacity(trace.num_blocks() as usize);
         let mut ends = Vec::with_capacity(trace.requests().len());
-        for request in trace.requests() {
+        let of = |tenant: usize| if tenant < hashers.len() { tenant } else { 0 };
+        let namespaces: Vec<usize> = trace.requests().iter().map(|request| of(request.tenant())).collect();
+        for (request, &namespace) in trace.requests().iter().zip(&namespaces) {
+            let hasher = &hashers[namespace];
             let ids = trace.blocks(request).iter();
-            hashes.extend(ids.map(|id| SequenceHash::from_external(&hasher, &id.to_le_bytes())));
+            hashes.extend(ids.map(|id| SequenceHash::from_external(hasher, &id.to_le_bytes())));
             ends.push(hashes.len());
         }
-        Self { hasher, hashes, ends }
+        Self { hashers, namespaces, hashes, ends }
+    }
+
+    /// The number of the namespace of request `index`.
+    pub(super) fn namespace(&self, index: usize) -> usize {
+        self.namespaces.get(index).copied().unwrap_or(0)
     }
 
     /// Number of requests.
@@ -62,9 +72,9 @@ impl Requests {
         ends
     }
 
-    /// The same as a chain.
-    pub(super) fn chain<'a>(&self, hashes: &'a [SequenceHash]) -> BlockChain<'a> {
-        BlockChain::of_hashes(hashes).in_namespace(self.hasher.tag())
+    /// Hashes of request `index` as a chain.
+    pub(super) fn chain<'a>(&self, index: usize, hashes: &'a [SequenceHash]) -> BlockChain<'a> {
+        BlockChain::of_hashes(hashes).in_namespace(self.hashers[self.namespace(index)].tag())
     }
 }
 
@@ -81,7 +91,7 @@ mod tests {
             trace.push(at as u64, 0, blocks);
         }
         let hasher = Namespace::new("test").page_size(16).hasher().unwrap();
-        let requests = Requests::new(&trace, hasher);
+        let requests = Requests::new(&trace, vec![hasher]);
         let truth = [false, true, false, false, true];
         assert_eq!(requests.endings(1.0, 3), truth);
         assert_eq!(requests.endings(0.0, 3), truth.map(|end| !end));

@@ -1,14 +1,16 @@
 //! One request, as an engine serves it: match the prefix, onboard hits, compute misses, register.
 
 use anyhow::{Context, Result};
-use kvbm::{AllocError, Blocks, Cached, G1, KvBlockManager, Owned, Reset, SequenceHash, Tier};
+use kvbm::{AllocError, Blocks, Cached, G1, KvBlockManager, Namespace, Owned, Reset, SequenceHash, Tier};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 use super::permits::Permits;
 use super::requests::Requests;
+use super::tenants::Tenants;
 use crate::args::OffloadMode;
+use crate::note::note;
 
 /// Longest time that a request's offloads, or room for its blocks, are waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -37,6 +39,7 @@ pub(super) struct Server<'a> {
     manager: &'a KvBlockManager<Owned>,
     requests: &'a Requests,
     permits: &'a Permits,
+    tenants: Tenants,
     offload: OffloadMode,
     /// Which requests are said to end their branch, where hints are given at all.
     ends: Option<Vec<bool>>,
@@ -49,23 +52,26 @@ impl<'a> Server<'a> {
         manager: &'a KvBlockManager<Owned>,
         requests: &'a Requests,
         permits: &'a Permits,
+        tenants: Tenants,
         offload: OffloadMode,
         ends: Option<Vec<bool>>,
     ) -> Self {
-        Self { manager, requests, permits, offload, ends, told: AtomicU64::new(0) }
+        Self { manager, requests, permits, tenants, offload, ends, told: AtomicU64::new(0) }
     }
 
     /// Serves request `index`; without an engine only the books are kept.
     pub(super) fn serve(&self, index: usize, engine: Option<&mut Engine<'_>>) -> Result<Served> {
         let all = self.requests.hashes(index);
         // What is larger than G1 cannot be computed in one piece; its front can.
-        let hashes = &all[..all.len().min(self.permits.total())];
+        let most = self.permits.total().min(self.tenants.most(self.requests.namespace(index)));
+        let hashes = &all[..all.len().min(most)];
+        let _of_tenant = self.tenants.acquire(self.requests.namespace(index), hashes.len());
         let _permit = self.permits.acquire(hashes.len());
         let left_out = (all.len() - hashes.len()) as u64;
         let mut served = Served { blocks: all.len() as u64, left_out, ..Served::default() };
-        self.run(hashes, engine, &mut served)?;
+        self.run(index, hashes, engine, &mut served)?;
         if self.ends.as_ref().is_some_and(|ends| ends[index]) {
-            self.manager.branch_ends(self.requests.chain(hashes));
+            self.manager.branch_ends(self.requests.chain(index, hashes));
         }
         if self.offload == OffloadMode::Wait {
             let done = self.manager.wait_offloads(Instant::now() + PATIENCE);
@@ -80,12 +86,13 @@ impl<'a> Server<'a> {
 
     fn run(
         &self,
+        index: usize,
         hashes: &[SequenceHash],
         engine: Option<&mut Engine<'_>>,
         served: &mut Served,
     ) -> Result<()> {
         let mut engine = engine;
-        let prefix = self.manager.match_prefix(self.requests.chain(hashes));
+        let prefix = self.manager.match_prefix(self.requests.chain(index, hashes));
         let tiers: Vec<Tier> = prefix.blocks().iter().map(|block| block.tier).collect();
         let cached = match self.manager.onboard(prefix).wait() {
             Ok(cached) => cached,
@@ -101,12 +108,13 @@ impl<'a> Server<'a> {
         if let Some(engine) = engine.as_deref_mut() {
             self.verify(engine, &cached, hashes, served)?;
         }
-        let fresh = self.allocate(hashes.len() - cached.len())?;
+        let namespace = self.tenants.namespace(self.requests.namespace(index));
+        let fresh = self.allocate(namespace, hashes.len() - cached.len())?;
         if !fresh.is_empty() {
             if let Some(engine) = engine {
                 engine.compute(fresh.block_ids(), &hashes[cached.len()..])?;
             }
-            let chain = self.requests.chain(hashes);
+            let chain = self.requests.chain(index, hashes);
             let (done, _) = self.manager.commit(fresh, chain, cached.len()).context("commit")?;
             // Let go of before the prefix: the tail of a request is the first to be evicted.
             drop(self.manager.register(done).context("register")?);
@@ -115,10 +123,10 @@ impl<'a> Server<'a> {
     }
 
     /// Offloads that still read blocks of G1 may hold more than the eviction can find for a moment.
-    fn allocate(&self, blocks: usize) -> Result<Blocks<G1, Reset>, AllocError> {
+    fn allocate(&self, namespace: &Namespace, blocks: usize) -> Result<Blocks<G1, Reset>, AllocError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.manager.allocate(blocks) {
+            match self.manager.allocate_in(namespace, blocks) {
                 Err(_) if Instant::now() < deadline => std::thread::sleep(RETRY),
                 result => return result,
             }
@@ -148,8 +156,8 @@ impl<'a> Server<'a> {
     /// Says what went wrong, the first few times: all of it is counted.
     fn tell(&self, trouble: &str) {
         match self.told.fetch_add(1, Ordering::Relaxed) {
-            ..MAX_TOLD => eprintln!("kvbm: {trouble}"),
-            MAX_TOLD => eprintln!("kvbm: more troubles like these are only counted"),
+            ..MAX_TOLD => note(&format!("kvbm: {trouble}")),
+            MAX_TOLD => note("kvbm: more troubles like these are only counted"),
             _ => {}
         }
     }

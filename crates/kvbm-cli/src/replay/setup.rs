@@ -1,12 +1,12 @@
 //! The manager that a replay runs on.
 
-use anyhow::{Context, Result, bail};
-use kvbm::config::{Config, DeviceKind, ModelConfig, WhenFull};
+use anyhow::{Context, Result};
+use kvbm::config::{Bytes, Config, DeviceKind, ModelConfig, VolumeConfig, WhenFull};
 use kvbm::layout::DType;
 use kvbm::{KvBlockManager, Owned};
 use std::path::Path;
 
-use crate::args::{DeviceChoice, OffloadMode, ReplayArgs};
+use crate::args::{DeviceChoice, OffloadMode, ReplayArgs, WrongUsage};
 
 /// With two tensors each, 16 fragments a block: the layer-separate G1 that engines have.
 const LAYERS: u32 = 8;
@@ -39,6 +39,7 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
     config.host.capacity = g2;
     config.policy.eviction = args.policy;
     config.policy.seed = args.seed;
+    config.tenants.shares.clone_from(&args.tenants);
     config.events.url.clone_from(&args.events);
     if args.events.is_some() {
         // A replay is as fast as the machine: rather wait for the transport than lose events.
@@ -48,29 +49,36 @@ fn config(args: &ReplayArgs, dir: Option<&Path>) -> Result<Config> {
         config.disk.capacity = g3;
         // Without bytes nothing is ever opened; the configuration still wants a name.
         config.disk.dir = Some(dir.unwrap_or(Path::new("metadata-only")).to_owned());
+        config.disk.more_dirs = args.dir.iter().skip(1).collect();
         // A trace of hours is replayed in seconds: a budget by the clock would stop it at once.
         config.disk.drive_writes_per_day = 0.0;
     }
-    config.volume.uri.clone_from(&args.volume);
-    config.volume.capacity = g4;
+    config.volume = args
+        .volume
+        .iter()
+        .map(|uri| VolumeConfig { uri: uri.clone(), capacity: g4, ..VolumeConfig::default() })
+        .collect();
     if args.offload == OffloadMode::Wait {
         // Nothing new begins before a request's offloads are over, so they may take as much as they need.
         config.offload.g1_g2.queue_share = 1.0;
         config.offload.g2_g3.queue_share = 0.5;
     }
-    config.validate().context("these options make no block manager")?;
+    config.validate().map_err(|error| WrongUsage(format!("these options make no block manager: {error}")))?;
     Ok(config)
 }
 
 /// A model whose blocks have `block_bytes` bytes.
-fn model(block_bytes: u64) -> Result<ModelConfig> {
+fn model(block_bytes: u64) -> Result<ModelConfig, WrongUsage> {
     let per_element = u64::from(LAYERS * OUTER * PAGE_SIZE * DTYPE.width());
     if !block_bytes.is_multiple_of(per_element) {
-        bail!(
+        return Err(WrongUsage(format!(
             "--block-bytes {block_bytes} is not a multiple of {per_element}: {LAYERS} layers of keys and values, {PAGE_SIZE} tokens, 2 bytes each"
-        );
+        )));
     }
-    let inner = u32::try_from(block_bytes / per_element).context("--block-bytes is too large")?;
+    let inner = u32::try_from(block_bytes / per_element).map_err(|_| {
+        let most = Bytes(u64::from(u32::MAX) * per_element);
+        WrongUsage(format!("--block-bytes {}: a block has at most {most}", Bytes(block_bytes)))
+    })?;
     let head_dim = if inner.is_multiple_of(HEAD_DIM) { HEAD_DIM } else { inner };
     Ok(ModelConfig {
         num_layers: LAYERS,
@@ -99,5 +107,7 @@ mod tests {
         }
         let error = model(1000).unwrap_err().to_string();
         assert!(error.contains("1000") && error.contains("multiple of 512"), "{error}");
+        let error = model(u64::MAX / 512 * 512).unwrap_err().to_string();
+        assert!(error.contains("a block has at most 2199023255040B"), "{error}");
     }
 }

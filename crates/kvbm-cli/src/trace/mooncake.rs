@@ -1,4 +1,5 @@
-//! Mooncake traces: JSON lines of `{"timestamp", "input_length", "output_length", "hash_ids"}`.
+//! Mooncake traces: JSON lines of `{"timestamp", "input_length", "output_length", "hash_ids"}`, and `"tenant"` where requests are of
+//! several.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -14,12 +15,17 @@ const MAX_LINE: u64 = 16 << 20;
 /// Most blocks of a trace: 2 GiB of ids.
 const MAX_BLOCKS: usize = 1 << 28;
 
+/// Most tenants of a trace: far more than can have shares.
+const MAX_TENANTS: usize = 1024;
+
 /// A trace that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// The file cannot be opened or read.
-    #[error("cannot read the trace {file}: {source}")]
+    #[error(
+        "cannot read the trace {file}: {source}; name a file of Mooncake JSON lines, or leave --trace out for a made-up workload"
+    )]
     Read {
         /// The file.
         file: String,
@@ -40,7 +46,7 @@ pub enum TraceError {
         what: String,
     },
     /// There is nothing in it.
-    #[error("{file} holds no request; expected Mooncake JSON lines")]
+    #[error("{file} holds no request: expected Mooncake JSON lines, one request each")]
     Empty {
         /// The file.
         file: String,
@@ -53,6 +59,7 @@ struct Line {
     timestamp: u64,
     input_length: u64,
     hash_ids: Vec<u64>,
+    tenant: Option<String>,
 }
 
 /// Reads the trace in `path`.
@@ -93,6 +100,12 @@ fn parse(mut reader: impl BufRead, file: &str) -> Result<Trace, TraceError> {
             return Err(wrong(format!("the trace has more than {MAX_BLOCKS} blocks")));
         }
         trace.push(line.timestamp, line.input_length, &line.hash_ids);
+        if let Some(tenant) = &line.tenant {
+            trace.set_tenant(tenant);
+            if trace.tenants.len() > MAX_TENANTS {
+                return Err(wrong(format!("the trace has requests of more than {MAX_TENANTS} tenants")));
+            }
+        }
     }
     if trace.requests.is_empty() {
         return Err(TraceError::Empty { file: file.to_owned() });
@@ -123,6 +136,22 @@ mod tests {
         assert_eq!(trace.blocks(first), [0, 1, 2]);
         assert_eq!(trace.blocks(second), [0, 7]);
         assert_eq!((second.timestamp_ms, second.input_length), (27_000, 600));
+    }
+
+    #[test]
+    fn requests_may_be_tenants() {
+        let line = |tenant: &str, id: u64| {
+            format!("{{\"timestamp\": 0, \"input_length\": 1, \"hash_ids\": [{id}]{tenant}}}\n")
+        };
+        let text =
+            [("", 1), (", \"tenant\": \"b\"", 2), (", \"tenant\": \"a\"", 1), (", \"tenant\": \"b\"", 1)];
+        let text: String = text.iter().map(|(tenant, id)| line(tenant, *id)).collect();
+        let mut trace = parse(text.as_bytes(), "t").unwrap();
+        let of =
+            |trace: &Trace| trace.requests().iter().map(super::super::Request::tenant).collect::<Vec<_>>();
+        assert_eq!((trace.tenants(), of(&trace)), (&["b".to_owned(), "a".to_owned()][..], vec![0, 1, 2, 1]));
+        trace.deal(["x".to_owned(), "y".to_owned()]);
+        assert_eq!(of(&trace), [1, 2, 1, 1], "by the first block");
     }
 
     #[test]

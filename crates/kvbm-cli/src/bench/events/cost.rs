@@ -78,7 +78,7 @@ fn register(registry: &Registry, chains: &[[SequenceHash; CHAIN]]) -> Result<Dur
 }
 
 /// Of the calling thread.
-fn processor_time() -> Duration {
+pub(super) fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec to write to, and the clock is one that every thread has.
     let answer = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };

@@ -5,21 +5,22 @@
 //! is compared with the manager: a run that lost anything is no result.
 
 mod cost;
+mod noting;
 mod pipeline;
 mod server;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 
 use super::Rows;
 use crate::args::Output;
 use crate::human;
+use crate::number::whole;
 use crate::progress::Progress;
-use crate::scratch::Scratch;
 use crate::table::Table;
 use pipeline::Run;
 use server::Server;
@@ -28,11 +29,11 @@ use server::Server;
 #[derive(Clone, Debug, Args)]
 pub struct EventsArgs {
     /// Events of a run, 100,000 to 100,000,000.
-    #[arg(long, value_name = "N", default_value_t = 4_000_000, value_parser = clap::value_parser!(u32).range(100_000..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 4_000_000, allow_negative_numbers = true, value_parser = whole::<u32>(100_000..=100_000_000))]
     pub events: u32,
 
     /// Runs of each transport; the median counts.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true, value_parser = whole::<u32>(1..=100))]
     pub rounds: u32,
 
     /// The program `nats-server` [default: `KVBM_NATS_SERVER`, then PATH, then what `cargo xtask test --only nats` has fetched].
@@ -47,7 +48,7 @@ pub struct EventsArgs {
 /// One figure. What does not apply to it is left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
-    /// `nats_core`, `jetstream_file`, `zmq` or `publisher_cost`.
+    /// `nats_core`, `jetstream_file`, `zmq`, `publisher_cost`, `noting_cost` or `noting_cost_vllm`.
     pub name: &'static str,
     /// Events per second from the pool into the follower's index.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +71,7 @@ pub struct Row {
     /// Blocks in the index at the end, the same as in the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index_blocks: Option<u64>,
-    /// Time that an event costs whoever registers or evicts a block.
+    /// Time that an event costs whoever registers or evicts a block; of noting, what the block's tokens cost whoever commits it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ns_per_event: Option<f64>,
     /// Why there is no figure.
@@ -78,43 +79,49 @@ pub struct Row {
     pub error: Option<String>,
 }
 
+/// Room for an event in a stream: more than it takes there, its share of the batch included.
+const KEPT_BYTES: u64 = 100;
+
 /// A transport's row, and how to reach it.
 struct Case {
     name: &'static str,
     nats: bool,
-    url: fn(port: u16, run: u32) -> String,
+    /// Of the server, where there is one, for so many events.
+    url: fn(port: u16, events: u64) -> String,
 }
 
 const CASES: &[Case] = &[
     Case {
         name: "nats_core",
         nats: true,
-        url: |port, run| format!("nats://127.0.0.1:{port}?subject=kvbm.bench.{run}"),
+        url: |port, _| format!("nats://127.0.0.1:{port}?subject=kvbm.bench"),
     },
     Case {
         name: "jetstream_file",
         nats: true,
-        url: |port, run| {
-            format!(
-                "jetstream+nats://127.0.0.1:{port}?subject=kvbm.kept.{run}&stream=kvbm-bench-{run}&storage=file"
-            )
+        url: |port, events| {
+            // The server reserves as much of its disk, and takes no stream that it has no room for.
+            let room = events * KEPT_BYTES;
+            format!("jetstream+nats://127.0.0.1:{port}?stream=kvbm-bench&storage=file&max_bytes={room}")
         },
     },
-    Case { name: "zmq", nats: false, url: |port, _| format!("zmq+tcp://127.0.0.1:{port}?topic=kvbm-bench") },
+    Case { name: "zmq", nats: false, url: |_, _| "zmq+tcp://127.0.0.1:*?topic=kvbm-bench".into() },
 ];
 
 /// Measures, and says what was found.
 pub fn run(args: &EventsArgs) -> Result<Rows> {
-    let scratch = Scratch::create(&std::env::temp_dir(), "bench-events")?;
-    let server =
-        server::find(args.nats_server.as_deref()).and_then(|program| Server::start(&program, scratch.path()));
-    let progress = Progress::new("runs", u64::from(args.rounds) * (CASES.len() as u64 + 1));
-    let mut rows: Vec<Row> = CASES.iter().map(|case| transport(args, case, &server, &progress)).collect();
+    let program = server::find(args.nats_server.as_deref());
+    let progress = Progress::new("runs", u64::from(args.rounds) * (CASES.len() as u64 + 2));
+    let mut rows: Vec<Row> = CASES.iter().map(|case| transport(args, case, &program, &progress)).collect();
     rows.push(Row {
         name: "publisher_cost",
         ns_per_event: Some(cost::measure(args.rounds, &progress)?),
         ..Row::default()
     });
+    let noting = noting::measure(args.rounds, &progress)?;
+    for (name, cost) in ["noting_cost", "noting_cost_vllm"].into_iter().zip(noting) {
+        rows.push(Row { name, ns_per_event: Some(cost), ..Row::default() });
+    }
     progress.finish();
     let failed: Vec<String> =
         rows.iter().filter_map(|row| Some(format!("{}: {}", row.name, row.error.as_ref()?))).collect();
@@ -123,22 +130,10 @@ pub fn run(args: &EventsArgs) -> Result<Rows> {
 }
 
 /// The median of the rounds.
-fn transport(args: &EventsArgs, case: &Case, server: &Result<Server>, progress: &Progress) -> Row {
+fn transport(args: &EventsArgs, case: &Case, program: &Result<PathBuf>, progress: &Progress) -> Row {
     let mut runs = Vec::new();
-    for round in 0..args.rounds {
-        let port = match server {
-            Ok(server) if case.nats => server.port(),
-            Err(error) if case.nats => {
-                return Row { name: case.name, error: Some(format!("{error:#}")), ..Row::default() };
-            }
-            _ => match server::free_port() {
-                Ok(port) => port,
-                Err(error) => {
-                    return Row { name: case.name, error: Some(format!("{error:#}")), ..Row::default() };
-                }
-            },
-        };
-        match pipeline::run(&(case.url)(port, round), u64::from(args.events)) {
+    for _ in 0..args.rounds {
+        match one(case, program, u64::from(args.events)) {
             Ok(run) => runs.push(run),
             Err(error) => {
                 return Row { name: case.name, error: Some(format!("{error:#}")), ..Row::default() };
@@ -148,6 +143,16 @@ fn transport(args: &EventsArgs, case: &Case, server: &Result<Server>, progress: 
     }
     runs.sort_by_key(|run| run.wall);
     row(case.name, &runs[runs.len() / 2])
+}
+
+/// One run, with a server of its own where it needs one: what a run leaves on the disk goes before the next one.
+fn one(case: &Case, program: &Result<PathBuf>, events: u64) -> Result<Run> {
+    let server = match program {
+        _ if !case.nats => None,
+        Ok(program) => Some(Server::start(program)?),
+        Err(error) => bail!("{error:#}"),
+    };
+    pipeline::run(&(case.url)(server.as_ref().map_or(0, Server::port), events), events)
 }
 
 fn row(name: &'static str, run: &Run) -> Row {

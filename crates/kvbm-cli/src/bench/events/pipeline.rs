@@ -76,6 +76,7 @@ pub(super) fn run(url: &str, events: u64) -> Result<Run> {
     let manager = manager(url)?;
     // The publisher's first sign of life: from then on a socket of its own is there.
     ensure!(manager.events().flush(PATIENCE), "nothing can be published to {url}");
+    let url = to_follow(url, &manager.events().listens_at());
     let transport = url.parse::<EventUrl>()?.open(Side::Subscriber, PATIENCE)?;
     let subscriber = Subscriber::new(transport.subscribe()?);
     let shared = Arc::clone(&heard);
@@ -100,6 +101,12 @@ pub(super) fn run(url: &str, events: u64) -> Result<Run> {
         missing,
         index_blocks: compare(&manager, &index)?,
     })
+}
+
+/// Where the publisher of `url` is followed, which may have chosen its port.
+fn to_follow(url: &str, listens_at: &[String]) -> String {
+    let query = url.find('?').map_or("", |at| &url[at..]);
+    listens_at.first().map_or_else(|| url.to_owned(), |address| format!("zmq+{address}{query}"))
 }
 
 /// Registers chains, which evicts older ones, as fast as the follower follows.

@@ -1,13 +1,14 @@
 //! A `nats-server` of our own.
 
-use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::scratch::Scratch;
+
+const PATIENCE: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "nats-server";
 
 /// The program: as `named`, else `KVBM_NATS_SERVER`, else in PATH, else where the project's tests keep it.
@@ -15,7 +16,11 @@ pub(super) fn find(named: Option<&Path>) -> Result<PathBuf> {
     if let Some(file) =
         named.map(Path::to_owned).or_else(|| std::env::var_os("KVBM_NATS_SERVER").map(PathBuf::from))
     {
-        anyhow::ensure!(file.is_file(), "there is no nats-server at {}", file.display());
+        anyhow::ensure!(
+            file.is_file(),
+            "there is no nats-server at {}: name the program with --nats-server or KVBM_NATS_SERVER, or have `cargo xtask test --only nats` fetch one",
+            file.display()
+        );
         return Ok(file);
     }
     let in_path = std::env::var_os("PATH").unwrap_or_default();
@@ -39,31 +44,30 @@ fn fetched() -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// A port of this machine that nobody uses now.
-pub(super) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
-    Ok(listener.local_addr().context("no free port")?.port())
-}
-
-/// Runs until it is dropped.
+/// Runs until it is dropped; its files go with it.
 pub(super) struct Server {
     child: Child,
     port: u16,
+    _files: Scratch,
 }
 
 impl Server {
-    /// Starts `program` on a free port of this machine, with `JetStream` in files below `folder`.
-    pub(super) fn start(program: &Path, folder: &Path) -> Result<Self> {
-        let port = free_port()?;
+    /// Starts `program` on a port of its own choice, with `JetStream` in files in a folder for temporary things.
+    pub(super) fn start(program: &Path) -> Result<Self> {
+        let files = Scratch::create(&std::env::temp_dir(), "bench-events")?;
+        let folder = files.path().to_owned();
         let mut command = Command::new(program);
-        command
-            .args(["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd"])
-            .arg(folder.join("jetstream"));
+        command.args(["-a", "127.0.0.1", "-p", "-1", "-js", "-sd"]).arg(folder.join("jetstream"));
+        command.arg("--ports_file_dir").arg(&folder);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        let mut server = Self { child, port };
+        let mut server = Self { child, port: 0, _files: files };
         let deadline = Instant::now() + PATIENCE;
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        // Written once it listens: `<program>_<pid>.ports`.
+        let told = program.file_name().unwrap_or_default().to_string_lossy();
+        let told = folder.join(format!("{told}_{}.ports", server.child.id()));
+        while server.port == 0 {
+            server.port = read_port(&told).unwrap_or(0);
             if let Some(status) = server.child.try_wait().context("the nats-server was lost")? {
                 bail!("{} ended with {status} at once", program.display());
             }
@@ -78,6 +82,12 @@ impl Server {
     pub(super) fn port(&self) -> u16 {
         self.port
     }
+}
+
+/// From `{"nats":["nats://127.0.0.1:PORT"],..}`.
+fn read_port(file: &Path) -> Option<u16> {
+    let told: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).ok()?).ok()?;
+    told.pointer("/nats/0")?.as_str()?.rsplit_once(':')?.1.parse().ok()
 }
 
 impl Drop for Server {

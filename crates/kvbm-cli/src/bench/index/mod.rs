@@ -2,7 +2,9 @@
 //!
 //! Blocks are written through the engine, as any caller does, on a medium whose slot file takes no bytes: what remains is the
 //! index. Its limits, in the same directory: appending the same bytes with a sync as often as the engine committed, and
-//! reading the file from front to back.
+//! reading the file from front to back. How large it becomes is told once for blocks that were only added, and once for its
+//! largest file while every one of them was replaced: records that are out of date take room until a snapshot drops them. While
+//! that is written both files exist: `size_peak` is the most that was seen of them together, by looking after each batch.
 
 mod void;
 
@@ -23,6 +25,7 @@ use serde::Serialize;
 use super::Rows;
 use crate::args::Output;
 use crate::human;
+use crate::number::whole;
 use crate::progress::Progress;
 use crate::rng::Rng;
 use crate::scratch::Scratch;
@@ -38,11 +41,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Args)]
 pub struct IndexArgs {
     /// Blocks in the index, 1000 to 100,000,000.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, allow_negative_numbers = true, value_parser = whole::<u32>(1000..=100_000_000))]
     pub entries: u32,
 
     /// Times that everything is done; the best of each figure and of its limit counts.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true, value_parser = whole::<u32>(1..=100))]
     pub rounds: u32,
 
     /// Directory for the index, removed afterwards [default: the system's temporary one].
@@ -57,7 +60,7 @@ pub struct IndexArgs {
 /// One figure. What does not apply to it is left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
-    /// `insert`, `recover` or `size`.
+    /// `insert`, `recover`, `size`, `size_replaced` or `size_peak`.
     pub name: &'static str,
     /// Blocks in the index.
     pub entries: u32,
@@ -92,6 +95,8 @@ struct Round {
     recover: Duration,
     recover_limit: Duration,
     bytes: u64,
+    replaced_bytes: u64,
+    peak_bytes: u64,
 }
 
 /// Measures, and says what was found.
@@ -111,15 +116,25 @@ pub fn run(args: &IndexArgs) -> Result<Rows> {
 
 fn round(dir: &Path, entries: u32) -> Result<Round> {
     let config = config(dir, entries);
-    let (insert, commits) = insert(&config, entries)?;
+    let (insert, commits) = {
+        let (engine, _) = open(&config)?;
+        let took = write_all(&engine, entries, 0, &mut || Ok(()))?;
+        (took, engine.stats().commits)
+    };
     let insert_limit = append(dir, entries, commits)?;
     let started = Instant::now();
     let (engine, recovered) = open(&config)?;
     let recover = started.elapsed();
     ensure!(recovered.blocks.len() == entries as usize, "{} of {entries} came back", recovered.blocks.len());
-    drop(engine);
     let (bytes, recover_limit) = read_back(dir)?;
-    Ok(Round { insert, insert_limit, commits, recover, recover_limit, bytes })
+    let (mut replaced_bytes, mut peak_bytes) = (0, 0);
+    write_all(&engine, entries, entries, &mut || {
+        let lengths = index_lengths(dir)?;
+        replaced_bytes = lengths.iter().copied().fold(replaced_bytes, u64::max);
+        peak_bytes = peak_bytes.max(lengths.iter().sum());
+        Ok(())
+    })?;
+    Ok(Round { insert, insert_limit, commits, recover, recover_limit, bytes, replaced_bytes, peak_bytes })
 }
 
 fn config(dir: &Path, entries: u32) -> DiskConfig {
@@ -135,9 +150,14 @@ fn open(config: &DiskConfig) -> Result<(DiskEngine, kvbm_disk::Recovered)> {
     DiskEngine::open_on(config.clone(), Arc::new(void::IndexOnly(medium))).context("cannot open the index")
 }
 
-/// Writes every block and flushes: how long that took and how many commits it was.
-fn insert(config: &DiskConfig, entries: u32) -> Result<(Duration, u64)> {
-    let (engine, _) = open(config)?;
+/// Writes a block into every slot, from block `first_number` on, and flushes: how long that took. Looks at the index with `look`
+/// from time to time.
+fn write_all(
+    engine: &DiskEngine,
+    entries: u32,
+    first_number: u32,
+    look: &mut dyn FnMut() -> Result<()>,
+) -> Result<Duration> {
     let buffer = Arc::new(OwnedBuffer::new(BLOCK_BYTES));
     let good = Arc::new(AtomicU64::new(0));
     let (room, over) = sync_channel(BATCHES);
@@ -147,6 +167,7 @@ fn insert(config: &DiskConfig, entries: u32) -> Result<(Duration, u64)> {
         if under_way == BATCHES {
             over.recv_timeout(PATIENCE).context("the engine does not answer")?;
             under_way -= 1;
+            look()?;
         }
         let (good, room) = (Arc::clone(&good), room.clone());
         let mut batch = IoBatch::new(move |outcomes| {
@@ -154,8 +175,8 @@ fn insert(config: &DiskConfig, entries: u32) -> Result<(Duration, u64)> {
             // There is room for every batch under way.
             let _ = room.try_send(());
         });
-        for number in first..entries.min(first + BATCH) {
-            batch.write_buffer(BlockId(number), identity(number), &buffer);
+        for slot in first..entries.min(first + BATCH) {
+            batch.write_buffer(BlockId(slot), identity(first_number.wrapping_add(slot)), &buffer);
         }
         engine.submit(batch).map_err(|rejected| rejected.error)?;
         under_way += 1;
@@ -173,7 +194,8 @@ fn insert(config: &DiskConfig, entries: u32) -> Result<(Duration, u64)> {
         (good, durable) == (u64::from(entries), u64::from(entries)),
         "{good} written and {durable} durable of {entries}"
     );
-    Ok((took, engine.stats().commits))
+    look()?;
+    Ok(took)
 }
 
 /// Block `number`, one of a chain, as most blocks are.
@@ -229,11 +251,18 @@ fn index_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let entry = entry?;
-        if entry.file_name() != "limit" && entry.metadata()?.is_file() {
+        // A snapshot that is being written loses its name when it is done.
+        if entry.file_name() != "limit" && entry.metadata().is_ok_and(|file| file.is_file()) {
             files.push(entry.path());
         }
     }
     Ok(files)
+}
+
+/// Lengths of the journal and of the snapshot that is about to take its place, in bytes.
+fn index_lengths(dir: &Path) -> Result<Vec<u64>> {
+    let lengths = index_files(dir)?.into_iter().filter_map(|path| std::fs::metadata(path).ok());
+    Ok(lengths.map(|file| file.len()).collect())
 }
 
 fn index_bytes(dir: &Path) -> Result<u64> {
@@ -261,11 +290,17 @@ fn rows(entries: u32, rounds: &[Round]) -> Result<Vec<Row>> {
     };
     let insert = timed("insert", best(|round| round.insert), best(|round| round.insert_limit));
     let recover = timed("recover", best(|round| round.recover), best(|round| round.recover_limit));
-    let bytes_per_entry = Some(fastest.bytes as f64 / f64::from(entries));
+    let size = |name, bytes: u64| {
+        let bytes_per_entry = Some(bytes as f64 / f64::from(entries));
+        Row { name, entries, bytes_per_entry, ..Row::default() }
+    };
+    let most = |of: fn(&Round) -> u64| rounds.iter().map(of).max().unwrap_or(0);
     Ok(vec![
         Row { commits: Some(fastest.commits), ..insert },
         recover,
-        Row { name: "size", entries, bytes_per_entry, ..Row::default() },
+        size("size", fastest.bytes),
+        size("size_replaced", most(|round| round.replaced_bytes)),
+        size("size_peak", most(|round| round.peak_bytes)),
     ])
 }
 
@@ -303,7 +338,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&rows.json).unwrap();
         let names: Vec<&str> =
             json["rows"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["insert", "recover", "size"]);
+        assert_eq!(names, ["insert", "recover", "size", "size_replaced", "size_peak"]);
         for (row, field) in
             [(0, "entries_per_s"), (0, "limit_entries_per_s"), (1, "seconds"), (1, "limit_seconds")]
         {
@@ -311,6 +346,9 @@ mod tests {
         }
         let bytes = json["rows"][2]["bytes_per_entry"].as_f64().unwrap();
         assert!((80.0..100.0).contains(&bytes), "{bytes}");
+        let replaced = json["rows"][3]["bytes_per_entry"].as_f64().unwrap();
+        // Few blocks: there is no snapshot before tens of thousands of records are out of date.
+        assert!((bytes..=2.0 * bytes).contains(&replaced), "{replaced}");
         assert!(rows.table.contains("2,500 blocks"), "{}", rows.table);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays behind");
     }

@@ -11,9 +11,9 @@ use kvbm::layout::{
     AxisOrder, BlockLayout, DType, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement,
 };
 use kvbm::plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, Rank, SequenceHash};
-use kvbm::storage::{BoundLayout, DeviceAllocator, PinFallback, PinnedAllocator, RegionBytes};
+use kvbm::storage::{BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, RegionBytes};
 use kvbm_disk::{DiskConfig, DiskEngine, Recovered};
-use kvbm_transfer::{DiskTier, TransferManager, WorkerConfig};
+use kvbm_transfer::{DiskTier, TransferManager, VerifyHost, WorkerConfig};
 
 use super::pump;
 use crate::pattern::CellPattern;
@@ -103,7 +103,30 @@ impl Disk {
     }
 }
 
-/// A worker and its memory. Block `n` lies in slot `n` of G2 and, in a scattered order, in one of G1 and one of G3.
+/// In which slots of the disk blocks lie that go there together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Side by side, as a pool hands slots out that were never used, or that one prefix had before.
+    Filled,
+    /// Anywhere: a disk on which everything was replaced block by block.
+    Scattered,
+}
+
+impl Order {
+    /// The slots of bed `number`, of `slots` blocks.
+    pub(super) fn slots(self, number: u32, slots: u32) -> Vec<u32> {
+        let first = number * slots;
+        match self {
+            Self::Filled => (first..first + slots).collect(),
+            Self::Scattered => {
+                let places = shuffled(slots, &mut Rng::new(u64::from(number)));
+                places.into_iter().map(|slot| first + slot).collect()
+            }
+        }
+    }
+}
+
+/// A worker and its memory. Block `n` lies in slot `n` of G2, in a scattered order in one of G1, and in one of G3.
 pub(super) struct Bed {
     pub(super) shape: Shape,
     pub(super) worker: TransferManager,
@@ -117,36 +140,48 @@ pub(super) struct Bed {
 
 impl Bed {
     /// Bed `number` on `disk`, with every block on every tier.
-    pub(super) fn new(shape: Shape, disk: &Disk, number: u32) -> Result<Self> {
+    pub(super) fn new(
+        shape: Shape,
+        disk: &Disk,
+        number: u32,
+        order: Order,
+        verify_host: VerifyHost,
+    ) -> Result<Self> {
         let memory_bytes = (shape.set_bytes() + (64 << 20)).max(256 << 20);
         let device: Arc<dyn Device> =
             Arc::new(EmulatedDevice::new(EmulatedConfig { memory_bytes, ..EmulatedConfig::default() })?);
         let g1 = BoundLayout::allocate(shape.device_layout()?, &DeviceAllocator::new(Arc::clone(&device)))?;
         let pinned = PinnedAllocator::new(Arc::clone(&device));
-        let pinned = PinnedAllocator { fallback: PinFallback::Unpinned, ..pinned };
+        let huge_pages = HugePages::Try;
+        let pinned = PinnedAllocator { huge_pages, fallback: PinFallback::Unpinned, ..pinned };
         let g2 = BoundLayout::allocate(shape.host_layout()?, &pinned)?;
         upload(&device, &g1)?;
         let mut config = WorkerConfig::new(Rank(0), Epoch(0), NAMESPACE);
+        config.verify_host = verify_host;
         config.device = Some(device);
         config.g1 = Some(g1.clone());
         config.g2 = Some(g2.clone());
         config.g3 = Some(DiskTier { engine: Arc::clone(&disk.engine), recovered: Recovered::default() });
         let worker = TransferManager::start(config, Arc::new(|_message| {}))?;
-        let mut rng = Rng::new(u64::from(number));
-        let g3_slots = shuffled(shape.slots, &mut rng).into_iter().map(|slot| number * shape.slots + slot);
         let bed = Self {
             shape,
             worker,
             g1,
             g2,
             disk: Arc::clone(&disk.engine),
-            g1_slots: shuffled(shape.slots, &mut rng),
-            g3_slots: g3_slots.collect(),
+            g1_slots: shuffled(shape.slots, &mut Rng::new(!u64::from(number))),
+            g3_slots: order.slots(number, shape.slots),
             plans: AtomicU64::new(0),
         };
         pump::once(&bed, kvbm::plan::Path::G1_G2)?;
         pump::once(&bed, kvbm::plan::Path::G2_G3)?;
         Ok(bed)
+    }
+
+    /// From here on blocks lie on the disk in this order.
+    pub(super) fn reorder(&mut self, number: u32, order: Order) -> Result<()> {
+        self.g3_slots = order.slots(number, self.shape.slots);
+        pump::once(self, kvbm::plan::Path::G2_G3)
     }
 
     /// Slots of a block in G1, G2 and G3.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kvbm::device::HostRegion;
 use kvbm::layout::{CopyPlan, Selection};
 use kvbm::plan::Path;
-use kvbm::storage::{BoundLayout, RegionBytes, SystemAllocator};
+use kvbm::storage::{BoundLayout, HugePages, RegionBytes, SystemAllocator};
 
 use super::bed::Bed;
 use super::pump::{Sample, Watch};
@@ -36,8 +36,10 @@ pub(super) struct Copies {
 
 impl Copies {
     pub(super) fn new(bed: &Bed) -> Result<Self> {
-        let memory = [bed.g1.layout(), bed.g2.layout()]
-            .map(|layout| BoundLayout::allocate(Arc::clone(layout), &SystemAllocator::default()));
+        // The pages that the worker's memories have.
+        let memory = [(&bed.g1, HugePages::No), (&bed.g2, HugePages::Try)].map(|(tier, huge_pages)| {
+            BoundLayout::allocate(Arc::clone(tier.layout()), &SystemAllocator { huge_pages })
+        });
         let [g1, g2] = memory;
         let memory = [g1?, g2?];
         let [from, to] = [host_regions(&memory[0])?, host_regions(&memory[1])?];

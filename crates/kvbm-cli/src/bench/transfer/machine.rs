@@ -1,13 +1,13 @@
 //! What the machine has: caches, memory, space, processor time.
 
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::human;
+use crate::args::WrongUsage;
+use crate::{human, space};
 
 /// Blocks of a set by default, at least: three times what is on its way at a time.
 const DEFAULT_BLOCKS: u64 = 96;
@@ -23,7 +23,9 @@ pub(super) fn slots(block_bytes: u64, set: Option<u64>) -> Result<u32> {
     let bytes =
         set.unwrap_or_else(|| (4 * last_cache_bytes() + block_bytes).max(DEFAULT_BLOCKS * block_bytes));
     let blocks = (bytes / block_bytes).max(MIN_BLOCKS);
-    u32::try_from(blocks).with_context(|| format!("--set: {blocks} blocks are too many"))
+    u32::try_from(blocks).map_err(|_| {
+        WrongUsage(format!("--set: {blocks} blocks are too many, {} is the most", u32::MAX)).into()
+    })
 }
 
 /// Bytes of the largest cache of the first processor.
@@ -65,17 +67,8 @@ fn available_memory(meminfo: &str) -> Option<u64> {
 
 /// Says so before anything is written if `bytes` do not fit on the disk.
 pub(super) fn expect_space(dir: &Path, bytes: u64) -> Result<()> {
-    let path = std::ffi::CString::new(dir.as_os_str().as_bytes()).context("--dir contains a NUL")?;
-    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: the path ends with a NUL, and the kernel fills the struct behind the pointer.
-    let failed = unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) } != 0;
-    if failed {
-        return Err(std::io::Error::last_os_error())
-            .with_context(|| format!("cannot look at {}", dir.display()));
-    }
-    // SAFETY: zeroed at first, and filled by the kernel since.
-    let stat = unsafe { stat.assume_init() };
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let free = space::free(dir)
+        .with_context(|| format!("cannot use {}: name a directory with --dir", dir.display()))?;
     ensure!(
         bytes.saturating_add(SPARE_SPACE) <= free,
         "{} of space are needed in {}, {} are free: name another --dir, or lower --set",

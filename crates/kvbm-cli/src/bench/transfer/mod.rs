@@ -3,7 +3,10 @@
 //! - Between G1 and G2 the limit is a memcpy of the same fragments on one thread, from and to ordinary memory. What as many
 //!   threads as help would copy is told beside it.
 //! - Between G2 and G3 it is a bare io_uring loop on the same file: registered memory, direct I/O, queue depth 32, and a sync
-//!   as often as the engine commits. A path from G3 to G1 has the same limit, since it reads the disk.
+//!   as often as the engine commits, block by block. A path from G3 to G1 has the same limit, since it reads the disk.
+//!   Blocks that go together lie side by side in the file, in the loop too; in the rows `_scattered` they do not.
+//!   The engine sends neighbours in requests of up to 4 MiB and has more blocks under way than the loop, so for blocks that are
+//!   small beside that the loop is a comparison, not a limit: the engine may be faster.
 //!
 //! What is measured is the transfer engine as it is shipped: plans in, reports out, every byte with its checksum.
 
@@ -14,20 +17,22 @@ mod pump;
 mod ring;
 mod summary;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use kvbm::config::Bytes;
 use kvbm::plan::Path as Route;
+use kvbm_transfer::VerifyHost;
 
 use super::Rows;
-use crate::args::Output;
+use crate::args::{Output, WrongUsage};
 use crate::interrupt;
+use crate::number::whole;
 use crate::progress::Progress;
 use crate::scratch::Scratch;
-use bed::{Bed, Disk, Shape};
+use bed::{Bed, Disk, Order, Shape};
 use limit::Copies;
 use pump::Sample;
 use ring::{BareDisk, Way};
@@ -41,9 +46,16 @@ const HOST_FRAGMENTS: u32 = 64;
 const MANY_FRAGMENTS: u32 = 1100;
 const MANY_FRAGMENT_BYTES: u64 = 4096;
 const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 4096..=256 << 20;
-/// Measurements in a round of a size, and in one with many fragments.
-const STEPS: usize = 10;
-const STEPS_OF_MANY: usize = 4;
+/// Rows of every size, those with a limit in common together, and rows of blocks with many fragments.
+const ROWS: [&[&str]; 6] = [
+    &["g1_g2"],
+    &["g2_g1"],
+    &["g2_g3", "g2_g3_fragments"],
+    &["g3_g2", "g3_g1"],
+    &["g2_g3_scattered"],
+    &["g3_g2_scattered"],
+];
+const ROWS_OF_MANY: [&[&str]; 2] = [&["g2_g3_1100_fragments"], &["g3_g2_1100_fragments"]];
 
 /// Options of `kvbm bench transfer`.
 #[derive(Clone, Debug, Args)]
@@ -57,12 +69,20 @@ pub struct TransferArgs {
     pub seconds: f64,
 
     /// Times that each measurement is repeated; medians count.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true, value_parser = whole::<u32>(1..=100))]
     pub rounds: u32,
 
     /// Bytes that each measurement goes through, on each tier [default: more than four times the last cache, and at least 96 blocks].
     #[arg(long, value_name = "SIZE")]
     pub set: Option<Bytes>,
+
+    /// Rows to measure, with commas [default: all].
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = row_names())]
+    pub only: Vec<String>,
+
+    /// Of so many blocks that come from host memory one is compared with its checksum; 0 for none [default: as the product].
+    #[arg(long, value_name = "N")]
+    pub verify_every: Option<u32>,
 
     /// Directory for the disk tier, on the device to measure; what is written there is removed afterwards.
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -73,35 +93,61 @@ pub struct TransferArgs {
     pub json: Option<Output>,
 }
 
+fn row_names() -> clap::builder::PossibleValuesParser {
+    ROWS.concat().into_iter().chain(ROWS_OF_MANY.concat()).collect::<Vec<_>>().into()
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let in_range = text.parse().ok().filter(|seconds| (0.001..=60.0).contains(seconds));
     in_range.ok_or_else(|| format!("{text}: give seconds from 0.001 to 60"))
+}
+
+impl TransferArgs {
+    fn verify_host(&self) -> VerifyHost {
+        match self.verify_every {
+            None => VerifyHost::default(),
+            Some(0) => VerifyHost::Never,
+            Some(every) => VerifyHost::Sampled(every),
+        }
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
+    /// Measurements in a round of these rows.
+    fn steps(&self, groups: &[&[&str]]) -> usize {
+        let paths = groups.iter().map(|names| names.iter().filter(|name| self.wants(name)).count());
+        paths.filter(|paths| *paths > 0).map(|paths| paths + 1).sum()
+    }
 }
 
 /// Measures, and says what was found.
 pub fn run(args: &TransferArgs) -> Result<Rows> {
     for size in &args.sizes {
         let bytes = size.get();
-        ensure!(
-            BLOCK_BYTES.contains(&bytes) && bytes.is_multiple_of(4096),
-            "--sizes {size}: a block has a multiple of 4096 bytes, from {} to {}",
-            BLOCK_BYTES.start(),
-            BLOCK_BYTES.end()
-        );
+        if !BLOCK_BYTES.contains(&bytes) || !bytes.is_multiple_of(4096) {
+            let (least, most) = (Bytes(*BLOCK_BYTES.start()), Bytes(*BLOCK_BYTES.end()));
+            let problem =
+                format!("--sizes {size}: a block has a multiple of 4096 bytes, from {least} to {most}");
+            return Err(WrongUsage(problem).into());
+        }
     }
     // From here on there is something to clean up.
     interrupt::catch();
-    let steps = STEPS * args.sizes.len() + STEPS_OF_MANY;
+    let steps = args.sizes.len() * args.steps(&ROWS) + args.steps(&ROWS_OF_MANY);
     let course = Course {
         args,
         time: Duration::from_secs_f64(args.seconds),
         progress: Progress::new("measurements", u64::from(args.rounds) * steps as u64),
     };
     let mut samples = Samples::default();
-    for size in &args.sizes {
+    for size in args.sizes.iter().filter(|_| args.steps(&ROWS) > 0) {
         course.size(size.get(), &mut samples)?;
     }
-    course.many_fragments(&mut samples)?;
+    if args.steps(&ROWS_OF_MANY) > 0 {
+        course.many_fragments(&mut samples)?;
+    }
     course.progress.finish();
     let rows = samples.rows();
     Rows::new(&rows, summary::table(&args.dir, &samples, &rows))
@@ -131,12 +177,25 @@ impl Course<'_> {
         let scattered = Shape { device_fragments: HOST_FRAGMENTS, host_fragments: HOST_FRAGMENTS, ..shape };
         // G1 and G2 of both, and what stands for G1 in the limit.
         machine::expect_memory(5 * shape.set_bytes())?;
-        let place = Place::new(&self.args.dir, shape)?;
-        let [bed, scattered] = [&place.bed(shape, 0)?, &place.bed(scattered, 1)?];
+        let place = Place::new(self.args, shape)?;
+        let mut beds = [place.bed(shape, 0)?, place.bed(scattered, 1)?];
+        self.filled(&beds, &BareDisk::open(&place.disk, 2, Order::Filled)?, &place, samples)?;
+        if self.args.steps(&ROWS[4..]) > 0 {
+            let [bed, _] = &mut beds;
+            bed.reorder(0, Order::Scattered)?;
+            self.scattered(bed, &BareDisk::open(&place.disk, 2, Order::Scattered)?, samples)?;
+        }
+        beds.iter().try_for_each(Bed::check_bytes)
+    }
+
+    /// Paths to and from a disk whose slots were handed out in order: blocks that go together lie side by side.
+    fn filled(&self, beds: &[Bed; 2], bare: &BareDisk, place: &Place, samples: &mut Samples) -> Result<()> {
+        let [bed, scattered] = beds;
+        let block_bytes = bed.shape.block_bytes;
         let copies = &Copies::new(bed)?;
-        let bare = &BareDisk::open(&place.disk, 2)?;
         samples.note(&place.disk, bare);
-        for (name, path) in [("g1_g2", Route::G1_G2), ("g2_g1", Route::G2_G1)] {
+        let copied = [("g1_g2", Route::G1_G2), ("g2_g1", Route::G2_G1)];
+        for (name, path) in copied.into_iter().filter(|(name, _)| self.args.wants(name)) {
             samples.note_all_cores(name, block_bytes, copies.on_all_cores(path));
         }
         let pump = |bed, path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
@@ -157,8 +216,20 @@ impl Course<'_> {
                 paths: vec![("g3_g2", pump(bed, Route::G3_G2)), ("g3_g1", pump(bed, Route::G3_G1))],
             },
         ];
-        self.measure(&groups, block_bytes, samples)?;
-        bed.check_bytes()
+        self.measure(groups, block_bytes, samples)
+    }
+
+    /// Paths to and from a disk where every block lies somewhere else, the worst that can be.
+    fn scattered(&self, bed: &Bed, bare: &BareDisk, samples: &mut Samples) -> Result<()> {
+        let group = |way, name, path| Group {
+            limit: Box::new(move |time| bare.run(way, time)),
+            paths: vec![(name, Box::new(move |time| pump::run(bed, path, time)))],
+        };
+        let groups = [
+            group(Way::Write, "g2_g3_scattered", Route::G2_G3),
+            group(Way::Read, "g3_g2_scattered", Route::G3_G2),
+        ];
+        self.measure(groups, bed.shape.block_bytes, samples)
     }
 
     /// Blocks of more fragments than one system call takes, straight between host memory and disk.
@@ -168,9 +239,9 @@ impl Course<'_> {
         let shape =
             Shape { block_bytes, device_fragments: MANY_FRAGMENTS, host_fragments: MANY_FRAGMENTS, slots };
         machine::expect_memory(2 * shape.set_bytes())?;
-        let place = Place::new(&self.args.dir, shape)?;
+        let place = Place::new(self.args, shape)?;
         let bed = &place.bed(shape, 0)?;
-        let bare = &BareDisk::open(&place.disk, 1)?;
+        let bare = &BareDisk::open(&place.disk, 1, Order::Filled)?;
         samples.note(&place.disk, bare);
         let pump = |path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
         let disk = |way| -> Step<'_> { Box::new(move |time| bare.run(way, time)) };
@@ -178,13 +249,21 @@ impl Course<'_> {
             Group { limit: disk(Way::Write), paths: vec![("g2_g3_1100_fragments", pump(Route::G2_G3))] },
             Group { limit: disk(Way::Read), paths: vec![("g3_g2_1100_fragments", pump(Route::G3_G2))] },
         ];
-        self.measure(&groups, block_bytes, samples)?;
+        self.measure(groups, block_bytes, samples)?;
         bed.check_bytes()
     }
 
-    fn measure(&self, groups: &[Group<'_>], block_bytes: u64, samples: &mut Samples) -> Result<()> {
+    fn measure<const N: usize>(
+        &self,
+        mut groups: [Group<'_>; N],
+        block_bytes: u64,
+        samples: &mut Samples,
+    ) -> Result<()> {
+        for Group { paths, .. } in &mut groups {
+            paths.retain(|(name, _)| self.args.wants(name));
+        }
         for round in 0..self.args.rounds {
-            for Group { limit, paths } in groups {
+            for Group { limit, paths } in groups.iter().filter(|group| !group.paths.is_empty()) {
                 ensure!(!interrupt::asked(), "stopped: nothing was kept");
                 let step = |step: &Step<'_>| {
                     self.progress.advance(1);
@@ -210,20 +289,22 @@ impl Course<'_> {
 /// A folder on the disk to measure, with an engine in it.
 struct Place {
     disk: Disk,
+    verify_host: VerifyHost,
     _scratch: Scratch,
 }
 
 impl Place {
     /// Room for three beds of `shape`, or two and what the limit writes.
-    fn new(dir: &Path, shape: Shape) -> Result<Self> {
+    fn new(args: &TransferArgs, shape: Shape) -> Result<Self> {
         const BEDS: u32 = 3;
-        machine::expect_space(dir, u64::from(BEDS) * shape.set_bytes())?;
-        let scratch = Scratch::create(dir, "bench-transfer")?;
-        Ok(Self { disk: Disk::open(scratch.path(), shape, BEDS)?, _scratch: scratch })
+        machine::expect_space(&args.dir, u64::from(BEDS) * shape.set_bytes())?;
+        let scratch = Scratch::create(&args.dir, "bench-transfer")?;
+        let disk = Disk::open(scratch.path(), shape, BEDS)?;
+        Ok(Self { disk, verify_host: args.verify_host(), _scratch: scratch })
     }
 
     fn bed(&self, shape: Shape, number: u32) -> Result<Bed> {
-        Bed::new(shape, &self.disk, number)
+        Bed::new(shape, &self.disk, number, Order::Filled, self.verify_host)
     }
 }
 
@@ -231,6 +312,7 @@ impl Place {
 mod tests {
     use super::*;
     use serde_json::Value;
+    use std::path::Path;
 
     fn args(dir: &Path, sizes: &[Bytes]) -> TransferArgs {
         TransferArgs {
@@ -238,6 +320,8 @@ mod tests {
             seconds: 0.001,
             rounds: 2,
             set: Some(Bytes::kib(256)),
+            only: Vec::new(),
+            verify_every: None,
             dir: dir.to_owned(),
             json: None,
         }
@@ -252,7 +336,8 @@ mod tests {
         let names: Vec<&str> = found.iter().map(|row| row["name"].as_str().unwrap()).collect();
         let paths = ["g1_g2", "g2_g1", "g2_g3", "g2_g3_fragments", "g3_g2", "g3_g1"];
         assert_eq!(names[..6], paths);
-        assert_eq!(names[6..], ["g2_g3_1100_fragments", "g3_g2_1100_fragments"]);
+        let more = ["g2_g3_scattered", "g3_g2_scattered", "g2_g3_1100_fragments", "g3_g2_1100_fragments"];
+        assert_eq!(names[6..], more);
         for row in found {
             let number = |field: &str| row[field].as_f64().unwrap();
             assert!(number("gb_per_s") > 0.0 && number("limit_gb_per_s") > 0.0, "{row}");
@@ -264,6 +349,16 @@ mod tests {
         assert_eq!(found[0]["sizes"].as_array().unwrap().len(), 2);
         assert!(rows.table.contains("limit of disk paths"), "{}", rows.table);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays behind");
+    }
+
+    #[test]
+    fn one_row_can_be_measured_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let only = vec!["g3_g2".to_owned()];
+        let args = TransferArgs { only, verify_every: Some(0), ..args(dir.path(), &[Bytes::kib(64)]) };
+        let json: Value = serde_json::from_str(&run(&args).unwrap().json).unwrap();
+        let rows = json["rows"].as_array().unwrap();
+        assert_eq!(rows.iter().map(|row| row["name"].as_str().unwrap()).collect::<Vec<_>>(), ["g3_g2"]);
     }
 
     #[test]

@@ -13,9 +13,9 @@ use kvbm_transfer::TransferHandle;
 use super::bed::{self, Bed, PATIENCE};
 use super::machine;
 
-/// Plans under way at a time, and the bytes of each.
-const PLANS: usize = 4;
-const PLAN_BYTES: u64 = 32 << 20;
+/// Plans under way at a time, so that the next blocks wait while the last are moved, and the bytes of each.
+const PLANS: usize = 8;
+const PLAN_BYTES: u64 = 16 << 20;
 /// Blocks of a plan, where blocks are small or large.
 const PLAN_BLOCKS: std::ops::RangeInclusive<u64> = 8..=256;
 

@@ -1,4 +1,7 @@
 //! The limit of disk paths: a bare loop on the engine's own slot file, in slots that the engine does not use.
+//!
+//! It moves [`DEPTH`] single blocks at a time. Large blocks leave nothing above it; small ones do, because the engine joins
+//! neighbours to requests of up to 4 MiB.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,9 +17,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use kvbm::device::HostRegion;
 use kvbm::storage::{HugePages, SystemStorage};
 
-use super::bed::{Disk, shuffled};
+use super::bed::{Disk, Order};
 use super::pump::{Sample, Watch};
-use crate::rng::Rng;
 
 /// Blocks at the disk at a time.
 pub(super) const DEPTH: usize = 32;
@@ -53,15 +55,15 @@ pub(super) struct BareDisk {
 }
 
 impl BareDisk {
-    /// A loop over the slots of bed `number`, which must be unused. They are written once.
-    pub(super) fn open(disk: &Disk, number: u32) -> Result<Self> {
+    /// A loop over the slots of bed `number`, which must be unused, in this order. They are written once.
+    pub(super) fn open(disk: &Disk, number: u32, order: Order) -> Result<Self> {
         let shape = disk.shape;
         let (file, direct) = open_slots(disk)?;
-        let memory = SystemStorage::new(shape.set_bytes(), 4096, HugePages::No)?.region().clone();
+        let memory = SystemStorage::new(shape.set_bytes(), 4096, HugePages::Try)?.region().clone();
         memory.fill(0, memory.len(), 0x5A)?;
         let stride = disk.engine.info().slot_stride;
-        let slots = shuffled(shape.slots, &mut Rng::new(u64::from(number))).into_iter();
-        let offsets = slots.map(|slot| u64::from(number * shape.slots + slot) * stride).collect();
+        let slots = order.slots(number, shape.slots).into_iter();
+        let offsets = slots.map(|slot| u64::from(slot) * stride).collect();
         let how = match ring(&file, &memory) {
             Ok((ring, registered)) => Loop::Ring(Box::new(Mutex::new(ring)), registered),
             Err(error) => Loop::Calls(error.to_string()),

@@ -1,21 +1,72 @@
 //! What may be asked; `docs/events.md` is its description.
 
+use std::time::Duration;
+
+use anyhow::Result;
+use kvbm::Tier;
+use kvbm::events_plane::vllm::EngineHash;
 use kvbm::plan::GroupId;
-use kvbm::{SequenceHash, Tier};
 use serde_json::{Map, Value, json};
 
 use super::http::{Request, Response};
-use super::index::Index;
 
-/// Most hashes of a question.
+/// An index that follows its sources and answers.
+pub(super) trait Served: Send + Sync {
+    /// Takes in what comes for about `time`.
+    fn follow(&self, time: Duration) -> Result<()>;
+
+    /// For each source that has the first block of the chain, how much of it it has, the longest first.
+    fn find(&self, question: &Question) -> Result<Vec<Found>, String>;
+
+    /// Each source as it is known.
+    fn sources(&self) -> Vec<Value>;
+
+    /// Blocks on each tier, of all sources together.
+    fn sizes(&self) -> [u64; 4];
+
+    /// How the index is doing.
+    fn health(&self) -> Value;
+}
+
+/// What a source has of a chain.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) source: String,
+    pub(super) blocks: u32,
+    pub(super) by_tier: [u64; 4],
+}
+
+/// A chain to look for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Question {
+    pub(super) group: GroupId,
+    pub(super) chain: Chain,
+}
+
+/// A prompt.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Chain {
+    /// By the hashes of its blocks.
+    Hashes(Vec<EngineHash>),
+    /// By its tokens.
+    Tokens {
+        tokens: Vec<u32>,
+        lora_name: Option<String>,
+        /// Of the first blocks, as JSON.
+        extra_keys: Vec<Option<String>>,
+    },
+}
+
+/// Most hashes or tokens of a question.
 const MAX_HASHES: usize = 100_000;
+const MAX_TOKENS: usize = 1 << 20;
 
 /// The answer to a request.
-pub(super) fn answer(index: &Index, request: &Request) -> Response {
+pub(super) fn answer(index: &dyn Served, request: &Request) -> Response {
     match (request.method.as_str(), request.path.as_str()) {
-        ("GET", "/health") => Response::ok(health(index)),
-        ("GET", "/sources") => Response::ok(sources(index)),
-        ("GET", "/sizes") => Response::ok(sizes(index)),
+        ("GET", "/health") => Response::ok(index.health()),
+        ("GET", "/sources") => Response::ok(json!({ "sources": index.sources() })),
+        ("GET", "/sizes") => Response::ok(json!({ "blocks": tiers(index.sizes()) })),
         ("GET", "/find") => asked(index, query(&request.query)),
         ("POST", "/find") => asked(index, body(&request.body)),
         (_, "/health" | "/sources" | "/sizes") => Response::error(405, "ask with GET"),
@@ -24,18 +75,25 @@ pub(super) fn answer(index: &Index, request: &Request) -> Response {
     }
 }
 
-fn asked(index: &Index, question: Result<Question, String>) -> Response {
-    match question {
-        Ok(question) => find(index, &question),
+fn asked(index: &dyn Served, question: Result<Question, String>) -> Response {
+    let answer = question.and_then(|question| Ok((index.find(&question)?, question)));
+    match answer {
+        Ok((found, question)) => Response::ok(matches(&found, &question)),
         Err(message) => Response::error(400, &message),
     }
 }
 
-/// A chain to look for.
-#[derive(Debug, PartialEq, Eq)]
-struct Question {
-    group: GroupId,
-    hashes: Vec<SequenceHash>,
+fn matches(found: &[Found], question: &Question) -> Value {
+    let matches: Vec<Value> = found
+        .iter()
+        .map(|found| {
+            json!({ "source": found.source, "blocks": found.blocks, "by_tier": tiers(found.by_tier) })
+        })
+        .collect();
+    match &question.chain {
+        Chain::Hashes(hashes) => json!({ "asked": hashes.len(), "matches": matches }),
+        Chain::Tokens { tokens, .. } => json!({ "asked_tokens": tokens.len(), "matches": matches }),
+    }
 }
 
 /// `hashes=H1,H2,..[&group=N]`
@@ -53,98 +111,98 @@ fn query(text: &str) -> Result<Question, String> {
             _ => return Err(format!("{pair} is not known: write hashes=H1,H2,..&group=0")),
         }
     }
-    limited(group, hashes.ok_or("hashes are missing: write hashes=H1,H2,..")?)
+    by_hashes(group, hashes.ok_or("hashes are missing: write hashes=H1,H2,..")?)
 }
 
-/// `{"hashes": ["..", ..], "group": 0}`
+/// `{"hashes": [.., ..], "group": 0}` or `{"tokens": [.., ..], "lora_name": "..", "extra_keys": [null, ..], "group": 0}`
 fn body(bytes: &[u8]) -> Result<Question, String> {
-    let wanted = r#"send {"hashes": ["..", ..], "group": 0}"#;
+    let wanted = r#"send {"hashes": ["..", ..], "group": 0}, or {"tokens": [1, ..]} to an index of engines"#;
     let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("{error}; {wanted}"))?;
     let group = match &value["group"] {
         Value::Null => 0,
         group => group.as_u64().and_then(|group| u16::try_from(group).ok()).ok_or("group is not a group")?,
     };
-    let list = value["hashes"].as_array().ok_or_else(|| format!("hashes are missing; {wanted}"))?;
-    let text = |value: &Value| hash(value.as_str().unwrap_or_default());
-    limited(GroupId(group), list.iter().map(text).collect::<Result<_, _>>()?)
+    let fields = value.as_object().ok_or_else(|| format!("hashes are missing; {wanted}"))?;
+    let known = ["hashes", "tokens", "lora_name", "extra_keys", "group"];
+    if let Some(other) = fields.keys().find(|name| !known.contains(&name.as_str())) {
+        return Err(format!("'{other}' is not known; {wanted}"));
+    }
+    match (&value["hashes"], &value["tokens"]) {
+        (Value::Array(hashes), Value::Null) => {
+            let one = |value: &Value| match value {
+                Value::String(text) => hash(text),
+                other => hash(&other.to_string()),
+            };
+            by_hashes(GroupId(group), hashes.iter().map(one).collect::<Result<_, _>>()?)
+        }
+        (Value::Null, Value::Array(tokens)) => by_tokens(GroupId(group), tokens, &value),
+        _ => Err(format!("hashes are missing; {wanted}")),
+    }
 }
 
-fn limited(group: GroupId, hashes: Vec<SequenceHash>) -> Result<Question, String> {
+fn by_hashes(group: GroupId, hashes: Vec<EngineHash>) -> Result<Question, String> {
     if hashes.len() > MAX_HASHES {
         return Err(format!("{} hashes are too many: at most {MAX_HASHES}", hashes.len()));
     }
-    Ok(Question { group, hashes })
+    Ok(Question { group, chain: Chain::Hashes(hashes) })
 }
 
-fn hash(text: &str) -> Result<SequenceHash, String> {
-    text.parse().map_err(|_| format!("'{text}' is not a sequence hash: 32 hex digits"))
+fn by_tokens(group: GroupId, tokens: &[Value], value: &Value) -> Result<Question, String> {
+    if tokens.len() > MAX_TOKENS {
+        return Err(format!("{} tokens are too many: at most {MAX_TOKENS}", tokens.len()));
+    }
+    let token = |value: &Value| {
+        let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
+        token.ok_or_else(|| format!("{value} is not a token: a number below 2^32"))
+    };
+    let lora_name = match &value["lora_name"] {
+        Value::Null => None,
+        Value::String(name) => Some(name.clone()),
+        other => return Err(format!("lora_name: {other} is not a name")),
+    };
+    let extra_keys = match &value["extra_keys"] {
+        Value::Null => Vec::new(),
+        Value::Array(keys) => keys.iter().map(|keys| (!keys.is_null()).then(|| keys.to_string())).collect(),
+        other => return Err(format!("extra_keys: {other} is not a list with an entry for each block")),
+    };
+    let tokens = tokens.iter().map(token).collect::<Result<_, _>>()?;
+    Ok(Question { group, chain: Chain::Tokens { tokens, lora_name, extra_keys } })
 }
 
-fn find(index: &Index, question: &Question) -> Response {
-    let mut found = index.find(question.group, &question.hashes);
-    found.sort_by_key(|found| (std::cmp::Reverse(found.blocks), found.source));
-    let matches = found.iter().map(|found| {
-        let by_tier = found.by_tier.map(u64::from);
-        json!({ "source": found.source.to_string(), "blocks": found.blocks, "by_tier": tiers(by_tier) })
-    });
-    Response::ok(json!({ "asked": question.hashes.len(), "matches": matches.collect::<Vec<_>>() }))
+/// A number as engines write it, or bytes in hex: 32 digits for a sequence hash of kvbm's.
+fn hash(text: &str) -> Result<EngineHash, String> {
+    // Twenty digits hold every number; bytes have more digits.
+    if text.len() <= 20 {
+        if let Ok(number) = text.parse() {
+            return Ok(EngineHash::Uint(number));
+        }
+        if let Ok(number) = text.parse() {
+            return Ok(EngineHash::Int(number));
+        }
+    }
+    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let is_hex = !text.is_empty() && text.len() <= 128 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let bytes =
+        (is_hex && text.len().is_multiple_of(2)).then(|| text.as_bytes().chunks(2).map(pair).collect());
+    let wrong =
+        || format!("'{text}' is not a sequence hash: 32 hex digits, or an engine's number or hex bytes");
+    bytes.flatten().map(EngineHash::Bytes).ok_or_else(wrong)
 }
 
-fn tiers(blocks: [u64; Tier::ALL.len()]) -> Value {
+/// Numbers by the names of the tiers.
+pub(super) fn tiers(blocks: [u64; Tier::ALL.len()]) -> Value {
     let pairs = Tier::ALL.iter().zip(blocks).map(|(tier, blocks)| (tier.as_str().to_owned(), json!(blocks)));
     pairs.collect::<Map<_, _>>().into()
 }
 
-fn sources(index: &Index) -> Value {
-    let one = |known: &super::index::Known| {
-        json!({
-            "source": known.source.to_string(),
-            "blocks": tiers(known.blocks),
-            "suspect": known.suspect,
-            "silent_s": known.silent.map(|silent| silent.as_secs_f64()),
-        })
-    };
-    json!({ "sources": index.sources().iter().map(one).collect::<Vec<_>>() })
-}
-
-fn sizes(index: &Index) -> Value {
-    let mut sum = [0; Tier::ALL.len()];
-    for known in index.sources() {
-        sum.iter_mut().zip(known.blocks).for_each(|(sum, blocks)| *sum += blocks);
-    }
-    json!({ "blocks": tiers(sum) })
-}
-
-fn health(index: &Index) -> Value {
-    let health = index.health();
-    let tracker = health.subscriber.tracker;
-    json!({
-        "status": if health.suspects == 0 { "ok" } else { "resyncing" },
-        "suspects": health.suspects,
-        "sources": health.index.workers,
-        "blocks": health.index.blocks,
-        "refused_blocks": health.index.refused,
-        "index_bytes": health.index.bytes,
-        "events": tracker.events,
-        "gaps": tracker.gaps,
-        "missing": tracker.missing,
-        "duplicates": tracker.duplicates,
-        "malformed": health.subscriber.malformed,
-        "dropped": health.subscriber.dropped,
-        "resyncs": health.follow.resyncs,
-        "restarts": health.follow.restarts,
-        "forgotten": health.forgotten,
-        "lag_batches": health.waiting,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::index::Index;
     use super::*;
     use kvbm::KvBlockManager;
     use kvbm::config::{Blocks, ModelConfig};
     use kvbm::events_plane::{EventTransport, KvIndex, Subscriber};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     fn ask(index: &Index, method: &str, target: &str, body: &str) -> (u16, Value) {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -175,7 +233,7 @@ mod tests {
 
         let subscriber = manager.events().subscribe().unwrap();
         let transport = manager.events().transport();
-        let index = Index::new(subscriber, transport, KvIndex::default(), Duration::from_secs(60)).unwrap();
+        let index = Index::new(subscriber, transport, KvIndex::default(), Duration::from_secs(60));
         // One more, so that there is something to hear.
         let more = manager.sequence(&[8; 16], b"").unwrap();
         let (done, _) = manager.commit(manager.allocate(1).unwrap(), &more, 0).unwrap();
@@ -216,7 +274,7 @@ mod tests {
     fn who_asks_wrongly_is_told_how() {
         let transport = std::sync::Arc::new(kvbm::events_plane::InProcessTransport::default());
         let subscriber = Subscriber::new(transport.subscribe().unwrap());
-        let index = Index::new(subscriber, transport, KvIndex::default(), Duration::ZERO).unwrap();
+        let index = Index::new(subscriber, transport, KvIndex::default(), Duration::ZERO);
         for (method, target, body, status, part) in [
             ("GET", "/", "", 404, "/health"),
             ("POST", "/sizes", "", 405, "GET"),
@@ -227,7 +285,14 @@ mod tests {
             ("GET", "/find?hash=1", "", 400, "hash=1 is not known"),
             ("POST", "/find", "[", 400, "send {"),
             ("POST", "/find", "{}", 400, "hashes are missing"),
-            ("POST", "/find", r#"{"hashes": [7]}"#, 400, "not a sequence hash"),
+            ("POST", "/find", r#"{"hashes": [7]}"#, 400, "'7' is not a sequence hash"),
+            ("POST", "/find", r#"{"hashes": [true]}"#, 400, "'true' is not a sequence hash"),
+            ("POST", "/find", r#"{"hashes": [], "tokens": []}"#, 400, "hashes are missing"),
+            ("POST", "/find", r#"{"hash": []}"#, 400, "'hash' is not known"),
+            ("POST", "/find", r#"{"tokens": [-1]}"#, 400, "-1 is not a token"),
+            ("POST", "/find", r#"{"tokens": [1], "lora_name": 7}"#, 400, "lora_name: 7"),
+            ("POST", "/find", r#"{"tokens": [1], "extra_keys": "x"}"#, 400, "an entry for each block"),
+            ("POST", "/find", r#"{"tokens": [1]}"#, 400, "tokens are for engines"),
             ("POST", "/find", r#"{"hashes": [], "group": 70000}"#, 400, "not a group"),
         ] {
             let (got, answer) = ask(&index, method, target, body);
@@ -244,7 +309,7 @@ mod tests {
         let transport = std::sync::Arc::new(kvbm::events_plane::InProcessTransport::default());
         let subscriber = Subscriber::new(transport.subscribe().unwrap());
         let asked = transport.clone();
-        let index = Index::new(subscriber, asked, KvIndex::default(), Duration::from_nanos(1)).unwrap();
+        let index = Index::new(subscriber, asked, KvIndex::default(), Duration::from_nanos(1));
         let stream =
             StreamId { source: kvbm::events_plane::SourceId(3), epoch: kvbm::plan::Epoch(1), shard: 0 };
         let batch = EventBatch::new(stream, 1, vec![KvEvent::new(0, EventKind::Cleared)]);

@@ -1,7 +1,7 @@
 //! `kvbm events serve-index`: who has which prefix, over HTTP.
 
 mod api;
-mod fetch;
+mod engines;
 mod http;
 mod index;
 
@@ -11,20 +11,23 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use kvbm::config::Secret;
 use kvbm::events_plane::{KvIndex, Subscriber};
 
-use super::follow;
-use crate::args::{events_url, metrics_addr};
+use super::follow::{self, FollowArgs, Source};
+use crate::args::{WrongUsage, metrics_addr};
 use crate::interrupt;
+use crate::note::note;
+use crate::number::whole;
+use api::Served;
+use engines::EngineIndex;
 use index::Index;
 
 /// Options of `kvbm events serve-index`.
 #[derive(Clone, Debug, Args)]
 pub struct ServeIndexArgs {
-    /// Where the events are published, like `nats://127.0.0.1:4222` (docs/events.md).
-    #[arg(value_name = "URL", value_parser = events_url)]
-    pub url: Secret,
+    /// Whom to follow.
+    #[command(flatten)]
+    pub follow: FollowArgs,
 
     /// Where to listen. A port alone means 127.0.0.1, port 0 any free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8089", value_parser = metrics_addr)]
@@ -34,30 +37,47 @@ pub struct ServeIndexArgs {
     #[arg(long)]
     pub public: bool,
 
-    /// Forget a source that was not heard of for so long; 0 for never.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub forget_after: u64,
+    /// Forget a source that was not heard of for so long; 0 for never [default: 30]. Not for engines (format=vllm): they have no
+    /// heartbeat, so silence says nothing of them.
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = whole::<u64>(0..=u64::MAX))]
+    pub forget_after: Option<u64>,
 
-    /// Different blocks that the index takes in; it takes up to 48 bytes for each block of each worker.
-    #[arg(long, value_name = "N", default_value_t = KvIndex::DEFAULT_MAX_BLOCKS)]
+    /// Different blocks that the index takes in; it takes up to 48 bytes for each block of each worker, and for those of engines
+    /// (format=vllm) up to 100 more.
+    #[arg(long, value_name = "N", default_value_t = KvIndex::DEFAULT_MAX_BLOCKS, allow_negative_numbers = true, value_parser = whole::<usize>(1..=usize::MAX as u64))]
     pub max_blocks: usize,
 }
+
+/// Seconds without a sign of life after which a source is forgotten.
+const SILENCE: u64 = 30;
 
 /// Serves until it was asked to stop.
 pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
     interrupt::catch();
-    anyhow::ensure!(
-        args.public || args.listen.ip().is_loopback(),
-        "--listen {}: other machines could reach it, and nobody is asked who he is; use 127.0.0.1, or add --public",
-        args.listen
-    );
-    let (url, transport) = follow::open(&args.url)?;
-    let subscriber = Subscriber::new(follow::subscribe(&url, transport.as_ref())?);
-    let silence = Duration::from_secs(args.forget_after);
-    let index = Arc::new(Index::new(subscriber, transport, KvIndex::new(args.max_blocks), silence)?);
+    if !args.public && !args.listen.ip().is_loopback() {
+        let problem = format!(
+            "--listen {}: other machines could reach it, and nobody is asked who he is; use 127.0.0.1, or add --public",
+            args.listen
+        );
+        return Err(WrongUsage(problem).into());
+    }
+    let (url, source) = follow::open(&args.follow)?;
+    let index: Arc<dyn Served> = match source {
+        Source::Kvbm(transport, receiver) => {
+            let silence = Duration::from_secs(args.forget_after.unwrap_or(SILENCE));
+            let (subscriber, index) = (Subscriber::new(receiver), KvIndex::new(args.max_blocks));
+            Arc::new(Index::new(subscriber, transport, index, silence))
+        }
+        Source::Engines(_) if args.forget_after.is_some_and(|seconds| seconds > 0) => {
+            let problem =
+                "--forget-after: engines have no heartbeat, so silence says nothing of them; leave it out";
+            return Err(WrongUsage(problem.to_owned()).into());
+        }
+        Source::Engines(engines) => Arc::new(EngineIndex::new(engines, args.max_blocks)),
+    };
     let served = Arc::clone(&index);
-    let server = http::Server::start(args.listen, move |request| api::answer(&served, request))?;
-    eprintln!("index of {url}: http://{}", server.addr());
+    let server = http::Server::start(args.listen, move |request| api::answer(served.as_ref(), request))?;
+    note(&format!("index of {url}: http://{}", server.addr()));
     while !interrupt::asked() {
         index.follow(follow::TICK)?;
     }
