@@ -11,9 +11,9 @@ mod follow;
 mod heat;
 mod policy;
 
-pub use follow::{Following, follow};
+pub use follow::{FORGET_AFTER, Following, follow};
 pub use heat::Heat;
-pub use policy::{Policy, Proposal};
+pub use policy::{Policy, Proposal, best_of_each};
 
 use kvbm_events::{EventBlock, EventKind, KvEvent, Snapshot, SourceId, StreamId};
 use kvbm_plan::{GroupId, Location, NamespaceId, SequenceHash, Tier};
@@ -31,8 +31,25 @@ pub struct Prefix {
     pub hash: SequenceHash,
 }
 
-/// Who holds a block, and where.
-type Holder = (SourceId, Location);
+/// Who holds a block, and where. A source tells of its holders in several streams (pool, volumes), each with a snapshot of its own:
+/// what happens to one of them says nothing of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Holder {
+    source: SourceId,
+    shard: u16,
+    location: Location,
+}
+
+impl Holder {
+    const fn new(stream: StreamId, location: Location) -> Self {
+        Self { source: stream.source, shard: stream.shard, location }
+    }
+
+    fn place(self) -> PlaceKey {
+        let Location { tier, node, volume } = self.location;
+        (self.source, self.shard, tier.index() as u8, node.0, volume.map(|volume| volume.0))
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Block {
@@ -54,32 +71,33 @@ struct Churn {
     removed_bytes: u64,
 }
 
+/// What a block is called, whatever prefix is told along with it.
+type BlockKey = (NamespaceId, GroupId, SequenceHash);
+
 /// The index and what follows from it.
 #[derive(Debug)]
 pub struct Advisor {
     policy: Policy,
     chains: HashMap<Prefix, Chain>,
     places: BTreeMap<PlaceKey, (Location, Churn)>,
-    blocks: usize,
+    /// The prefix that each block is kept below: that of who told of it first.
+    prefixes: HashMap<BlockKey, SequenceHash>,
     refused: u64,
 }
 
-/// A place, so that it can be sorted: source, tier, node, volume.
-type PlaceKey = (SourceId, u8, u32, Option<u32>);
-
-fn place_key((source, location): Holder) -> PlaceKey {
-    (source, location.tier.index() as u8, location.node.0, location.volume.map(|volume| volume.0))
-}
+/// A place, so that it can be sorted: source, shard, tier, node, volume.
+type PlaceKey = (SourceId, u16, u8, u32, Option<u32>);
 
 impl Advisor {
     /// An advisor that has seen nothing.
     pub fn new(policy: Policy) -> Self {
-        Self { policy, chains: HashMap::new(), places: BTreeMap::new(), blocks: 0, refused: 0 }
+        let (chains, places, prefixes) = (HashMap::new(), BTreeMap::new(), HashMap::new());
+        Self { policy, chains, places, prefixes, refused: 0 }
     }
 
     /// Different blocks that are known.
-    pub const fn blocks(&self) -> usize {
-        self.blocks
+    pub fn blocks(&self) -> usize {
+        self.prefixes.len()
     }
 
     /// Blocks that were not taken in because there was no room for them.
@@ -96,58 +114,84 @@ impl Advisor {
     pub fn apply(&mut self, stream: StreamId, events: &[KvEvent], now: Instant) {
         for event in events {
             match &event.kind {
-                EventKind::Store(block) => self.store(stream.source, block, now),
-                EventKind::Remove(block) => self.remove(stream.source, block),
-                EventKind::Cleared => self.forget(stream.source),
+                EventKind::Store(block) => self.store(stream, block, now),
+                EventKind::Remove(block) => self.remove(stream, block),
+                EventKind::Cleared => self.clear(stream),
             }
         }
     }
 
-    /// Replaces all that is known of a source: after a loss.
-    pub fn replace(&mut self, stream: StreamId, snapshot: &Snapshot, now: Instant) {
-        self.forget(stream.source);
+    /// Replaces what a stream told, after a loss, by its snapshot and what has come since. What was asked for is not forgotten, nor
+    /// counted again.
+    pub fn replace(&mut self, stream: StreamId, snapshot: &Snapshot, since: &[KvEvent], now: Instant) {
+        let heats: Vec<(Prefix, Heat)> =
+            self.chains.iter().map(|(prefix, chain)| (*prefix, chain.heat)).collect();
+        self.clear(stream);
         for block in &snapshot.blocks {
-            self.insert(stream.source, block, now);
+            self.insert(stream, block, now);
+        }
+        for event in since {
+            match &event.kind {
+                EventKind::Store(block) => self.insert(stream, block, now),
+                EventKind::Remove(block) => self.remove(stream, block),
+                EventKind::Cleared => self.clear(stream),
+            }
+        }
+        for (prefix, heat) in heats {
+            if let Some(chain) = self.chains.get_mut(&prefix) {
+                chain.heat = heat;
+            }
         }
     }
 
-    /// A source holds nothing any more.
+    /// A source holds nothing any more, by none of its streams.
     pub fn forget(&mut self, source: SourceId) {
-        let blocks = &mut self.blocks;
-        self.chains.retain(|_, chain| {
-            chain.blocks.retain(|_, block| {
-                block.holders.retain(|(holder, _)| *holder != source);
-                *blocks -= usize::from(block.holders.is_empty());
+        self.drop_holders(|of, _| of == source);
+    }
+
+    /// What a stream told is over; what the other streams of its source told is not.
+    fn clear(&mut self, stream: StreamId) {
+        self.drop_holders(|of, shard| (of, shard) == (stream.source, stream.shard));
+    }
+
+    fn drop_holders(&mut self, is_gone: impl Fn(SourceId, u16) -> bool) {
+        let prefixes = &mut self.prefixes;
+        self.chains.retain(|prefix, chain| {
+            chain.blocks.retain(|hash, block| {
+                block.holders.retain(|holder| !is_gone(holder.source, holder.shard));
+                if block.holders.is_empty() {
+                    prefixes.remove(&(prefix.namespace, prefix.group, *hash));
+                }
                 !block.holders.is_empty()
             });
             !chain.blocks.is_empty()
         });
-        self.places.retain(|(of, ..), _| *of != source);
+        self.places.retain(|(source, shard, ..), _| !is_gone(*source, *shard));
     }
 
     /// A block came. Where its source already holds it on a lower tier, it was brought up: somebody asked for it. That is all
     /// that a listener learns of accesses, and enough to tell hot from cold.
-    fn store(&mut self, source: SourceId, block: &EventBlock, now: Instant) {
-        let (prefix, hash) = (prefix_of(block), block.identity.hash);
-        let below = |(holder, location): &Holder| {
-            *holder == source && location.tier.index() > block.location.tier.index()
+    fn store(&mut self, stream: StreamId, block: &EventBlock, now: Instant) {
+        let (prefix, hash) = (self.prefix_of(block), block.identity.hash);
+        let below = |holder: &Holder| {
+            holder.source == stream.source && holder.location.tier.index() > block.location.tier.index()
         };
         let known = self.chains.get(&prefix).and_then(|chain| chain.blocks.get(&hash));
         let asked_for = known.is_some_and(|known| known.holders.iter().any(below));
-        self.insert(source, block, now);
+        self.insert(stream, block, now);
         if let Some(chain) = self.chains.get_mut(&prefix) {
             let weight = if asked_for { Heat::REUSE } else { Heat::NEW };
             chain.heat.add(weight, now, self.policy.half_life);
         }
     }
 
-    fn insert(&mut self, source: SourceId, block: &EventBlock, now: Instant) {
-        let prefix = prefix_of(block);
-        let known = self.chains.get(&prefix).is_some_and(|c| c.blocks.contains_key(&block.identity.hash));
-        if !known && self.blocks >= self.policy.max_blocks {
+    fn insert(&mut self, stream: StreamId, block: &EventBlock, now: Instant) {
+        let (prefix, key) = (self.prefix_of(block), key_of(block));
+        if self.blocks() >= self.policy.max_blocks && !self.prefixes.contains_key(&key) {
             self.refused += 1;
             return;
         }
+        self.prefixes.insert(key, prefix.hash);
         let chain = self
             .chains
             .entry(prefix)
@@ -157,17 +201,17 @@ impl Advisor {
             bytes: block.block_bytes,
             holders: Vec::new(),
         });
-        self.blocks += usize::from(!known);
-        let holder = (source, block.location);
+        let holder = Holder::new(stream, block.location);
         if !entry.holders.contains(&holder) {
             entry.holders.push(holder);
-            let place = self.places.entry(place_key(holder)).or_insert((block.location, Churn::default()));
+            let place = self.places.entry(holder.place()).or_insert((block.location, Churn::default()));
             place.1.live_bytes += block.block_bytes;
         }
     }
 
-    fn remove(&mut self, source: SourceId, block: &EventBlock) {
-        let (prefix, hash, holder) = (prefix_of(block), block.identity.hash, (source, block.location));
+    fn remove(&mut self, stream: StreamId, block: &EventBlock) {
+        let (prefix, hash) = (self.prefix_of(block), block.identity.hash);
+        let holder = Holder::new(stream, block.location);
         let Some(chain) = self.chains.get_mut(&prefix) else { return };
         let Some(known) = chain.blocks.get_mut(&hash) else { return };
         let before = known.holders.len();
@@ -175,21 +219,26 @@ impl Advisor {
         if known.holders.len() == before {
             return;
         }
-        if let Some((_, churn)) = self.places.get_mut(&place_key(holder)) {
+        if let Some((_, churn)) = self.places.get_mut(&holder.place()) {
             churn.live_bytes = churn.live_bytes.saturating_sub(known.bytes);
             churn.removed_bytes += known.bytes;
         }
         if known.holders.is_empty() {
             chain.blocks.remove(&hash);
-            self.blocks -= 1;
+            self.prefixes.remove(&key_of(block));
             if chain.blocks.is_empty() {
                 self.chains.remove(&prefix);
             }
         }
     }
+
+    /// The prefix that a block is kept below, or will be.
+    fn prefix_of(&self, block: &EventBlock) -> Prefix {
+        let hash = self.prefixes.get(&key_of(block)).copied().unwrap_or(block.prefix_hash);
+        Prefix { namespace: block.identity.namespace, group: block.identity.group, hash }
+    }
 }
 
-fn prefix_of(block: &EventBlock) -> Prefix {
-    let identity = &block.identity;
-    Prefix { namespace: identity.namespace, group: identity.group, hash: block.prefix_hash }
+const fn key_of(block: &EventBlock) -> BlockKey {
+    (block.identity.namespace, block.identity.group, block.identity.hash)
 }

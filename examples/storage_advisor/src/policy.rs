@@ -1,6 +1,6 @@
 //! What is proposed, and when.
 
-use crate::{Advisor, Chain, Holder, Prefix};
+use crate::{Advisor, Chain, Holder, PlaceKey, Prefix};
 use kvbm_events::SourceId;
 use kvbm_plan::{Location, SequenceHash, Tier};
 use std::collections::BTreeMap;
@@ -118,6 +118,21 @@ impl fmt::Display for Proposal {
     }
 }
 
+/// Of each kind at most `most`, in their order: many promotions must not hide that something should be compacted.
+pub fn best_of_each(proposals: &[Proposal], most: usize) -> Vec<&Proposal> {
+    let mut seen = [0; 3];
+    let fits = |proposal: &&Proposal| {
+        let kind = match proposal {
+            Proposal::Promote { .. } => 0,
+            Proposal::Demote { .. } => 1,
+            Proposal::Compact { .. } => 2,
+        };
+        seen[kind] += 1;
+        seen[kind] <= most
+    };
+    proposals.iter().filter(fits).collect()
+}
+
 /// Storage below host memory: what a vendor moves.
 fn is_storage(location: &Location) -> bool {
     matches!(location.tier, Tier::G3 | Tier::G4)
@@ -138,8 +153,8 @@ impl Advisor {
         let heat = chain.heat.now(now, self.policy.half_life) / chain.blocks.len().max(1) as f64;
         let mut places: BTreeMap<u8, (Location, usize, u64)> = BTreeMap::new();
         for block in chain.blocks.values() {
-            for (_, location) in block.holders.iter().filter(|(_, location)| is_storage(location)) {
-                let place = places.entry(location.tier.index() as u8).or_insert((*location, 0, 0));
+            for location in block.holders.iter().map(|holder| holder.location).filter(is_storage) {
+                let place = places.entry(location.tier.index() as u8).or_insert((location, 0, 0));
                 (place.1, place.2) = (place.1 + 1, place.2 + block.bytes);
             }
         }
@@ -156,20 +171,23 @@ impl Advisor {
     }
 
     fn compactions(&self) -> impl Iterator<Item = Proposal> + '_ {
-        self.places.iter().filter(|(_, (at, _))| is_storage(at)).filter_map(|((source, ..), (at, churn))| {
-            let (blocks, orphans) = self.orphans((*source, *at));
-            let held = churn.live_bytes + churn.removed_bytes;
-            let dead = churn.removed_bytes >= self.policy.dead_bytes
-                && churn.removed_bytes as f64 > self.policy.dead_share * held as f64;
-            let torn = blocks > 0 && orphans as f64 > self.policy.orphan_share * blocks as f64;
-            (dead || torn).then_some(Proposal::Compact {
-                source: *source,
-                at: *at,
-                live_bytes: churn.live_bytes,
-                removed_bytes: churn.removed_bytes,
-                orphans,
-            })
-        })
+        self.places.iter().filter(|(_, (at, _))| is_storage(at)).filter_map(
+            |((source, shard, ..), (at, churn))| {
+                let holder = Holder { source: *source, shard: *shard, location: *at };
+                let (blocks, orphans) = self.orphans(holder);
+                let held = churn.live_bytes + churn.removed_bytes;
+                let dead = churn.removed_bytes >= self.policy.dead_bytes
+                    && churn.removed_bytes as f64 > self.policy.dead_share * held as f64;
+                let torn = blocks > 0 && orphans as f64 > self.policy.orphan_share * blocks as f64;
+                (dead || torn).then_some(Proposal::Compact {
+                    source: *source,
+                    at: *at,
+                    live_bytes: churn.live_bytes,
+                    removed_bytes: churn.removed_bytes,
+                    orphans,
+                })
+            },
+        )
     }
 
     /// Blocks at a place, and those of them whose parent is not there.
@@ -189,7 +207,8 @@ impl Advisor {
 
     /// A place was rewritten: its holes are gone.
     pub fn compacted(&mut self, source: SourceId, at: Location) {
-        if let Some((_, churn)) = self.places.get_mut(&crate::place_key((source, at))) {
+        let there = |(of, ..): &PlaceKey, location: Location| *of == source && location == at;
+        for (_, (_, churn)) in self.places.iter_mut().filter(|(of, (location, _))| there(of, *location)) {
             churn.removed_bytes = 0;
         }
     }

@@ -1,7 +1,7 @@
 //! What the advisor makes of events.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
-use advisor::{Advisor, Policy, Prefix, Proposal};
+use advisor::{Advisor, Policy, Prefix, Proposal, best_of_each};
 use kvbm_events::{EventBlock, EventKind, KvEvent, Snapshot, SourceId, StreamId};
 use kvbm_plan::{BlockIdentity, Epoch, GroupId, Location, NamespaceId, NodeId, SequenceHash, Tier};
 use std::time::{Duration, Instant};
@@ -83,6 +83,8 @@ fn what_is_brought_up_again_is_hot_and_what_is_not_grows_cold() {
         "{proposals:?}"
     );
     assert_eq!(proposals.len(), 2);
+    let many = [&proposals[..1], &proposals[..1], &proposals[1..]].concat();
+    assert_eq!(best_of_each(&many, 1), [&proposals[0], &proposals[1]], "one kind does not hide another");
     assert!(proposals[0].to_string().starts_with("promote prefix "), "{}", proposals[0]);
     // Left alone, the hot one grows cold as well.
     let proposals = advisor.proposals(later + Duration::from_secs(100));
@@ -122,11 +124,68 @@ fn the_index_follows_every_source_and_is_bounded() {
     written(&mut advisor, 2, now);
     assert_eq!((advisor.blocks(), advisor.refused()), (6, 6), "two blocks of four, on three tiers");
     let snapshot = Snapshot { next_sequence: 9, blocks: vec![block(1, 0, Tier::G2)] };
-    advisor.replace(stream(1), &snapshot, now);
+    advisor.replace(stream(1), &snapshot, &[], now);
     assert_eq!((advisor.blocks(), advisor.bytes_on(Tier::G2), advisor.bytes_on(Tier::G1)), (1, BYTES, 0));
     advisor.apply(stream(2), &[KvEvent::new(1, EventKind::Cleared)], now);
     advisor.forget(SourceId(1));
     assert_eq!(advisor.blocks(), 0);
     advisor.apply(stream(1), &[remove(block(1, 0, Tier::G1))], now);
     assert_eq!(advisor.blocks(), 0, "what is not known cannot go");
+}
+
+/// A manager tells of its pool and of its volumes in streams of their own, with a snapshot each.
+/// Mutations that make it fail: `replace`, or `Cleared`, that forgets the whole source.
+#[test]
+fn what_happens_to_one_stream_of_a_source_leaves_the_others_alone() {
+    let (mut advisor, now) = (Advisor::new(Policy::default()), Instant::now());
+    let volumes = StreamId { shard: 1, ..stream(1) };
+    written(&mut advisor, 1, now);
+    let on_volumes: Vec<_> = (0..4).map(|position| store(block(1, position, Tier::G4))).collect();
+    advisor.apply(volumes, &on_volumes, now);
+    let held = |advisor: &Advisor| [Tier::G1, Tier::G3, Tier::G4].map(|tier| advisor.bytes_on(tier) / BYTES);
+    assert_eq!(held(&advisor), [4, 4, 4]);
+
+    let of_pool = Snapshot { next_sequence: 12, blocks: vec![block(1, 0, Tier::G3)] };
+    advisor.replace(stream(1), &of_pool, &[], now);
+    assert_eq!((held(&advisor), advisor.blocks()), ([0, 1, 4], 4), "the volumes' blocks stay");
+    let of_volumes =
+        Snapshot { next_sequence: 9, blocks: vec![block(1, 0, Tier::G4), block(1, 1, Tier::G4)] };
+    let cleared = KvEvent::new(9, EventKind::Cleared);
+    advisor.replace(volumes, &of_volumes, &[], now);
+    assert_eq!((held(&advisor), advisor.blocks()), ([0, 1, 2], 2), "the pool's block stays");
+    advisor.replace(volumes, &of_volumes, std::slice::from_ref(&cleared), now);
+    assert_eq!((held(&advisor), advisor.blocks()), ([0, 1, 0], 1), "cleared since the snapshot");
+    advisor.apply(volumes, &on_volumes, now);
+    advisor.apply(stream(1), &[cleared], now);
+    assert_eq!((held(&advisor), advisor.blocks()), ([0, 0, 4], 4), "only the pool is empty");
+    advisor.forget(SourceId(1));
+    assert_eq!((held(&advisor), advisor.blocks()), ([0, 0, 0], 0), "a source that is gone takes all with it");
+}
+
+/// What a block is called does not depend on the prefix that is told along with it.
+/// Mutation that makes it fail: blocks that are looked up below the prefix of the event.
+#[test]
+fn a_block_is_found_by_its_own_name_whatever_prefix_is_told() {
+    let (mut advisor, now) = (Advisor::new(Policy::default()), Instant::now());
+    let torn = |position| EventBlock { prefix_hash: hash(1, position), ..block(1, position, Tier::G3) };
+    written(&mut advisor, 1, now);
+    advisor.apply(stream(2), &[store(torn(2))], now);
+    assert_eq!(
+        (advisor.blocks(), advisor.bytes_on(Tier::G3)),
+        (4, 5 * BYTES),
+        "the same block at another source"
+    );
+    let gone: Vec<_> = (0..4).rev().map(|position| remove(torn(position))).collect();
+    advisor.apply(stream(1), &gone, now);
+    assert_eq!((advisor.blocks(), advisor.bytes_on(Tier::G3)), (4, BYTES), "G1 and G2 are left");
+    for tier in [Tier::G1, Tier::G2] {
+        let gone: Vec<_> = (0..4).map(|position| remove(block(1, position, tier))).collect();
+        advisor.apply(stream(1), &gone, now);
+    }
+    assert_eq!(advisor.blocks(), 1, "what the other source holds");
+    advisor.apply(stream(2), &[remove(block(1, 2, Tier::G3))], now);
+    assert_eq!((advisor.blocks(), advisor.bytes_on(Tier::G3)), (0, 0));
+    // Nothing of it is left over: it may come again below another prefix.
+    advisor.apply(stream(2), &[store(torn(2)), remove(torn(2))], now);
+    assert_eq!(advisor.blocks(), 0);
 }

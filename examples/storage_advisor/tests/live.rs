@@ -1,15 +1,14 @@
 //! A real manager publishes over `ZeroMQ`; the advisor listens, and the manager never learns of it.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+#[path = "../../../crates/kvbm-events/tests/support/ports.rs"]
+mod ports;
+
 use advisor::{Advisor, Policy, Proposal, follow};
 use kvbm::config::{Blocks, ModelConfig, Secret};
 use kvbm::{KvBlockManager, Namespace, Owned, Tier, TokenSequence};
-use std::net::TcpListener;
+use ports::free_port;
 use std::time::{Duration, Instant};
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 fn serve(manager: &KvBlockManager<Owned>, tokens: &TokenSequence) {
     let cached = manager.onboard(manager.match_prefix(tokens)).wait().unwrap();
