@@ -3,7 +3,8 @@
 //!
 //! `store_1` takes events of one block, as kvbm tells them (`KvIndex::apply`); `store_16` takes events of sixteen blocks of a
 //! chain, as engines tell them (`KvIndex::store`), the same for all. Every worker holds every block: sequences of 128 blocks, eight of which share their first 32. Figures are of one
-//! thread's CPU time and end when every update is applied. `ratio` compares ours with the best of the peer's three;
+//! thread's CPU time and end when every update is applied. Every event owns one piece of heap memory, made outside the clock
+//! and freed inside it, on both sides. `ratio` compares ours with the best of the peer's three;
 //! above 1 means that ours is better. Trust ratios, not absolute figures.
 
 mod clock;
@@ -86,12 +87,12 @@ const QUERIES: usize = 300_000;
 
 /// One round of ours.
 fn round_ours(work: &Workload, suffix: &str, figures: &mut Figures) {
-    let events = ours::Events::new(work);
+    let chains = ours::Chains::new(work);
     for per_event in [1, 16] {
-        let (index, seconds) = events.store(work, per_event);
+        let (index, seconds) = chains.store(work, per_event);
         figures.note(format!("store_{per_event}{suffix}"), work.holdings() as f64 / seconds / 1e6);
         if per_event == 1 {
-            let seconds = ours::find(work, &index, QUERIES);
+            let seconds = ours::find(work, &chains, &index, QUERIES);
             figures.note(format!("find_128{suffix}"), QUERIES as f64 / seconds / 1e6);
         }
     }
@@ -128,8 +129,8 @@ fn measure(options: &Options) -> [Figures; 4] {
             round_peer::<Positional>(&work, &chains, suffix, &mut figures[2]);
             round_peer::<ConcurrentRadixTreeCompressed>(&work, &chains, suffix, &mut figures[3]);
         }
-        let events = ours::Events::new(&work);
-        let (_index, bytes) = with_bytes(&work, || events.store(&work, 1).0);
+        let of_ours = ours::Chains::new(&work);
+        let (_index, bytes) = with_bytes(&work, || of_ours.store(&work, 1).0);
         figures[0].note(format!("index_bytes{suffix}"), bytes);
         bytes_peer::<RadixTree>(&work, &chains, suffix, &mut figures[1]);
         bytes_peer::<Positional>(&work, &chains, suffix, &mut figures[2]);

@@ -1,7 +1,7 @@
 //! The peer's side: its three indexers, each fed as it wants to be.
 
 use crate::clock::cpu_seconds;
-use crate::workload::{LENGTH, Step, Workload, random};
+use crate::workload::{LENGTH, PORTION, Step, Workload, random};
 use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
 use dynamo_kv_router::protocols::{
     ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheStoreData, KvCacheStoredBlockData,
@@ -54,7 +54,7 @@ fn portions(work: &Workload, chains: &Chains, per_event: usize, mut take: impl F
     let mut portion = Vec::new();
     work.steps(|step| {
         events(chains, step, per_event, &mut portion);
-        if portion.len() >= 100_000 {
+        if portion.len() >= PORTION {
             take(std::mem::take(&mut portion));
         }
     });

@@ -4,6 +4,8 @@
 pub const LENGTH: usize = 128;
 /// Blocks that the sequences of a family share.
 pub const SHARED: usize = 32;
+/// Events that are made at a time, outside the clock.
+pub const PORTION: usize = 100_000;
 /// Sequences of a family.
 const FAMILY: usize = 8;
 /// Blocks of a family, each once.
