@@ -5,7 +5,7 @@ use anyhow::Context;
 use std::path::PathBuf;
 
 /// The benchmarks: a folder of that name under `bench-peers/`.
-const BENCHMARKS: &[&str] = &["index", "pool"];
+const BENCHMARKS: &[&str] = &["index", "journal", "pool"];
 
 /// One call: which benchmark, and what it is told.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let folder = workspace.root.join("bench-peers").join(options.benchmark);
     let mut arguments = options.arguments.clone();
     // The benchmark runs elsewhere: a relative file is one of the caller's folder.
-    for option in ["--json", "--with", "--plot"] {
+    for option in ["--json", "--with", "--plot", "--dir"] {
         let value = arguments.iter().position(|argument| argument == option).map(|at| at + 1);
         if let Some(file) = value.and_then(|at| arguments.get_mut(at)).filter(|file| *file != "-") {
             let path: PathBuf = std::path::absolute(&*file).context("the current folder is gone")?;

@@ -9,10 +9,14 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// How long an opening may take, in milliseconds: what `crash-test` holds it to, and what the step of `cargo xtask test` does, which
+/// says nothing about the speed of a machine that it shares.
+const OPEN_WITHIN_MS: u32 = 2000;
+const OPEN_WITHIN_MS_OF_STEP: u32 = 60_000;
 /// Rounds of the step of `cargo xtask test`.
 const FEW: u64 = 10;
 const DEFAULT_ROUNDS: u64 = 200;
-/// Seeds of the simulation for each round, and rounds for each one with a real file system that is shut down.
+/// Seeds of each simulation for each round, and rounds for each one with a real file system that is shut down.
 const SEEDS: u64 = 20;
 const POWER_SHARE: u64 = 10;
 
@@ -48,7 +52,7 @@ impl Options {
 
 /// Runs it; whether all rounds passed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
-    let report = crash(&Workspace::load()?, options.rounds, options.seed)?;
+    let report = crash(&Workspace::load()?, options.rounds, options.seed, OPEN_WITHIN_MS)?;
     let text = serde_json::to_string_pretty(&report)?;
     match &options.json {
         Some(file) if file != Path::new("-") => {
@@ -61,14 +65,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
 
 /// A few rounds, as a step of `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    let outcome = crash(workspace, FEW, 1).and_then(|report| {
+    let outcome = crash(workspace, FEW, 1, OPEN_WITHIN_MS_OF_STEP).and_then(|report| {
         ensure!(report["passed"] == true, "{report:#}");
         Ok(())
     });
     outcome.into()
 }
 
-fn crash(workspace: &Workspace, rounds: u64, seed: u64) -> anyhow::Result<Value> {
+fn crash(workspace: &Workspace, rounds: u64, seed: u64, open_within_ms: u32) -> anyhow::Result<Value> {
     let mut build = cargo(&workspace.root);
     succeed(build.args(["build", "--quiet", "--release", "-p", "kvbm-disk", "--example", "crash"]))?;
     let program = workspace.target.join("release").join("examples").join("crash");
@@ -80,35 +84,44 @@ fn crash(workspace: &Workspace, rounds: u64, seed: u64) -> anyhow::Result<Value>
     let power_rounds = rounds.div_ceil(POWER_SHARE).to_string();
     let (rounds, seeds, seed) = (rounds.to_string(), (rounds * SEEDS).to_string(), seed.to_string());
     let shown = dir.to_string_lossy();
+    let part = |args: &[&str]| {
+        part(Command::new(&program).env("KVBM_CRASH_OPEN_WITHIN_MS", open_within_ms.to_string()), args)
+    };
     let kill_dir = dir.join("g3");
-    let (killed, kill) = part(&program, &["kill", &rounds, &kill_dir.to_string_lossy(), &seed])?;
-    let (lost_power, power) = part(&program, &["power", &power_rounds, &shown, &seed])?;
-    let (simulated, simulation) = part(&program, &["simulate", &seeds, &seed])?;
+    let (killed, kill) = part(&["kill", &rounds, &kill_dir.to_string_lossy(), &seed])?;
+    let (lost_power, power) = part(&["power", &power_rounds, &shown, &seed])?;
+    let (simulated, simulation) = part(&["simulate", &seeds, &seed])?;
+    let (weathered, turmoil) = part(&["turmoil", &seeds, &seed])?;
     std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
-    if let Some(why) = power["skipped"].as_str() {
-        println!("the rounds with a file system that is shut down are SKIPPED: {why}");
+    match power["skipped"].as_str() {
+        Some(why) => println!("the rounds with a file system that is shut down are SKIPPED: {why}"),
+        None => println!("ext4 on a loop device was shut down without a sync {} times", power["rounds"]),
     }
+    let sum = |field: &str| [&kill, &power].iter().filter_map(|part| part[field].as_u64()).sum::<u64>();
+    let slowest =
+        [&kill, &power].iter().filter_map(|part| part["slowest_open_s"].as_f64()).fold(0.0, f64::max);
     Ok(json!({
         "rounds": kill["rounds"],
-        "passed": killed && lost_power && simulated,
-        "acknowledged": kill["acknowledged"],
-        "lost": kill["lost"],
-        "corrupt_served": kill["corrupt_served"],
-        "slowest_open_s": kill["slowest_open_s"],
+        "passed": killed && lost_power && simulated && weathered,
+        "acknowledged": sum("acknowledged"),
+        "lost": sum("lost"),
+        "corrupt_served": sum("corrupt_served"),
+        "slowest_open_s": slowest,
         "kill_9": kill,
         "power_loss": power,
         "simulation": simulation,
+        "turmoil_fs": turmoil,
     }))
 }
 
 /// Runs a part: whether it passed, and what it says.
-fn part(program: &Path, args: &[&str]) -> anyhow::Result<(bool, Value)> {
+fn part(program: &mut Command, args: &[&str]) -> anyhow::Result<(bool, Value)> {
     println!("crash {}", args.join(" "));
-    let output = Command::new(program)
+    let output = program
         .args(args)
         .stderr(std::process::Stdio::inherit())
         .output()
-        .with_context(|| format!("cannot run {}", program.display()))?;
+        .with_context(|| format!("cannot run {}", program.get_program().display()))?;
     let said = String::from_utf8_lossy(&output.stdout);
     let last = said.lines().last().unwrap_or("null");
     let report = serde_json::from_str(last).unwrap_or_else(|_| json!({ "ended": output.status.to_string() }));

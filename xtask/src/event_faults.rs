@@ -1,58 +1,99 @@
-//! `cargo xtask event-faults`: random kills, partitions, stalls and restarts under the event plane, as many as are asked for.
+//! `cargo xtask event-faults`: random kills, partitions, stalls and restarts under block managers that publish; the index of a
+//! follower equals their pools after each.
+//!
+//! The work is done by `crates/kvbm/tests/event_faults`; this gives it a server and adds up what it says.
 
 use crate::nats;
 use crate::workspace::{Workspace, cargo, succeed};
 use anyhow::Context;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 
-/// How many rounds, and with which numbers.
+const DEFAULT_ROUNDS: u64 = 200;
+
+/// How many rounds, with which numbers, and where the report goes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     rounds: u64,
     seed: u64,
+    json: Option<PathBuf>,
 }
 
 /// How long snapshots over core NATS may take to set the index right when the last fault is over, in milliseconds.
 const WITHIN_MS: &str = "5000";
 
+/// Parts of the report: runs with proxies between all ends, runs over a link to a network namespace, and runs whose publishers are
+/// processes that are killed.
+const PARTS: [&str; 3] = ["faults", "namespace", "killed"];
+
 impl Options {
-    /// Reads the arguments behind `event-faults`.
+    /// Reads `[--rounds N] [--seed N] [--json FILE]`.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self { rounds: 200, seed: 1 };
+        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None };
         let mut args = args.iter();
         while let Some(name) = args.next() {
-            let field = match name.as_str() {
-                "--rounds" => &mut options.rounds,
-                "--seed" => &mut options.seed,
-                other => return Err(format!("unknown argument `{other}` of `event-faults`")),
+            let value = args.next().ok_or_else(|| format!("`{name}` of `event-faults` needs a value"))?;
+            let number = || {
+                let number = value.parse::<u64>().ok().filter(|number| (1..=1_000_000).contains(number));
+                number.ok_or_else(|| format!("{name} {value}: expected 1 to 1000000"))
             };
-            let value = args.next().and_then(|value| value.parse().ok()).filter(|value| *value > 0);
-            *field = value.ok_or(format!("`{name}` needs a number from 1 on"))?;
+            match name.as_str() {
+                "--rounds" => options.rounds = number()?,
+                "--seed" => options.seed = number()?,
+                "--json" => options.json = Some(value.into()),
+                other => return Err(format!("unknown argument `{other}` of `event-faults`")),
+            }
         }
         Ok(options)
     }
 }
 
-/// Runs them; an index that is not right after one of them is an error.
+/// Runs them; whether the index was right after every one.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let workspace = Workspace::load()?;
     let server = nats::fetch(&workspace.target.join("tools")).context("there is no nats-server")?;
+    let parts = workspace.target.join("event-faults.json");
+    for part in PARTS {
+        // Of an earlier call, which this one must not be taken for.
+        let _ = std::fs::remove_file(part_of(&parts, part));
+    }
     let mut tests = cargo(&workspace.root);
-    tests.args([
-        "test",
-        "-p",
-        "kvbm-events",
-        "--features",
-        "nats,zmq",
-        "--test",
-        "faults",
-        "--",
-        "--nocapture",
-    ]);
+    tests.args(["test", "-p", "kvbm", "--features", "nats,zmq", "--test", "event_faults"]);
+    tests.args(["--", "--nocapture", "--test-threads", "1"]);
     tests.env("KVBM_NATS_SERVER", server).env("KVBM_FAULT_WITHIN_MS", WITHIN_MS);
     tests.env("KVBM_FAULT_ROUNDS", options.rounds.to_string());
-    tests.env("KVBM_FAULT_SEED", options.seed.to_string());
-    succeed(&mut tests)?;
-    Ok(true)
+    tests.env("KVBM_FAULT_SEED", options.seed.to_string()).env("KVBM_FAULT_JSON", &parts);
+    let ended = succeed(&mut tests);
+    let report = report(options, &parts, ended.is_ok());
+    let text = serde_json::to_string_pretty(&report)?;
+    match &options.json {
+        Some(file) if file != Path::new("-") => {
+            std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        _ => println!("{text}"),
+    }
+    ended.map(|()| true)
+}
+
+fn part_of(parts: &Path, part: &str) -> PathBuf {
+    parts.with_extension(format!("{part}.json"))
+}
+
+fn report(options: &Options, parts: &Path, passed: bool) -> Value {
+    let read = |part| {
+        let text = std::fs::read_to_string(part_of(parts, part)).ok()?;
+        serde_json::from_str::<Value>(&text).ok()
+    };
+    let [faults, namespace, killed] = PARTS.map(read);
+    json!({
+        "rounds": options.rounds,
+        "seed": options.seed,
+        "passed": passed && faults.is_some(),
+        "rows": faults.as_ref().map_or(Value::Null, |part| part["rows"].clone()),
+        "failed": faults.as_ref().map_or(Value::Null, |part| part["failed"].clone()),
+        "network_namespace": namespace,
+        "killed_publishers": killed,
+    })
 }
 
 #[cfg(test)]
@@ -63,9 +104,10 @@ mod tests {
     fn rounds_and_seed_are_read() {
         let parse =
             |line: &str| Options::parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(parse(""), Ok(Options { rounds: 200, seed: 1 }));
-        assert_eq!(parse("--seed 7 --rounds 5"), Ok(Options { rounds: 5, seed: 7 }));
-        for wrong in ["--rounds", "--rounds 0", "--rounds many", "now"] {
+        assert_eq!(parse(""), Ok(Options { rounds: 200, seed: 1, json: None }));
+        let json = Some("f.json".into());
+        assert_eq!(parse("--seed 7 --json f.json --rounds 5"), Ok(Options { rounds: 5, seed: 7, json }));
+        for wrong in ["--rounds", "--rounds 0", "--rounds many", "now", "now 1", "--json"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

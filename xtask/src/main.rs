@@ -10,14 +10,17 @@ mod crash_test;
 mod dependencies;
 mod event_faults;
 mod events;
+mod fetch;
 mod gpu;
 mod kernels;
 mod miri;
 mod models;
 mod nats;
 mod outside;
+mod python;
 mod s3;
 mod smoke;
+mod space;
 mod steps;
 mod test;
 mod tidy;
@@ -29,20 +32,25 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [--quick] [--only STEP]...  everything that must pass before a change is done; --quick leaves out the slow
-                                   steps, --only runs just the steps named (see `test --list`)
+  test [--quick] [--lean] [--only STEP]...
+                                   everything that must pass before a change is done; --quick leaves out the slow
+                                   steps, --only runs just the steps named (see `test --list`), --lean removes what a step
+                                   built for itself alone
   tidy                             the rules of ARCHITECTURE.md that the compiler does not check
   bench-peers pool [--json FILE] [--rounds N] [--blocks N] [--only GROUPS] [--with FILE] [--plot FILE]
                                    our bookkeeping and the strongest peer's, side by side
   bench-peers index [--json FILE] [--rounds N] [--blocks N] [--workers N]
                                    our prefix index and the strongest peer's three, side by side
+  bench-peers journal [--json FILE] [--rounds N] [--entries N] [--dir DIR]
+                                   the index of our disk tier and an embedded database, side by side
   crash-test [--rounds N] [--json FILE] [--seed N]
                                    processes killed while they write to disk, file systems shut down, lost and torn
                                    writes simulated; N defaults to 200
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
-  event-faults [--rounds N] [--seed N]
-                                   random kills, partitions, stalls and restarts under the event plane
+  event-faults [--rounds N] [--seed N] [--json FILE]
+                                   random kills, partitions, stalls and restarts under block managers that publish: a
+                                   follower's index equals their pools after each; N defaults to 200 rounds
   test-gpu                         the tests that need a CUDA device; fails where there is none
   gpu-bundle [--rehearse]          programs for a machine with a GPU and without Rust, in target/gpu-bundle; --rehearse runs
                                    them here on the test driver

@@ -33,32 +33,19 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     if let Err(why) = ready() {
         return Outcome::Skipped(why);
     }
-    let mut total = 0;
-    for (package, args) in RUNS {
-        if workspace.find(package).is_none() {
-            return Outcome::from(Err(anyhow::anyhow!(
-                "no crate `{package}`: correct the table in xtask/src/miri.rs"
-            )));
-        }
+    let run = |(package, args): &(&str, &[&str])| {
         let mut command = nightly(&["miri", "test", "-p", package]);
         command.args(*args).current_dir(&workspace.root);
         command.env("MIRIFLAGS", FLAGS).env("PROPTEST_CASES", "2");
         command.env("CARGO_TARGET_DIR", workspace.target.join("miri"));
         match counted(&mut command) {
             Outcome::Passed { tests: 0 } => {
-                let line = line_of(&command);
-                return Outcome::from(Err(anyhow::anyhow!(
-                    "`{line}` ran no test: correct xtask/src/miri.rs"
-                )));
+                Err(anyhow::anyhow!("`{}` ran no test: correct xtask/src/miri.rs", line_of(&command))).into()
             }
-            Outcome::Passed { tests } => total += tests,
-            Outcome::Failed { why, tests, failed } => {
-                return Outcome::Failed { why, tests: total + tests, failed };
-            }
-            skipped @ Outcome::Skipped(_) => return skipped,
+            outcome => outcome,
         }
-    }
-    Outcome::Passed { tests: total }
+    };
+    RUNS.iter().map(run).fold(Outcome::Passed { tests: 0 }, Outcome::and)
 }
 
 /// Finds Miri, or installs it into an installed nightly; says why there is none.

@@ -8,24 +8,18 @@ use crate::workspace::{Workspace, cargo};
 const RUNS: &[(&str, &str)] = &[("kvbm-pool", "loom"), ("kvbm-pool", "shuttle")];
 
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    let mut total = 0;
-    for (package, checker) in RUNS {
+    let run = |(package, checker): &(&str, &str)| {
         let mut command = cargo(&workspace.root);
         command.args(["test", "--release", "-p", package, "--test", checker]);
         command.env("RUSTFLAGS", format!("--cfg kvbm_{checker}"));
         command.env("CARGO_TARGET_DIR", workspace.target.join("models").join(checker));
         match counted(&mut command) {
             Outcome::Passed { tests: 0 } => {
-                let why =
-                    anyhow::anyhow!("no test of {package} runs under {checker}: correct xtask/src/models.rs");
-                return Outcome::from(Err(why));
+                Err(anyhow::anyhow!("no test of {package} runs under {checker}: correct xtask/src/models.rs"))
+                    .into()
             }
-            Outcome::Passed { tests } => total += tests,
-            Outcome::Failed { why, tests, failed } => {
-                return Outcome::Failed { why, tests: total + tests, failed };
-            }
-            skipped @ Outcome::Skipped(_) => return skipped,
+            outcome => outcome,
         }
-    }
-    Outcome::Passed { tests: total }
+    };
+    RUNS.iter().map(run).fold(Outcome::Passed { tests: 0 }, Outcome::and)
 }

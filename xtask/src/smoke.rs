@@ -15,7 +15,7 @@ struct Run {
 const RUNS: &[Run] = &[
     Run {
         args: &["replay", "--synthetic", "400", "--capacity", "400,1200,8000", "--json", "-"],
-        holds: every_hit_is_verified,
+        holds: every_tier_serves,
     },
     Run {
         args: &[
@@ -31,7 +31,8 @@ const RUNS: &[Run] = &[
             "--json",
             "-",
         ],
-        holds: every_hit_is_verified,
+        // How many offloads keep up is the machine's business.
+        holds: nothing_is_wrong,
     },
     Run {
         args: &[
@@ -49,17 +50,21 @@ const RUNS: &[Run] = &[
     Run { args: &["doctor", "--json", "-"], holds: |json| ensure(!json.is_null(), "findings") },
 ];
 
-fn every_hit_is_verified(json: &Value) -> anyhow::Result<()> {
+fn hits(json: &Value) -> anyhow::Result<[u64; 3]> {
+    let [g1, g2, g3] = ["g1", "g2", "g3"].map(|tier| count(&json["hits"][tier]));
+    Ok([g1?, g2?, g3?])
+}
+
+fn nothing_is_wrong(json: &Value) -> anyhow::Result<()> {
     for nothing in ["corrupt_blocks", "failed_transfers"] {
         ensure(count(&json[nothing])? == 0, nothing)?;
     }
-    let mut hits = 0;
-    for tier in ["g1", "g2", "g3"] {
-        let on_tier = count(&json["hits"][tier])?;
-        ensure(on_tier > 0, "hits on every tier")?;
-        hits += on_tier;
-    }
-    ensure(count(&json["verified_blocks"])? == hits, "every hit verified")
+    ensure(count(&json["verified_blocks"])? == hits(json)?.iter().sum::<u64>(), "every hit verified")
+}
+
+fn every_tier_serves(json: &Value) -> anyhow::Result<()> {
+    nothing_is_wrong(json)?;
+    ensure(!hits(json)?.contains(&0), "hits on every tier")
 }
 
 fn half_is_found(json: &Value) -> anyhow::Result<()> {

@@ -13,6 +13,31 @@ pub(crate) enum Outcome {
     Failed { why: String, tests: u64, failed: u64 },
 }
 
+impl Outcome {
+    /// What it and another part of the same step come to: neither hides what the other found.
+    pub(crate) fn and(self, other: Self) -> Self {
+        use Outcome::{Failed, Passed, Skipped};
+        match (self, other) {
+            (Passed { tests: one }, Passed { tests: two }) => Passed { tests: one + two },
+            (Skipped(why), Passed { .. }) | (Passed { .. }, Skipped(why)) => Skipped(why),
+            (Skipped(one), Skipped(two)) => Skipped(format!("{one}; {two}")),
+            (Failed { why, tests, failed }, Passed { tests: more })
+            | (Passed { tests: more }, Failed { why, tests, failed }) => {
+                Failed { why, tests: tests + more, failed }
+            }
+            (Failed { why, tests, failed }, Skipped(other))
+            | (Skipped(other), Failed { why, tests, failed }) => {
+                Failed { why: format!("{why}\nskipped: {other}"), tests, failed }
+            }
+            (Failed { why, tests, failed }, Failed { why: other, tests: more, failed: others }) => {
+                // A part without tests counts as one that failed.
+                let failed = failed.max(1) + others.max(1);
+                Failed { why: format!("{why}\n{other}"), tests: tests + more, failed }
+            }
+        }
+    }
+}
+
 impl From<anyhow::Result<()>> for Outcome {
     fn from(result: anyhow::Result<()>) -> Self {
         match result {
@@ -29,8 +54,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Runs a step and notes how it ended.
-    pub(crate) fn run(&mut self, name: &'static str, about: &str, step: impl FnOnce() -> Outcome) {
+    /// Runs a step and notes how it ended; whether it did not fail.
+    pub(crate) fn run(&mut self, name: &'static str, about: &str, step: impl FnOnce() -> Outcome) -> bool {
         println!("==> {name}: {about}");
         let start = Instant::now();
         let outcome = step();
@@ -42,7 +67,9 @@ impl Report {
                 println!("<== {name}: FAILED ({:.1} s)\n{why}\n", took.as_secs_f64());
             }
         }
+        let is_good = !matches!(outcome, Outcome::Failed { .. });
         self.ended.push((name, outcome, took));
+        is_good
     }
 
     /// Whether nothing failed.
@@ -50,10 +77,10 @@ impl Report {
         !self.ended.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Failed { .. }))
     }
 
-    /// A table of the steps and, as the last line, the counts: each test is one check, and so is each step without
-    /// tests.
+    /// A table of the steps, what failed in them, and as the last line the counts: each test is one check, and so is each
+    /// step without tests.
     pub(crate) fn summary(&self) -> String {
-        let mut lines = Vec::new();
+        let (mut lines, mut reasons) = (Vec::new(), Vec::new());
         let (mut passed, mut failed, mut skipped) = (0, 0, Vec::new());
         for (name, outcome, took) in &self.ended {
             let word = match outcome {
@@ -65,7 +92,9 @@ impl Report {
                     skipped.push(*name);
                     format!("SKIPPED: {why}")
                 }
-                Outcome::Failed { tests, failed: broken, .. } => {
+                Outcome::Failed { why, tests, failed: broken } => {
+                    reasons.push(String::new());
+                    reasons.extend(why.lines().map(|line| format!("{name}: {line}")));
                     passed += tests;
                     failed += (*broken).max(1);
                     "FAILED".to_owned()
@@ -75,6 +104,7 @@ impl Report {
         }
         let note =
             if skipped.is_empty() { String::new() } else { format!(", skipped: {}", skipped.join(", ")) };
+        lines.append(&mut reasons);
         lines.push(String::new());
         lines.push(format!("{passed} passed, {failed} failed{note}"));
         lines.join("\n")
@@ -88,16 +118,28 @@ mod tests {
     #[test]
     fn the_summary_counts_tests_and_steps() {
         let mut report = Report::default();
-        report.run("fmt", "", || Outcome::from(Ok(())));
+        assert!(report.run("fmt", "", || Outcome::from(Ok(()))));
         report.run("test", "", || Outcome::Passed { tests: 40 });
         assert!(report.is_ok());
-        report.run("miri", "", || Outcome::Skipped("no nightly".into()));
+        assert!(report.run("miri", "", || Outcome::Skipped("no nightly".into())));
         assert!(report.is_ok());
-        report.run("doc", "", || Outcome::from(Err(anyhow::anyhow!("broken link"))));
+        assert!(!report.run("doc", "", || Outcome::from(Err(anyhow::anyhow!("broken link")))));
         report.run("doctest", "", || Outcome::Failed { why: "two".into(), tests: 5, failed: 2 });
         assert!(!report.is_ok());
         let summary = report.summary();
         assert_eq!(summary.lines().last(), Some("46 passed, 3 failed, skipped: miri"));
         assert!(summary.contains("SKIPPED: no nightly"), "{summary}");
+        assert!(summary.contains("\ndoc: broken link\n\ndoctest: two\n\n"), "{summary}");
+    }
+
+    #[test]
+    fn parts_of_a_step_add_up() {
+        let passed = |tests| Outcome::Passed { tests };
+        let failed = |why: &str, tests, failed| Outcome::Failed { why: why.into(), tests, failed };
+        assert_eq!(passed(3).and(passed(4)), passed(7));
+        assert_eq!(passed(3).and(Outcome::Skipped("x".into())), Outcome::Skipped("x".into()));
+        assert_eq!(passed(3).and(failed("a", 1, 2)), failed("a", 4, 2));
+        assert_eq!(failed("a", 1, 0).and(failed("b", 2, 3)), failed("a\nb", 3, 4));
+        assert_eq!(Outcome::Skipped("x".into()).and(failed("a", 1, 1)), failed("a\nskipped: x", 1, 1));
     }
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that must pass before a change is done.
 
+use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{Workspace, cargo, line_of, succeed};
 use crate::{
@@ -77,6 +78,7 @@ const STEPS: &[Step] = &[
 pub(crate) struct Options {
     quick: bool,
     list: bool,
+    lean: bool,
     only: Vec<String>,
 }
 
@@ -89,6 +91,7 @@ impl Options {
             match argument.as_str() {
                 "--quick" => options.quick = true,
                 "--list" => options.list = true,
+                "--lean" => options.lean = true,
                 "--only" => match args.next() {
                     Some(name) if STEPS.iter().any(|step| step.name == name) => {
                         options.only.push(name.clone());
@@ -124,12 +127,39 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
         return Ok(true);
     }
     let workspace = Workspace::load()?;
+    let space = Space::of(&workspace.target);
+    println!("{}\n", space.now());
     let mut report = Report::default();
     for step in STEPS.iter().filter(|step| options.wants(step)) {
-        report.run(step.name, step.about, || (step.run)(&workspace));
+        let is_good = report.run(step.name, step.about, || (step.run)(&workspace));
+        if options.lean {
+            leave_nothing(&workspace, step);
+        }
+        if !is_good {
+            println!("{}\n", space.now());
+        }
     }
     println!("{}", report.summary());
     Ok(report.is_ok())
+}
+
+/// Folders below the target folder that one step has for itself.
+const OF_ONE_STEP: &[(&str, &str)] = &[
+    ("doc", "doc"),
+    ("outside", "outside"),
+    ("crash", "crash-test"),
+    ("models", "models"),
+    ("gpu-bundle", "gpu-bundle"),
+    ("gpu-bundle", "gpu-rehearsal"),
+    ("miri", "miri"),
+];
+
+/// Removes what no other step needs.
+fn leave_nothing(workspace: &Workspace, step: &Step) {
+    for (_, folder) in OF_ONE_STEP.iter().filter(|(name, _)| *name == step.name) {
+        // What was not made, or stays, is in nobody's way but the disk's.
+        let _ = std::fs::remove_dir_all(workspace.target.join(folder));
+    }
 }
 
 fn fmt(workspace: &Workspace) -> Outcome {
@@ -145,9 +175,10 @@ fn tests(workspace: &Workspace) -> Outcome {
     let args = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
     let mut command = cargo(&workspace.root);
     command.args(args);
-    // A user without a C++ compiler is told which tests that skips; CI must not skip them.
+    // A user without a C++ compiler is told which tests that skips; CI must not skip them. (A manager's configuration refuses
+    // variables KVBM_... that it does not know.)
     if std::env::var_os("CI").is_some() {
-        command.env("KVBM_REQUIRE_CXX", "1");
+        command.env("REQUIRE_CXX", "1");
     }
     counted(&mut command)
 }
@@ -175,21 +206,28 @@ pub(crate) fn counted_to(command: &mut Command, shown: &mut dyn Write) -> Outcom
         Ok(child) => child,
         Err(error) => return broken(format!("cannot start {line}: {error}"), 0, 0),
     };
-    let (mut passed, mut failed) = (0, 0);
+    let (mut passed, mut failed, mut names) = (0, 0, Vec::new());
     if let Some(stdout) = child.stdout.take() {
         for text in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
             let text = String::from_utf8_lossy(&text);
             let (good, bad) = counts(&text);
             (passed, failed) = (passed + good, failed + bad);
+            names.extend(failed_test(&text).map(str::to_owned));
             // A reader that went away must not stop the tests.
             let _ = writeln!(shown, "{text}");
         }
     }
     match child.wait() {
         Ok(status) if status.success() && failed == 0 => Outcome::Passed { tests: passed },
-        Ok(status) => broken(format!("`{line}` ended with {status}, {failed} tests failed"), passed, failed),
+        Ok(status) if names.is_empty() => broken(format!("`{line}` ended with {status}"), passed, failed),
+        Ok(_) => broken(format!("`{line}`: {}", names.join(", ")), passed, failed),
         Err(error) => broken(format!("`{line}` was lost: {error}"), passed, failed),
     }
+}
+
+/// The test that a line like `test a::b ... FAILED` names.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix("FAILED")?.split_whitespace().next()
 }
 
 /// Passed and failed of a line like `test result: ok. 6 passed; 0 failed; 0 ignored; ...`.
@@ -226,6 +264,9 @@ mod tests {
         assert_eq!(chosen("--quick"), ["fmt", "tidy", "dependencies", "kernels", "clippy", "test"]);
         assert_eq!(chosen("--only miri --only fmt"), ["fmt", "miri"]);
         assert_eq!(chosen("--quick --only doc"), ["doc"], "what is named is run");
+        assert!(parse("--lean --only doc").unwrap().lean);
+        let known = |(name, _): &(&str, &str)| STEPS.iter().any(|step| step.name == *name);
+        assert!(OF_ONE_STEP.iter().all(known), "steps that leave something are steps");
         assert!(parse("--only nothing").unwrap_err().contains("fmt, tidy"));
     }
 
@@ -240,9 +281,13 @@ mod tests {
         let script =
             "echo 'test result: ok. 6 passed; 0 failed; x'; echo 'test result: ok. 1 passed; 0 failed; x'";
         assert_eq!(shell(script), Outcome::Passed { tests: 7 });
-        let script = "echo 'test result: FAILED. 6 passed; 2 failed; x'; exit 101";
-        let outcome = shell(script);
-        assert!(matches!(outcome, Outcome::Failed { tests: 6, failed: 2, .. }), "{outcome:?}");
+        let script =
+            "echo 'test a::b ... FAILED'; echo 'test c ... ok'; echo 'test d - should panic ... FAILED'
+                      echo 'test result: FAILED. 6 passed; 2 failed; x'; exit 101";
+        let Outcome::Failed { why, tests: 6, failed: 2 } = shell(script) else {
+            panic!("{:?}", shell(script))
+        };
+        assert!(why.ends_with(": a::b, d"), "{why}");
         let outcome = shell("exit 1");
         assert!(
             matches!(outcome, Outcome::Failed { tests: 0, failed: 0, .. }),

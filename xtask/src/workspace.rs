@@ -118,6 +118,12 @@ pub(crate) fn succeed(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The lints of `package` with features that the workspace's own build leaves out; warnings are errors.
+pub(crate) fn clippy(root: &Path, package: &str, features: &str) -> anyhow::Result<()> {
+    let args = ["clippy", "-p", package, "--features", features, "--all-targets", "--", "-D", "warnings"];
+    succeed(cargo(root).args(args))
+}
+
 /// Runs `command` and gives its standard output.
 pub(crate) fn output_of(command: &mut Command) -> anyhow::Result<String> {
     let output = command.output().with_context(|| format!("cannot start {}", line_of(command)))?;
