@@ -4,8 +4,8 @@
 
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockPool, BlockState, Blocks, Complete, Duplicates, G1, Partial, RegisterError, Registry,
-    RegistryConfig, SequenceError, TRANSITIONS, Trigger,
+    BlockChain, BlockPool, BlockState, Blocks, Complete, Duplicates, G1, Partial, PolicyKind, RegisterError,
+    Registry, RegistryConfig, SequenceError, TRANSITIONS, Trigger,
 };
 
 const NAMESPACE: NamespaceId = NamespaceId(0);
@@ -226,6 +226,47 @@ fn duplicates_are_reused_or_kept_while_held() {
     drop((fresh, copy));
     let last = pool.get_mutable_blocks(6).unwrap();
     assert_eq!((last.len(), registry.drain_events(&mut events, 100).records), (6, 2));
+}
+
+/// A block without users whose child has one, three of four slots taken: its copy lets it go, also where it was passed over before.
+/// Mutation that makes it fail: `register_one` without `waits_no_more`.
+#[test]
+fn a_block_that_was_passed_over_goes_when_it_has_a_copy() {
+    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
+        let registry = Registry::new(&RegistryConfig { policy, ..RegistryConfig::new([4, 0, 0]) }).unwrap();
+        let pool = registry.pool::<G1>();
+        let chain = hashes(1, 2);
+        let mut parent = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
+        let child = parent.split_off(1);
+        let (parent_slot, copy) = (parent.block_ids()[0], complete(&pool, &chain[..1]));
+        let other = pool.get_mutable_blocks(1).unwrap();
+        drop(parent);
+        pool.get_mutable_blocks(1).unwrap_err();
+        let copy = pool.register(copy, Duplicates::Allow).unwrap();
+        let given = pool.get_mutable_blocks(1).unwrap();
+        assert_eq!(given.block_ids(), [parent_slot], "{policy:?}");
+        drop((given, other, copy, child));
+    }
+}
+
+/// The copy of a block turns out to be bad: the block waits for its child again.
+/// Mutation that makes it fail: `quarantine_registered` without `update_evictable`.
+#[test]
+fn a_block_waits_for_its_child_again_when_its_copy_is_quarantined() {
+    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
+        let registry = Registry::new(&RegistryConfig { policy, ..RegistryConfig::new([4, 0, 0]) }).unwrap();
+        let pool = registry.pool::<G1>();
+        let chain = hashes(1, 2);
+        let mut parent = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
+        let child = parent.split_off(1);
+        drop(parent);
+        let copy = pool.register(complete(&pool, &chain[..1]), Duplicates::Allow).unwrap();
+        registry.quarantine(Tier::G1, copy.block_ids()[0]);
+        let other = pool.get_mutable_blocks(1).unwrap();
+        pool.get_mutable_blocks(1).unwrap_err();
+        assert_eq!(pool.match_sequence_hashes(GROUP, &chain).len(), 2, "{policy:?}");
+        drop((other, copy, child));
+    }
 }
 
 #[test]

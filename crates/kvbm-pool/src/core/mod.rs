@@ -116,19 +116,24 @@ impl Core<'_> {
         }
     }
 
-    /// One child less on `tier`. A parent that was passed over in the eviction order because of its children gets its
-    /// place at the old end back: everything still in the order is younger.
+    /// One child less on `tier`.
     fn child_left(&mut self, parent: u32, tier: usize) {
-        let store = self.store;
-        let entry = &store.entries[parent];
+        let entry = &self.store.entries[parent];
         if entry.drop_child(tier) == 0 && entry.presence(tier) == Presence::Present {
-            let slot = entry.slot(tier);
-            let state = &store.slots[tier][slot as usize];
-            if state.refs() == 0 && state.place.get() == NONE {
-                self.part(parent, tier).order.push_old(slot, &store.slots[tier]);
-            }
-            self.update_evictable(parent, tier);
+            self.waits_no_more(parent, tier);
         }
+    }
+
+    /// A Present block may go although it could not before: nothing continues it any more, or it has a copy that takes over. If it
+    /// was passed over in the eviction order meanwhile, it gets its place at the old end back: everything still there is younger.
+    fn waits_no_more(&mut self, index: u32, tier: usize) {
+        let slots = &self.store.slots[tier];
+        let slot = self.store.entries[index].slot(tier);
+        let state = &slots[slot as usize];
+        if state.refs() == 0 && state.place.get() == NONE {
+            self.part(index, tier).order.push_old(slot, slots);
+        }
+        self.update_evictable(index, tier);
     }
 
     /// The clock as entries keep it. It may wrap; differences stay right as long as they are below 2^16.

@@ -277,7 +277,7 @@ impl Core<'_> {
                 self.part(index, tier).counters.duplicates += 1;
                 slots[block.index()].link.set(primary.link.get());
                 primary.link.set(block.0);
-                self.update_evictable(index, tier);
+                self.waits_no_more(index, tier);
             }
             Presence::Arriving => {
                 self.cancel_arrival(index, tier);

@@ -204,6 +204,8 @@ impl Core<'_> {
         let slot_of = &store.entries[index].slots[tier];
         if slot_of.get() != slot {
             self.unlink_duplicate(tier, slot);
+            // Its primary may have to wait for children again.
+            self.update_evictable(index, tier);
         } else if heir == NONE {
             self.set_presence(index, tier, Presence::Absent);
             slot_of.set(NONE);

@@ -135,9 +135,7 @@ impl Oracle {
             victims.insert(slot);
         }
         if victims.len() < missing {
-            if self.spied.is_some() {
-                assert!(self.evictable(tier).is_empty(), "what may go was not taken");
-            }
+            assert!(self.evictable(tier).is_empty(), "what may go was not taken");
             for &slot in &victims {
                 self.tiers[tier].slots[slot as usize] = Slot::Free;
             }
@@ -257,6 +255,12 @@ impl Oracle {
                     let slots = self.tiers[tier].present.entry(node).or_default();
                     // The newest duplicate is the first to take over.
                     slots.insert(slots.len().min(1), slot);
+                    let primary = slots[0];
+                    let placed = self.tiers[tier].order.contains(&primary);
+                    // It was passed over while it could not go; now it can.
+                    if primary != slot && self.tiers[tier].refs[primary as usize] == 0 && !placed {
+                        self.old(tier, primary);
+                    }
                     slot
                 }
             };
