@@ -208,8 +208,7 @@ fn we_follow_an_engine_on_libzmq_through_cuts_and_a_kill() {
         assert_eq!(encode(&decode(payload).unwrap()), *payload, "{}", path.display());
     }
     let (events, replay) = (free_address(), free_address());
-    let mut arguments = vec!["engine".to_owned(), events.clone(), replay.clone()];
-    arguments.extend(vectors.iter().map(|(path, _)| path.display().to_string()));
+    let arguments = engine_arguments(&events, &replay, &vectors);
     let Some(mut engine) = Peer::start(&arguments) else { return };
     let proxy = Proxy::start(events.strip_prefix("tcp://").unwrap());
     let through = ZmqAddress::new(format!("tcp://{}", proxy.address())).with_replay(replay);
@@ -249,32 +248,71 @@ fn we_follow_an_engine_on_libzmq_through_cuts_and_a_kill() {
 fn we_follow_an_engine_behind_a_forwarder_into_its_next_life() {
     let vectors = vectors();
     let (events, replay, here) = (free_address(), free_address(), free_address());
-    let mut arguments = vec!["engine".to_owned(), events.clone(), replay.clone()];
-    arguments.extend(vectors.iter().map(|(path, _)| path.display().to_string()));
+    let arguments = engine_arguments(&events, &replay, &vectors);
     let Some(mut engine) = Peer::start(&arguments) else { return };
-    let _forwarder = Peer::start(&["forward".into(), events, here.clone()]).unwrap();
+    let _forwarder = Peer::start(&["forward".into(), events.clone(), here.clone()]).unwrap();
     let forwarded = Proxy::start(here.strip_prefix("tcp://").unwrap());
-    let address = ZmqAddress::new(format!("tcp://{}", forwarded.address())).with_replay(replay);
+    let address = ZmqAddress::new(format!("tcp://{}", forwarded.address())).with_replay(replay.clone());
     let config = ZmqConfig { topic: "kv@".into(), from_start: true, ..ZmqConfig::default() };
     let subscriber = ZmqTransport::connect(config, &[address]).unwrap();
     let worker = Worker { source: SourceId(9), node: NodeId(1) };
     let mut follower = EngineFollower::new(subscriber.messages().unwrap(), &[worker], KvIndex::default());
-    // The later lives say less than the first, so that their numbers are a step back.
-    for (life, messages) in [(0, 150), (1, 12), (2, 7)] {
+    let mut before = 0;
+    // Until the forwarder has found the engine nobody hears what it says, which may take long: each life says so much less than the one
+    // before that its numbers are a step back whenever that ends.
+    for (life, messages) in [(0, 600), (1, 300), (2, 7)] {
+        if life > 0 {
+            engine = Peer::start(&arguments).unwrap();
+        }
         let mut sent = engine.say(&format!("publish {messages}"))["sent"].as_u64().unwrap();
         let deadline = Instant::now() + PATIENCE;
-        // What comes before the forwarder has found the engine shows only with the next one.
-        while held_by_index(follower.index()) != after(&vectors, sent, worker) {
+        // What comes before the forwarder has found the engine shows only with the next one. Lives say the same again and again, so what
+        // the index holds does not tell that all of this one was heard.
+        while follower.stats(0).events < before + events_of(&vectors, sent) {
             assert!(Instant::now() < deadline, "life {life}: {:?} after {sent}", follower.stats(0));
             if !follower.poll(Duration::from_millis(200)).unwrap() {
                 sent = engine.say("publish 1")["sent"].as_u64().unwrap();
             }
         }
-        assert_eq!((follower.stats(0).missing, follower.forgotten(0)), (0, 0), "life {life}");
-        drop(engine);
-        engine = Peer::start(&arguments).unwrap();
+        let stats = follower.stats(0);
+        assert_eq!((stats.restarts, stats.missing, follower.forgotten(0)), (life, 0, 0), "life {life}");
+        assert_eq!(held_by_index(follower.index()), after(&vectors, sent, worker), "life {life}");
+        before = stats.events;
+        // Its end.
+        engine.child.kill().unwrap();
+        engine.child.wait().unwrap();
     }
     assert_eq!(forwarded.accepted(), 1, "the connection stayed");
+}
+
+/// Mutation that makes it fail: `ping` that names a time.
+#[test]
+fn an_engine_that_never_pauses_keeps_its_connection() {
+    let vectors = vectors();
+    let (events, replay) = (free_address(), free_address());
+    let Some(mut engine) = Peer::start(&engine_arguments(&events, &replay, &vectors)) else { return };
+    let proxy = Proxy::start(events.strip_prefix("tcp://").unwrap());
+    let address = ZmqAddress::new(format!("tcp://{}", proxy.address()));
+    let config = ZmqConfig { topic: "kv@".into(), ..ZmqConfig::default() };
+    let subscriber = ZmqTransport::connect(config, &[address]).unwrap();
+    let mut messages = subscriber.messages().unwrap();
+    // Longer than any patience of the two, and never silent for as long as a heartbeat.
+    let start = Instant::now();
+    for number in 0.. {
+        engine.say("publish 1");
+        assert_eq!(messages.next(PATIENCE).unwrap().unwrap().sequence, number);
+        if start.elapsed() > Duration::from_secs(7) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(proxy.accepted(), 1, "the connection stayed");
+}
+
+fn engine_arguments(events: &str, replay: &str, vectors: &[(PathBuf, Vec<u8>)]) -> Vec<String> {
+    let mut arguments = vec!["engine".to_owned(), events.to_owned(), replay.to_owned()];
+    arguments.extend(vectors.iter().map(|(path, _)| path.display().to_string()));
+    arguments
 }
 
 type Held = std::collections::HashSet<(Place, GroupId, SequenceHash)>;

@@ -280,6 +280,41 @@ fn stalled(address: &ZmqAddress) -> TcpStream {
     stream
 }
 
+/// libzmq ends a connection when nothing comes over it for as long as a PING has said, and a subscriber that hears enough says nothing.
+/// Mutation that makes it fail: `ping` that names a time.
+#[test]
+fn a_subscriber_promises_no_sign_of_life() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = ZmqAddress::new(format!("tcp://{}", listener.local_addr().unwrap()));
+    let publisher = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut greeting = [0; 64];
+        (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xFF, 0x7F, 3, 1);
+        greeting[12..16].copy_from_slice(b"NULL");
+        stream.write_all(&greeting).unwrap();
+        stream.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB").unwrap();
+        stream.read_exact(&mut greeting).unwrap();
+        // READY and the subscription come before.
+        let mut pings = Vec::new();
+        while pings.len() < 2 {
+            let mut head = [0; 2];
+            stream.read_exact(&mut head).unwrap();
+            let mut body = vec![0; usize::from(head[1])];
+            stream.read_exact(&mut body).unwrap();
+            if let (4, Some(ping)) = (head[0], body.strip_prefix(b"\x04PING")) {
+                pings.push(ping.to_vec());
+                stream.write_all(b"\x04\x05\x04PONG").unwrap();
+            }
+        }
+        pings
+    });
+    let subscriber = ZmqTransport::connect(ZmqConfig::default(), &[address]).unwrap();
+    let _messages = subscriber.messages().unwrap();
+    // The first one asks whether the subscription is there, the second one whether the publisher is.
+    assert_eq!(publisher.join().unwrap(), [[0; 2]; 2]);
+}
+
 /// Mutation that makes it fail: `Window::push` that drops nothing.
 #[test]
 fn stalled_subscribers_cost_a_bounded_amount_of_memory_and_nobody_else_a_message() {

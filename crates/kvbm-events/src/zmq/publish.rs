@@ -116,7 +116,7 @@ async fn write_to<W: AsyncWrite + Unpin>(
                 written
             }
             Ok(Outgoing::Pong(context)) => writer.command("PONG", &context).await,
-            Err(_) if beats => writer.command("PING", &ping()).await,
+            Err(_) if beats => writer.command("PING", &ping_and_promise()).await,
             Err(_) => Ok(()),
         };
         if written.is_err() {
@@ -126,8 +126,14 @@ async fn write_to<W: AsyncWrite + Unpin>(
     outbox.ended.store(true, Ordering::Release);
 }
 
-/// The body of a PING: how long we wait for the answer, in tenths of a second.
-pub(super) fn ping() -> [u8; 2] {
+/// The body of a PING that promises nothing: how often a subscriber says something depends on what it hears, and libzmq ends a
+/// connection over which nothing comes in the time that a PING names.
+pub(super) const fn ping() -> [u8; 2] {
+    [0; 2]
+}
+
+/// The body of a publisher's PING: in how many tenths of a second something more will come, a message or another PING.
+fn ping_and_promise() -> [u8; 2] {
     ((BEAT.as_millis() as u16 / 100) * SILENT_BEATS as u16).to_be_bytes()
 }
 
