@@ -257,6 +257,58 @@ fn invariant_3_the_ring_owns_the_memory_until_the_hardware_is_done() {
     assert_eq!(target.into_buffer().unwrap().as_slice(), pattern(0, BLOCK));
 }
 
+/// Mutation that makes it fail: `Driver` asks `Queue::sleep` before it waits, though the queue is closed.
+#[test]
+fn what_is_under_way_when_the_engine_shuts_down_comes_to_its_end() {
+    let medium = ring_medium();
+    let engine = open_ring(config(16), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0), (9, 9)])));
+    medium.hold();
+    let (done, outcomes) = mpsc::channel();
+    let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
+    // Two requests: the slots do not adjoin.
+    let targets = [0, 9].map(|number| (number, ReadTarget::new(BLOCK)));
+    for (number, target) in &targets {
+        assert!(batch.read_target(BlockId(*number as u32), identity(*number), target));
+    }
+    engine.submit(batch).unwrap();
+    assert!(medium.wait_for_held(1, PATIENCE));
+    // It closes the queue and does not wait.
+    assert!(!engine.shutdown(Duration::ZERO));
+    medium.let_go();
+    let outcomes: Vec<OpOutcome> = outcomes.recv_timeout(PATIENCE).unwrap();
+    assert!(all_good(&outcomes));
+    assert!(engine.shutdown(PATIENCE));
+    for (number, target) in targets {
+        assert_eq!(target.into_buffer().unwrap().as_slice(), pattern(number, BLOCK));
+    }
+}
+
+/// The same on a ring of the kernel, whose device takes a while for so much.
+#[test]
+fn a_kernel_ring_shuts_down_with_writes_under_way() {
+    const BYTES: usize = 4 << 20;
+    const WRITES: u32 = 16;
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = DiskConfig::new("", WRITES * 2, BYTES as u64, [7; 16]);
+    config.depth = WRITES as usize;
+    let Some(engine) = kernel_ring(config, &dir) else { return };
+    let (done, outcomes) = mpsc::channel();
+    let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
+    let buffer = Arc::new(OwnedBuffer::new(BYTES));
+    for slot in 0..WRITES {
+        batch.write_buffer(BlockId(slot * 2), identity(slot.into()), &buffer);
+    }
+    engine.submit(batch).unwrap();
+    wait_until(|| engine.stats().requests >= 2);
+    assert!(engine.shutdown(PATIENCE), "all threads end");
+    let outcomes: Vec<OpOutcome> = outcomes.recv_timeout(PATIENCE).unwrap();
+    let good = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+    let unstarted = outcomes.iter().filter(|outcome| matches!(outcome, Err(OpError::ShuttingDown { .. })));
+    assert_eq!((outcomes.len(), good + unstarted.count()), (WRITES as usize, WRITES as usize));
+    assert!(good >= 2);
+}
+
 /// Random writes and reads on few slots, with faults, against what a map remembers.
 #[test]
 fn random_work_with_faults_agrees_with_a_map() {
