@@ -59,12 +59,17 @@ pub(crate) struct CommitSignals {
 }
 
 impl CommitSignals {
-    /// The number of dirty slots grew from `before` to `after`.
+    /// The number of dirty slots grew from `before` to `after`. Beyond `max_slots` it is said once that this is urgent: a
+    /// device that fails is not asked again for each of them.
     pub(crate) fn became_dirty(&self, before: usize, after: usize, max_slots: usize) {
         let urgent = before < max_slots && after >= max_slots;
-        if before == 0 || urgent {
-            let mut signals = self.signals.lock();
-            signals.work = signals.work.max(if urgent { Work::Urgent } else { Work::Due });
+        self.want(if urgent { Work::Urgent } else { Work::Due });
+    }
+
+    fn want(&self, work: Work) {
+        let mut signals = self.signals.lock();
+        if signals.work < work {
+            signals.work = work;
             drop(signals);
             self.wake.notify_one();
         }
@@ -136,6 +141,10 @@ pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, 
 pub(crate) fn work(shared: &Shared, mut journal: Journal) {
     let mut failures = 0_u32;
     loop {
+        // Dirty since the opening, or left by a cycle that failed: nobody says so.
+        if shared.table.lock().dirty() > 0 {
+            shared.commit.want(Work::Due);
+        }
         let interval = shared.config.commit.interval.saturating_mul(1 << failures.min(MAX_DOUBLINGS));
         let stop = shared.commit.wait_for_work(interval);
         let mut healthy = true;
@@ -161,10 +170,6 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
             }
             shared.commit.ended();
             return;
-        }
-        if shared.table.lock().dirty() > 0 {
-            let mut signals = shared.commit.signals.lock();
-            signals.work = signals.work.max(Work::Due);
         }
     }
 }

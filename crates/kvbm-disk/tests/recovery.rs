@@ -10,6 +10,7 @@ use kvbm_plan::BlockId;
 use proptest::prelude::*;
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Duration;
 use support::*;
 
 const HEADER: usize = 4096;
@@ -40,6 +41,29 @@ fn a_clean_restart_finds_everything_in_age_order() {
 fn power_loss_keeps_everything_that_was_flushed() {
     let durable: usize = (0..400).map(crash_and_recover).sum();
     assert!(durable > 400, "{durable} blocks are a weak test");
+}
+
+/// Mutation that makes it fail: `commit::work` waits before it has looked at the table.
+#[test]
+fn what_an_opening_changes_is_committed_and_so_is_what_comes_after_it() {
+    let medium = SimMedium::new();
+    let mut config = config(64);
+    config.commit.interval = Duration::from_millis(2);
+    let (engine, _) = open(config.clone(), &medium);
+    // The same block twice: of those the opening drops the older, which is a change.
+    assert!(all_good(&write(&engine, &[(3, 9)])) && all_good(&write(&engine, &[(0, 9)])));
+    drop(engine);
+    let killed = medium.crash(1);
+    let (engine, recovered) = open(config.clone(), &medium);
+    assert_eq!(recovered.dropped.duplicates, 1);
+    wait_until(|| engine.stats().commits == 1);
+    drop(engine);
+    let (engine, recovered) = open(config, &killed);
+    assert_eq!(recovered.dropped.duplicates, 1);
+    assert!(all_good(&write(&engine, &[(10, 10), (11, 11)])));
+    wait_until(|| engine.durable_blocks() == 3);
+    let after = killed.crash(1);
+    assert_eq!(recovered_numbers(&open(lazy_config(64), &after).1), [(0, 9), (10, 10), (11, 11)]);
 }
 
 /// A slot that was being overwritten at the crash is free; one that went bad is quarantined.

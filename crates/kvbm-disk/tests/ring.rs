@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use support::*;
 
 fn ring_medium() -> SimMedium {
@@ -40,14 +40,6 @@ fn kernel_ring(mut config: DiskConfig, dir: &tempfile::TempDir) -> Option<DiskEn
         return None;
     }
     Some(engine)
-}
-
-fn wait_until(condition: impl Fn() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < until, "not in time");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Blocks in one shared memory, each in `fragments` runs that lie a whole stripe apart.

@@ -6,7 +6,7 @@ use kvbm_disk::medium::Medium;
 use kvbm_disk::{DiskConfig, DiskEngine, IoBatch, OpOutcome, OwnedBuffer, ReadTarget, Recovered};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const BLOCK: usize = 8192;
@@ -92,6 +92,14 @@ pub(crate) fn is_served(engine: &DiskEngine, slot: u32, number: u64) -> bool {
             true
         }
         Err(_) => false,
+    }
+}
+
+pub(crate) fn wait_until(condition: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < until, "not in time");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
