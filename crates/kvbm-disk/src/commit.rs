@@ -1,10 +1,12 @@
 //! The committer: one thread that makes completed writes durable, many at a time.
 //!
 //! A cycle takes the dirty slots, syncs the slot file, appends their records, syncs the journal, and only then
-//! calls them durable. The table keeps one state per slot, so a slot that changed ten times costs one record.
+//! calls them durable. Before that, blocks whose sync failed are written again. The table keeps one state per slot, so a slot that changed ten times costs one record.
 
 use crate::journal::{Journal, Record, RecordState};
+use crate::renew;
 use crate::shared::{Shared, after};
+use crate::slots::Bounce;
 use crate::stripes::JOURNAL_MEMBER;
 use crate::{FlushError, FlushReport};
 use parking_lot::{Condvar, Mutex};
@@ -46,6 +48,9 @@ struct Signals {
     life: Life,
     /// Dirty slots that went through a cycle, successful or not.
     processed: u64,
+    /// Rounds, each of all cycles that were due, that began, and the last of them that is over.
+    begun: u64,
+    over: u64,
     failures: u64,
     last_failure: String,
 }
@@ -93,6 +98,7 @@ impl CommitSignals {
         let patient = |signals: &mut Signals| signals.work < Work::Urgent && signals.life == Life::Running;
         self.wake.wait_while_until(&mut signals, patient, until);
         signals.work = Work::None;
+        signals.begun += 1;
         signals.life != Life::Running
     }
 
@@ -107,6 +113,13 @@ impl CommitSignals {
         self.progress.notify_all();
     }
 
+    fn round_over(&self) {
+        let mut signals = self.signals.lock();
+        signals.over = signals.begun;
+        drop(signals);
+        self.progress.notify_all();
+    }
+
     fn ended(&self) {
         self.signals.lock().life = Life::Ended;
         self.progress.notify_all();
@@ -115,17 +128,24 @@ impl CommitSignals {
 
 /// Waits until everything that is dirty now was committed.
 pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, FlushError> {
-    let target = shared.table.lock().dirtied();
     let until = after(deadline);
+    // First of all: what fails from here on is this flush's.
+    let failures = shared.commit.signals.lock().failures;
+    let (target, unsynced) = {
+        let table = shared.table.lock();
+        (table.dirtied(), table.unsynced())
+    };
     let mut signals = shared.commit.signals.lock();
-    let failures = signals.failures;
+    // What a sync failed before is dealt with by every round.
+    let round = if unsynced > 0 { signals.begun + 1 } else { 0 };
+    let is_done = |signals: &Signals| signals.processed >= target && signals.over >= round;
     signals.work = Work::Urgent;
     shared.commit.wake.notify_one();
     let waiting = |signals: &mut Signals| {
-        signals.processed < target && signals.failures == failures && signals.life != Life::Ended
+        !is_done(signals) && signals.failures == failures && signals.life != Life::Ended
     };
     shared.commit.progress.wait_while_until(&mut signals, waiting, until);
-    let (failed, done) = (signals.failures != failures, signals.processed >= target);
+    let (failed, done) = (signals.failures != failures, is_done(&signals));
     let (ended, message) = (signals.life == Life::Ended, signals.last_failure.clone());
     drop(signals);
     let (present, durable_blocks, _) = shared.table.lock().counts();
@@ -140,17 +160,26 @@ pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, 
 /// The life of the committer.
 pub(crate) fn work(shared: &Shared, mut journal: Journal) {
     let mut failures = 0_u32;
+    let mut memory = Bounce::default();
     loop {
         // Dirty since the opening, or left by a cycle that failed: nobody says so.
-        if shared.table.lock().dirty() > 0 {
+        if due(shared) != (0, 0) {
             shared.commit.want(Work::Due);
         }
         let interval = shared.config.commit.interval.saturating_mul(1 << failures.min(MAX_DOUBLINGS));
         let stop = shared.commit.wait_for_work(interval);
         let mut healthy = true;
         // What becomes dirty meanwhile has its own wake-up.
-        let mut left = shared.table.lock().dirty();
-        while left > 0 && healthy {
+        let (mut left, mut unsynced) = due(shared);
+        while healthy && (left > 0 || unsynced > 0) {
+            if unsynced > 0 {
+                let dealt = renew::some(shared, &mut memory);
+                unsynced = if dealt == 0 { 0 } else { unsynced.saturating_sub(dealt) };
+                left = shared.table.lock().dirty();
+                if left == 0 {
+                    continue;
+                }
+            }
             let (processed, result) = cycle(shared, &mut journal);
             left = left.saturating_sub(processed as usize);
             healthy = result.is_ok();
@@ -162,6 +191,7 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
             });
             shared.commit.cycle_done(processed, result);
         }
+        shared.commit.round_over();
         failures = if healthy { 0 } else { failures.saturating_add(1) };
         if stop {
             if healthy && shared.table.lock().is_at_rest() {
@@ -174,8 +204,14 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
     }
 }
 
+/// Dirty slots, and blocks that have to be written again.
+fn due(shared: &Shared) -> (usize, u64) {
+    let table = shared.table.lock();
+    (table.dirty(), table.unsynced())
+}
+
 /// A medium that panics fails the commit, not the committer: there is no other.
-fn contained(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+pub(crate) fn contained(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the medium panicked")))
 }
 
@@ -190,7 +226,7 @@ fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
             && let Err(error) = contained(|| file.sync_data())
         {
             // The kernel may have dropped the pages: syncing again proves nothing. These blocks stay readable
-            // (their checksums guard them) and are never called durable.
+            // (their checksums guard them) and are called durable only after they were written again.
             let (unsynced, rest): (Vec<_>, Vec<_>) = records.into_iter().partition(written);
             records = rest;
             records.extend(shared.table.lock().give_up(&unsynced));

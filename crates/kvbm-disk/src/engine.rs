@@ -95,7 +95,10 @@ impl DiskEngine {
     }
 
     /// Makes every block durable whose write completed before the call; waits at most `deadline`. Not to be called
-    /// from a completion.
+    /// from a completion. Blocks whose sync failed before are written again for it, or given up: then they are misses.
+    ///
+    /// # Errors
+    /// A commit failed since the call, also one that had begun before; the engine ended; the deadline passed.
     pub fn flush(&self, deadline: Duration) -> Result<FlushReport, FlushError> {
         commit::flush(&self.shared, deadline)
     }
@@ -105,7 +108,10 @@ impl DiskEngine {
         let (config, slots) = (&self.shared.config, &self.shared.slots);
         let engine = self.executor.choice();
         let depth = if engine.kind == EngineKind::IoUring { config.ring_depth() } else { config.threads };
-        let (present_blocks, durable_blocks, quarantined_slots) = self.shared.table.lock().counts();
+        let ((present_blocks, durable_blocks, quarantined_slots), unsynced_blocks) = {
+            let table = self.shared.table.lock();
+            (table.counts(), table.unsynced())
+        };
         EngineInfo {
             location: self.shared.medium.location(),
             dirs: self.shared.dirs.lock().clone(),
@@ -119,6 +125,7 @@ impl DiskEngine {
             preallocated: slots.preallocated,
             present_blocks,
             durable_blocks,
+            unsynced_blocks,
             quarantined_slots,
             journal_records: self.shared.journal_records.load(Ordering::Relaxed),
         }

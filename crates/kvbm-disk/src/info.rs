@@ -87,6 +87,8 @@ pub struct EngineInfo {
     pub present_blocks: u64,
     /// Those whose record is synced.
     pub durable_blocks: u64,
+    /// Blocks that can be read and whose sync failed: they are written again with one of the next commits, or given up.
+    pub unsynced_blocks: u64,
     /// Slots that are never used again.
     pub quarantined_slots: u64,
     /// Records in the journal, dead ones included.
@@ -133,6 +135,10 @@ pub struct EngineStats {
     pub commits: u64,
     /// Group commits that failed.
     pub commit_failures: u64,
+    /// Blocks that were written again because their sync had failed.
+    pub renewed: u64,
+    /// Blocks given up because their sync had failed and they could not be written again: misses from then on.
+    pub given_up: u64,
     /// Snapshots that replaced the journal.
     pub compactions: u64,
     /// Snapshots that could not be written or put in the journal's place: it goes on as it is, longer than it should be.
@@ -194,6 +200,6 @@ pub struct Recovered {
 pub struct FlushReport {
     /// Blocks whose record is synced.
     pub durable_blocks: u64,
-    /// Blocks that can be read but are not durable: written since the flush began, or their sync failed.
+    /// Blocks that can be read but are not durable: their writes ended after the flush began.
     pub pending_blocks: u64,
 }

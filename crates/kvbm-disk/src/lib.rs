@@ -52,6 +52,7 @@ pub mod medium;
 pub mod offline;
 mod open;
 mod ops;
+mod renew;
 mod scrub;
 mod shared;
 mod slots;

@@ -93,8 +93,13 @@ impl Scrubber {
     }
 }
 
-/// The checksum of what lies in the slot.
-fn read(slot: BlockId, content: &Content, shared: &Shared, memory: &mut Bounce) -> Result<u64, Stopped> {
+/// The checksum of what lies in the slot, and its bytes in `memory`.
+pub(crate) fn read(
+    slot: BlockId,
+    content: &Content,
+    shared: &Shared,
+    memory: &mut Bounce,
+) -> Result<u64, Stopped> {
     let staged = memory.part(&shared.slots, content.bytes);
     let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
     full::read(file, offset, &mut [IoSliceMut::new(staged)], alignment)?;

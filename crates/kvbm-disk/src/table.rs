@@ -27,7 +27,7 @@ enum Lasting {
     Yes,
     /// The journal has yet to hear of it.
     NotYet,
-    /// Its bytes could not be synced.
+    /// Its bytes could not be synced: not before it is written again.
     Never,
 }
 
@@ -75,8 +75,11 @@ pub(crate) struct Table {
     dirty: VecDeque<u32>,
     /// Slots ever queued as dirty: what a flush has to wait for.
     dirtied: u64,
+    /// Slots whose bytes could not be synced, and some that held such a block before.
+    renewable: VecDeque<u32>,
     present: u64,
     durable: u64,
+    unsynced: u64,
     quarantined: u64,
 }
 
@@ -95,8 +98,10 @@ impl Table {
             last_generation: 0,
             dirty: VecDeque::new(),
             dirtied: 0,
+            renewable: VecDeque::new(),
             present: 0,
             durable: 0,
+            unsynced: 0,
             quarantined: 0,
         }
     }
@@ -294,13 +299,18 @@ impl Table {
             match state {
                 State::Present { lasting, .. } => {
                     step(&mut self.present);
-                    if lasting == Lasting::Yes {
-                        step(&mut self.durable);
+                    match lasting {
+                        Lasting::Yes => step(&mut self.durable),
+                        Lasting::Never => step(&mut self.unsynced),
+                        Lasting::NotYet => {}
                     }
                 }
                 State::Quarantined => step(&mut self.quarantined),
                 State::Free | State::Writing(_) => {}
             }
+        }
+        if matches!(state, State::Present { lasting: Lasting::Never, .. }) {
+            self.renewable.push_back(slot.0);
         }
     }
 
@@ -321,6 +331,32 @@ impl Table {
 
     pub(crate) fn dirtied(&self) -> u64 {
         self.dirtied
+    }
+
+    /// Blocks whose bytes could not be synced and were not written again since.
+    pub(crate) fn unsynced(&self) -> u64 {
+        self.unsynced
+    }
+
+    /// A block whose bytes could not be synced, with its generation. The slot is not overwritten until [`Table::end_renewal`].
+    pub(crate) fn begin_renewal(&mut self) -> Option<(BlockId, u64, Content)> {
+        while let Some(index) = self.renewable.pop_front() {
+            let slot = &mut self.slots[index as usize];
+            if let State::Present { content, lasting: Lasting::Never } = slot.state {
+                slot.readers += 1;
+                return Some((BlockId(index), slot.generation, content));
+            }
+        }
+        None
+    }
+
+    /// The block was written again, and the journal has yet to hear of it, or it is lost. Whether it was still there.
+    pub(crate) fn end_renewal(&mut self, slot: BlockId, generation: u64, written: bool) -> bool {
+        self.end_read(slot);
+        let Some((_, &content)) = self.block(slot).filter(|(now, _)| *now == generation) else { return false };
+        let renewed = State::Present { content, lasting: Lasting::NotYet };
+        self.change(slot, if written { renewed } else { State::Free });
+        true
     }
 
     /// Takes up to `max` dirty slots, oldest first: how many, and what the journal must hear about them.

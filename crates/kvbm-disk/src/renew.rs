@@ -1,0 +1,48 @@
+//! Blocks whose sync failed are written again.
+//!
+//! After a failed `fdatasync` the kernel takes the pages for clean, whether they reached the device or not, so another sync proves
+//! nothing. What it has not dropped it still reads. So such a block is read, compared with its checksum, written once more and
+//! synced with the next commit. One that does not come back as it was written is given up: its slot is free, a miss.
+
+use crate::commit::contained;
+use crate::medium::full;
+use crate::scrub;
+use crate::shared::Shared;
+use crate::slots::Bounce;
+use crate::table::Content;
+use kvbm_plan::BlockId;
+use std::io::{self, ErrorKind, IoSlice};
+
+/// Bytes between two commits: so much is written in vain, and waits in memory of the system, where syncs go on failing.
+const STEP_BYTES: u64 = 64 << 20;
+
+/// Writes some of the blocks again whose sync failed. With how many it dealt.
+pub(crate) fn some(shared: &Shared, memory: &mut Bounce) -> u64 {
+    let most = (STEP_BYTES / shared.slots.stride).max(1);
+    let mut dealt = 0;
+    while dealt < most {
+        let next = shared.table.lock().begin_renewal();
+        let Some((slot, generation, content)) = next else { break };
+        let written = contained(|| rewrite(slot, &content, shared, memory));
+        if let Err(error) = &written {
+            shared.note_failure(slot, error);
+        }
+        let there = shared.table.lock().end_renewal(slot, generation, written.is_ok());
+        shared.count(|stats| {
+            stats.renewed += u64::from(there && written.is_ok());
+            stats.given_up += u64::from(there && written.is_err());
+        });
+        dealt += 1;
+    }
+    dealt
+}
+
+fn rewrite(slot: BlockId, content: &Content, shared: &Shared, memory: &mut Bounce) -> io::Result<()> {
+    let stopped = |stopped: full::Stopped| stopped.error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into());
+    if scrub::read(slot, content, shared, memory).map_err(stopped)? != content.checksum {
+        return Err(io::Error::other("what was written before a sync that failed was not read back"));
+    }
+    let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
+    let staged = memory.part(&shared.slots, content.bytes);
+    full::write(file, offset, &mut [IoSlice::new(staged)], alignment).map(drop).map_err(stopped)
+}
