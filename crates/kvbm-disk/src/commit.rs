@@ -18,6 +18,9 @@ use std::time::Duration;
 /// Most slots of one cycle: bounds its memory and its hold of the table's lock.
 const MAX_RECORDS: usize = 16_384;
 
+/// Slots that are looked at under one hold of the table's lock.
+const LOOK: u32 = 4096;
+
 /// After a failure the interval doubles, so many times at most: a disk that is full or failing is not kept busy by attempts in
 /// vain. A flush does not wait for it.
 const MAX_DOUBLINGS: u32 = 7;
@@ -215,6 +218,14 @@ pub(crate) fn contained(call: impl FnOnce() -> io::Result<()>) -> io::Result<()>
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the medium panicked")))
 }
 
+/// A sync of file `member` failed. Before the next, none of its blocks counts as synced that is not durable by now.
+fn distrust_unsynced(shared: &Shared, member: usize) {
+    let lies_there = |slot| shared.slots.place(slot).0 == member;
+    for from in (0..shared.config.num_slots).step_by(LOOK as usize) {
+        shared.table.lock().distrust_unsynced(from, LOOK, lies_there);
+    }
+}
+
 /// One group commit: how many dirty slots it took, and whether all of them are as durable as they can be.
 fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
     let (processed, mut records) = shared.table.lock().take_dirty(MAX_RECORDS);
@@ -225,8 +236,9 @@ fn cycle(shared: &Shared, journal: &mut Journal) -> (u64, Result<(), String>) {
         if records.iter().any(written)
             && let Err(error) = contained(|| file.sync_data())
         {
-            // The kernel may have dropped the pages: syncing again proves nothing. These blocks stay readable
-            // (their checksums guard them) and are called durable only after they were written again.
+            // The kernel may have dropped the pages, also those of writes that ended since or run: syncing again proves nothing.
+            // Such blocks stay readable (their checksums guard them) and are called durable only after they were written again.
+            distrust_unsynced(shared, member);
             let (unsynced, rest): (Vec<_>, Vec<_>) = records.into_iter().partition(written);
             records = rest;
             records.extend(shared.table.lock().give_up(&unsynced));

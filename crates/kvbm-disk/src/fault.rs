@@ -6,7 +6,8 @@
 //! | short reads and writes | [`Fault::Short`] |
 //! | a write or read lands elsewhere | [`Fault::Misdirect`] |
 //! | a write that says it happened and did not | [`Fault::Lose`] |
-//! | a device that does not answer | [`SimMedium::hold`] |
+//! | a device that does not answer | [`SimMedium::hold`], [`SimMedium::hold_syncs`] |
+//! | a sync that fails, and takes with it what was not synced | [`Fault::Error`] of [`Call::Sync`] |
 //! | damaged, swapped, stale or cut bytes | [`SimMedium::edit`] |
 //! | a full disk | [`SimMedium::set_capacity`] |
 //! | power loss: unsynced writes lost or torn, unsynced renames lost | [`SimMedium::crash`] |
@@ -51,7 +52,8 @@ pub enum Call {
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The call fails and does nothing.
+    /// The call fails and does nothing. A sync that fails drops what was not synced, as kernels do: it can be read as long as the
+    /// page cache has it, and neither a crash nor another sync finds it.
     Error(ErrorKind),
     /// The call moves at most this many bytes.
     Short(usize),
@@ -112,7 +114,8 @@ struct State {
     direct: bool,
     ring: bool,
     capacity: Option<u64>,
-    held: bool,
+    /// Calls that wait.
+    held: Vec<Call>,
     waiting: usize,
 }
 
@@ -181,12 +184,23 @@ impl SimMedium {
 
     /// Reads and writes of the slot file wait until [`SimMedium::let_go`].
     pub fn hold(&self) {
-        self.0.state.lock().held = true;
+        self.0.state.lock().held.extend([Call::Read, Call::Write]);
+    }
+
+    /// Syncs of the slot file wait until [`SimMedium::let_go`].
+    pub fn hold_syncs(&self) {
+        self.0.state.lock().held.push(Call::Sync);
+    }
+
+    /// Lets syncs that wait go on, and nothing else.
+    pub fn let_go_of_syncs(&self) {
+        self.0.state.lock().held.retain(|call| *call != Call::Sync);
+        self.0.changed.notify_all();
     }
 
     /// Lets what waits go on.
     pub fn let_go(&self) {
-        self.0.state.lock().held = false;
+        self.0.state.lock().held.clear();
         self.0.changed.notify_all();
     }
 
@@ -345,10 +359,10 @@ impl SimFile {
         // The name that the file has now: a snapshot becomes the journal.
         let named = state.names.iter().find(|(_, index)| **index == self.index);
         let name = named.map_or_else(|| self.name.clone(), |(name, _)| name.clone());
-        if name == SLOT_FILE && matches!(call, Call::Read | Call::Write) {
+        if name == SLOT_FILE {
             state.waiting += 1;
             self.sim.changed.notify_all();
-            self.sim.changed.wait_while(state, |state| state.held);
+            self.sim.changed.wait_while(state, |state| state.held.contains(&call));
             state.waiting -= 1;
         }
         let fault = state.fault(&name, call);
@@ -438,7 +452,10 @@ impl BlockFile for SimFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.sim.state.lock();
         match self.enter(&mut state, Call::Sync) {
-            Some(Fault::Error(kind)) => return Err(kind.into()),
+            Some(Fault::Error(kind)) => {
+                state.files[self.index].unsynced.clear();
+                return Err(kind.into());
+            }
             Some(Fault::Lose) => return Ok(()),
             Some(Fault::Short(_) | Fault::Misdirect(_) | Fault::Panic) | None => {}
         }

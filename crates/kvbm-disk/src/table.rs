@@ -34,8 +34,15 @@ enum Lasting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    Writing(Doom),
-    Present { content: Content, lasting: Lasting },
+    Writing {
+        doom: Doom,
+        /// A sync failed meanwhile: with it may have gone what was written by then.
+        unsynced: bool,
+    },
+    Present {
+        content: Content,
+        lasting: Lasting,
+    },
     Quarantined,
 }
 
@@ -143,7 +150,7 @@ impl Table {
 
     /// Nothing is being written, and the journal knows everything.
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.dirty.is_empty() && !self.slots.iter().any(|slot| matches!(slot.state, State::Writing(_)))
+        self.dirty.is_empty() && !self.slots.iter().any(|slot| matches!(slot.state, State::Writing { .. }))
     }
 
     /// Every block with its generation, in slot order.
@@ -191,22 +198,25 @@ impl Table {
         let entry = self.entry(slot)?;
         match entry.state {
             State::Quarantined => return Err(OpError::Quarantined { slot }),
-            State::Writing(_) => return Err(OpError::Busy { slot }),
+            State::Writing { .. } => return Err(OpError::Busy { slot }),
             State::Free | State::Present { .. } if entry.readers > 0 => return Err(OpError::Busy { slot }),
             State::Free | State::Present { .. } => {}
         }
-        self.change(slot, State::Writing(Doom::None));
+        self.change(slot, State::Writing { doom: Doom::None, unsynced: false });
         Ok(())
     }
 
     /// The write is over: `Some` if all bytes were written. An error if the slot was taken away meanwhile.
     pub(crate) fn end_write(&mut self, slot: BlockId, written: Option<Content>) -> Result<(), OpError> {
-        let State::Writing(doom) = self.entry(slot)?.state else { return Err(OpError::Busy { slot }) };
+        let State::Writing { doom, unsynced } = self.entry(slot)?.state else {
+            return Err(OpError::Busy { slot });
+        };
+        let lasting = if unsynced { Lasting::Never } else { Lasting::NotYet };
         let (state, result) = match (doom, written) {
             (Doom::Quarantined, _) => (State::Quarantined, Err(OpError::Quarantined { slot })),
             (Doom::Released, _) => (State::Free, Err(OpError::Released { slot })),
             (Doom::None, None) => (State::Free, Ok(())),
-            (Doom::None, Some(content)) => (State::Present { content, lasting: Lasting::NotYet }, Ok(())),
+            (Doom::None, Some(content)) => (State::Present { content, lasting }, Ok(())),
         };
         self.change(slot, state);
         result
@@ -223,7 +233,7 @@ impl Table {
         let content = match entry.state {
             State::Present { content, .. } => content,
             State::Quarantined => return Err(OpError::Quarantined { slot }),
-            State::Free | State::Writing(_) => return Err(OpError::Missing { slot }),
+            State::Free | State::Writing { .. } => return Err(OpError::Missing { slot }),
         };
         if content.identity != identity {
             let cause = Corruption::WrongIdentity { found: content.identity };
@@ -265,7 +275,9 @@ impl Table {
     pub(crate) fn release(&mut self, slot: BlockId) {
         match self.entry(slot).map(|entry| entry.state) {
             Ok(State::Present { .. }) => self.change(slot, State::Free),
-            Ok(State::Writing(Doom::None)) => self.set_state(slot, State::Writing(Doom::Released)),
+            Ok(State::Writing { doom: Doom::None, unsynced }) => {
+                self.set_state(slot, State::Writing { doom: Doom::Released, unsynced });
+            }
             _ => {}
         }
     }
@@ -273,7 +285,9 @@ impl Table {
     pub(crate) fn quarantine(&mut self, slot: BlockId) {
         match self.entry(slot).map(|entry| entry.state) {
             Ok(State::Free | State::Present { .. }) => self.change(slot, State::Quarantined),
-            Ok(State::Writing(_)) => self.set_state(slot, State::Writing(Doom::Quarantined)),
+            Ok(State::Writing { unsynced, .. }) => {
+                self.set_state(slot, State::Writing { doom: Doom::Quarantined, unsynced });
+            }
             _ => {}
         }
     }
@@ -306,7 +320,7 @@ impl Table {
                     }
                 }
                 State::Quarantined => step(&mut self.quarantined),
-                State::Free | State::Writing(_) => {}
+                State::Free | State::Writing { .. } => {}
             }
         }
         if matches!(state, State::Present { lasting: Lasting::Never, .. }) {
@@ -397,22 +411,26 @@ impl Table {
         }
     }
 
-    /// The bytes of these blocks could not be synced. They stay readable; what the journal must hear instead of them: that
-    /// the blocks before them are gone.
-    pub(crate) fn give_up(&mut self, unsynced: &[Record]) -> Vec<Record> {
-        let mut gone = Vec::new();
-        for &Record { slot, generation, .. } in unsynced {
-            let entry = &self.slots[slot.index()];
-            if entry.recorded {
-                gone.push(Record { slot, generation, state: RecordState::Free });
-            }
-            if entry.generation == generation
-                && let State::Present { content, lasting: Lasting::NotYet } = entry.state
-            {
-                self.set_state(slot, State::Present { content, lasting: Lasting::Never });
+    /// The bytes of these blocks could not be synced. What the journal must hear instead of them: that the blocks before them
+    /// are gone.
+    pub(crate) fn give_up(&self, unsynced: &[Record]) -> Vec<Record> {
+        let recorded = unsynced.iter().filter(|record| self.slots[record.slot.index()].recorded);
+        recorded.map(|record| Record { state: RecordState::Free, ..*record }).collect()
+    }
+
+    /// A sync of the file failed whose slots `lies_there` picks. It may have been that of any byte written before, and the next sync
+    /// would not say so: nothing of it in slots `from .. from + count` that is not durable may become so.
+    pub(crate) fn distrust_unsynced(&mut self, from: u32, count: u32, lies_there: impl Fn(BlockId) -> bool) {
+        let end = from.saturating_add(count).min(self.num_slots());
+        for slot in (from..end).map(BlockId).filter(|slot| lies_there(*slot)) {
+            match self.slots[slot.index()].state {
+                State::Writing { doom, .. } => self.set_state(slot, State::Writing { doom, unsynced: true }),
+                State::Present { content, lasting: Lasting::NotYet } => {
+                    self.set_state(slot, State::Present { content, lasting: Lasting::Never });
+                }
+                _ => {}
             }
         }
-        gone
     }
 
     /// These records could not be written: they are due again.

@@ -431,6 +431,37 @@ fn group_commits_write_what_they_could_not_sync_again_by_themselves() {
     assert_eq!(engine.stats().commit_failures, 3);
 }
 
+/// Mutation that makes it fail: `commit::distrust_unsynced` does nothing, or only for blocks that are there already.
+#[test]
+fn what_was_written_while_a_sync_failed_is_not_durable_with_the_next() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(lazy_config(4), &medium);
+    assert!(all_good(&write(&engine, &[(3, 3)])));
+    assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 1);
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    medium.inject(SLOT_FILE, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
+    medium.hold_syncs();
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| engine.flush(PATIENCE));
+        assert!(medium.wait_for_held(1, PATIENCE));
+        // One that ends before the sync fails, and one that runs.
+        assert!(all_good(&write(&engine, &[(1, 1)])));
+        medium.hold();
+        let running = scope.spawn(|| write(&engine, &[(2, 2)]));
+        assert!(medium.wait_for_held(2, PATIENCE));
+        medium.let_go_of_syncs();
+        assert!(flush.join().unwrap().is_err());
+        medium.let_go();
+        assert!(all_good(&running.join().unwrap()));
+    });
+    assert_eq!((engine.info().unsynced_blocks, engine.durable_blocks()), (3, 1));
+    let report = engine.flush(PATIENCE).unwrap();
+    assert_eq!((report.durable_blocks, report.pending_blocks), (4, 0));
+    let (after, recovered) = open(lazy_config(4), &medium.crash(1));
+    assert_eq!(recovered.blocks.len(), 4);
+    assert!((0..4).all(|number| is_served(&after, number, number.into())));
+}
+
 #[test]
 fn a_block_whose_sync_failed_and_that_the_system_forgot_is_given_up() {
     let medium = SimMedium::new();
