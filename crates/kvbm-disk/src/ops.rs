@@ -5,15 +5,15 @@ use crate::buffer::Fragments;
 use crate::medium::full::Stopped;
 use crate::shared::Shared;
 use crate::slots::Moved;
-use crate::table::Content;
+use crate::table::{Content, Taken};
 use crate::{ContentCrc, Corruption, OpDone, OpError, OpOutcome};
 use std::io::ErrorKind;
 
 /// An operation that has its slot: the transfer may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
-    /// With the checksum that the bytes must have.
-    Read { expected: u64 },
+    /// With what the slot holds.
+    Read { taken: Taken },
     /// With the checksum of the bytes.
     Write { checksum: u64 },
 }
@@ -21,8 +21,8 @@ pub(crate) enum Begun {
 /// An operation whose transfer is over, and what is known of its bytes.
 #[derive(Debug)]
 pub(crate) enum Over {
-    /// With the checksum that the bytes must have, and the one that they have.
-    Read { expected: u64, found: Result<(Moved, u64), Stopped> },
+    /// With what the slot holds, and the checksum that the bytes have.
+    Read { taken: Taken, found: Result<(Moved, u64), Stopped> },
     /// With the checksum of the bytes.
     Write { checksum: u64, result: Result<Moved, Stopped> },
 }
@@ -38,8 +38,8 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
     }
     let checksum = match op.kind {
         OpKind::Read => {
-            let expected = shared.table.lock().begin_read(slot, op.identity, bytes)?;
-            return Ok(Begun::Read { expected });
+            let taken = shared.table.lock().begin_read(slot, op.identity, bytes)?;
+            return Ok(Begun::Read { taken });
         }
         OpKind::Write(Source::Trust(checksum)) => checksum,
         OpKind::Write(source) => {
@@ -63,11 +63,11 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
 /// As for [`begin`]; the transfer is over.
 pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>, shared: &Shared) -> Over {
     match begun {
-        Begun::Read { expected } => {
+        Begun::Read { taken } => {
             // SAFETY: by the caller's contract; the read is over and the memory still ours.
             let sum =
                 |moved| (moved, shared.checksums.bind(&op.identity, unsafe { content_crc(&op.fragments) }));
-            Over::Read { expected, found: result.map(sum) }
+            Over::Read { taken, found: result.map(sum) }
         }
         Begun::Write { checksum } => Over::Write { checksum, result },
     }
@@ -76,7 +76,7 @@ pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>,
 /// Gives the slot back, and says what came of the operation.
 pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
     match over {
-        Over::Read { expected, found } => end_read(op, expected, found, shared),
+        Over::Read { taken, found } => end_read(op, taken, found, shared),
         Over::Write { checksum, result } => end_write(op, checksum, result, shared),
     }
 }
@@ -96,11 +96,12 @@ pub(crate) const fn name(kind: OpKind) -> &'static str {
     }
 }
 
-fn end_read(op: &Op, expected: u64, found: Result<(Moved, u64), Stopped>, shared: &Shared) -> OpOutcome {
+fn end_read(op: &Op, taken: Taken, found: Result<(Moved, u64), Stopped>, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
     let verdict = match found {
         Ok((moved, found)) => {
             count_moved(shared, moved);
+            let expected = taken.checksum;
             if found == expected {
                 Ok(OpDone { checksum: found, bytes })
             } else {
@@ -119,7 +120,7 @@ fn end_read(op: &Op, expected: u64, found: Result<(Moved, u64), Stopped>, shared
         table.end_read(slot);
         match verdict {
             Ok(_) => table.prove(slot),
-            Err(_) => return table.refute(slot),
+            Err(_) => return table.refute_taken(slot, taken),
         }
         false
     });

@@ -13,6 +13,15 @@ pub(crate) struct Content {
     pub(crate) bytes: u64,
 }
 
+/// What a read found when it took its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// That the bytes must have.
+    pub(crate) checksum: u64,
+    generation: u64,
+    unproven: bool,
+}
+
 /// What happened to a slot while it was being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doom {
@@ -222,13 +231,13 @@ impl Table {
         result
     }
 
-    /// The slot's checksum, if it holds exactly this block. The slot is not overwritten until [`Table::end_read`].
+    /// Takes a slot for a read, if it holds exactly this block. The slot is not overwritten until [`Table::end_read`].
     pub(crate) fn begin_read(
         &mut self,
         slot: BlockId,
         identity: BlockIdentity,
         requested: u64,
-    ) -> Result<u64, OpError> {
+    ) -> Result<Taken, OpError> {
         let entry = self.entry(slot)?;
         let content = match entry.state {
             State::Present { content, .. } => content,
@@ -244,7 +253,8 @@ impl Table {
             return Err(OpError::Corrupt { slot, identity, cause });
         }
         entry.readers += 1;
-        Ok(content.checksum)
+        let Slot { generation, unproven, .. } = *entry;
+        Ok(Taken { checksum: content.checksum, generation, unproven })
     }
 
     pub(crate) fn end_read(&mut self, slot: BlockId) {
@@ -270,6 +280,17 @@ impl Table {
             self.quarantine(slot);
         }
         unproven
+    }
+
+    /// [`Table::refute`] for a read that took the slot. Where the slot changed meanwhile, somebody has judged it already: another
+    /// read may have freed it, and it is as good as any then.
+    pub(crate) fn refute_taken(&mut self, slot: BlockId, taken: Taken) -> bool {
+        match self.entry(slot) {
+            Ok(entry) if entry.generation != taken.generation => {
+                taken.unproven && entry.state != State::Quarantined
+            }
+            _ => self.refute(slot),
+        }
     }
 
     pub(crate) fn release(&mut self, slot: BlockId) {
@@ -367,7 +388,9 @@ impl Table {
     /// The block was written again, and the journal has yet to hear of it, or it is lost. Whether it was still there.
     pub(crate) fn end_renewal(&mut self, slot: BlockId, generation: u64, written: bool) -> bool {
         self.end_read(slot);
-        let Some((_, &content)) = self.block(slot).filter(|(now, _)| *now == generation) else { return false };
+        let Some((_, &content)) = self.block(slot).filter(|(now, _)| *now == generation) else {
+            return false;
+        };
         let renewed = State::Present { content, lasting: Lasting::NotYet };
         self.change(slot, if written { renewed } else { State::Free });
         true

@@ -109,6 +109,30 @@ fn slots_cut_short_by_a_crash_are_told_from_bad_ones() {
     assert!(open(lazy_config(3), &torn).1.clean);
 }
 
+/// Mutation that makes it fail: `Table::refute_taken` does not look at the generation.
+#[test]
+fn a_slot_cut_short_by_a_crash_is_free_after_two_reads_at_a_time() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(lazy_config(3), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    engine.flush(PATIENCE).unwrap();
+    let torn = medium.crash(1);
+    torn.edit(SLOT_FILE, |bytes| bytes[0] ^= 1);
+    let (engine, _) = open(lazy_config(3), &torn);
+    torn.hold();
+    std::thread::scope(|scope| {
+        let reads = [(); 2].map(|()| scope.spawn(|| read(&engine, 0, 0)));
+        assert!(torn.wait_for_held(2, PATIENCE));
+        torn.let_go();
+        for read in reads {
+            let outcome = read.join().unwrap();
+            assert!(matches!(outcome, Err(OpError::CutShort { slot: BlockId(0) })), "{outcome:?}");
+        }
+    });
+    assert_eq!((engine.stats().cut_short, engine.info().quarantined_slots), (2, 0));
+    assert!(all_good(&write(&engine, &[(0, 7)])) && is_served(&engine, 0, 7));
+}
+
 #[test]
 fn killed_without_a_last_commit() {
     let from = tempfile::tempdir().unwrap();

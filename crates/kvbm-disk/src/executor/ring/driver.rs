@@ -115,7 +115,8 @@ impl<P: Port> Driver<P> {
                 // They may have more to do.
             } else if self.free.len() == self.seats.len() && self.standing.is_empty() && taken.closed {
                 return;
-            } else if self.free.is_empty() || self.standing.is_empty() && (taken.closed || self.queue.sleep()) {
+            } else if self.free.is_empty() || self.standing.is_empty() && (taken.closed || self.queue.sleep())
+            {
                 // A closed queue brings nothing more, so only the device is waited for.
                 self.port.wait(&mut completed);
                 self.queue.awake();
