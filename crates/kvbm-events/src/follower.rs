@@ -46,6 +46,12 @@ impl<S: SnapshotSource> IndexFollower<S> {
         Self { subscriber, snapshots, index, resync, covered, stats }
     }
 
+    /// Remembers at most `bytes` of events of a stream while its snapshot is under way, instead of [`Resync::MAX_BYTES`].
+    #[must_use]
+    pub fn remembering(self, bytes: usize) -> Self {
+        Self { resync: Resync::new(bytes), ..self }
+    }
+
     /// The index.
     pub const fn index(&self) -> &KvIndex {
         &self.index

@@ -1,18 +1,20 @@
 //! What has to be made up for after a loss, until a snapshot has done so.
 
 use crate::{Delivery, KvEvent, Snapshot, SnapshotSource, SourceId, StreamId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// The streams of which a follower may know something wrong.
 ///
 /// A snapshot takes its time, and events go on meanwhile: those of a suspect stream are remembered, so that whatever the
-/// snapshot does not know yet is applied again on top of it. Where too many would have to be, the next snapshot has to be
-/// newer than all that came.
-#[derive(Debug, Default)]
+/// snapshot does not know yet is applied again on top of it. Once the number is known that the snapshot under way begins
+/// with, only what follows it is kept. Where that is too much, the oldest go, and the snapshot has to be newer than they were.
+#[derive(Debug)]
 pub struct Resync {
     suspects: BTreeMap<StreamId, Suspect>,
-    /// Events that are remembered, of all streams together.
-    remembered: usize,
+    /// Most bytes of remembered events: of each stream whose snapshot is under way, and of all others together.
+    most: usize,
+    /// Bytes of the events of streams whose snapshot is not under way.
+    waiting: usize,
 }
 
 #[derive(Debug, Default)]
@@ -20,7 +22,11 @@ struct Suspect {
     /// The snapshot has to be the state after every event below this number.
     reach: u64,
     /// Every event from `reach` on that has come.
-    since: Vec<KvEvent>,
+    since: VecDeque<KvEvent>,
+    /// What they take.
+    bytes: usize,
+    /// Whether somebody fetches its snapshot.
+    is_under_way: bool,
 }
 
 /// What makes a stream right again: forget all of it, then take in the snapshot, then apply these events.
@@ -35,43 +41,39 @@ pub struct Repair {
 }
 
 impl Resync {
-    /// Most events that are remembered while snapshots are under way: some 50 MiB.
-    pub const MAX_REMEMBERED: usize = 1 << 18;
+    /// Most bytes of events that are remembered by default: of each stream whose snapshot is under way, which are few at a time
+    /// ([`RemoteSnapshots::MAX_FETCHES`](crate::RemoteSnapshots::MAX_FETCHES)), and of all that wait for theirs together. A stream
+    /// is made right as long as less than this comes of it between the first and the last part of its snapshot: some 300,000 events.
+    pub const MAX_BYTES: usize = 64 << 20;
+
+    /// Nothing is suspect. At most `most` bytes are remembered; see [`Self::MAX_BYTES`].
+    pub const fn new(most: usize) -> Self {
+        Self { suspects: BTreeMap::new(), most, waiting: 0 }
+    }
 
     /// Takes note of what came. Costs nothing for a stream that has lost nothing.
     pub fn note(&mut self, delivery: &Delivery) {
         match delivery {
-            Delivery::Events { stream, events } => self.remember(*stream, events),
+            Delivery::Events { stream, events } => {
+                if let Some(suspect) = self.suspects.get_mut(stream) {
+                    suspect.remember(events, &mut self.waiting, self.most);
+                }
+            }
             Delivery::Gap { stream, missing } => {
-                let suspect = self.suspects.entry(*stream).or_default();
                 // All that was remembered is older than the end of this gap.
-                self.remembered -= suspect.since.len();
-                *suspect = Suspect { reach: suspect.reach.max(missing.end), since: Vec::new() };
+                self.suspects.entry(*stream).or_default().needs(missing.end, &mut self.waiting);
             }
             Delivery::Restarted { .. } => {}
         }
     }
 
-    fn remember(&mut self, stream: StreamId, events: &[KvEvent]) {
-        let Some(suspect) = self.suspects.get_mut(&stream) else { return };
-        let Some(last) = events.last() else { return };
-        if self.remembered + events.len() > Self::MAX_REMEMBERED {
-            self.remembered -= suspect.since.len();
-            *suspect = Suspect { reach: last.sequence.saturating_add(1), since: Vec::new() };
-            return;
-        }
-        let fresh = events.partition_point(|event| event.sequence < suspect.reach);
-        suspect.since.extend_from_slice(&events[fresh..]);
-        self.remembered += events.len() - fresh;
-    }
-
     /// Nothing has to be made up for any more at this source: it is gone, or has begun a new life.
     pub fn forget(&mut self, source: SourceId, snapshots: &mut impl SnapshotSource) {
-        let remembered = &mut self.remembered;
+        let waiting = &mut self.waiting;
         self.suspects.retain(|stream, suspect| {
             let stays = stream.source != source;
             if !stays {
-                *remembered -= suspect.since.len();
+                suspect.settle(0, waiting);
                 snapshots.cancel(*stream);
             }
             stays
@@ -85,12 +87,13 @@ impl Resync {
             let snapshot = snapshots.snapshot(stream, suspect.reach);
             // An older one would leave the gap.
             let Some(snapshot) = snapshot.filter(|found| found.next_sequence >= suspect.reach) else {
+                suspect.is_fetched_from(snapshots.under_way(stream), &mut self.waiting, self.most);
                 continue;
             };
-            let mut since = std::mem::take(&mut suspect.since);
-            self.remembered -= since.len();
-            since.drain(..since.partition_point(|event| event.sequence < snapshot.next_sequence));
-            repairs.push(Repair { stream, snapshot, since });
+            suspect.needs(snapshot.next_sequence, &mut self.waiting);
+            repairs.push(Repair { stream, snapshot, since: std::mem::take(&mut suspect.since).into() });
+            // What is left of it is the caller's now.
+            suspect.settle(0, &mut self.waiting);
         }
         for repair in &repairs {
             self.suspects.remove(&repair.stream);
@@ -107,6 +110,70 @@ impl Resync {
     pub fn is_empty(&self) -> bool {
         self.suspects.is_empty()
     }
+}
+
+impl Default for Resync {
+    fn default() -> Self {
+        Self::new(Self::MAX_BYTES)
+    }
+}
+
+impl Suspect {
+    fn remember(&mut self, events: &[KvEvent], waiting: &mut usize, most: usize) {
+        let fresh = &events[events.partition_point(|event| event.sequence < self.reach)..];
+        self.since.extend(fresh.iter().cloned());
+        self.settle(self.bytes + fresh.iter().map(bytes_of).sum::<usize>(), waiting);
+        self.fit(waiting, most);
+    }
+
+    /// The snapshot has to be the state after every event below `reach`: no event below it is needed any more.
+    fn needs(&mut self, reach: u64, waiting: &mut usize) {
+        self.reach = self.reach.max(reach);
+        while self.since.front().is_some_and(|event| event.sequence < self.reach) {
+            self.forget_oldest(waiting);
+        }
+    }
+
+    /// Whether a snapshot is under way, and the number from which on events are not in it.
+    fn is_fetched_from(&mut self, from: Option<u64>, waiting: &mut usize, most: usize) {
+        if from.is_some() != self.is_under_way {
+            let bytes = self.bytes;
+            self.settle(0, waiting);
+            self.is_under_way = from.is_some();
+            self.settle(bytes, waiting);
+            self.fit(waiting, most);
+        }
+        self.needs(from.unwrap_or(0), waiting);
+    }
+
+    fn fit(&mut self, waiting: &mut usize, most: usize) {
+        while (if self.is_under_way { self.bytes } else { *waiting }) > most {
+            let Some(oldest) = self.since.front() else { return };
+            self.reach = oldest.sequence.saturating_add(1);
+            self.forget_oldest(waiting);
+        }
+    }
+
+    fn forget_oldest(&mut self, waiting: &mut usize) {
+        if let Some(event) = self.since.pop_front() {
+            self.settle(self.bytes - bytes_of(&event), waiting);
+        }
+    }
+
+    /// It takes so many bytes now.
+    fn settle(&mut self, bytes: usize, waiting: &mut usize) {
+        if !self.is_under_way {
+            *waiting = *waiting - self.bytes + bytes;
+        }
+        self.bytes = bytes;
+    }
+}
+
+/// What an event takes.
+fn bytes_of(event: &KvEvent) -> usize {
+    let pair = |(key, value): &(String, String)| size_of::<(String, String)>() + key.len() + value.len();
+    let extra: usize = event.extra.iter().map(pair).sum();
+    size_of::<KvEvent>() + extra + event.unknown.bytes().len()
 }
 
 #[cfg(test)]
@@ -145,7 +212,7 @@ mod tests {
         assert!(resync.ask(&mut at(7)).is_empty(), "from before the end of the gap");
         resync.note(&events(1, 20..22));
         assert_eq!(numbers(&resync.ask(&mut at(18))), [18, 19, 20, 21]);
-        assert!(resync.is_empty() && resync.remembered == 0);
+        assert_eq!((resync.is_empty(), resync.waiting), (true, 0));
         resync.note(&gap(1, 22..23));
         resync.note(&events(1, 23..25));
         assert_eq!(numbers(&resync.ask(&mut at(40))), [0; 0], "it is ahead of all that came");
@@ -157,38 +224,99 @@ mod tests {
         resync.note(&gap(1, 0..8));
         resync.note(&events(1, 8..10));
         resync.note(&gap(1, 10..12));
-        assert_eq!(resync.remembered, 0);
+        assert_eq!(resync.waiting, 0);
         assert!(resync.ask(&mut at(10)).is_empty());
         assert_eq!(resync.ask(&mut at(12)).len(), 1);
     }
 
+    /// What an event of these tests takes.
+    const EVENT: usize = size_of::<KvEvent>();
+
     #[test]
     fn what_is_remembered_is_bounded_and_no_less_right() {
-        let mut resync = Resync::default();
+        let mut resync = Resync::new(100 * EVENT);
         resync.note(&gap(1, 0..1));
         resync.note(&gap(2, 0..1));
-        let most = Resync::MAX_REMEMBERED as u64;
-        resync.note(&events(1, 1..most));
+        resync.note(&events(1, 1..101));
         resync.note(&events(2, 1..3));
-        assert_eq!(resync.remembered, Resync::MAX_REMEMBERED - 1, "the second stream remembers nothing");
-        assert_eq!(numbers(&resync.ask(&mut at(most - 2))), [most - 2, most - 1]);
+        assert_eq!(resync.waiting, 100 * EVENT, "the second stream remembers nothing");
+        assert_eq!(numbers(&resync.ask(&mut at(99))), [99, 100]);
         resync.note(&gap(2, 3..4));
         resync.note(&events(2, 4..6));
-        assert_eq!(resync.suspects().collect::<Vec<_>>(), [stream(2)]);
-        let mut cancelled = Cancelled(Vec::new());
+        assert_eq!((resync.suspects().collect::<Vec<_>>(), resync.waiting), (vec![stream(2)], 2 * EVENT));
+        let mut cancelled = Fetched::default();
         resync.forget(SourceId(2), &mut cancelled);
-        assert_eq!((cancelled.0, resync.remembered), (vec![stream(2)], 0));
+        assert_eq!((cancelled.cancelled, resync.waiting), (vec![stream(2)], 0));
     }
 
-    struct Cancelled(Vec<StreamId>);
+    /// Mutations that make it fail: one budget for all streams; `fit` that forgets all that is remembered; `ask` that does not
+    /// ask how far a snapshot is.
+    #[test]
+    fn a_snapshot_under_way_is_kept_up_with_whatever_comes_of_other_streams() {
+        let mut resync = Resync::new(100 * EVENT);
+        (1..=3).for_each(|source| resync.note(&gap(source, 0..1)));
+        let mut fetched = Fetched::default();
+        // The first two are asked for their snapshots; the third is not, and says much.
+        fetched.under_way.extend([(stream(1), 0), (stream(2), 0)]);
+        assert!(resync.ask(&mut fetched).is_empty());
+        (1..=3).for_each(|source| resync.note(&events(source, 1..500)));
+        // Their snapshots begin with what was said last.
+        fetched.under_way.extend([(stream(1), 490), (stream(2), 450)]);
+        assert!(resync.ask(&mut fetched).is_empty());
+        let kept = |resync: &Resync, source| resync.suspects[&stream(source)].since.len();
+        assert_eq!([1, 2, 3].map(|source| kept(&resync, source)), [10, 50, 100], "what may be needed");
+        (1..=3).for_each(|source| resync.note(&events(source, 500..580)));
+        fetched.there = vec![(stream(1), 490), (stream(2), 450)];
+        let repairs = resync.ask(&mut fetched);
+        assert_eq!(repairs.iter().map(|repair| repair.stream.source.0).collect::<Vec<_>>(), [1]);
+        assert_eq!(numbers(&repairs), (490..580).collect::<Vec<_>>());
+        assert_eq!(
+            fetched.reach[&stream(2)],
+            480,
+            "of the second too much came: from here on it is remembered"
+        );
+        // Its next snapshot is not under way yet: it is remembered with the others.
+        fetched.under_way.clear();
+        assert!(resync.ask(&mut fetched).is_empty());
+        assert!(resync.waiting <= 100 * EVENT && kept(&resync, 2) + kept(&resync, 3) <= 100);
+        assert_eq!(resync.ask(&mut at(580)).len(), 2);
+        assert_eq!(resync.waiting, 0);
+    }
 
-    impl SnapshotSource for Cancelled {
-        fn snapshot(&mut self, _stream: StreamId, _reach: u64) -> Option<Snapshot> {
-            None
+    #[test]
+    fn what_goes_with_an_event_counts_too() {
+        let mut large = KvEvent::new(1, EventKind::Cleared);
+        large.extra = vec![("k".repeat(10), "v".repeat(1000))];
+        assert!(bytes_of(&large) > EVENT + 1010);
+        let mut resync = Resync::new(EVENT + 500);
+        resync.note(&gap(1, 0..1));
+        resync.note(&Delivery::Events { stream: stream(1), events: vec![large] });
+        assert_eq!((resync.waiting, resync.suspects[&stream(1)].reach), (0, 2));
+    }
+
+    /// Snapshots that take their time.
+    #[derive(Default)]
+    struct Fetched {
+        under_way: BTreeMap<StreamId, u64>,
+        there: Vec<(StreamId, u64)>,
+        /// How far each was last asked to reach.
+        reach: BTreeMap<StreamId, u64>,
+        cancelled: Vec<StreamId>,
+    }
+
+    impl SnapshotSource for Fetched {
+        fn snapshot(&mut self, stream: StreamId, reach: u64) -> Option<Snapshot> {
+            self.reach.insert(stream, reach);
+            let there = self.there.iter().find(|(of, _)| *of == stream);
+            there.map(|(_, next_sequence)| Snapshot { next_sequence: *next_sequence, blocks: Vec::new() })
+        }
+
+        fn under_way(&self, stream: StreamId) -> Option<u64> {
+            self.under_way.get(&stream).copied()
         }
 
         fn cancel(&mut self, stream: StreamId) {
-            self.0.push(stream);
+            self.cancelled.push(stream);
         }
     }
 }

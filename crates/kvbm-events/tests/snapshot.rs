@@ -232,3 +232,99 @@ fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end(
         );
     }
 }
+
+/// Mutations that make it fail: a last part that is not waited with; a window of one; a part that a helper failed at and nobody
+/// asks for again.
+#[test]
+fn several_parts_are_under_way_at_a_time_and_the_last_comes_last() {
+    let transport = Arc::new(InProcessTransport::default());
+    let server = SnapshotServer::new(|_| {
+        Some(Snapshot { next_sequence: 10, blocks: (0..100_000).map(block).collect() })
+    });
+    let (now, most) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
+    let (asked, seen) = (Arc::new(std::sync::Mutex::new(Vec::new())), Arc::clone(&most));
+    let (parts, failed) = (Arc::clone(&asked), AtomicU64::new(0));
+    let responder = move |question: &[u8]| {
+        let part = Question::decode(question).unwrap().part;
+        parts.lock().unwrap().push(part);
+        let here = now.fetch_add(1, Ordering::SeqCst) + 1;
+        seen.fetch_max(here, Ordering::SeqCst);
+        // Those between the first and the last are here at once with others.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while (1..12).contains(&part) && seen.load(Ordering::SeqCst) < 3 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        now.fetch_sub(1, Ordering::SeqCst);
+        // One of them gets no answer: if it only helped, the part is asked for again.
+        let is_lost = part == 2 && failed.fetch_add(1, Ordering::SeqCst) == 0;
+        if is_lost { Answer::Nothing.encode().into() } else { server.answer(question) }
+    };
+    let _answering = transport.answer(SourceId(5), Arc::new(responder)).unwrap();
+    let snapshots = RemoteSnapshots::new(transport);
+    // If it did more than help, the whole has failed and is asked for anew.
+    let snapshot = (0..3).find_map(|_| snapshots.fetch(stream(1), 5)).unwrap();
+    assert!(snapshot.blocks.iter().zip(0..).all(|(found, n)| *found == block(n)));
+    assert_eq!(snapshot.blocks.len(), 100_000);
+    assert!(most.load(Ordering::SeqCst) >= 3, "at a time");
+    assert_eq!(asked.lock().unwrap().last(), Some(&12));
+}
+
+/// Three sources of more than 100,000 blocks each, which publish whenever they are asked for a part, and one that never answers
+/// and publishes as much as all of them. What a source publishes during its snapshot fits into what is remembered; of two it does not.
+///
+/// Mutation that makes it fail: one budget for all streams (`Suspect::is_under_way` always false).
+#[test]
+fn multi_part_snapshots_converge_while_every_source_publishes_and_little_is_remembered() {
+    const BLOCKS: u32 = 110_000;
+    const SILENT: usize = 3;
+    let transport = Arc::new(InProcessTransport::default());
+    let worlds: Vec<World> = (0..=SILENT).map(|_| World::new(10_000)).collect();
+    let manager = |(id, world): (u64, &World)| {
+        (0..BLOCKS).for_each(|number| world.toggle(number, 2));
+        let config = PublisherConfig { max_age: Duration::ZERO, ..PublisherConfig::default() };
+        let mut manager = EventManager::new(config, SourceId(id), Epoch(1), transport.clone()).unwrap();
+        manager.add_shard(0, world.clone()).unwrap();
+        std::sync::Mutex::new(manager)
+    };
+    let managers: Arc<Vec<_>> = Arc::new((0..).zip(&worlds).map(manager).collect());
+    let changing = worlds.clone();
+    let publish = Arc::new(move |source: usize, changes: u32| {
+        let mut manager = managers[source].lock().unwrap();
+        (0..changes).for_each(|number| changing[source].toggle(number * 7 % BLOCKS, 1));
+        manager.pump(Instant::now()).unwrap();
+    });
+    let subscriber = Subscriber::new(transport.subscribe().unwrap());
+    let mut answering = Vec::new();
+    for (source, world) in worlds[..SILENT].iter().enumerate() {
+        let (world, publish) = (world.clone(), Arc::clone(&publish));
+        let server = SnapshotServer::new(move |_| Some(world.snapshot()));
+        let responder = move |question: &[u8]| {
+            // Much before the snapshot is taken, and some with each of its fourteen parts.
+            let changes = if Question::decode(question).unwrap().part == 0 { 3_000 } else { 120 };
+            publish(source, changes);
+            publish(SILENT, changes);
+            server.answer(question)
+        };
+        answering.push(transport.answer(SourceId(source as u64), Arc::new(responder)).unwrap());
+    }
+    let follower = IndexFollower::new(subscriber, RemoteSnapshots::new(transport), KvIndex::default());
+    let mut follower = follower.remembering(2_400 * size_of::<kvbm_events::KvEvent>());
+    (0..=SILENT).for_each(|source| publish(source, 1));
+    let is_right = |follower: &IndexFollower<RemoteSnapshots>| {
+        if follower.suspects().any(|stream| stream.source.0 < SILENT as u64) {
+            return false;
+        }
+        (0..).zip(&worlds[..SILENT]).all(|(id, world)| {
+            let wanted = world.snapshot().blocks;
+            let wanted: BTreeSet<_> = wanted.iter().map(|b| (b.identity.hash, b.location.tier)).collect();
+            let holdings = follower.index().holdings().filter(|(place, ..)| place.source == SourceId(id));
+            let found: BTreeSet<_> = holdings.map(|(place, _, hash)| (hash, place.location.tier)).collect();
+            found == wanted
+        })
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !is_right(&follower) {
+        assert!(Instant::now() < deadline, "{:?}", follower.stats());
+        follower.poll(Duration::from_millis(1)).unwrap();
+    }
+}

@@ -1,12 +1,13 @@
-//! The follower's side: fetches snapshots part by part, each on a thread of its own.
+//! The follower's side: fetches snapshots in the background, several parts of each at a time.
 
-use super::wire::{Answer, Question};
+use super::wire::{Answer, Part, Question};
 use super::{Snapshot, SnapshotSource};
-use crate::{EventTransport, StreamId};
+use crate::{EventBlock, EventTransport, StreamId};
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
-use std::collections::HashMap;
-use std::sync::Arc;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Asks sources for their snapshots over a transport, without keeping its owner waiting: a question that was begun says `None`
@@ -29,12 +30,21 @@ struct Asker {
 /// A question that was begun.
 struct Fetch {
     answer: Receiver<Option<Snapshot>>,
-    unwanted: Arc<AtomicBool>,
+    told: Arc<Told>,
+}
+
+/// What a fetch and who wants it tell each other.
+#[derive(Default)]
+struct Told {
+    /// Nobody wants it any more.
+    unwanted: AtomicBool,
+    /// The snapshot's, known with its first part.
+    next_sequence: OnceLock<u64>,
 }
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        self.unwanted.store(true, Ordering::Relaxed);
+        self.told.unwanted.store(true, Ordering::Relaxed);
     }
 }
 
@@ -51,8 +61,11 @@ impl RemoteSnapshots {
     /// How long all parts of a snapshot may take together.
     pub const WHOLE: Duration = Duration::from_secs(60);
 
-    /// Most snapshots that are fetched at a time, and so most threads.
+    /// Most snapshots that are fetched at a time.
     pub const MAX_FETCHES: usize = 8;
+
+    /// Parts of a snapshot that are asked for at a time, each on a thread of its own.
+    pub const WINDOW: u32 = 4;
 
     const FIRST_PAUSE: Duration = Duration::from_millis(50);
     const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -72,7 +85,7 @@ impl RemoteSnapshots {
 
     /// Fetches a snapshot and waits for it, [`Self::WHOLE`] at most. `None` when the source does not answer or cannot reach so far.
     pub fn fetch(&self, stream: StreamId, reach: u64) -> Option<Snapshot> {
-        self.asker.fetch(stream, reach, &AtomicBool::new(false))
+        self.asker.fetch(stream, reach, &Told::default())
     }
 
     /// Begins to fetch, unless the source is to be left alone or enough others are being fetched.
@@ -87,17 +100,17 @@ impl RemoteSnapshots {
             return;
         }
         let (answer, answered) = bounded(1);
-        let unwanted = Arc::new(AtomicBool::new(false));
-        let (asker, thread, stop) = (self.asker.clone(), Arc::clone(&self.threads), Arc::clone(&unwanted));
+        let told = Arc::new(Told::default());
+        let (asker, thread, tell) = (self.asker.clone(), Arc::clone(&self.threads), Arc::clone(&told));
         let work = move || {
-            let found = asker.fetch(stream, reach, &stop);
+            let found = asker.fetch(stream, reach, &tell);
             // The place is free before the answer is there. Nobody may want it any more.
             drop((asker, thread));
             let _ = answer.try_send(found);
         };
         // Without a thread the answer never comes: that is silence as well.
         let _ = std::thread::Builder::new().name("kvbm-snapshot".into()).spawn(work);
-        self.fetches.insert(stream, Fetch { answer: answered, unwanted });
+        self.fetches.insert(stream, Fetch { answer: answered, told });
     }
 
     fn leave_alone(&mut self, stream: StreamId) {
@@ -114,7 +127,14 @@ impl SnapshotSource for RemoteSnapshots {
     fn snapshot(&mut self, stream: StreamId, reach: u64) -> Option<Snapshot> {
         if let Some(fetch) = self.fetches.get(&stream) {
             let found = match fetch.answer.try_recv() {
-                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Empty) => {
+                    // More was lost since, or could not be remembered: it would be thrown away in the end.
+                    if fetch.told.next_sequence.get().is_some_and(|next| *next < reach) {
+                        self.fetches.remove(&stream);
+                        self.leave_alone(stream);
+                    }
+                    return None;
+                }
                 Ok(found) => found,
                 Err(TryRecvError::Disconnected) => None,
             };
@@ -134,6 +154,10 @@ impl SnapshotSource for RemoteSnapshots {
         None
     }
 
+    fn under_way(&self, stream: StreamId) -> Option<u64> {
+        self.fetches.get(&stream).map(|fetch| fetch.told.next_sequence.get().copied().unwrap_or(0))
+    }
+
     fn cancel(&mut self, stream: StreamId) {
         self.fetches.remove(&stream);
         self.silent.remove(&stream);
@@ -144,29 +168,97 @@ impl Asker {
     /// Most blocks of a snapshot: more than any pool has, less than a lie could cost.
     const MAX_BLOCKS: usize = 64 << 20;
 
-    fn fetch(&self, stream: StreamId, reach: u64, unwanted: &AtomicBool) -> Option<Snapshot> {
+    fn fetch(&self, stream: StreamId, reach: u64, told: &Told) -> Option<Snapshot> {
         let deadline = Instant::now() + RemoteSnapshots::WHOLE;
-        let mut question = Question { stream, reach, ticket: 0, part: 0 };
-        let mut snapshot = Snapshot::default();
-        while Instant::now() < deadline && !unwanted.load(Ordering::Relaxed) {
-            let asked = question.encode().into();
-            let answer = self.transport.ask(stream.source, &asked, self.timeout).ok()?;
-            let Ok(Answer::Part(part)) = Answer::decode(&answer) else { return None };
-            let same = question.ticket == 0
-                || (part.ticket == question.ticket && part.next_sequence == snapshot.next_sequence);
-            if part.part != question.part || !same || part.next_sequence < reach {
-                return None;
+        let first = self.ask(Question { stream, reach, ticket: 0, part: 0 }, None)?;
+        let _ = told.next_sequence.set(first.next_sequence);
+        let (next_sequence, last) = (first.next_sequence, first.parts - 1);
+        let question = Question { stream, reach, ticket: first.ticket, part: 0 };
+        let parts = Mutex::new(Parts::new(last));
+        let fetch = || self.fetch_parts(question, &first, &parts, told, deadline);
+        let is_whole = std::thread::scope(|scope| {
+            for _ in 1..RemoteSnapshots::WINDOW.min(last.saturating_sub(1)) {
+                // Without help it takes longer.
+                let thread = std::thread::Builder::new().name("kvbm-snapshot-part".into());
+                let _ = thread.spawn_scoped(scope, fetch);
             }
-            (snapshot.next_sequence, question.ticket) = (part.next_sequence, part.ticket);
-            snapshot.blocks.extend(part.blocks);
-            question.part += 1;
-            if question.part >= part.parts {
-                return Some(snapshot);
-            }
-            if snapshot.blocks.len() > Self::MAX_BLOCKS {
-                return None;
+            fetch()
+        });
+        // Where a thread that helped failed, its part is left.
+        if !is_whole || !fetch() {
+            return None;
+        }
+        // The source forgets the snapshot with its last part, so nothing else may be asked for behind it.
+        let end = match last {
+            0 => Vec::new(),
+            part => self.ask(Question { part, ..question }, Some(&first))?.blocks,
+        };
+        let mut blocks = first.blocks;
+        blocks.extend(parts.into_inner().found.into_values().flatten());
+        blocks.extend(end);
+        Some(Snapshot { next_sequence, blocks })
+    }
+
+    /// Fetches parts until there are none to begin with; whether nothing went wrong.
+    fn fetch_parts(
+        &self,
+        question: Question,
+        first: &Part,
+        parts: &Mutex<Parts>,
+        told: &Told,
+        deadline: Instant,
+    ) -> bool {
+        loop {
+            let Some(part) = parts.lock().begin() else { return true };
+            let is_wanted = Instant::now() < deadline && !told.unwanted.load(Ordering::Relaxed);
+            let found = is_wanted.then(|| self.ask(Question { part, ..question }, Some(first))).flatten();
+            let Some(found) = found else {
+                parts.lock().left.push(part);
+                return false;
+            };
+            let mut parts = parts.lock();
+            // A part without any takes room as well.
+            parts.blocks += found.blocks.len().max(64);
+            parts.found.insert(part, found.blocks);
+            if parts.blocks > Self::MAX_BLOCKS {
+                return false;
             }
         }
-        None
+    }
+
+    /// Asks for a part, of the same snapshot as `first`.
+    fn ask(&self, question: Question, first: Option<&Part>) -> Option<Part> {
+        let answer =
+            self.transport.ask(question.stream.source, &question.encode().into(), self.timeout).ok()?;
+        let Ok(Answer::Part(part)) = Answer::decode(&answer) else { return None };
+        let state = |part: &Part| (part.ticket, part.next_sequence, part.parts);
+        let is_asked_for = part.part == question.part && part.next_sequence >= question.reach;
+        (is_asked_for && first.is_none_or(|first| state(first) == state(&part))).then_some(part)
+    }
+}
+
+/// The parts of a snapshot between its first and its last.
+struct Parts {
+    next: u32,
+    end: u32,
+    /// Those whose answer did not come.
+    left: Vec<u32>,
+    found: BTreeMap<u32, Vec<EventBlock>>,
+    blocks: usize,
+}
+
+impl Parts {
+    const fn new(end: u32) -> Self {
+        Self { next: 1, end, left: Vec::new(), found: BTreeMap::new(), blocks: 0 }
+    }
+
+    /// A part that nobody fetches.
+    fn begin(&mut self) -> Option<u32> {
+        if let Some(part) = self.left.pop() {
+            return Some(part);
+        }
+        let new = (self.next < self.end).then_some(self.next);
+        self.next += u32::from(new.is_some());
+        new
     }
 }

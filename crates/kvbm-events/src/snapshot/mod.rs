@@ -26,6 +26,13 @@ pub trait SnapshotSource {
     /// moment: it is asked again.
     fn snapshot(&mut self, stream: StreamId, reach: u64) -> Option<Snapshot>;
 
+    /// Whether a snapshot of the stream is under way, which a later call of [`snapshot`](Self::snapshot) hands over: its
+    /// `next_sequence` as soon as that is known, 0 before. What is published below it need not be remembered.
+    fn under_way(&self, stream: StreamId) -> Option<u64> {
+        let _ = stream;
+        None
+    }
+
     /// Nobody wants the stream's snapshot any more.
     fn cancel(&mut self, stream: StreamId) {
         let _ = stream;
