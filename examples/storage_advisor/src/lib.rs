@@ -64,11 +64,19 @@ struct Chain {
     heat: Heat,
 }
 
-/// What was removed from a place since it was last proposed for compaction.
+/// How full a place is, and how full it was.
 #[derive(Clone, Copy, Debug, Default)]
-struct Churn {
+struct Room {
     live_bytes: u64,
-    removed_bytes: u64,
+    /// Most of them at any time since it was empty or last rewritten: storage takes new blocks into the holes of old ones.
+    peak_bytes: u64,
+}
+
+impl Room {
+    /// What was removed, and not filled again.
+    const fn hole_bytes(self) -> u64 {
+        self.peak_bytes.saturating_sub(self.live_bytes)
+    }
 }
 
 /// What a block is called, whatever prefix is told along with it.
@@ -79,7 +87,7 @@ type BlockKey = (NamespaceId, GroupId, SequenceHash);
 pub struct Advisor {
     policy: Policy,
     chains: HashMap<Prefix, Chain>,
-    places: BTreeMap<PlaceKey, (Location, Churn)>,
+    places: BTreeMap<PlaceKey, (Location, Room)>,
     /// The prefix that each block is kept below: that of who told of it first.
     prefixes: HashMap<BlockKey, SequenceHash>,
     refused: u64,
@@ -107,7 +115,7 @@ impl Advisor {
 
     /// Bytes by place, of one source or all together.
     pub fn bytes_on(&self, tier: Tier) -> u64 {
-        self.places.values().filter(|(place, _)| place.tier == tier).map(|(_, churn)| churn.live_bytes).sum()
+        self.places.values().filter(|(place, _)| place.tier == tier).map(|(_, room)| room.live_bytes).sum()
     }
 
     /// Takes events of a stream in, in their order.
@@ -204,8 +212,9 @@ impl Advisor {
         let holder = Holder::new(stream, block.location);
         if !entry.holders.contains(&holder) {
             entry.holders.push(holder);
-            let place = self.places.entry(holder.place()).or_insert((block.location, Churn::default()));
-            place.1.live_bytes += block.block_bytes;
+            let (_, room) = self.places.entry(holder.place()).or_insert((block.location, Room::default()));
+            room.live_bytes += entry.bytes;
+            room.peak_bytes = room.peak_bytes.max(room.live_bytes);
         }
     }
 
@@ -219,9 +228,8 @@ impl Advisor {
         if known.holders.len() == before {
             return;
         }
-        if let Some((_, churn)) = self.places.get_mut(&holder.place()) {
-            churn.live_bytes = churn.live_bytes.saturating_sub(known.bytes);
-            churn.removed_bytes += known.bytes;
+        if let Some((_, room)) = self.places.get_mut(&holder.place()) {
+            room.live_bytes = room.live_bytes.saturating_sub(known.bytes);
         }
         if known.holders.is_empty() {
             chain.blocks.remove(&hash);

@@ -1,9 +1,9 @@
 //! What is proposed, and when.
 
-use crate::{Advisor, Chain, Holder, PlaceKey, Prefix};
+use crate::{Advisor, Chain, PlaceKey, Prefix};
 use kvbm_events::SourceId;
-use kvbm_plan::{Location, SequenceHash, Tier};
-use std::collections::BTreeMap;
+use kvbm_plan::{Location, Tier};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub struct Policy {
     pub hot: f64,
     /// Below this heat for each block, it is worth only slower storage.
     pub cold: f64,
-    /// A place is worth rewriting when more than this share of what it held was removed,
+    /// A place is worth rewriting when more than this share of the most that it held was removed and not filled again,
     pub dead_share: f64,
     /// and that is at least so many bytes.
     pub dead_bytes: u64,
@@ -24,11 +24,14 @@ pub struct Policy {
     pub orphan_share: f64,
     /// Most different blocks that are known.
     pub max_blocks: usize,
+    /// Most work for a report in looking for blocks that follow none, in comparisons of two places: where there are more blocks,
+    /// as many as this allows say it for all.
+    pub max_compared: usize,
 }
 
 impl Default for Policy {
     /// Five minutes; hot from 4 and cold below 0.25 a block; half dead, at least 64 MiB, or a quarter orphaned; 4 million
-    /// blocks.
+    /// blocks, 16 million comparisons (some 50 ms).
     fn default() -> Self {
         Self {
             half_life: Duration::from_secs(300),
@@ -38,6 +41,7 @@ impl Default for Policy {
             dead_bytes: 64 << 20,
             orphan_share: 0.25,
             max_blocks: 4 << 20,
+            max_compared: 16 << 20,
         }
     }
 }
@@ -79,9 +83,9 @@ pub enum Proposal {
         at: Location,
         /// Bytes that are left.
         live_bytes: u64,
-        /// Bytes that were removed.
-        removed_bytes: u64,
-        /// Blocks that follow a block that is not there.
+        /// Bytes that were removed and not filled again.
+        hole_bytes: u64,
+        /// Blocks that follow a block that is not there, of those that were looked at ([`Policy::max_compared`]).
         orphans: usize,
     },
 }
@@ -108,9 +112,9 @@ impl fmt::Display for Proposal {
             Self::Demote { prefix, from, blocks, bytes, heat } => {
                 moved(f, "demote", "slower", (prefix, from), (*blocks, *bytes, *heat))
             }
-            Self::Compact { source, at, live_bytes, removed_bytes, orphans } => write!(
+            Self::Compact { source, at, live_bytes, hole_bytes, orphans } => write!(
                 f,
-                "compact {} of node {} of source {source}: {live_bytes} bytes are left, {removed_bytes} were removed, \
+                "compact {} of node {} of source {source}: {live_bytes} bytes are left, {hole_bytes} are holes, \
                  {orphans} blocks follow none",
                 at.tier, at.node.0
             ),
@@ -171,45 +175,46 @@ impl Advisor {
     }
 
     fn compactions(&self) -> impl Iterator<Item = Proposal> + '_ {
-        self.places.iter().filter(|(_, (at, _))| is_storage(at)).filter_map(
-            |((source, shard, ..), (at, churn))| {
-                let holder = Holder { source: *source, shard: *shard, location: *at };
-                let (blocks, orphans) = self.orphans(holder);
-                let held = churn.live_bytes + churn.removed_bytes;
-                let dead = churn.removed_bytes >= self.policy.dead_bytes
-                    && churn.removed_bytes as f64 > self.policy.dead_share * held as f64;
-                let torn = blocks > 0 && orphans as f64 > self.policy.orphan_share * blocks as f64;
-                (dead || torn).then_some(Proposal::Compact {
-                    source: *source,
-                    at: *at,
-                    live_bytes: churn.live_bytes,
-                    removed_bytes: churn.removed_bytes,
-                    orphans,
-                })
-            },
-        )
+        let orphans = self.orphans();
+        self.places.iter().filter(|(_, (at, _))| is_storage(at)).filter_map(move |(place, (at, room))| {
+            let (blocks, orphans) = orphans.get(place).copied().unwrap_or_default();
+            let hole_bytes = room.hole_bytes();
+            let dead = hole_bytes >= self.policy.dead_bytes
+                && hole_bytes as f64 > self.policy.dead_share * room.peak_bytes as f64;
+            let torn = blocks > 0 && orphans as f64 > self.policy.orphan_share * blocks as f64;
+            let live_bytes = room.live_bytes;
+            let (source, at) = (place.0, *at);
+            (dead || torn).then_some(Proposal::Compact { source, at, live_bytes, hole_bytes, orphans })
+        })
     }
 
-    /// Blocks at a place, and those of them whose parent is not there.
-    fn orphans(&self, holder: Holder) -> (usize, usize) {
-        let (mut blocks, mut orphans) = (0, 0);
+    /// Blocks on storage by place, and those of them whose parent is not there: all in one pass, which ends where
+    /// [`Policy::max_compared`] does.
+    fn orphans(&self) -> HashMap<PlaceKey, (usize, usize)> {
+        let (mut found, mut compared) = (HashMap::<_, (usize, usize)>::new(), 0);
         for chain in self.chains.values() {
-            let there = |hash: &SequenceHash| {
-                chain.blocks.get(hash).is_some_and(|block| block.holders.contains(&holder))
-            };
-            for block in chain.blocks.values().filter(|block| block.holders.contains(&holder)) {
-                blocks += 1;
-                orphans += usize::from(block.parent.is_some_and(|parent| !there(&parent)));
+            for block in chain.blocks.values() {
+                if compared >= self.policy.max_compared {
+                    return found;
+                }
+                let parent = block.parent.map(|parent| chain.blocks.get(&parent));
+                let parents = parent.flatten().map_or(&[][..], |parent| &parent.holders);
+                compared += block.holders.len() * parents.len().max(1);
+                for holder in block.holders.iter().filter(|holder| is_storage(&holder.location)) {
+                    let (blocks, orphans) = found.entry(holder.place()).or_default();
+                    *blocks += 1;
+                    *orphans += usize::from(parent.is_some() && !parents.contains(holder));
+                }
             }
         }
-        (blocks, orphans)
+        found
     }
 
     /// A place was rewritten: its holes are gone.
     pub fn compacted(&mut self, source: SourceId, at: Location) {
         let there = |(of, ..): &PlaceKey, location: Location| *of == source && location == at;
-        for (_, (_, churn)) in self.places.iter_mut().filter(|(of, (location, _))| there(of, *location)) {
-            churn.removed_bytes = 0;
+        for (_, (_, room)) in self.places.iter_mut().filter(|(of, (location, _))| there(of, *location)) {
+            room.peak_bytes = room.live_bytes;
         }
     }
 }

@@ -102,8 +102,8 @@ fn holes_and_torn_chains_are_worth_a_rewrite() {
     assert_eq!(advisor.proposals(now), [], "eight of twenty blocks are not half");
     advisor.apply(stream(1), &gone(2).collect::<Vec<_>>(), now);
     let at = Location::on(NodeId(0), Tier::G3);
-    let (live_bytes, removed_bytes) = (8 * BYTES, 12 * BYTES);
-    let compact = Proposal::Compact { source: SourceId(1), at, live_bytes, removed_bytes, orphans: 0 };
+    let (live_bytes, hole_bytes) = (8 * BYTES, 12 * BYTES);
+    let compact = Proposal::Compact { source: SourceId(1), at, live_bytes, hole_bytes, orphans: 0 };
     assert_eq!(advisor.proposals(now), [compact]);
     advisor.compacted(SourceId(1), at);
     assert_eq!(advisor.proposals(now), []);
@@ -113,6 +113,51 @@ fn holes_and_torn_chains_are_worth_a_rewrite() {
     advisor.apply(stream(1), &torn, now);
     let proposals = advisor.proposals(now);
     assert!(matches!(proposals[..], [Proposal::Compact { orphans: 2, .. }]), "{proposals:?}");
+}
+
+/// A disk that is full: whatever comes takes the place of what goes.
+/// Mutation that makes it fail: removed bytes that are summed up.
+#[test]
+fn a_place_whose_holes_are_filled_again_is_not_worth_a_rewrite() {
+    let policy = Policy { dead_bytes: 4 * BYTES, cold: 0.0, hot: f64::MAX, ..Policy::default() };
+    let (mut advisor, now) = (Advisor::new(policy), Instant::now());
+    let all = |chain: u8, kind: fn(EventBlock) -> KvEvent| {
+        (0..4).map(|position| kind(block(chain, position, Tier::G3))).collect::<Vec<_>>()
+    };
+    (0..5).for_each(|chain| advisor.apply(stream(1), &all(chain, store), now));
+    for chain in 5..100 {
+        advisor.apply(stream(1), &all(chain - 5, remove), now);
+        assert_eq!(advisor.proposals(now), [], "chain {chain}");
+        advisor.apply(stream(1), &all(chain, store), now);
+    }
+    assert_eq!(advisor.bytes_on(Tier::G3), 20 * BYTES);
+    // Now nothing comes any more.
+    (95..98).for_each(|chain| advisor.apply(stream(1), &all(chain, remove), now));
+    let proposals = advisor.proposals(now);
+    let (live, holes) = (8 * BYTES, 12 * BYTES);
+    assert!(
+        matches!(proposals[..], [Proposal::Compact { live_bytes, hole_bytes, .. }]
+            if (live_bytes, hole_bytes) == (live, holes)),
+        "{proposals:?}"
+    );
+}
+
+#[test]
+fn chains_are_looked_at_once_for_all_places_and_no_more_than_the_policy_allows() {
+    let policy = Policy { dead_bytes: u64::MAX, cold: 0.0, hot: f64::MAX, ..Policy::default() };
+    let (mut advisor, now) = (Advisor::new(policy), Instant::now());
+    let mut bounded = Advisor::new(Policy { max_compared: 0, ..policy });
+    let torn = |source: u64| (0..4).filter(move |position| source.is_multiple_of(2) || *position != 1);
+    for source in 0..100 {
+        let blocks: Vec<_> = torn(source).map(|position| store(block(1, position, Tier::G3))).collect();
+        advisor.apply(stream(source), &blocks, now);
+        bounded.apply(stream(source), &blocks, now);
+    }
+    let proposals = advisor.proposals(now);
+    assert_eq!(proposals.len(), 50, "those of which the middle is gone");
+    assert!(proposals.iter().all(|proposal| matches!(proposal, Proposal::Compact { source, orphans: 1, .. }
+        if source.0 % 2 == 1)));
+    assert_eq!(bounded.proposals(now), [], "nothing was looked at");
 }
 
 #[test]
