@@ -326,7 +326,8 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Removes a model or tenant from all tiers. Blocks that are in use go when their last user lets go; they cannot be found any
-    /// more from now on.
+    /// more from now on. A volume is asked until it has removed them, also what lands there late; until then nothing of the namespace
+    /// goes there. [`shutdown`](Self::shutdown) waits for that.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
         self.leader.forget(NamespaceId::from(namespace.tag()))
     }
@@ -341,7 +342,8 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
-    /// allows, G3 is made durable. What was not saved is in the report.
+    /// allows, G3 is made durable, and what was forgotten is removed from volumes. What was not saved is in the report; removals that are
+    /// not confirmed in time are in the log.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let deadline = deadline(timeout);
         let mut report = self.leader.shut_down(deadline);

@@ -117,6 +117,7 @@ impl Leader {
             Err(FlushError::NoDisk) => (None, None),
             Err(error) => (None, Some(error)),
         };
+        self.wait_purges(deadline);
         self.close();
         self.drop_queued();
         let not_saved = lasting.map_or(0, |last| self.not_saved(last));

@@ -4,7 +4,7 @@ mod support;
 
 use kvbm::config::{Blocks, VolumeLookup, VolumeOffload};
 use kvbm::metrics::DropReason;
-use kvbm::volumes::{BlobKey, Volume};
+use kvbm::volumes::{BlobKey, Volume, VolumeExt};
 use kvbm::{KvBlockManager, Namespace, Owned, Path, Prefix, Tier};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -232,8 +232,35 @@ fn what_is_forgotten_is_gone_from_the_volume() {
     }
 }
 
-/// Mutations that make it fail: `complete_on_volume` lets go of what was forgotten where its answer is a failure; or a removal of what was
-/// forgotten is not asked for again.
+/// Mutation that makes it fail: `Index::learn` does not ask what went since the read began.
+#[test]
+fn what_was_read_and_then_removed_is_not_known_to_be_there() {
+    let store = Store::new();
+    let manager = manager(&store, [8, 16], |_| {});
+    let [sequence, other] = [1, 100].map(|start| tokens(&manager, start, 1));
+    put(&manager, &sequence);
+    for tier in [Tier::G1, Tier::G2] {
+        manager.clear(tier).expect("a tier of ours");
+    }
+    store.got.close();
+    let onboarding = manager.onboard(manager.match_prefix(&sequence));
+    store.got.wait_for(1);
+    assert_eq!(manager.clear(Tier::G4).expect("a volume"), 1);
+    // Once the removal is confirmed others are looked for again.
+    let (until, before) = (soon(), store.probes.load(Ordering::Relaxed));
+    while store.probes.load(Ordering::Relaxed) == before {
+        assert!(Instant::now() < until, "the removal is confirmed");
+        assert!(manager.match_prefix(&other).is_empty());
+    }
+    assert!(store.keys().is_empty());
+    store.got.open();
+    assert_eq!(onboarding.wait().expect("it had been read").len(), 1);
+    assert!(manager.wait_offloads(soon()));
+    // It went on to host memory, and from there to the volume, which was not thought to have it.
+    assert_eq!((store.keys().len(), manager.status().volumes[0].blocks), (1, 1));
+}
+
+/// Mutations that make it fail: a purge is over when it succeeded, whatever may land; or it is not asked for again where it failed.
 #[test]
 fn what_lands_after_it_was_forgotten_goes_whatever_was_said_of_it() {
     for (lost, all) in [(false, false), (true, false), (true, true)] {
@@ -241,11 +268,9 @@ fn what_lands_after_it_was_forgotten_goes_whatever_was_said_of_it() {
         let manager = manager(&store, [8, 16], |_| {});
         let tenant = Namespace::new("tenant").page_size(16).dtype(model().dtype.name());
         let prompt: Vec<u32> = (0..64).collect();
-        let [theirs, other] = [0, 100].map(|more| {
-            let prompt: Vec<u32> = prompt.iter().map(|token| token + more).collect();
-            manager.sequence_in(&tenant, &prompt, b"").expect("a sequence")
-        });
+        let theirs = manager.sequence_in(&tenant, &prompt, b"").expect("a sequence");
         store.putting.close();
+        store.deleting.close();
         drop(fill(&manager, &theirs, 0));
         store.putting.wait_for(1);
         if all {
@@ -256,16 +281,14 @@ fn what_lands_after_it_was_forgotten_goes_whatever_was_said_of_it() {
         } else {
             manager.forget(&tenant);
         }
-        // Once its removal is confirmed the tenant is looked for again.
-        let (until, before) = (soon(), store.probes.load(Ordering::Relaxed));
-        while store.probes.load(Ordering::Relaxed) == before {
-            assert!(Instant::now() < until, "the removal is confirmed");
-            assert!(manager.match_prefix(&other).is_empty());
-        }
+        // What is there has been listed, and nothing of theirs was.
+        store.deleting.wait_for(1);
         store.lost.store(lost, Ordering::Relaxed);
         store.undeleted.store(1, Ordering::Relaxed);
         store.putting.open();
         assert!(manager.wait_offloads(soon()));
+        assert!(!store.keys().is_empty(), "it landed");
+        store.deleting.open();
         let until = soon();
         while store.undeleted.load(Ordering::Relaxed) > 0 || !store.keys().is_empty() {
             assert!(Instant::now() < until, "what landed is removed, lost {lost}, all {all}");
@@ -275,6 +298,48 @@ fn what_lands_after_it_was_forgotten_goes_whatever_was_said_of_it() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Mutation that makes it fail: `Index::fail` does not note that the block may land.
+#[test]
+fn what_failed_before_it_was_forgotten_and_lands_behind_the_removal_goes() {
+    let store = Store::new();
+    let manager = manager(&store, [8, 16], |config| config.volume[0].deadline = Duration::from_secs(3));
+    let tenant = Namespace::new("tenant").page_size(16).dtype(model().dtype.name());
+    let theirs = manager.sequence_in(&tenant, &[7; 16], b"").expect("a sequence");
+    store.lost.store(true, Ordering::Relaxed);
+    drop(fill(&manager, &theirs, 0));
+    assert!(manager.wait_offloads(soon()));
+    // The store gave up on it, and has not written it yet.
+    let late = store.keys();
+    assert_eq!((late.len(), manager.status().volumes[0].blocks), (1, 0));
+    assert!(store.memory.delete(&late, soon()).remove(0).expect("memory"));
+    store.deleting.close();
+    manager.forget(&tenant);
+    store.deleting.wait_for(1);
+    store.memory.put_one(&late[0], b"late", soon()).expect("memory");
+    store.deleting.open();
+    let until = soon();
+    while !store.keys().is_empty() {
+        assert!(Instant::now() < until, "it is removed");
+        assert!(manager.match_prefix(&theirs).is_empty(), "it is found again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Mutation that makes it fail: `shut_down` does not wait for removals.
+#[test]
+fn a_shutdown_waits_for_what_was_forgotten_to_be_removed() {
+    let store = Store::new();
+    let manager = manager(&store, [8, 16], |_| {});
+    let sequence = tokens(&manager, 1, 4);
+    put(&manager, &sequence);
+    store.undeleted.store(1, Ordering::Relaxed);
+    for tier in [Tier::G4, Tier::G2, Tier::G1] {
+        manager.clear(tier).expect("a tier of ours");
+    }
+    assert!(manager.shutdown(Duration::from_secs(30)).is_complete());
+    assert!(store.keys().is_empty(), "it was asked for again");
 }
 
 #[test]

@@ -105,7 +105,8 @@ fn settle(manager: &Manager, store: &Store) {
     }
 }
 
-/// Mutation that makes it fail: `Index::begin` does not ask what is on its way out.
+/// Mutations that make it fail: `Index::begin` does not ask what is on its way out; `Index::learn` does not ask what went since the look
+/// began.
 #[test]
 fn what_is_known_to_be_on_a_volume_is_there_whatever_came_before_what() {
     let rounds = std::env::var("KVBM_FUZZ_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(12);

@@ -6,7 +6,7 @@
 use crate::error::BlockFailure;
 use crate::leader::offload::Round;
 use crate::signal::{Signal, deadline};
-use crate::volume::VolumeTier;
+use crate::volume::{Moment, VolumeTier};
 use kvbm_plan::{BlockId, BlockIdentity, Endpoint, Failure, FailureKind, Path, Tier, VolumeId};
 use kvbm_pool::{AnyArrivals, Pinned};
 use parking_lot::Mutex;
@@ -75,6 +75,8 @@ pub(crate) struct Operation {
     pub(crate) to: Tier,
     /// The volume at one of its ends, where there is one.
     pub(crate) volume: Option<VolumeId>,
+    /// When it began, in the history of that volume.
+    pub(crate) since: Moment,
     /// How long it may take.
     pub(crate) limit: Duration,
     pub(crate) deadline: Instant,
@@ -166,6 +168,7 @@ impl Operation {
             Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
         };
         let volume = parts.volume.as_ref().map(|volume| volume.descriptor.id);
+        let since = parts.volume.as_ref().map_or_else(Moment::default, |volume| volume.now());
         let state = State {
             parts: Some(parts),
             failures,
@@ -178,6 +181,7 @@ impl Operation {
             purpose,
             to,
             volume,
+            since,
             limit,
             deadline: deadline(limit),
             settled: Signal::default(),

@@ -25,7 +25,7 @@ impl Leader {
         self.condemn_sources(&parts.moves, &failures);
         self.drop_missing(&parts.moves, &failures);
         if let Some(volume) = &parts.volume {
-            self.note_reads(volume, &parts.moves, &failures);
+            self.note_reads(volume, &parts.moves, &failures, operation.since);
         }
         let arrived = match parts.destination {
             Destination::Reserved { arrivals, places } => {

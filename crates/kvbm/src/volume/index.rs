@@ -1,11 +1,14 @@
 //! What is on the volume, as far as this leader knows: a hint that saves asking. Beside the pool, whose entries have slots; here are
 //! only hashes, prefix-closed: a block goes only after what continues it.
 
+use super::history::{History, Moment};
 use super::log::{Change, Log};
+use super::writes::{Landing, Writes};
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, VolumeId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 type Key = (GroupId, SequenceHash);
 
@@ -65,10 +68,12 @@ pub(crate) struct Index {
     log: Arc<Mutex<Log>>,
     /// Blocks whose removal from the store is not confirmed, and by how many orders.
     leaving: HashMap<Key, u32>,
-    /// Blocks that were forgotten while they were on their way: they leave, because they may land after their namespace was removed.
-    forgotten: HashSet<Key>,
     /// Namespaces, or everything, whose removal is not confirmed.
     purging: HashSet<Option<NamespaceId>>,
+    /// What may land yet.
+    writes: Writes,
+    /// What came and went while somebody looked.
+    history: History,
     /// The volume was unregistered: nothing is there any more.
     retired: bool,
 }
@@ -85,8 +90,9 @@ impl Index {
             volume,
             log,
             leaving: HashMap::new(),
-            forgotten: HashSet::new(),
             purging: HashSet::new(),
+            writes: Writes::default(),
+            history: History::default(),
             retired: false,
         }
     }
@@ -124,6 +130,11 @@ impl Index {
         }
     }
 
+    /// When a look at the volume that begins now begins.
+    pub(crate) fn now(&self) -> Moment {
+        self.history.now()
+    }
+
     /// The volume is unregistered: whatever was there leaves, and nothing comes any more. How many were there.
     pub(crate) fn retire(&mut self) -> u64 {
         self.retired = true;
@@ -144,6 +155,7 @@ impl Index {
     /// The removal is over, whatever came of it.
     pub(crate) fn left(&mut self, blocks: &[Key]) {
         for key in blocks {
+            self.history.went(key.1);
             if let Some(orders) = self.leaving.get_mut(key) {
                 *orders -= 1;
                 if *orders == 0 {
@@ -159,25 +171,21 @@ impl Index {
     }
 
     /// A namespace, or everything, is about to be removed from the store: its blocks are gone, and until [`purged`](Self::purged) they are
-    /// neither written nor learned of. Those on their way [leave](Self::leave) beyond that. How many were there.
+    /// neither written nor learned of. How many were there.
     pub(crate) fn purge(&mut self, namespace: Option<NamespaceId>) -> u64 {
         self.purging.insert(namespace);
-        let select = |found| namespace.is_none_or(|wanted| found == wanted);
-        let arriving = |entry: &&Entry| entry.state == State::Arriving && select(entry.identity.namespace);
-        let late: Vec<_> = self.entries.values().filter(arriving).map(|entry| entry.identity).collect();
-        self.leave(&late);
-        self.forgotten.extend(late.iter().map(|identity| (identity.group, identity.hash)));
-        self.remove_all(select)
+        self.remove_all(|found| namespace.is_none_or(|wanted| found == wanted))
     }
 
-    /// Whether the block was forgotten while it was on its way, which is over now, however it ended. It [leaves](Self::leave) already.
-    pub(crate) fn take_forgotten(&mut self, identity: &BlockIdentity) -> bool {
-        self.forgotten.remove(&(identity.group, identity.hash))
+    /// What of a namespace, or of everything, may land yet. While it is being [purged](Self::purge) nothing is added to that.
+    pub(super) fn landing(&self, namespace: Option<NamespaceId>, now: Instant) -> Landing {
+        self.writes.landing(namespace, now)
     }
 
-    /// That removal is confirmed.
+    /// That removal is confirmed, and nothing lands any more.
     pub(crate) fn purged(&mut self, namespace: Option<NamespaceId>) {
         self.purging.remove(&namespace);
+        self.history.purged();
     }
 
     /// Whether a removal that is not confirmed may find what is written under this name now.
@@ -187,9 +195,17 @@ impl Index {
             || self.purging.contains(&Some(identity.namespace))
     }
 
-    /// How many of these blocks, from the first on, no removal is about.
-    pub(crate) fn staying(&self, blocks: &[BlockIdentity]) -> usize {
-        blocks.iter().take_while(|block| !self.is_on_its_way_out(block)).count()
+    /// Whether what a look that began at `since` found may have been removed.
+    fn may_have_gone(&self, identity: &BlockIdentity, since: Moment) -> bool {
+        self.is_on_its_way_out(identity) || self.history.has_gone(identity.hash, since)
+    }
+
+    /// How many of these blocks, from the first on, are there if a look that began at `since` found them: no removal is or was about them.
+    pub(crate) fn staying(&self, blocks: &[BlockIdentity], since: Moment) -> usize {
+        let stays = |block: &&BlockIdentity| {
+            self.contains(block.group, block.hash) || !self.may_have_gone(block, since)
+        };
+        blocks.iter().take_while(stays).count()
     }
 
     /// Begins to write a block.
@@ -204,12 +220,15 @@ impl Index {
             return Admission::Orphan;
         }
         self.enter(identity, State::Arriving);
+        self.writes.begin(identity.namespace);
         Admission::New
     }
 
-    /// A block that was on its way is there. Not, where it was removed meanwhile.
+    /// A block that was on its way is there. Not, where it was removed meanwhile. Once for each that [began](Self::begin).
     pub(crate) fn complete(&mut self, identity: &BlockIdentity) -> bool {
         let key = (identity.group, identity.hash);
+        self.writes.end(identity.namespace, None);
+        self.history.came(identity.hash);
         let arriving = self.entries.get(&key).is_some_and(|entry| entry.state == State::Arriving);
         if arriving {
             self.set(key, State::Present);
@@ -217,18 +236,19 @@ impl Index {
         arriving
     }
 
-    /// A block that was on its way did not arrive.
-    pub(crate) fn fail(&mut self, identity: &BlockIdentity) {
+    /// A block that was on its way did not arrive, as far as is known: it may land until then. Once for each that [began](Self::begin).
+    pub(crate) fn fail(&mut self, identity: &BlockIdentity, doubtful_until: Instant) {
         let key = (identity.group, identity.hash);
+        self.writes.end(identity.namespace, Some(doubtful_until));
         if self.entries.get(&key).is_some_and(|entry| entry.state == State::Arriving) {
             self.set(key, State::Gone);
         }
     }
 
-    /// A block was found to be there. `certain` where it was looked at itself.
-    pub(crate) fn learn(&mut self, identity: &BlockIdentity, certain: bool) {
+    /// A block was found to be there by a look that began at `since`. `certain` where it was looked at itself.
+    pub(crate) fn learn(&mut self, identity: &BlockIdentity, certain: bool, since: Moment) {
         let key = (identity.group, identity.hash);
-        if self.retired || self.is_on_its_way_out(identity) {
+        if self.retired || self.may_have_gone(identity, since) {
             return;
         }
         match self.entries.get(&key).map(|entry| entry.state) {
@@ -239,10 +259,10 @@ impl Index {
         }
     }
 
-    /// A block that was read is not there, or is damaged. Whether it was thought to be there: once for each time that it was. One that is
-    /// on its way is another object than the one that was read.
-    pub(crate) fn remove(&mut self, group: GroupId, hash: SequenceHash) -> bool {
-        let there = self.contains(group, hash);
+    /// A block is not there, or is damaged, by a look that began at `since`. Whether it was thought to be there: once for each time that it
+    /// was. One that is on its way, or came since, is another object than the one that was looked at.
+    pub(crate) fn remove(&mut self, group: GroupId, hash: SequenceHash, since: Moment) -> bool {
+        let there = self.contains(group, hash) && !self.history.has_come(hash, since);
         if there {
             self.set((group, hash), State::Gone);
         }
@@ -261,6 +281,11 @@ impl Index {
             self.set((identity.group, identity.hash), State::Gone);
         }
         removed
+    }
+
+    /// Forgets what cannot land any more.
+    pub(super) fn tidy_writes(&mut self, now: Instant) {
+        self.writes.tidy(now);
     }
 
     /// Lets go of the least recently used blocks that nothing continues: what would be beyond the capacity with `more`.
@@ -356,6 +381,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashSet;
+    use std::time::Duration;
 
     const GROUP: GroupId = GroupId(0);
 
@@ -407,44 +433,76 @@ mod tests {
     #[test]
     fn what_was_removed_meanwhile_does_not_come_back() {
         let (mut index, _) = index(10, 100);
+        let (now, number) = (Instant::now(), block(1).namespace);
+        let later = now + Duration::from_secs(1);
         assert_eq!(index.begin(&block(1)), Admission::New);
-        assert_eq!(index.purge(None), 0, "it was not there");
-        index.purged(None);
-        // It may land yet, so it is neither learned of nor written again until it was removed.
-        index.learn(&block(1), true);
+        assert_eq!(index.purge(Some(number)), 0, "it was not there");
+        assert_eq!(index.landing(Some(number), now), Landing::UnderWay, "its removal is not over");
+        index.learn(&block(1), true, index.now());
         assert_eq!((index.len(), index.begin(&block(1))), (0, Admission::Leaving));
-        assert!(index.take_forgotten(&block(1)) && !index.take_forgotten(&block(1)), "it is over once");
-        assert!(!index.complete(&block(1)));
-        index.fail(&block(1));
-        assert!(index.entries.is_empty());
-        assert_eq!(index.begin(&block(1)), Admission::Leaving);
-        index.left(&[(GROUP, block(1).hash)]);
+        assert!(!index.complete(&block(1)) && index.entries.is_empty());
+        assert_eq!(index.landing(Some(number), now), Landing::Over);
+        index.purged(Some(number));
         assert_eq!(index.begin(&block(1)), Admission::New);
+        index.fail(&block(1), later);
+        assert_eq!((index.purge(None), index.landing(None, now)), (0, Landing::Doubtful));
+        assert_eq!(index.landing(None, later), Landing::Over);
+        assert!(index.entries.is_empty());
+    }
+
+    /// Mutations that make it fail: `learn`, `staying` or `remove` do not ask what happened since the look began.
+    #[test]
+    fn what_was_seen_before_it_came_or_went_counts_for_nothing() {
+        let (mut index, _) = index(10, 100);
+        let key = (GROUP, block(1).hash);
+        let early = index.now();
+        index.learn(&block(1), true, early);
+        // Read, let go and removed, and only then is it told that it was read.
+        assert_eq!(index.yield_room(1), [block(1)]);
+        index.leave(&[block(1)]);
+        index.left(&[key]);
+        index.learn(&block(1), true, early);
+        assert_eq!((index.len(), index.staying(&[block(2), block(1)], early)), (0, 1));
+        index.learn(&block(1), true, index.now());
+        assert_eq!((index.len(), index.staying(&[block(2), block(1)], early)), (1, 2), "looked at again");
+        // A whole namespace went.
+        let early = index.now();
+        assert_eq!(index.purge(None), 1);
+        index.purged(None);
+        index.learn(&block(1), true, early);
+        assert_eq!((index.len(), index.staying(&[block(1)], early)), (0, 0));
+        // Not found, written, and only then is it told that it was not found.
+        let early = index.now();
+        index.begin(&block(1));
+        assert!(index.complete(&block(1)) && !index.remove(GROUP, block(1).hash, early));
+        assert!(index.contains(GROUP, block(1).hash) && index.remove(GROUP, block(1).hash, index.now()));
     }
 
     #[test]
     fn what_is_on_its_way_out_neither_comes_nor_is_learned_of() {
         let (mut index, _) = index(10, 100);
         let key = (GROUP, block(1).hash);
-        index.learn(&block(1), true);
-        assert!(index.remove(GROUP, block(1).hash) && !index.remove(GROUP, block(1).hash), "once");
+        let now = index.now();
+        index.learn(&block(1), true, now);
+        assert!(index.remove(GROUP, block(1).hash, now) && !index.remove(GROUP, block(1).hash, now), "once");
         index.leave(&[block(1)]);
         index.leave(&[block(1)]);
         index.left(&[key]);
         assert_eq!(index.begin(&block(1)), Admission::Leaving, "another order is under way");
-        index.learn(&block(1), true);
+        index.learn(&block(1), true, index.now());
         assert_eq!(index.len(), 0);
         index.left(&[key]);
         assert_eq!(index.begin(&block(1)), Admission::New);
-        assert!(!index.remove(GROUP, block(1).hash), "another object than the one that was read");
+        assert!(
+            !index.remove(GROUP, block(1).hash, index.now()),
+            "another object than the one that was read"
+        );
         assert_eq!((index.purge(None), index.begin(&block(1))), (0, Admission::Leaving));
         assert_eq!(index.purge(Some(block(2).namespace)), 0);
         index.purged(None);
         assert_eq!(index.begin(&block(2)), Admission::Leaving);
-        assert_eq!(index.staying(&[block(3), block(1)]), 1);
-        // The first copy is still under way.
-        assert_eq!(index.begin(&block(1)), Admission::Leaving);
-        assert!(!index.complete(&block(1)) && index.take_forgotten(&block(1)));
+        assert_eq!(index.staying(&[block(3), block(2)], index.now()), 1);
+        assert_eq!(index.begin(&block(1)), Admission::New);
     }
 
     #[test]
@@ -456,7 +514,7 @@ mod tests {
         assert!(index.complete(&block(1)));
         assert_eq!(index.retire(), 1);
         assert!(!index.complete(&block(2)), "it arrived too late");
-        index.learn(&block(1), true);
+        index.learn(&block(1), true, index.now());
         assert_eq!(index.begin(&block(1)), Admission::Orphan);
         let mut told = Vec::new();
         log.lock().drain(9, |_, change| told.push((change.volume, change.stored, change.identity)));
@@ -473,17 +531,18 @@ mod tests {
             let next = log.drain(9, |number, change| told.push((number, change.stored, change.identity)));
             (told, next)
         };
-        index.learn(&block(1), false);
+        let now = index.now();
+        index.learn(&block(1), false, now);
         assert!(index.contains(GROUP, block(1).hash));
         assert_eq!(told(), (Vec::new(), 0));
-        index.learn(&block(1), true);
-        index.learn(&block(1), true);
+        index.learn(&block(1), true, now);
+        index.learn(&block(1), true, now);
         assert_eq!(told(), (vec![(0, true, block(1))], 1));
-        index.learn(&block(2), false);
-        assert!(index.remove(GROUP, block(2).hash), "an assumption that proved false");
+        index.learn(&block(2), false, now);
+        assert!(index.remove(GROUP, block(2).hash, now), "an assumption that proved false");
         assert_eq!(told(), (Vec::new(), 1));
         for number in [3, 6, 7] {
-            index.learn(&block(number), true);
+            index.learn(&block(number), true, now);
         }
         assert_eq!(told(), (vec![(2, true, block(6)), (3, true, block(7))], 4), "a gap of one");
     }
@@ -498,9 +557,9 @@ mod tests {
                 match step {
                     0 => drop(index.begin(&identity)),
                     1 => drop(index.complete(&identity)),
-                    2 => index.fail(&identity),
-                    3 => index.learn(&identity, number.is_multiple_of(2)),
-                    4 => drop(index.remove(GROUP, identity.hash)),
+                    2 => index.fail(&identity, Instant::now()),
+                    3 => index.learn(&identity, number.is_multiple_of(2), index.now()),
+                    4 => drop(index.remove(GROUP, identity.hash, index.now())),
                     _ => drop(index.evict(0)),
                 }
                 let there = index.entries.values().filter(|entry| entry.state.is_there());

@@ -79,7 +79,12 @@ impl Leader {
     fn probe_chain(&self, volume: &VolumeTier, identities: &[BlockIdentity]) -> usize {
         let now = Instant::now();
         // What is being removed is there no more, whatever the volume says; nor is what continues it.
-        let identities = &identities[..volume.index.lock().staying(identities)];
+        let (staying, since) = {
+            let index = volume.index.lock();
+            let since = index.now();
+            (index.staying(identities, since), since)
+        };
+        let identities = &identities[..staying];
         let Some(first) = identities.first() else { return 0 };
         if volume.absences.lock().is_recent(first.hash, now, self.volumes.policy.recheck) {
             return 0;
@@ -115,11 +120,11 @@ impl Leader {
             volume.absences.lock().note(missing.hash, now);
         }
         let mut index = volume.index.lock();
-        // Some of it may be on its way out since it was asked for.
-        let found = &identities[..index.staying(&identities[..low])];
+        // Some of it may have been removed, or be about to be, since it was asked for.
+        let found = &identities[..index.staying(&identities[..low], since)];
         // Parents first, so that the index knows the chain.
         for (at, identity) in found.iter().enumerate() {
-            index.learn(identity, seen.contains(&at));
+            index.learn(identity, seen.contains(&at), since);
         }
         found.len()
     }
@@ -221,5 +226,62 @@ mod tests {
             absences.note(hash(number), now);
         }
         assert_eq!(absences.0.len(), 1);
+    }
+
+    /// Mutation that makes it fail: `probe_chain` learns of what was found whatever happened since it asked.
+    #[cfg(feature = "worker")]
+    #[test]
+    fn what_is_removed_while_it_is_looked_for_is_not_found() {
+        use crate::config::{Blocks, ModelConfig};
+        use crate::worker::{LinkError, WorkerLink};
+        use crate::{KvBlockManager, Namespace, Owned};
+        use kvbm_plan::{GroupId, Rank, wire};
+        use parking_lot::Mutex;
+        use std::sync::Arc;
+
+        /// A worker that answers nothing: the tokens of what it was asked for.
+        struct Silent(Arc<Mutex<Vec<u64>>>);
+
+        impl WorkerLink for Silent {
+            fn send(&self, command: &[u8]) -> Result<(), LinkError> {
+                let command = wire::decode_command(command).expect("sound");
+                if let Command::Volume { token, request: VolumeRequest::Probe(_), .. } = command {
+                    self.0.lock().push(token);
+                }
+                Ok(())
+            }
+        }
+
+        let asked = Arc::<Mutex<Vec<u64>>>::default();
+        let manager = KvBlockManager::<Owned>::builder()
+            .model(ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() })
+            .namespace(Namespace::new("test-model").weights("1"))
+            .device(Blocks(4))
+            .host(Blocks(4))
+            .volume("memory:")
+            .build_with_workers(|_, _, _| Box::new(Silent(Arc::clone(&asked))))
+            .expect("a manager");
+        let (leader, group) = (&manager.leader, GroupId(0));
+        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let hash = SequenceHash::from_bytes([1; 16]);
+        let block = BlockIdentity { namespace: NamespaceId(0), group, hash, parent: None, position: 0 };
+        for (at, removed) in [true, false].into_iter().enumerate() {
+            let found = std::thread::scope(|scope| {
+                let looking = scope.spawn(|| leader.probe_chain(&volume, &[block]));
+                let until = Instant::now() + Duration::from_secs(60);
+                while asked.lock().len() <= at {
+                    assert!(Instant::now() < until, "it is asked for");
+                    std::thread::yield_now();
+                }
+                if removed {
+                    volume.index.lock().leave(&[block]);
+                    volume.index.lock().left(&[(group, hash)]);
+                }
+                let token = asked.lock()[at];
+                leader.volumes.asks.answer(Rank(0), token, VolumeAnswer::Present(vec![true]));
+                looking.join().expect("it ends")
+            });
+            assert_eq!((found, volume.contains(group, hash)), (usize::from(!removed), !removed));
+        }
     }
 }

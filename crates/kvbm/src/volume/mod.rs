@@ -6,6 +6,7 @@
 mod breaker;
 mod discards;
 mod hello;
+mod history;
 mod index;
 mod introduction;
 #[cfg(feature = "worker")]
@@ -17,11 +18,13 @@ mod registration;
 mod removal;
 mod set;
 mod transfers;
+mod writes;
 
 use crate::config::Config;
 use crate::metrics::VolumeCounters;
 use breaker::Breaker;
 use discards::Discards;
+pub(crate) use history::Moment;
 use index::Index;
 use introduction::Introductions;
 use kvbm_plan::{GroupId, SequenceHash, VolumeDescriptor};
@@ -87,6 +90,11 @@ impl VolumeTier {
 
     pub(crate) fn contains(&self, group: GroupId, hash: SequenceHash) -> bool {
         self.index.lock().contains(group, hash)
+    }
+
+    /// When a look at it that begins now begins.
+    pub(crate) fn now(&self) -> Moment {
+        self.index.lock().now()
     }
 
     /// Whether it is left alone because it failed, or because a rank that started again cannot open it.

@@ -153,7 +153,7 @@ impl<G> KvBlockManager<G> {
             let known = volumes.all().iter().map(|tier| tier.descriptor.id).collect();
             return Err(VolumeSetError::Unknown { id, known });
         };
-        if tier.purges.lock().are_pending() || tier.discards.lock().forgotten() > 0 {
+        if tier.purges.lock().are_pending() {
             tracing::warn!(
                 target: "kvbm", volume = %id,
                 "unregistered before removals were confirmed: what was forgotten may be found when it is registered again"

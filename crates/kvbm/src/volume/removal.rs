@@ -1,8 +1,12 @@
 //! Removing namespaces from volumes, and what there is no room for. Until a removal is confirmed, what it is about is neither looked up
 //! nor written there: it could not be told from what is to go.
+//!
+//! What was being written when a namespace was forgotten may land behind its removal. So the removal is asked for at once, and again when
+//! nothing can land any more: the last one ends it.
 
 use super::VolumeTier;
 use super::index::Index;
+use super::writes::Landing;
 use crate::leader::Leader;
 use crate::leader::gather::Asked;
 use crate::metrics::EvictReason;
@@ -15,6 +19,9 @@ pub(super) const RETRY: Duration = Duration::from_secs(2);
 /// How long a removal may take before it is asked for again; one of blocks for which there was no room counts as over then.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
+/// How often somebody who waits for removals looks.
+const POLL: Duration = Duration::from_millis(5);
+
 /// Removals that are not confirmed, by what they remove: a namespace, or all.
 #[derive(Default)]
 pub(super) struct Purges(HashMap<Option<NamespaceId>, Purge>);
@@ -26,10 +33,52 @@ impl Purges {
 }
 
 struct Purge {
-    /// While it is under way.
-    asked: Option<Asked<VolumeAnswer>>,
-    /// When it is late, or is asked for again.
+    /// While it is under way, with what could land when it was asked for.
+    asked: Option<(Landing, Asked<VolumeAnswer>)>,
+    /// What could land when it was asked for the last time that it succeeded.
+    done: Option<Landing>,
+    /// When it is late, or may be asked for again.
     next: Instant,
+}
+
+impl Purge {
+    fn new(now: Instant) -> Self {
+        Self { asked: None, done: None, next: now }
+    }
+
+    fn ask(&mut self, landing: Landing, asked: Asked<VolumeAnswer>, now: Instant) {
+        self.asked = Some((landing, asked));
+        self.next = now + PATIENCE;
+    }
+
+    /// Takes the answer, where it is there. Whether the removal is confirmed.
+    fn is_over(&mut self, now: Instant) -> bool {
+        let Some((landing, asked)) = self.asked.take_if(|(_, asked)| asked.is_answered()) else {
+            return false;
+        };
+        let removed = asked.wait(now, "a removal", |answer| match answer {
+            VolumeAnswer::Failed(failure) => Err(failure),
+            _ => Ok(()),
+        });
+        match removed {
+            Ok(_) => {
+                self.done = Some(landing);
+                self.next = now;
+            }
+            Err((rank, failure)) => {
+                tracing::warn!(
+                    target: "kvbm", %rank, %failure, "not removed from the volume yet: it is tried again"
+                );
+                self.next = now + RETRY;
+            }
+        }
+        self.done == Some(Landing::Over)
+    }
+
+    /// Whether it is to be asked for: the first time, when less can land than before, and when it failed or is late.
+    fn is_due(&self, landing: Landing, now: Instant) -> bool {
+        now >= self.next && (self.asked.is_some() || self.done < Some(landing))
+    }
 }
 
 impl VolumeTier {
@@ -57,9 +106,8 @@ impl Leader {
     pub(crate) fn forget_on_volumes(&self, namespace: Option<NamespaceId>, reason: EvictReason) -> u64 {
         let mut removed = 0;
         for volume in self.volumes.all() {
-            let purge = Purge { asked: None, next: Instant::now() };
             let mut purges = volume.purges.lock();
-            purges.0.insert(namespace, purge);
+            purges.0.insert(namespace, Purge::new(Instant::now()));
             // Together, so that the end of an earlier removal does not count as the end of this one.
             removed += volume.index.lock().purge(namespace);
         }
@@ -71,10 +119,34 @@ impl Leader {
     /// Sees to removals that are not confirmed, and to full volumes. Called again and again.
     pub(crate) fn tend_volumes(&self, now: Instant) {
         for volume in self.volumes.all() {
+            volume.index.lock().tidy_writes(now);
             self.tend_purges(&volume, now);
-            self.tend_discards(&volume, now);
+            volume.tend_discards(now);
             self.tend_introductions(&volume, now);
             self.tend_reclaim(&volume, now);
+        }
+    }
+
+    /// Waits until what was forgotten is removed from every volume, or `deadline` passes: nobody asks for it after this manager.
+    pub(crate) fn wait_purges(&self, deadline: Instant) {
+        loop {
+            let now = Instant::now();
+            self.tend_volumes(now);
+            let mut pending = self.volumes.all();
+            pending.retain(|volume| volume.purges.lock().are_pending());
+            if pending.is_empty() {
+                return;
+            }
+            if now >= deadline {
+                for volume in pending {
+                    tracing::warn!(
+                        target: "kvbm", volume = %volume.descriptor.id,
+                        "shut down before removals were confirmed: what was forgotten may be found there later; forget it again"
+                    );
+                }
+                return;
+            }
+            std::thread::sleep(POLL.min(deadline - now));
         }
     }
 
@@ -83,30 +155,21 @@ impl Leader {
         let mut purges = volume.purges.lock();
         let mut due = Vec::new();
         purges.0.retain(|namespace, purge| {
-            let over = purge.asked.as_ref().is_some_and(Asked::is_answered);
-            if over && let Some(asked) = purge.asked.take() {
-                let removed = asked.wait(now, "a removal", |answer| match answer {
-                    VolumeAnswer::Failed(failure) => Err(failure),
-                    _ => Ok(()),
-                });
-                match removed {
-                    Ok(_) => {
-                        volume.index.lock().purged(*namespace);
-                        return false;
-                    }
-                    Err((rank, failure)) => {
-                        tracing::warn!(
-                            target: "kvbm", %rank, %failure,
-                            "not removed from the volume yet: it is tried again"
-                        );
-                        purge.next = now + RETRY;
-                    }
-                }
+            let over = purge.is_over(now);
+            let mut index = volume.index.lock();
+            if index.is_retired() {
+                // Another place may have its id by now.
+                return false;
             }
-            if now >= purge.next {
+            if over {
+                index.purged(*namespace);
+                return false;
+            }
+            let landing = index.landing(*namespace, now);
+            if purge.is_due(landing, now) {
                 let asked = self.volumes.asks.start(self.settings.ranks);
                 due.push((asked.token, *namespace));
-                *purge = Purge { asked: Some(asked), next: now + PATIENCE };
+                purge.ask(landing, asked, now);
             }
             true
         });
@@ -114,9 +177,10 @@ impl Leader {
         drop(purges);
         for (token, namespace) in due {
             let request = VolumeRequest::Purge(namespace);
-            // A rank that is not reached does not answer, so it is asked again.
-            let _unreached =
-                self.broadcast(&Command::Volume { token, volume: volume.descriptor.id, request });
+            let command = Command::Volume { token, volume: volume.descriptor.id, request };
+            for (rank, failure) in self.broadcast(&command) {
+                self.volumes.asks.answer(rank, token, VolumeAnswer::Failed(failure));
+            }
         }
     }
 
@@ -138,5 +202,50 @@ impl Leader {
             self.metrics.tier(Tier::G4).evictions(EvictReason::Capacity).add(evicted.len() as u64);
             self.discard_on_volume(volume, evicted);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leader::gather::Gather;
+    use kvbm_plan::{Failure, FailureKind, Rank};
+    use std::sync::Arc;
+
+    /// Mutations that make it fail: a removal is over when it succeeded, whatever may land; or it is not asked for again where it failed.
+    #[test]
+    fn a_removal_is_asked_for_until_it_succeeded_when_nothing_can_land_any_more() {
+        let asks = Arc::new(Gather::default());
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        // Asks where that is due, and answers. Whether it was due, and whether the removal is over.
+        let tend = |purge: &mut Purge, landing, seconds, removed: bool| {
+            let due = purge.is_due(landing, at(seconds));
+            if due {
+                let asked = asks.start(1);
+                let token = asked.token;
+                purge.ask(landing, asked, at(seconds));
+                assert!(
+                    !purge.is_over(at(seconds)) && !purge.is_due(Landing::Over, at(seconds + 1)),
+                    "under way"
+                );
+                let failed = VolumeAnswer::Failed(Failure::new(FailureKind::Io, "planted"));
+                asks.answer(Rank(0), token, if removed { VolumeAnswer::Removed(1) } else { failed });
+            }
+            (due, purge.is_over(at(seconds)))
+        };
+        let mut purge = Purge::new(begun);
+        assert_eq!(tend(&mut purge, Landing::UnderWay, 0, true), (true, false), "some may land behind it");
+        assert_eq!(tend(&mut purge, Landing::UnderWay, 1, true), (false, false), "they have not yet");
+        assert_eq!(tend(&mut purge, Landing::Doubtful, 2, false), (true, false), "not removed");
+        assert_eq!(tend(&mut purge, Landing::Doubtful, 3, true), (false, false), "not at once");
+        assert_eq!(tend(&mut purge, Landing::Doubtful, 4, true), (true, false));
+        assert_eq!(tend(&mut purge, Landing::Over, 5, true), (true, true));
+        // Where nothing can land, once is enough.
+        assert_eq!(tend(&mut Purge::new(begun), Landing::Over, 0, true), (true, true));
+        // A rank that does not answer is asked again.
+        let mut purge = Purge::new(begun);
+        purge.ask(Landing::Over, asks.start(1), begun);
+        assert!(purge.is_due(Landing::Over, begun + PATIENCE));
     }
 }

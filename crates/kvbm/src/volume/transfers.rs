@@ -1,8 +1,7 @@
 //! Copies to volumes, and what transfers from and to them say about them.
 
-use super::discards::Confirmed;
 use super::index::Admission;
-use super::{VolumeTier, Volumes};
+use super::{Moment, VolumeTier, Volumes};
 use crate::leader::Leader;
 use crate::leader::edge::{Batch, Edge};
 use crate::leader::offload::Running;
@@ -89,7 +88,7 @@ impl Leader {
             let now = Instant::now();
             for volume in self.volumes.all() {
                 self.tend_purges(&volume, now);
-                self.tend_discards(&volume, now);
+                volume.tend_discards(now);
                 self.tend_introductions(&volume, now);
             }
         } else {
@@ -129,7 +128,8 @@ impl Leader {
         orphans
     }
 
-    /// Copies to the volume are over: what arrived behind what arrived is known from now on.
+    /// Copies to the volume are over: what arrived behind what arrived is known from now on. What was forgotten meanwhile is removed by the
+    /// purge, which waits for this.
     pub(crate) fn complete_on_volume(
         &self,
         volume: &VolumeTier,
@@ -139,23 +139,18 @@ impl Leader {
         note_transfers(volume, failures);
         let refused = failures.iter().flatten().filter(|failure| failure.kind == FailureKind::Full).count();
         volume.counters.full.add(refused as u64);
+        let now = Instant::now();
+        let doubtful_until = now + volume.descriptor.deadline;
         let mut broken: Vec<SequenceHash> = Vec::new();
-        // Forgotten meanwhile: what landed, and what may have although its answer is a failure. Neither must be found again.
-        let (mut landed, mut doubtful): (Vec<BlockIdentity>, Vec<BlockIdentity>) = Default::default();
         let mut index = volume.index.lock();
-        let retired = index.is_retired();
         for (step, slot) in moves.iter().zip(failures.iter_mut()) {
             let identity = &step.identity;
             if slot.is_none() && identity.parent.is_some_and(|parent| broken.contains(&parent)) {
                 *slot = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
             }
-            if index.take_forgotten(identity) && !retired {
-                let unwanted = if slot.is_none() { &mut landed } else { &mut doubtful };
-                unwanted.push(*identity);
-            }
             if slot.is_some() {
                 broken.push(identity.hash);
-                index.fail(identity);
+                index.fail(identity, doubtful_until);
             } else if index.complete(identity) {
                 volume.counters.stored.add(1);
             } else {
@@ -170,14 +165,20 @@ impl Leader {
                 absences.forget(step.identity.hash);
             }
         }
-        self.discard_forgotten_on_volume(volume, &landed, Confirmed::Once);
-        self.discard_forgotten_on_volume(volume, &doubtful, Confirmed::Twice);
-        self.reclaim_on_volume(volume, refused, Instant::now());
+        self.tend_purges(volume, now);
+        self.reclaim_on_volume(volume, refused, now);
         self.evict_on_volume(volume, 0);
     }
 
-    /// Reads are over. What was not there or was damaged is known to be absent; the store's failures count against it.
-    pub(crate) fn note_reads(&self, volume: &VolumeTier, moves: &[Move], failures: &[Option<Failure>]) {
+    /// Reads that began at `since` are over. What was not there or was damaged is known to be absent; the store's failures count against
+    /// it.
+    pub(crate) fn note_reads(
+        &self,
+        volume: &VolumeTier,
+        moves: &[Move],
+        failures: &[Option<Failure>],
+        since: Moment,
+    ) {
         let reads = moves.iter().zip(failures).filter(|(step, _)| step.from == Tier::G4);
         let reads: Vec<_> = reads.collect();
         if reads.is_empty() {
@@ -188,16 +189,16 @@ impl Leader {
         let mut index = volume.index.lock();
         for (step, slot) in reads {
             match slot.as_ref().map(|failure| failure.kind) {
-                None => index.learn(&step.identity, true),
+                None => index.learn(&step.identity, true, since),
                 Some(FailureKind::Missing) => {
                     volume.counters.misses.add(1);
-                    index.remove(step.identity.group, step.identity.hash);
+                    index.remove(step.identity.group, step.identity.hash, since);
                 }
                 Some(FailureKind::Corrupt) => {
                     volume.counters.misses.add(1);
                     volume.counters.corrupt.add(1);
                     // Of several reads that found it damaged one has it removed, once.
-                    if index.remove(step.identity.group, step.identity.hash) {
+                    if index.remove(step.identity.group, step.identity.hash, since) {
                         damaged.push(step.identity);
                     }
                 }
@@ -249,32 +250,73 @@ mod tests {
         }
     }
 
-    /// Mutation that makes it fail: every damaged block is discarded, whatever `Index::remove` says.
-    #[test]
-    fn a_damaged_block_that_several_reads_found_is_discarded_once() {
-        let discarded = Arc::<Mutex<Vec<_>>>::default();
-        let manager = KvBlockManager::<Owned>::builder()
+    fn manager(discarded: &Arc<Mutex<Vec<BlockIdentity>>>) -> KvBlockManager<Owned> {
+        KvBlockManager::<Owned>::builder()
             .model(ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() })
             .namespace(Namespace::new("test-model").weights("1"))
             .device(Blocks(4))
             .host(Blocks(4))
             .volume("memory:")
-            .build_with_workers(|_, _, _| Box::new(Silent(Arc::clone(&discarded))))
-            .expect("a manager");
-        let leader = &manager.leader;
-        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
-        let identity = BlockIdentity {
+            .build_with_workers(|_, _, _| Box::new(Silent(Arc::clone(discarded))))
+            .expect("a manager")
+    }
+
+    fn block() -> BlockIdentity {
+        BlockIdentity {
             namespace: NamespaceId(0),
             group: GroupId(0),
             hash: SequenceHash::from_bytes([1; 16]),
             parent: None,
             position: 0,
-        };
-        volume.index.lock().learn(&identity, true);
+        }
+    }
+
+    /// Mutation that makes it fail: `note_reads` takes the moment when it is called.
+    #[test]
+    fn what_was_read_before_it_was_removed_or_written_says_nothing() {
+        let discarded = Arc::default();
+        let manager = manager(&discarded);
+        let leader = &manager.leader;
+        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let identity = block();
+        let contains = || volume.contains(identity.group, identity.hash);
+        let step = Move { identity, from: Tier::G4, src: BlockId(0), dst: BlockId(0) };
+        let since = volume.now();
+        volume.index.lock().learn(&identity, true, since);
+        // It is read, there is no room for it, it is removed, and only then the read is told of.
+        assert_eq!(volume.index.lock().yield_room(1), [identity]);
+        volume.index.lock().leave(&[identity]);
+        volume.index.lock().left(&[(identity.group, identity.hash)]);
+        leader.note_reads(&volume, &[step], &[None], since);
+        assert!(!contains());
+        // Others find it missing or damaged while it is written again.
+        let since = volume.now();
+        assert_eq!(volume.index.lock().begin(&identity), Admission::New);
+        leader.complete_on_volume(&volume, &[step], &mut [None]);
+        for kind in [FailureKind::Missing, FailureKind::Corrupt] {
+            let failure = Failure::new(kind, "planted");
+            leader.note_reads(&volume, &[step], &[Some(failure)], since);
+        }
+        assert!(contains() && discarded.lock().is_empty());
+        let failure = Failure::new(FailureKind::Missing, "planted");
+        leader.note_reads(&volume, &[step], &[Some(failure)], volume.now());
+        assert!(!contains());
+    }
+
+    /// Mutation that makes it fail: every damaged block is discarded, whatever `Index::remove` says.
+    #[test]
+    fn a_damaged_block_that_several_reads_found_is_discarded_once() {
+        let discarded = Arc::default();
+        let manager = manager(&discarded);
+        let leader = &manager.leader;
+        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let identity = block();
+        let since = volume.now();
+        volume.index.lock().learn(&identity, true, since);
         let step = Move { identity, from: Tier::G4, src: BlockId(0), dst: BlockId(0) };
         for _ in 0..2 {
             let failure = Failure::new(FailureKind::Corrupt, "planted");
-            leader.note_reads(&volume, &[step], &[Some(failure)]);
+            leader.note_reads(&volume, &[step], &[Some(failure)], since);
         }
         assert_eq!(*discarded.lock(), [identity]);
         assert_eq!(volume.index.lock().begin(&identity), Admission::Leaving, "not confirmed");

@@ -17,6 +17,8 @@ pub struct Store {
     pub probes: AtomicUsize,
     pub deleting: Gate,
     pub putting: Gate,
+    /// Where reads wait when they have been done.
+    pub got: Gate,
     /// Puts land, and are reported as failed.
     pub lost: AtomicBool,
     /// So many calls to delete fail.
@@ -70,6 +72,7 @@ impl Store {
             probes: AtomicUsize::new(0),
             deleting: Gate::default(),
             putting: Gate::default(),
+            got: Gate::default(),
             lost: AtomicBool::new(false),
             undeleted: AtomicUsize::new(0),
         })
@@ -113,7 +116,9 @@ impl Volume for Handle {
 
     fn get(&self, requests: &mut [GetRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
         let keys: Vec<BlobKey> = requests.iter().map(|request| request.key).collect();
-        self.0.check("get", &keys, || self.0.memory.get(requests, deadline))
+        let got = self.0.check("get", &keys, || self.0.memory.get(requests, deadline));
+        self.0.got.pass();
+        got
     }
 
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
