@@ -1,4 +1,5 @@
-//! The locks under model checkers, in builds of their own: `--cfg kvbm_NAME` puts the checker's lock in the place of ours.
+//! The locks under model checkers, in builds of their own: `--cfg kvbm_NAME` puts the checker's lock in the place of ours. Then the long form of
+//! the comparison with a naive model.
 
 use crate::steps::Outcome;
 use crate::test::counted;
@@ -6,6 +7,9 @@ use crate::workspace::{Workspace, cargo};
 
 /// Package, checker and the test that runs under it.
 const RUNS: &[(&str, &str)] = &[("kvbm-pool", "loom"), ("kvbm-pool", "shuttle")];
+
+/// Seeds of the pool's random operations against the naive model: with what it does for each, more than two million.
+const SEEDS: u32 = 400;
 
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let run = |(package, checker): &(&str, &str)| {
@@ -21,5 +25,9 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
             outcome => outcome,
         }
     };
-    RUNS.iter().map(run).fold(Outcome::Passed { tests: 0 }, Outcome::and)
+    let checked = RUNS.iter().map(run).fold(Outcome::Passed { tests: 0 }, Outcome::and);
+    // As the step `test` built it.
+    let mut model = cargo(&workspace.root);
+    model.args(["test", "--workspace", "--test", "model"]).env("KVBM_POOL_SEEDS", SEEDS.to_string());
+    checked.and(counted(&mut model))
 }

@@ -61,7 +61,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "models",
         quick: false,
-        about: "every order of threads (loom), many of more threads (shuttle)",
+        about: "every order of threads (loom), many of more threads (shuttle), millions of operations",
         run: models::check,
     },
     Step {

@@ -1,8 +1,8 @@
-//! The peer's side: `kvbm-logical` with its default back end, through its public interface.
+//! The peer's side: `kvbm-logical` with its default back end, through its public interface. Its registry counts no uses: only another
+//! back end needs that, and it would cost it a lock and four cold counters for each block.
 
 use crate::side::{Side, block_number};
 use dynamo_tokens::PositionalLineageHash;
-use kvbm_logical::manager::FrequencyTrackingCapacity;
 use kvbm_logical::{BlockManager, BlockRegistry, ImmutableBlock, MutableBlock};
 
 const TOKENS_PER_BLOCK: usize = 16;
@@ -21,11 +21,10 @@ impl Side for Peer {
     type Fresh = Vec<MutableBlock<Meta>>;
 
     fn new(capacity: usize) -> Self {
-        let tracker = FrequencyTrackingCapacity::default().create_tracker();
         let manager = BlockManager::builder()
             .block_count(capacity)
             .block_size(TOKENS_PER_BLOCK)
-            .registry(BlockRegistry::builder().frequency_tracker(tracker).build())
+            .registry(BlockRegistry::new())
             .build()
             .expect("a valid configuration");
         Self { manager }
