@@ -59,6 +59,6 @@ pub use publisher::{FlushError, Publisher};
 pub use resync::{Repair, Resync};
 pub use snapshot::{Answer, Part, Question, RemoteSnapshots, Snapshot, SnapshotServer, SnapshotSource};
 pub use subscriber::{Subscriber, SubscriberStats};
-pub use tracker::{Delivery, Tracker, TrackerStats};
+pub use tracker::{Delivery, Tracker, TrackerStats, TwoLives};
 pub use transport::{Answering, EventReceiver, EventTransport, Payload, Responder, TransportError};
 pub use url::EventUrl;

@@ -1,7 +1,8 @@
 //! A follower's end: receives, decodes, tracks.
 
 use crate::{
-    Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats, TransportError, wire,
+    Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats, TransportError, TwoLives,
+    wire,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -69,6 +70,11 @@ impl Subscriber {
         self.heard.iter().map(|(source, at)| (*source, *at))
     }
 
+    /// Sources of which two lives publish at the same time; see [`Tracker::two_lives`].
+    pub fn two_lives(&self) -> impl Iterator<Item = TwoLives> + '_ {
+        self.tracker.two_lives(Instant::now())
+    }
+
     /// Payloads that wait to be read, where that is known.
     pub fn waiting(&self) -> usize {
         self.receiver.waiting()
@@ -99,11 +105,11 @@ impl Subscriber {
         self.batches += 1;
         match wire::decode(payload) {
             Ok(batch) => {
-                let stream = batch.stream;
-                self.tracker.accept(batch, &mut self.scratch);
+                let (stream, now) = (batch.stream, Instant::now());
+                self.tracker.accept_at(batch, now, &mut self.scratch);
                 // As many as the tracker follows, no more.
                 if self.tracker.next_sequence(stream).is_some() {
-                    self.heard.insert(stream.source, Instant::now());
+                    self.heard.insert(stream.source, now);
                 }
                 self.ready.extend(self.scratch.drain(..));
             }

@@ -4,6 +4,7 @@ use crate::{EventBatch, KvEvent, SourceId, StreamId};
 use kvbm_plan::Epoch;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// What a follower has to know, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +24,8 @@ pub enum Delivery {
         /// Their numbers.
         missing: Range<u64>,
     },
-    /// The source began a new life: forget all that came from it. Numbers start again at 0.
+    /// The source began a new life: forget all that came from it. Numbers start again at 0. The life is a higher one, or a
+    /// lower one that has spoken alone for [`Tracker::SILENCE`].
     Restarted {
         /// The source.
         source: SourceId,
@@ -45,16 +47,32 @@ pub struct TrackerStats {
     pub gaps: u64,
     /// Events lost in gaps.
     pub missing: u64,
-    /// Batches of an epoch that is over.
+    /// Batches of an epoch below the one that is followed: they are ignored. A few after a restart; more while a source has
+    /// [two lives](Tracker::two_lives), or until a lower one is believed.
     pub stale_batches: u64,
     /// Batches of streams beyond the limit of streams.
     pub untracked_batches: u64,
+}
+
+/// A source of which two lives publish at the same time: two processes were given the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TwoLives {
+    /// Whose name it is.
+    pub source: SourceId,
+    /// The life that is followed: the higher one.
+    pub followed: Epoch,
+    /// The life that is ignored.
+    pub ignored: Epoch,
 }
 
 /// Follows any number of streams up to a limit. Pure bookkeeping: feed it batches in the order of arrival.
 ///
 /// Every number of a stream is delivered exactly once, as an event or as part of a gap; a batch that arrives after its
 /// numbers were reported missing stays missing, because applying it late would undo what came after.
+///
+/// Of a source the highest life is followed, and batches of lower ones are ignored. But epochs come from clocks, and a clock may
+/// have been behind: when at least three batches of a lower life have come over at least [`SILENCE`](Self::SILENCE), and none
+/// of the followed one between them, the lower one is the source's life now.
 #[derive(Debug)]
 pub struct Tracker {
     sources: HashMap<SourceId, SourceState>,
@@ -68,11 +86,31 @@ struct SourceState {
     epoch: Epoch,
     /// Next number per shard.
     shards: BTreeMap<u16, u64>,
+    lower: Option<Lower>,
+}
+
+/// A life below the followed one that speaks.
+#[derive(Clone, Copy, Debug)]
+struct Lower {
+    epoch: Epoch,
+    first: Instant,
+    last: Instant,
+    /// Since when it has spoken without a word of the followed life, and how often.
+    alone: Option<(Instant, u32)>,
 }
 
 impl Tracker {
     /// Streams that are followed by default.
     pub const DEFAULT_MAX_STREAMS: usize = 65_536;
+
+    /// How long a life has to be silent, while a lower one of its source speaks, to be over: five heartbeats as they are by default.
+    pub const SILENCE: Duration = Duration::from_secs(5);
+
+    /// Batches of the lower life that have to come meanwhile.
+    const WORDS: u32 = 3;
+
+    /// A lower life that was silent for so long is not known any more.
+    const LAPSE: Duration = Duration::from_secs(60);
 
     /// A tracker that has seen nothing and follows at most `max_streams` streams.
     pub fn new(max_streams: usize) -> Self {
@@ -107,8 +145,22 @@ impl Tracker {
         }
     }
 
+    /// Sources of which two lives speak, for [`Self::SILENCE`] at least and both of them lately.
+    pub fn two_lives(&self, now: Instant) -> impl Iterator<Item = TwoLives> + '_ {
+        self.sources.iter().filter_map(move |(source, state)| {
+            let lower = state.lower.filter(|lower| lower.is_living_beside(now))?;
+            Some(TwoLives { source: *source, followed: state.epoch, ignored: lower.epoch })
+        })
+    }
+
     /// Takes the next batch and appends what it means to `out`.
     pub fn accept(&mut self, batch: EventBatch, out: &mut Vec<Delivery>) {
+        self.accept_at(batch, Instant::now(), out);
+    }
+
+    /// The same, of a batch that came at `now`.
+    pub fn accept_at(&mut self, batch: EventBatch, now: Instant, out: &mut Vec<Delivery>) {
+        self.hear(batch.stream, now, out);
         let Some(expected) = self.expected(batch.stream, out) else { return };
         if batch.is_whole_from(*expected) {
             // The usual case: what comes is what was expected, and passes as it is.
@@ -148,6 +200,36 @@ impl Tracker {
         self.stats.add(&new);
     }
 
+    /// Takes note of which life of a source speaks. A lower one may be believed from now on.
+    fn hear(&mut self, stream: StreamId, now: Instant, out: &mut Vec<Delivery>) {
+        let Some(state) = self.sources.get_mut(&stream.source) else { return };
+        if stream.epoch >= state.epoch {
+            if let Some(lower) = &mut state.lower {
+                lower.alone = None;
+            }
+            return;
+        }
+        let epoch = stream.epoch;
+        let new = Lower { epoch, first: now, last: now, alone: None };
+        let is_known = |lower: &Lower| now.saturating_duration_since(lower.last) < Self::LAPSE;
+        let mut lower = match state.lower.filter(is_known) {
+            // Of several the highest.
+            Some(lower) if lower.epoch > epoch => return,
+            Some(lower) if lower.epoch == epoch => lower,
+            _ => new,
+        };
+        lower.last = now;
+        let (since, words) = lower.alone.map_or((now, 1), |(since, words)| (since, words.saturating_add(1)));
+        lower.alone = Some((since, words));
+        state.lower = Some(lower);
+        if words >= Self::WORDS && now.saturating_duration_since(since) >= Self::SILENCE {
+            let previous = state.epoch;
+            self.streams -= state.shards.len();
+            *state = SourceState { epoch, shards: BTreeMap::new(), lower: None };
+            out.push(Delivery::Restarted { source: stream.source, previous, epoch });
+        }
+    }
+
     /// The next number of `stream`, after noticing a restart; `None` when the batch is to be ignored.
     fn expected(&mut self, stream: StreamId, out: &mut Vec<Delivery>) -> Option<&mut u64> {
         if let Some(state) = self.sources.get_mut(&stream.source) {
@@ -156,9 +238,9 @@ impl Tracker {
                 return None;
             }
             if stream.epoch > state.epoch {
-                let previous = std::mem::replace(&mut state.epoch, stream.epoch);
+                let previous = state.epoch;
                 self.streams -= state.shards.len();
-                state.shards.clear();
+                *state = SourceState { epoch: stream.epoch, shards: BTreeMap::new(), lower: None };
                 out.push(Delivery::Restarted { source: stream.source, previous, epoch: stream.epoch });
             }
         }
@@ -170,11 +252,21 @@ impl Tracker {
             }
             self.streams += 1;
         }
-        let state = self
-            .sources
-            .entry(stream.source)
-            .or_insert_with(|| SourceState { epoch: stream.epoch, shards: BTreeMap::new() });
+        let state = self.sources.entry(stream.source).or_insert_with(|| SourceState {
+            epoch: stream.epoch,
+            shards: BTreeMap::new(),
+            lower: None,
+        });
         Some(state.shards.entry(stream.shard).or_insert(0))
+    }
+}
+
+impl Lower {
+    /// Whether it and the followed one speak in turns.
+    fn is_living_beside(&self, now: Instant) -> bool {
+        let is_lately = now.saturating_duration_since(self.last) < 2 * Tracker::SILENCE;
+        let is_long = self.last.saturating_duration_since(self.first) >= Tracker::SILENCE;
+        is_lately && is_long && self.alone.is_none_or(|(since, _)| since > self.first)
     }
 }
 

@@ -4,8 +4,9 @@
 
 mod support;
 
-use kvbm_events::{Delivery, EventBatch, EventKind, KvEvent, SourceId, StreamId, Tracker};
+use kvbm_events::{Delivery, EventBatch, EventKind, KvEvent, SourceId, StreamId, Tracker, TwoLives};
 use kvbm_plan::Epoch;
+use std::time::{Duration, Instant};
 
 fn batch(source: u64, epoch: u64, shard: u16, numbers: std::ops::Range<u64>) -> EventBatch {
     let stream = StreamId { source: SourceId(source), epoch: Epoch(epoch), shard };
@@ -93,4 +94,86 @@ fn the_largest_numbers_do_not_overflow() {
     assert_eq!(tracker.next_sequence(stream), Some(u64::MAX));
     let heartbeat = EventBatch::new(stream, u64::MAX, Vec::new());
     assert_eq!(accept(&mut tracker, heartbeat), []);
+}
+
+/// Batches that come at times of a test's own.
+struct Clocked {
+    tracker: Tracker,
+    start: Instant,
+}
+
+impl Clocked {
+    fn new() -> Self {
+        Self { tracker: Tracker::default(), start: Instant::now() }
+    }
+
+    /// A heartbeat of a life of source 1, after `tenths` of a second in all.
+    fn heartbeat(&mut self, epoch: u64, tenths: u64) -> Vec<Delivery> {
+        let mut out = Vec::new();
+        self.tracker.accept_at(batch(1, epoch, 0, 7..7), self.at(tenths), &mut out);
+        out
+    }
+
+    fn at(&self, tenths: u64) -> Instant {
+        self.start + Duration::from_millis(100 * tenths)
+    }
+
+    fn two_lives(&self, tenths: u64) -> Vec<TwoLives> {
+        self.tracker.two_lives(self.at(tenths)).collect()
+    }
+}
+
+/// A worker with a name of its own starts again on a host whose clock is behind.
+/// Mutation that makes it fail: `hear` that believes nobody.
+#[test]
+fn a_lower_life_that_speaks_alone_for_long_enough_is_believed() {
+    let mut clocked = Clocked::new();
+    clocked.heartbeat(9, 0);
+    for tenths in [10, 20, 30, 40, 50] {
+        assert_eq!(clocked.heartbeat(4, tenths), [], "the higher one may still be there");
+    }
+    assert_eq!(clocked.two_lives(50), [], "one of them is silent");
+    let told = clocked.heartbeat(4, 60);
+    let (source, previous, epoch) = (SourceId(1), Epoch(9), Epoch(4));
+    assert_eq!(told[0], Delivery::Restarted { source, previous, epoch });
+    assert!(matches!(&told[1..], [Delivery::Gap { missing, .. }] if *missing == (0..7)), "{told:?}");
+    assert_eq!(clocked.tracker.stats().stale_batches, 5);
+    assert_eq!(clocked.heartbeat(4, 70), [], "it is followed");
+    assert_eq!(clocked.heartbeat(3, 80), [], "what is lower still is ignored");
+    // The clock was set right, and it starts again.
+    assert!(matches!(clocked.heartbeat(10, 90)[0], Delivery::Restarted { epoch: Epoch(10), .. }));
+}
+
+#[test]
+fn what_is_left_of_an_old_life_changes_nothing() {
+    let mut clocked = Clocked::new();
+    clocked.heartbeat(4, 0);
+    clocked.heartbeat(9, 10);
+    // Much of it at one time, then a little late: it does not go on.
+    (0..50).for_each(|_| assert_eq!(clocked.heartbeat(4, 20), []));
+    assert_eq!(clocked.heartbeat(9, 21), []);
+    assert_eq!(clocked.heartbeat(4, 900), [], "long after");
+    assert_eq!(clocked.heartbeat(4, 910), []);
+    assert_eq!(clocked.two_lives(910), [], "the higher one has not spoken since");
+    assert_eq!(clocked.tracker.stats().stale_batches, 52);
+}
+
+/// Two managers with one `worker_id` by mistake.
+/// Mutation that makes it fail: a word of the followed life that does not end the silence.
+#[test]
+fn two_lives_that_speak_in_turns_are_told_and_the_higher_one_is_followed() {
+    let mut clocked = Clocked::new();
+    clocked.heartbeat(9, 0);
+    for second in 1..20 {
+        assert_eq!(clocked.heartbeat(4, 10 * second), []);
+        assert_eq!(clocked.heartbeat(3, 10 * second + 1), [], "of several the highest is told");
+        assert_eq!(clocked.heartbeat(9, 10 * second + 5), []);
+        let two = TwoLives { source: SourceId(1), followed: Epoch(9), ignored: Epoch(4) };
+        let is_told = clocked.two_lives(10 * second + 6) == [two];
+        assert_eq!(is_told, second > 5, "second {second}");
+    }
+    // One of them ends.
+    assert_eq!(clocked.heartbeat(9, 300), []);
+    assert_eq!(clocked.two_lives(300), []);
+    assert_eq!(clocked.tracker.stats().stale_batches, 38);
 }

@@ -1,8 +1,9 @@
 //! What was missed, told apart from what came before anybody listened.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
-use kvbm::events_plane::{Delivery, EventBatch, SourceId, Tracker, TrackerStats};
+use kvbm::events_plane::{Delivery, EventBatch, SourceId, Tracker, TrackerStats, TwoLives};
 use kvbm::plan::Epoch;
 
 /// A tracker of streams that may be joined late: the numbers before the first batch of a stream are not missing.
@@ -17,9 +18,9 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    /// Takes the next batch and appends what it means to `out`. Where it is the first one of a stream: the number that the stream
+    /// Takes the next batch, which came at `now`, and appends what it means to `out`. Where it is the first one of a stream: the number that the stream
     /// was joined at, 0 where that is its beginning.
-    pub(super) fn accept(&mut self, batch: EventBatch, out: &mut Vec<Delivery>) -> Option<u64> {
+    pub(super) fn accept(&mut self, batch: EventBatch, now: Instant, out: &mut Vec<Delivery>) -> Option<u64> {
         let stream = batch.stream;
         let is_new = self.tracker.next_sequence(stream).is_none();
         let is_joined = self.lives.get(&stream.source).is_none_or(|life| *life == stream.epoch);
@@ -27,7 +28,7 @@ impl Joining {
         if is_new && is_joined {
             out.extend(self.tracker.resynced(stream, first));
         }
-        self.tracker.accept(batch, out);
+        self.tracker.accept_at(batch, now, out);
         // As many as the tracker follows, no more.
         if !is_new || self.tracker.next_sequence(stream).is_none() {
             return None;
@@ -36,10 +37,23 @@ impl Joining {
         Some(if is_joined { first } else { 0 })
     }
 
+    /// Sources of which two lives publish at the same time.
+    pub(super) fn two_lives(&self, now: Instant) -> impl Iterator<Item = TwoLives> + '_ {
+        self.tracker.two_lives(now)
+    }
+
     /// Counters; what came before a stream was joined is in none of them.
     pub(super) const fn stats(&self) -> TrackerStats {
         self.tracker.stats()
     }
+}
+
+/// Says that two lives of a source publish, and the way out.
+pub(super) fn two_lives(source: &str, followed: u64, ignored: u64) -> String {
+    format!(
+        "source {source} publishes in two lives: epoch {followed} is followed, {ignored} is ignored; two processes have its \
+         events.worker_id: give each one of its own"
+    )
 }
 
 #[cfg(test)]
@@ -56,7 +70,7 @@ mod tests {
             let next = numbers.end;
             let events = numbers.map(|number| KvEvent::new(number, EventKind::Cleared)).collect();
             let mut out = Vec::new();
-            let joined = joining.accept(EventBatch::new(stream, next, events), &mut out);
+            let joined = joining.accept(EventBatch::new(stream, next, events), Instant::now(), &mut out);
             let missing = out.iter().filter_map(|delivery| match delivery {
                 Delivery::Gap { missing, .. } => Some((missing.start, missing.end)),
                 _ => None,

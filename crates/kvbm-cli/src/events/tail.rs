@@ -1,6 +1,7 @@
 //! `kvbm events tail`: every event as it comes.
 
 use std::io::Write;
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
@@ -73,7 +74,7 @@ fn print(mut receiver: Box<dyn EventReceiver>, args: &TailArgs, out: &mut dyn Wr
         // What cannot be read shows up as a gap.
         let Ok(batch) = wire::decode(&payload) else { continue };
         let stream = batch.stream;
-        if let Some(joined_at) = joining.accept(batch, &mut deliveries) {
+        if let Some(joined_at) = joining.accept(batch, Instant::now(), &mut deliveries) {
             if args.json {
                 shown::joined_json(stream, joined_at)
                     .iter()

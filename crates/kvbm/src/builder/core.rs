@@ -307,7 +307,8 @@ fn block_costs(config: &Config) -> BlockCosts {
     }
 }
 
-/// Larger in every life of this machine: microseconds of the wall clock.
+/// Larger in every life of this machine: microseconds of the wall clock. Where a clock was behind it is not; followers believe the
+/// lower one once the higher has been silent ([`kvbm_events::Tracker`]).
 fn epoch() -> Epoch {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))

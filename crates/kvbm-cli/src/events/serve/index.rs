@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use kvbm::SequenceHash;
 use kvbm::events_plane::vllm::EngineHash;
-use kvbm::events_plane::{EventTransport, IndexFollower, KvIndex, RemoteSnapshots, Subscriber};
+use kvbm::events_plane::{EventTransport, IndexFollower, KvIndex, RemoteSnapshots, SourceId, Subscriber};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::events::joining::two_lives;
 use crate::note::note;
 
 use super::api::{Chain, Found, Question, Served, tiers};
@@ -21,7 +22,21 @@ pub(super) struct Index {
     /// A source that was not heard of for so long is forgotten; zero for never.
     silence: Duration,
     forgotten: Mutex<u64>,
+    ignored: Mutex<Ignored>,
 }
+
+/// Batches that are not taken in: of lives that are over, and of too many streams.
+#[derive(Default)]
+struct Ignored {
+    batches: u64,
+    /// When there were more of them.
+    rose: Option<Instant>,
+    /// Sources that were told to have two lives.
+    told: BTreeSet<SourceId>,
+}
+
+/// How long `/health` says that batches are ignored after the last one: some heartbeats.
+const IGNORING: Duration = Duration::from_secs(5);
 
 /// Most of the time that the index is kept from those who ask while there is much to take in.
 pub(super) const TURN: Duration = Duration::from_micros(500);
@@ -34,7 +49,7 @@ impl Index {
         silence: Duration,
     ) -> Self {
         let follower = IndexFollower::new(subscriber, RemoteSnapshots::new(transport), index);
-        Self { follower: Mutex::new(follower), silence, forgotten: Mutex::new(0) }
+        Self { follower: Mutex::new(follower), silence, forgotten: Mutex::new(0), ignored: Mutex::default() }
     }
 
     fn forget_silent(&self) {
@@ -52,6 +67,26 @@ impl Index {
         }
     }
 
+    /// Notes what is ignored, and says once which sources have two lives.
+    fn watch_ignored(&self) {
+        let (stats, two) = {
+            let follower = self.lock();
+            let two: Vec<_> = follower.subscriber().two_lives().collect();
+            (follower.subscriber().stats().tracker, two)
+        };
+        let mut ignored = self.ignored.lock().unwrap_or_else(PoisonError::into_inner);
+        let batches = stats.stale_batches + stats.untracked_batches;
+        if batches > ignored.batches {
+            (ignored.batches, ignored.rose) = (batches, Some(Instant::now()));
+        }
+        for lives in &two {
+            if ignored.told.insert(lives.source) {
+                note(&two_lives(&lives.source.to_string(), lives.followed.0, lives.ignored.0));
+            }
+        }
+        ignored.told.retain(|source| two.iter().any(|lives| lives.source == *source));
+    }
+
     fn lock(&self) -> MutexGuard<'_, IndexFollower<RemoteSnapshots>> {
         // A panic while it was held is reported by its thread; the index itself is whole between two calls.
         self.follower.lock().unwrap_or_else(PoisonError::into_inner)
@@ -67,6 +102,7 @@ impl Served for Index {
             std::thread::sleep(if any { Duration::from_micros(50) } else { TURN });
         }
         self.forget_silent();
+        self.watch_ignored();
         Ok(())
     }
 
@@ -119,8 +155,22 @@ impl Served for Index {
         let (index, follow) = (follower.index().stats(), follower.stats());
         let subscriber = follower.subscriber().stats();
         let suspects = follower.suspects().count();
+        let two = follower.subscriber().two_lives().map(|lives| {
+            json!({
+                "source": lives.source.to_string(),
+                "epoch": lives.followed.0,
+                "ignored_epoch": lives.ignored.0,
+            })
+        });
+        let two: Vec<Value> = two.collect();
+        let rose = self.ignored.lock().unwrap_or_else(PoisonError::into_inner).rose;
+        let status = match rose {
+            Some(at) if at.elapsed() < IGNORING => "ignoring",
+            _ if suspects > 0 => "resyncing",
+            _ => "ok",
+        };
         json!({
-            "status": if suspects == 0 { "ok" } else { "resyncing" },
+            "status": status,
             "suspects": suspects,
             "sources": index.workers,
             "blocks": index.blocks,
@@ -130,6 +180,9 @@ impl Served for Index {
             "gaps": subscriber.tracker.gaps,
             "missing": subscriber.tracker.missing,
             "duplicates": subscriber.tracker.duplicates,
+            "stale_batches": subscriber.tracker.stale_batches,
+            "untracked_batches": subscriber.tracker.untracked_batches,
+            "two_lives": two,
             "malformed": subscriber.malformed,
             "dropped": subscriber.dropped,
             "resyncs": follow.resyncs,
@@ -149,4 +202,36 @@ fn sequence_hash(hash: &EngineHash) -> Result<SequenceHash, String> {
     bytes
         .map(SequenceHash::from_bytes)
         .ok_or_else(|| format!("'{hash}' is not a sequence hash: 32 hex digits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvbm::events_plane::{EventBatch, InProcessTransport, StreamId, Tracker, wire};
+    use kvbm::plan::Epoch;
+
+    #[test]
+    fn batches_that_are_ignored_are_told_while_they_come() {
+        let transport = Arc::new(InProcessTransport::default());
+        let subscriber = Subscriber::with_tracker(transport.subscribe().unwrap(), Tracker::new(1));
+        let index = Index::new(subscriber, transport.clone(), KvIndex::default(), Duration::ZERO);
+        let health_after = |source, epoch| {
+            let stream = StreamId { source: SourceId(source), epoch: Epoch(epoch), shard: 0 };
+            let batch = wire::encode(&EventBatch::new(stream, 0, Vec::new())).unwrap();
+            transport.publish(&batch.into(), Duration::from_secs(1)).unwrap();
+            index.follow(Duration::from_millis(20)).unwrap();
+            let health = index.health();
+            (
+                health["status"].as_str().unwrap().to_owned(),
+                health["stale_batches"].clone(),
+                health["untracked_batches"].clone(),
+            )
+        };
+        assert_eq!(health_after(1, 9), ("ok".into(), json!(0), json!(0)));
+        assert_eq!(health_after(1, 4), ("ignoring".into(), json!(1), json!(0)), "a life that is over");
+        index.ignored.lock().unwrap().rose = Instant::now().checked_sub(IGNORING);
+        assert_eq!(health_after(1, 9), ("ok".into(), json!(1), json!(0)), "nothing more came of it");
+        assert_eq!(health_after(2, 1), ("ignoring".into(), json!(1), json!(1)), "one stream too many");
+        assert_eq!(index.health()["two_lives"], json!([]));
+    }
 }

@@ -128,6 +128,7 @@ impl Counts {
             .map(|engine| Source {
                 name: engine.address.clone(),
                 epoch: engine.lives,
+                ignored_epoch: None,
                 events_per_s: rate(engine.events, engine.before),
                 stores: engine.stores,
                 removes: engine.removes,
@@ -152,6 +153,8 @@ impl Counts {
             duplicates: 0,
             malformed: self.malformed,
             dropped: 0,
+            stale_batches: 0,
+            untracked_batches: 0,
             lag_batches: 0,
             lag_s: self.engines.iter().filter_map(|engine| engine.lag).reduce(f64::max),
             sources,

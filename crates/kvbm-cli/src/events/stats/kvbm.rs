@@ -77,7 +77,7 @@ impl Stats {
         let age = batch.age(SystemTime::now()).map(|age| age.as_secs_f64());
         let (stream, next) = (batch.stream, batch.next_sequence);
         let (source, epoch) = (stream.source, stream.epoch.0);
-        let joined_at = self.joining.accept(batch, &mut self.deliveries);
+        let joined_at = self.joining.accept(batch, now, &mut self.deliveries);
         if self.sources.len() >= MAX_SOURCES && !self.sources.contains_key(&source) {
             self.deliveries.clear();
             return;
@@ -93,11 +93,13 @@ impl Stats {
             lag: None,
             last: now,
         });
-        if epoch > heard.epoch {
-            heard.shards.clear();
+        // A lower one may be believed in the end.
+        let is_new = self.deliveries.iter().any(|delivery| matches!(delivery, Delivery::Restarted { .. }));
+        if is_new || epoch > heard.epoch {
+            (heard.epoch, heard.shards) = (epoch, BTreeMap::new());
         }
         heard.shards.extend(joined_at.map(|joined_at| (stream.shard, Shard { joined_at, next })));
-        (heard.epoch, heard.last) = (heard.epoch.max(epoch), now);
+        heard.last = now;
         heard.lag = longest(heard.lag, age);
         if let Some(shard) = heard.shards.get_mut(&stream.shard).filter(|_| epoch == heard.epoch) {
             shard.next = shard.next.max(next);
@@ -123,12 +125,15 @@ impl Stats {
         let seconds = now.saturating_duration_since(self.since).max(Duration::from_millis(1)).as_secs_f64();
         let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
         let tracker = self.joining.stats();
+        let two: BTreeMap<SourceId, u64> =
+            self.joining.two_lives(now).map(|two| (two.source, two.ignored.0)).collect();
         let sources = self.sources.iter_mut().map(|(source, heard)| {
             let before = std::mem::replace(&mut heard.before, heard.events);
             let first = heard.shards.values().next().copied().unwrap_or_default();
             Source {
                 name: source.to_string(),
                 epoch: heard.epoch,
+                ignored_epoch: two.get(source).copied(),
                 events_per_s: rate(heard.events, before),
                 stores: heard.stores,
                 removes: heard.removes,
@@ -153,6 +158,8 @@ impl Stats {
             duplicates: tracker.duplicates,
             malformed: self.malformed,
             dropped,
+            stale_batches: tracker.stale_batches,
+            untracked_batches: tracker.untracked_batches,
             lag_batches,
             lag_s: sources.iter().fold(None, |lag, source| longest(lag, source.lag_s)),
             sources,
@@ -267,5 +274,32 @@ mod tests {
         assert_eq!(told(&payload((1, 0), 50..55), 4), (50, 60, 0.0), "what comes again takes nothing back");
         assert_eq!(told(&payload((2, 0), 0..2), 5), (0, 2, 2.0), "a new life");
         assert_eq!(told(&payload((1, 0), 60..61), 6), (0, 2, 0.0), "the old one is over");
+    }
+
+    #[test]
+    fn two_processes_of_one_name_are_told_and_a_lower_life_that_goes_on_alone_is_followed() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut stats = Stats::new(InProcessTransport::default().subscribe().unwrap(), start);
+        let payload = |epoch, next| {
+            let stream = StreamId { source: SourceId(1), epoch: Epoch(epoch), shard: 0 };
+            wire::encode(&EventBatch::new(stream, next, Vec::new())).unwrap()
+        };
+        for second in 0..8 {
+            stats.take(&payload(9, 20), at(second));
+            stats.take(&payload(4, 30), at(second));
+        }
+        let report = stats.count_up(0, 0, at(8));
+        assert_eq!((report.stale_batches, report.untracked_batches), (8, 0));
+        let source = &report.sources[0];
+        assert_eq!((source.epoch, source.ignored_epoch, source.next_sequence), (9, Some(4), 20));
+        let text = render(&report);
+        assert!(text.contains("8 batches of lives that are over"), "{text}");
+        assert!(text.contains("two lives: epoch 9 is followed, 4 is ignored"), "{text}");
+        // The higher one ends.
+        (8..20).for_each(|second| stats.take(&payload(4, 31), at(second)));
+        let report = stats.count_up(0, 0, at(20));
+        let source = &report.sources[0];
+        assert_eq!((source.epoch, source.ignored_epoch, source.next_sequence), (4, None, 31));
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::events::joining::two_lives;
 use crate::human::count;
 use crate::table::Table;
 
@@ -28,6 +29,10 @@ pub(super) struct Report {
     pub malformed: u64,
     /// Batches that this reader was too slow for, since the start.
     pub dropped: u64,
+    /// Batches that were ignored since the start because they came of lives that are over; see [`Source::ignored_epoch`].
+    pub stale_batches: u64,
+    /// Batches that were ignored since the start because there are too many streams.
+    pub untracked_batches: u64,
     /// Batches that wait to be read: how far this reader is behind.
     pub lag_batches: usize,
     /// Longest time in the interval from publishing a batch to reading it, in seconds by both clocks, where batches say when they
@@ -45,6 +50,8 @@ pub(super) struct Source {
     pub name: String,
     /// Its life. Engines have no number for that: times that it started anew while it was followed.
     pub epoch: u64,
+    /// A lower life that publishes at the same time and is ignored: two processes have this name.
+    pub ignored_epoch: Option<u64>,
     /// Events per second in the interval.
     pub events_per_s: f64,
     /// Blocks stored since the start.
@@ -86,6 +93,21 @@ pub(super) fn render(report: &Report) -> String {
         // Writing to a string cannot fail.
         let _ =
             writeln!(text, "  {} payloads were no batch, {} came too fast", report.malformed, report.dropped);
+    }
+    if report.stale_batches + report.untracked_batches > 0 {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "  {} batches of lives that are over, {} of too many streams",
+            report.stale_batches, report.untracked_batches
+        );
+    }
+    for source in &report.sources {
+        if let Some(ignored) = source.ignored_epoch {
+            let line = two_lives(&source.name, source.epoch, ignored);
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  {line}");
+        }
     }
     let mut table = Table::new(["source", "events/s", "stored", "removed", "missing", "silent"]);
     for source in &report.sources {
