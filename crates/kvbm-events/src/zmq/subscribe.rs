@@ -8,6 +8,7 @@ use crate::queue::Sink;
 use crate::vllm::END_OF_REPLAY;
 use crate::{Payload, SourceId};
 use crossbeam_channel::Sender;
+use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -38,7 +39,7 @@ pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sende
         target,
         sink,
         next: None,
-        covered: 0..0,
+        covered: Covered::default(),
         live: None,
         life: None,
         replays: true,
@@ -61,8 +62,8 @@ struct Follower {
     sink: Sink<Message>,
     /// Number of the next message.
     next: Option<u64>,
-    /// Messages that came by a replay at this connection's start, until the first one behind them.
-    covered: Range<u64>,
+    /// Messages that came by a replay at this connection's start, until the first one that is none of them.
+    covered: Covered,
     /// Number of the last message that came by itself over this connection.
     live: Option<u64>,
     /// What the publisher said of its life.
@@ -70,6 +71,33 @@ struct Follower {
     /// Whether the replay socket could be reached when it was asked last.
     replays: bool,
     connected: Option<Sender<u32>>,
+}
+
+/// What a replay has brought: consecutive messages, known by their payloads.
+#[derive(Default)]
+struct Covered {
+    first: u64,
+    digests: Vec<u64>,
+}
+
+impl Covered {
+    fn add(&mut self, number: u64, payload: &[u8]) {
+        if number.checked_sub(self.first) != Some(self.digests.len() as u64) {
+            *self = Self { first: number, digests: Vec::new() };
+        }
+        self.digests.push(digest(payload));
+    }
+
+    fn has(&self, number: u64, payload: &[u8]) -> bool {
+        let at = number.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+        at.and_then(|at| self.digests.get(at)).is_some_and(|of| *of == digest(payload))
+    }
+}
+
+fn digest(payload: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(payload);
+    hasher.finish()
 }
 
 impl Follower {
@@ -81,7 +109,7 @@ impl Follower {
             self.next = Some(0);
         }
         self.life = life;
-        (self.covered, self.live) = (0..0, None);
+        (self.covered, self.live) = (Covered::default(), None);
         let mut subscription = vec![1];
         subscription.extend_from_slice(&self.target.topic);
         writer.message(&[&subscription]).await?;
@@ -121,11 +149,8 @@ impl Follower {
     async fn catch_up(&mut self) {
         let first = self.next.or(self.target.from_start.then_some(0));
         if let (Some(first), Some(_)) = (first, &self.target.replay) {
-            let before = self.next;
             // What does not come shows with the next message.
             let _ = self.fetch(&mut (first..u64::MAX)).await;
-            // A publisher that has nothing from there on may have started anew: then lower numbers are news.
-            self.covered = first..self.next.filter(|_| self.next != before).unwrap_or(first);
         }
     }
 
@@ -156,7 +181,7 @@ impl Follower {
     async fn take(&mut self, frames: Vec<Vec<u8>>) {
         // Not of this protocol: what it said shows up as a gap.
         let Some(message) = self.read(frames) else { return };
-        if self.is_repeated(message.sequence) {
+        if self.is_repeated(message.sequence, &message.payload) {
             return;
         }
         let missing = match self.next {
@@ -174,13 +199,13 @@ impl Follower {
         self.sink.push(message, bytes);
     }
 
-    /// Whether a message was on its way when what is there was asked for. One that steps back is none of those: an engine behind
-    /// something that forwards its messages may start anew while this connection stays.
-    fn is_repeated(&mut self, number: u64) -> bool {
+    /// Whether a message was on its way when what is there was asked for. One that steps back is none of those, nor is another one
+    /// under the same number: an engine behind something that forwards its messages may start anew while this connection stays.
+    fn is_repeated(&mut self, number: u64, payload: &[u8]) -> bool {
         let steps_back = self.live.replace(number).is_some_and(|last| number <= last);
-        let is_repeated = !steps_back && self.covered.contains(&number);
+        let is_repeated = !steps_back && self.covered.has(number, payload);
         if !is_repeated {
-            self.covered = 0..0;
+            self.covered = Covered::default();
         }
         is_repeated
     }
@@ -250,6 +275,7 @@ impl Follower {
                 continue;
             }
             missing.start = message.sequence + 1;
+            self.covered.add(message.sequence, &message.payload);
             let bytes = message.payload.len();
             self.next = Some(missing.start);
             if !self.sink.push(message, bytes) {
@@ -306,10 +332,10 @@ mod tests {
     use crate::queue::{Queue, QueueReceiver};
     use std::sync::Arc;
 
-    /// Mutation that makes it fail: `is_repeated` without `steps_back`.
+    /// Mutations that make it fail: `is_repeated` without `steps_back`; `has` without the digests.
     #[test]
     fn what_was_replayed_is_not_taken_twice_and_a_new_life_on_the_same_connection_is_taken() {
-        let taken = |asked: Range<u64>, live: &[u64]| {
+        let taken = |asked: Range<u64>, payload: u8, live: &[u64]| {
             let queue = Arc::new(Queue::default());
             let target = Target {
                 publisher: 0,
@@ -318,11 +344,13 @@ mod tests {
                 topic: Vec::new(),
                 from_start: false,
             };
+            let mut covered = Covered::default();
+            asked.clone().for_each(|number| covered.add(number, b"1"));
             let mut follower = Follower {
                 target,
                 sink: Sink::new(&queue, InProcessConfig::default()),
                 next: Some(asked.end),
-                covered: asked,
+                covered,
                 live: None,
                 life: None,
                 replays: true,
@@ -331,15 +359,20 @@ mod tests {
             let mut receiver = QueueReceiver::new(queue, super::super::NAME);
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             for number in live {
-                let frames = vec![Vec::new(), number.to_be_bytes().to_vec(), Vec::new()];
+                let frames = vec![Vec::new(), number.to_be_bytes().to_vec(), vec![payload]];
                 runtime.block_on(follower.take(frames));
             }
             let next = || Some(receiver.next(Duration::ZERO).unwrap()?.sequence);
             std::iter::from_fn(next).collect::<Vec<_>>()
         };
-        assert_eq!(taken(5..9, &[7, 8, 9, 10]), [9, 10], "two were on their way");
-        assert_eq!(taken(5..9, &[8, 9, 0, 1]), [9, 0, 1], "anew, behind what was replayed");
-        assert_eq!(taken(0..9, &[7, 0, 1, 2]), [0, 1, 2], "anew, before anything new was heard");
-        assert_eq!(taken(5..9, &[0, 1, 5, 6]), [0, 1, 5, 6], "anew, before anything was heard");
+        assert_eq!(taken(5..9, b'1', &[7, 8, 9, 10]), [9, 10], "two were on their way");
+        assert_eq!(taken(5..9, b'1', &[8, 9, 0, 1]), [9, 0, 1], "anew, behind what was replayed");
+        assert_eq!(taken(0..9, b'1', &[7, 0, 1, 2]), [0, 1, 2], "anew, before anything new was heard");
+        assert_eq!(taken(5..9, b'1', &[0, 1, 5, 6]), [0, 1, 5, 6], "anew, before anything was heard");
+        assert_eq!(
+            taken(0..9, b'2', &[5, 6, 7]),
+            [5, 6, 7],
+            "anew, and past the first ones when it is heard"
+        );
     }
 }
