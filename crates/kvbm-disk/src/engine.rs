@@ -9,13 +9,16 @@ use crate::{
     BatchHandle, BlockChecksum, DirInfo, DiskConfig, EngineInfo, EngineKind, EngineStats, FlushError,
     FlushReport, IoBatch, IoMemory, OpenError, Recovered, Rejected,
 };
-use kvbm_plan::BlockId;
+use kvbm_plan::{BlockId, NamespaceId};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// Slots that are looked through under one hold of the table's lock.
+const RELEASED_AT_ONCE: u32 = 4096;
 
 /// The G3 engine over one directory. All methods may be called from any thread.
 ///
@@ -86,6 +89,26 @@ impl DiskEngine {
     /// Lasting with the next commit.
     pub fn release(&self, slots: &[BlockId]) {
         self.shared.change(|table| slots.iter().for_each(|&slot| table.release(slot)));
+    }
+
+    /// Releases every block of a namespace, whoever may know of it, but for what is being written; returns how many. Lasting with the next
+    /// commit. Takes time in proportion to the directory.
+    pub fn release_namespace(&self, namespace: NamespaceId) -> u64 {
+        let num_slots = self.shared.config.num_slots;
+        let release = |from: u32| {
+            let slots = (from..from.saturating_add(RELEASED_AT_ONCE).min(num_slots)).map(BlockId);
+            self.shared.change(|table| {
+                let is_of = |slot: &BlockId| {
+                    table.block(*slot).is_some_and(|(_, content)| content.identity.namespace == namespace)
+                };
+                let found: Vec<_> = slots.filter(is_of).collect();
+                for &slot in &found {
+                    table.release(slot);
+                }
+                found.len() as u64
+            })
+        };
+        (0..num_slots).step_by(RELEASED_AT_ONCE as usize).map(release).sum()
     }
 
     /// The slot is never read, written or recovered again. Reads that find damaged bytes do this by themselves.

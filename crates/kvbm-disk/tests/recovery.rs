@@ -5,11 +5,11 @@ mod support;
 
 use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::medium::{Medium, OpenFile};
-use kvbm_disk::{DiskEngine, FlushError, FormatError, OpError, OpenError, offline};
-use kvbm_plan::BlockId;
+use kvbm_disk::{DiskEngine, FlushError, FormatError, IoBatch, OpError, OpenError, OwnedBuffer, offline};
+use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
 use proptest::prelude::*;
 use std::io::ErrorKind;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use support::*;
 
@@ -35,6 +35,30 @@ fn a_clean_restart_finds_everything_in_age_order() {
     assert_eq!(recovered.dropped, kvbm_disk::Dropped::default());
     assert!(is_served(&engine, 5, 0) && is_served(&engine, 2, 1));
     assert_eq!((engine.info().present_blocks, engine.info().durable_blocks), (2, 2));
+}
+
+#[test]
+fn a_namespace_is_released_wherever_its_blocks_are() {
+    const SLOTS: u32 = 10_000;
+    let medium = SimMedium::new();
+    let (engine, _) = open(lazy_config(SLOTS), &medium);
+    let other = BlockIdentity { namespace: NamespaceId(2), ..identity(5) };
+    let (done, outcomes) = mpsc::channel();
+    let mut batch = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
+    batch.write_buffer(BlockId(4_097), other, &Arc::new(OwnedBuffer::new(BLOCK)));
+    engine.submit(batch).unwrap();
+    assert!(all_good(&outcomes.recv_timeout(PATIENCE).unwrap()));
+    assert!(all_good(&write(&engine, &[(0, 0), (4_096, 1), (9_999, 2)])));
+    engine.flush(PATIENCE).unwrap();
+    assert!(all_good(&write(&engine, &[(7, 3)])));
+    engine.quarantine(BlockId(9_999));
+    assert_eq!(engine.release_namespace(identity(0).namespace), 3);
+    assert_eq!(engine.release_namespace(identity(0).namespace), 0);
+    engine.flush(PATIENCE).unwrap();
+    let (engine, recovered) = open(config(SLOTS), &medium.crash(1));
+    assert_eq!(recovered_numbers(&recovered), [(4_097, 5)]);
+    assert_eq!(recovered.quarantined, [BlockId(9_999)]);
+    assert!((0..4).all(|number| !is_served(&engine, 0, number)));
 }
 
 #[test]

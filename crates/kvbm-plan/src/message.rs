@@ -30,6 +30,14 @@ pub enum Command {
         /// Its slots, at most [`Command::MAX_RELEASE`].
         blocks: Vec<BlockId>,
     },
+    /// A persistent tier no longer holds any block of a namespace that may be found after a restart, also in slots that the leader knows
+    /// nothing of any more. Writes that have not ended are left alone.
+    Forget {
+        /// The tier.
+        tier: Tier,
+        /// The namespace.
+        namespace: NamespaceId,
+    },
     /// Make every completed write of the persistent tiers durable; answered by [`Message::Flushed`].
     Flush {
         /// Quoted in the answer.

@@ -157,10 +157,12 @@ fn check_command(command: &Command) -> Result<(), Excess> {
         Command::Volume {
             request: VolumeRequest::Purge(_) | VolumeRequest::List(_) | VolumeRequest::Unregister,
             ..
-        } => Ok(()),
-        Command::Transfer(_) | Command::Cancel { .. } | Command::Advance { .. } | Command::Flush { .. } => {
-            Ok(())
         }
+        | Command::Transfer(_)
+        | Command::Cancel { .. }
+        | Command::Advance { .. }
+        | Command::Forget { .. }
+        | Command::Flush { .. } => Ok(()),
     }
 }
 

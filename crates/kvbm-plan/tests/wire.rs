@@ -136,6 +136,7 @@ fn commands() -> Vec<Command> {
             volume: VolumeId(3),
             request: VolumeRequest::DiscardDamaged(vec![plan(1).blocks[0].identity]),
         },
+        Command::Forget { tier: Tier::G3, namespace: NamespaceId(5) },
     ]
 }
 

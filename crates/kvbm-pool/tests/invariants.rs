@@ -105,6 +105,21 @@ fn invariant_1_what_was_removed_on_its_way_stays_invisible() {
     assert_eq!(registry.occupancy(Tier::G2).free, 4);
 }
 
+#[test]
+fn a_slot_is_free_when_nothing_is_there_nor_on_its_way() {
+    let registry = registry([0, 6, 0]);
+    let free = || registry.free_slots(Tier::G2).len();
+    assert_eq!((free(), registry.free_slots(Tier::G1).len(), registry.free_slots(Tier::G4).len()), (6, 0, 0));
+    let mut arrivals = registry.begin_arrivals(Tier::G2, &identities(&hashes(1, 2))).unwrap();
+    let reserved: Vec<BlockId> = arrivals.reserved().map(|(_, block, _)| block).collect();
+    assert!(registry.free_slots(Tier::G2).iter().all(|slot| !reserved.contains(slot)));
+    arrivals.complete(0);
+    registry.forget(NAMESPACE);
+    assert_eq!(free(), 4, "one is in use, the other on its way");
+    drop(arrivals);
+    assert_eq!(free(), 6);
+}
+
 /// Mutation that makes it fail: `Core::detach` takes a slot with one user for unused.
 #[test]
 fn invariant_1_quarantined_bytes_are_never_found_nor_handed_out() {

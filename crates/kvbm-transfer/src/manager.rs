@@ -103,6 +103,12 @@ impl TransferManager {
                 disk.release(&blocks);
                 Ok(())
             }
+            Command::Forget { tier, namespace } => {
+                let disk = self.disk_for("forget", tier)?;
+                let blocks = disk.release_namespace(namespace);
+                tracing::debug!(%namespace, blocks, "forgotten on G3");
+                Ok(())
+            }
             Command::Flush { token } => match &self.flusher {
                 Some(flusher) => flusher.request(token),
                 None => Err(SubmitError::NoSuchTier { command: "flush", tier: Tier::G3 }),

@@ -130,6 +130,11 @@ fn the_disk_tells_what_it_holds_and_flushes_on_request() {
     let Message::Flushed { rank, epoch, token, outcome } = rig.inbox.next() else { panic!("flushed") };
     assert_eq!((rank, epoch, token, outcome), (Rank(1), Epoch(5), 77, FlushOutcome::Durable { blocks: 2 }));
 
+    rig.send(&Command::Forget { tier: Tier::G3, namespace: kvbm_plan::NamespaceId(2) });
+    rig.send(&Command::Flush { token: 78 });
+    let Message::Flushed { outcome, .. } = rig.inbox.next() else { panic!("flushed") };
+    assert_eq!(outcome, FlushOutcome::Durable { blocks: 2 }, "of another namespace");
+
     let Rig { dir, manager, disk, medium, .. } = rig;
     disk.quarantine(kvbm_plan::BlockId(7));
     drop((manager, disk, medium));
@@ -145,6 +150,14 @@ fn the_disk_tells_what_it_holds_and_flushes_on_request() {
     rig.must(Path::G3_G1, &[(1, 4, 0), (3, 6, 1)]);
     rig.assert_g1(0, 1);
     rig.assert_g1(1, 3);
+
+    assert!(matches!(rig.inbox.next(), Message::Ready { .. }));
+    rig.send(&Command::Forget { tier: Tier::G3, namespace: support::identity(1).namespace });
+    rig.send(&Command::Flush { token: 79 });
+    let Message::Flushed { outcome, .. } = rig.inbox.next() else { panic!("flushed") };
+    assert_eq!(outcome, FlushOutcome::Durable { blocks: 0 });
+    let report = rig.go(Path::G3_G1, &[(1, 4, 0)]);
+    assert_eq!(kinds(&report), [Some(FailureKind::Missing)]);
 }
 
 #[test]
@@ -153,7 +166,11 @@ fn commands_about_a_disk_need_a_disk() {
         worker.g3 = None;
         worker.paths = kvbm_transfer::PathConfigs::all(PathConfig { threads: 3, ..PathConfig::default() });
     });
-    for command in [Command::Flush { token: 1 }, Command::Release { tier: Tier::G3, blocks: Vec::new() }] {
+    for command in [
+        Command::Flush { token: 1 },
+        Command::Release { tier: Tier::G3, blocks: Vec::new() },
+        Command::Forget { tier: Tier::G3, namespace: kvbm_plan::NamespaceId(1) },
+    ] {
         let error = rig.manager().submit(&wire::encode_command(&command).unwrap()).unwrap_err();
         assert!(matches!(error, SubmitError::NoSuchTier { .. }), "{error}");
     }

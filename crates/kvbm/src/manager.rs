@@ -234,7 +234,7 @@ impl<G> KvBlockManager<G> {
     /// match, the end of a handle, and an arrival on a tier. Blocks in use, pinned ones and those that another continues stay until
     /// they are not. [`step`](Self::step) removes what is due, within 1,024 iterations where a registry has more blocks than
     /// that. For what must be gone there is [`forget`](Self::forget): a block that left the disk like this may be found there
-    /// again after a restart, as an evicted one may, until its slot is written again.
+    /// again after a restart, as an evicted one may, until its slot is written again or its namespace is forgotten.
     ///
     /// # Errors
     /// [`TtlError`]: 0, or more than [`RegistryConfig::MAX_TTL`](kvbm_pool::RegistryConfig::MAX_TTL). Nothing changed.
@@ -258,9 +258,10 @@ impl<G> KvBlockManager<G> {
     /// `transfer.rank_lost_after` does this by itself for ranks whose line stays closed.
     /// One that is silent on an open line may still write: make sure that its process is gone before this is called.
     ///
-    /// Two things are the caller's. Blocks that were allocated or parked before a worker started again hold nothing of it: drop them and
-    /// compute them again, do not register or resume them. And what was on G3 when a rank was given up stays on the disks, where
-    /// [`forget`](Self::forget) and [`clear`](Self::clear) do not reach it until the next manager has found it again: repeat them there.
+    /// One thing is the caller's. Blocks that were allocated or parked before a worker started again hold nothing of it: drop them and
+    /// compute them again, do not register or resume them. What was on G3 when a rank was given up stays on the disks, until
+    /// [`forget`](Self::forget) or [`clear`](Self::clear) removes it, also there; a rank that is away is told when its worker starts again
+    /// under this manager.
     pub fn rank_lost(&self, rank: Rank) -> usize {
         self.leader.rank_lost(rank)
     }
@@ -317,7 +318,8 @@ impl<G> KvBlockManager<G> {
         self.leader.offloads.wait_idle(deadline)
     }
 
-    /// Removes every block that nobody uses from `tier`. How many went.
+    /// Removes every block that nobody uses from `tier`. How many went. From G3 also what had left it and was not overwritten yet; the
+    /// disks have made it durable when this returns, or the log says which has not (at most `transfer.deadline` later).
     ///
     /// # Errors
     /// A tier that is not configured, or not ours.
@@ -325,9 +327,15 @@ impl<G> KvBlockManager<G> {
         self.leader.clear(tier)
     }
 
-    /// Removes a model or tenant from all tiers. Blocks that are in use go when their last user lets go; they cannot be found any
-    /// more from now on. A volume is asked until it has removed them, also what lands there late; until then nothing of the namespace
+    /// Removes a model or tenant from all tiers. How many blocks went. Blocks that are in use go when their last user lets go; they cannot be
+    /// found any more from now on. A volume is asked until it has removed them, also what lands there late; until then nothing of the namespace
     /// goes there. [`shutdown`](Self::shutdown) waits for that.
+    ///
+    /// On G3 everything of it goes, also what had been evicted or was idle for too long and would be found again after a restart. The disks
+    /// have made that durable when this returns, or the log says which has not (at most `transfer.deadline` later): then
+    /// [`flush`](Self::flush) says why. What was being copied to G3 is removed there when the copy ends; a flush after this waits for that
+    /// too. A rank that is away is told when its worker starts again under this manager; where that is the only rank and the manager ends
+    /// first, repeat this under the next one.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
         self.leader.forget(NamespaceId::from(namespace.tag()))
     }

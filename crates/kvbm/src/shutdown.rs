@@ -2,6 +2,7 @@
 
 use crate::leader::Leader;
 use crate::metrics::EvictReason;
+use crate::signal::deadline;
 use kvbm_plan::{BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Path, Rank, Tier};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -81,15 +82,7 @@ impl Leader {
             let durable_blocks = self.volumes.blocks() as u64;
             return Ok(FlushReport { durable_blocks });
         }
-        let started = self.flushes.start(self.settings.ranks);
-        for (rank, failure) in self.broadcast(&Command::Flush { token: started.token }) {
-            self.flushes.answer(rank, started.token, FlushOutcome::Failed(failure));
-        }
-        let durable = started.wait(deadline, "the flush", |outcome| match outcome {
-            FlushOutcome::Durable { blocks } => Ok(blocks),
-            FlushOutcome::Failed(failure) => Err(failure),
-        });
-        match durable {
+        match self.flush_disks(deadline) {
             Ok(ranks) => {
                 let durable_blocks = ranks.into_iter().min().unwrap_or(0);
                 span.record("durable", durable_blocks);
@@ -97,6 +90,18 @@ impl Leader {
             }
             Err((rank, failure)) => Err(FlushError::Rank { rank, failure }),
         }
+    }
+
+    /// Has every rank make durable what its disk was told. How many blocks each has then.
+    fn flush_disks(&self, deadline: Instant) -> Result<Vec<u64>, (Rank, Failure)> {
+        let started = self.flushes.start(self.settings.ranks);
+        for (rank, failure) in self.broadcast(&Command::Flush { token: started.token }) {
+            self.flushes.answer(rank, started.token, FlushOutcome::Failed(failure));
+        }
+        started.wait(deadline, "the flush", |outcome| match outcome {
+            FlushOutcome::Durable { blocks } => Ok(blocks),
+            FlushOutcome::Failed(failure) => Err(failure),
+        })
     }
 
     pub(crate) fn shut_down(self: &Arc<Self>, deadline: Instant) -> ShutdownReport {
@@ -203,17 +208,19 @@ impl Leader {
         if self.registry.capacity(tier) == 0 {
             return Err(ClearError { tier });
         }
-        let _order = self.disk_order.lock();
-        let before = if tier == Tier::G3 { self.persistent(|_| true) } else { Vec::new() };
+        let order = self.disk_order.lock();
         let removed = self.registry.clear(tier);
         self.metrics.tier(tier).evictions(EvictReason::Cleared).add(removed.blocks);
-        self.release_gone(before);
+        if tier == Tier::G3 {
+            self.clear_disks();
+            drop(order);
+            self.commit_removal();
+        }
         Ok(removed.blocks)
     }
 
     pub(crate) fn forget(&self, namespace: NamespaceId) -> u64 {
-        let _order = self.disk_order.lock();
-        let before = self.persistent(|id| id == namespace);
+        let order = self.disk_order.lock();
         let removed_before = Tier::SLOTTED.map(|tier| self.registry.counters(tier).removed);
         let blocks = self.registry.forget(namespace).blocks;
         // Nothing else removes blocks on request: clear takes the same lock.
@@ -221,30 +228,39 @@ impl Leader {
             let removed = self.registry.counters(tier).removed.saturating_sub(before);
             self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(removed);
         }
-        self.release_gone(before);
+        if self.registry.capacity(Tier::G3) > 0 {
+            // The disks know what they hold: blocks too that left the registry by another way. A copy that is on its way there is
+            // released when it ends.
+            let unreached = self.broadcast(&Command::Forget { tier: Tier::G3, namespace });
+            for (rank, failure) in unreached {
+                self.missed_forget(rank, namespace, &failure);
+            }
+            drop(order);
+            self.commit_removal();
+        } else {
+            drop(order);
+        }
         blocks + self.forget_on_volumes(Some(namespace), EvictReason::Forgotten)
     }
 
-    /// Blocks on G3 of the namespaces that `select` picks.
-    fn persistent(&self, select: impl Fn(NamespaceId) -> bool) -> Vec<BlockId> {
-        let (blocks, _) = self.registry.snapshot(Tier::G3);
-        blocks
-            .into_iter()
-            .filter(|(_, identity)| select(identity.namespace))
-            .map(|(block, _)| block)
-            .collect()
+    /// Tells every disk which slots nothing uses, whatever they hold. Under the lock `disk_order`: none of them can have a new block yet.
+    fn clear_disks(&self) {
+        for part in self.registry.free_slots(Tier::G3).chunks(Command::MAX_RELEASE) {
+            let command = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
+            for (rank, failure) in self.broadcast(&command) {
+                self.missed_clear(rank, &failure);
+            }
+        }
     }
 
-    /// Tells the workers which of `before` hold nothing any more, so that a restart does not find it again. Under the lock
-    /// `disk_order`: none of the slots can have a new block yet.
-    fn release_gone(&self, before: Vec<BlockId>) {
-        if before.is_empty() {
-            return;
+    /// What was removed from the disks is durable afterwards.
+    fn commit_removal(&self) {
+        if let Err((rank, failure)) = self.flush_disks(deadline(self.settings.transfer_deadline)) {
+            tracing::warn!(
+                target: "kvbm", %rank, %failure,
+                "what was removed from G3 is not known to be so on disk: flush, or a restart now may find it again"
+            );
         }
-        let (now, _) = self.registry.snapshot(Tier::G3);
-        let there: HashSet<_> = now.into_iter().map(|(block, _)| block).collect();
-        let gone: Vec<_> = before.into_iter().filter(|block| !there.contains(block)).collect();
-        self.release(&gone);
     }
 
     /// These slots of G3 hold nothing that may be found after a restart.

@@ -97,7 +97,10 @@ impl WorkerLink for MetadataWorker {
                 },
             }),
             // Nothing is ever queued here, and nothing is kept.
-            Command::Cancel { .. } | Command::Advance { .. } | Command::Release { .. } => {}
+            Command::Cancel { .. }
+            | Command::Advance { .. }
+            | Command::Release { .. }
+            | Command::Forget { .. } => {}
         }
         Ok(())
     }

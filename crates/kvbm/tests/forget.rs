@@ -4,7 +4,9 @@
 mod support;
 
 use kvbm::metrics::EvictReason;
+use kvbm::plan::Command;
 use kvbm::{ClearError, FailureKind, Namespace, Tier};
+use std::path::Path;
 use std::time::Duration;
 use support::script::{Mode, Ranks};
 use support::{books, fill, holds, namespace, serve, soon, three_tiers, tokens, two_tiers};
@@ -34,6 +36,87 @@ fn one_tenant_is_forgotten_and_the_other_is_not_even_after_a_restart() {
     assert_eq!(serve(&manager, &stays), 6);
 }
 
+/// What a process that ended this moment would leave on its disk.
+fn copy_of(dir: &Path) -> tempfile::TempDir {
+    fn copy(from: &Path, to: &Path) {
+        for entry in std::fs::read_dir(from).unwrap() {
+            let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+            if path.is_dir() {
+                std::fs::create_dir(&to).unwrap();
+                copy(&path, &to);
+            } else {
+                std::fs::copy(path, to).unwrap();
+            }
+        }
+    }
+    let there = tempfile::tempdir().unwrap();
+    copy(dir, there.path());
+    there
+}
+
+/// Blocks that left G3 by another way are on the disk until their slots are written again.
+#[test]
+fn what_left_the_disk_before_it_was_forgotten_or_cleared_is_gone_at_once_and_for_good() {
+    let tenant = |salt: &str| namespace().page_size(16).dtype("bf16").tenant_salt(salt);
+    let prompt: Vec<u32> = (0..96).collect();
+    let idle = |dir: &Path| {
+        let manager = three_tiers([16, 32, 64], dir, |_| ());
+        for salt in ["gone", "stays"] {
+            let sequence = manager.sequence_in(&tenant(salt), &prompt, b"").unwrap();
+            assert_eq!(serve(&manager, &sequence), 0);
+            assert!(manager.wait_offloads(soon()));
+        }
+        manager.flush(Duration::from_secs(60)).unwrap();
+        manager.set_ttl(&tenant("gone"), Some(2)).unwrap();
+        for _ in 0..8 {
+            manager.step();
+        }
+        manager
+    };
+    let found = |dir: &Path, salt: &str| {
+        let manager = three_tiers([16, 32, 64], dir, |_| ());
+        let sequence = manager.sequence_in(&tenant(salt), &prompt, b"").unwrap();
+        manager.look_up(&sequence).len()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let manager = idle(dir.path());
+    let before = copy_of(dir.path());
+    assert_eq!(found(before.path(), "gone"), 6, "otherwise this test shows nothing");
+    assert_eq!(manager.forget(&tenant("gone")), 0);
+    let after = copy_of(dir.path());
+    assert_eq!([found(after.path(), "gone"), found(after.path(), "stays")], [0, 6]);
+
+    let dir = tempfile::tempdir().unwrap();
+    let manager = idle(dir.path());
+    let held = manager.match_prefix(&manager.sequence_in(&tenant("stays"), &prompt, b"").unwrap());
+    assert_eq!(held.len(), 6);
+    assert!(manager.clear(Tier::G3).is_ok());
+    drop(held);
+    let after = copy_of(dir.path());
+    assert_eq!(found(after.path(), "gone"), 0);
+}
+
+/// A rank that is away hears of it when its worker starts again, before anything else is sent to its disk.
+#[test]
+fn a_rank_that_was_away_is_told_what_was_forgotten() {
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    let tag = kvbm::plan::NamespaceId::from(manager.namespace().tag());
+    ranks.set(1, Mode::Dead);
+    manager.rank_lost(kvbm::Rank(1));
+    manager.forget(manager.namespace());
+    let forget = Command::Forget { tier: Tier::G3, namespace: tag };
+    assert!(ranks.commands(0).contains(&forget), "who is there is told at once");
+    assert!(ranks.commands(1).is_empty());
+    assert_eq!(manager.clear(Tier::G3), Ok(0));
+    ranks.set(1, Mode::Answer);
+    ranks.start(1);
+    let all = Command::Release { tier: Tier::G3, blocks: (0..16).map(kvbm::plan::BlockId).collect() };
+    assert_eq!(ranks.commands(1), [forget, all, Command::Flush { token: 0 }]);
+    ranks.start(1);
+    assert_eq!(ranks.commands(1).len(), 3, "and once");
+}
+
 #[test]
 fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
     let ranks = Ranks::new(1);
@@ -52,7 +135,7 @@ fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
     assert!(manager.wait_offloads(soon()));
     assert!(manager.look_up(&tokens(&manager, 2, 1)).is_empty());
     let slots: Vec<_> = down.blocks.iter().map(|block| block.dst).collect();
-    let released = kvbm::plan::Command::Release { tier: Tier::G3, blocks: slots };
+    let released = Command::Release { tier: Tier::G3, blocks: slots };
     assert_eq!(ranks.commands(0)[before..], [released], "its record must not survive a restart");
     assert_eq!(manager.status().tiers[2].arriving, 0);
 }

@@ -4,6 +4,7 @@ use super::Registry;
 use crate::core::Store;
 use crate::core::evict::MAX_VICTIMS;
 use crate::core::remove::Reach;
+use crate::core::slot::Usage;
 use crate::tier::TierMask;
 use kvbm_plan::{BlockId, GroupId, NamespaceId, SequenceHash, Tier};
 
@@ -87,6 +88,16 @@ impl Registry {
             return Quarantine::NotRegistered;
         }
         self.shared.store.lock_all().quarantine(tier.index(), block)
+    }
+
+    /// Slots of `tier` that hold no block and that nothing is on its way to. Takes time in proportion to the tier, under the lock.
+    pub fn free_slots(&self, tier: Tier) -> Vec<BlockId> {
+        let Store { free, slots, .. } = &self.shared.store;
+        let Some(slots) = slots.get(tier.index()) else { return Vec::new() };
+        let _all = self.shared.store.lock_all();
+        let _free = free[tier.index()].lock();
+        let is_free = |&slot: &BlockId| slots[slot.index()].usage() == Usage::Free;
+        (0..slots.len() as u32).map(BlockId).filter(is_free).collect()
     }
 
     /// Takes slots that nothing uses out of use for good (their medium is known to be bad) and returns how many that

@@ -6,7 +6,9 @@ use super::{Leader, given_up};
 use crate::metrics::EvictReason;
 use crate::status::RankStatus;
 use crate::worker::LinkError;
-use kvbm_plan::{Failure, FailureKind, FlushOutcome, Path, PlanId, Rank, Tier, VolumeAnswer};
+use kvbm_plan::{
+    Command, Failure, FailureKind, FlushOutcome, NamespaceId, Path, PlanId, Rank, Tier, VolumeAnswer,
+};
 use kvbm_pool::Selection;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -26,6 +28,28 @@ struct State {
     /// Given up: nothing is sent to it.
     lost: AtomicBool,
     contact: Mutex<Contact>,
+    missed: Mutex<Missed>,
+}
+
+/// Removals from G3 that a rank could not be told of. Its worker hears of them when it starts again.
+#[derive(Default)]
+struct Missed {
+    namespaces: Vec<NamespaceId>,
+    /// Whatever lies in slots that nothing uses.
+    unused: bool,
+}
+
+/// Beyond so many namespaces a rank is told to drop all that is unused.
+const MAX_MISSED: usize = 1024;
+
+impl Missed {
+    fn note(&mut self, namespace: NamespaceId) {
+        if self.namespaces.len() >= MAX_MISSED {
+            self.unused = true;
+        } else if !self.namespaces.contains(&namespace) {
+            self.namespaces.push(namespace);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -41,7 +65,8 @@ struct Contact {
 
 impl Ranks {
     pub(super) fn new(ranks: usize, lost_after: Duration) -> Self {
-        let state = |_| State { lost: AtomicBool::new(false), contact: Mutex::default() };
+        let state =
+            |_| State { lost: AtomicBool::new(false), contact: Mutex::default(), missed: Mutex::default() };
         Self { each: (0..ranks).map(state).collect(), lost_after, told: AtomicU64::new(0) }
     }
 
@@ -158,6 +183,49 @@ impl Leader {
         state.lost.store(false, Ordering::Release);
         if let Some(metrics) = self.metrics.ranks().get(rank.index()) {
             metrics.lost.set(0);
+        }
+        // Still under the lock: no block was sent to its disk since.
+        self.catch_up(rank);
+    }
+
+    /// Tells a rank what was removed from G3 while it was away.
+    fn catch_up(&self, rank: Rank) {
+        let Some(state) = self.ranks.get(rank) else { return };
+        let Missed { namespaces, unused } = std::mem::take(&mut *state.missed.lock());
+        if namespaces.is_empty() && !unused {
+            return;
+        }
+        tracing::info!(target: "kvbm", %rank, namespaces = namespaces.len(), unused, "a rank is told what was removed from G3 while it was away");
+        for namespace in namespaces {
+            if let Err(failure) = self.send_to(rank, &Command::Forget { tier: Tier::G3, namespace }) {
+                self.missed_forget(rank, namespace, &failure);
+            }
+        }
+        if unused {
+            for part in self.registry.free_slots(Tier::G3).chunks(Command::MAX_RELEASE) {
+                let release = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
+                if let Err(failure) = self.send_to(rank, &release) {
+                    self.missed_clear(rank, &failure);
+                }
+            }
+        }
+        // Nobody waits for it: without it, this is durable a commit later.
+        let _unreached = self.send_to(rank, &Command::Flush { token: 0 });
+    }
+
+    /// A rank could not be told to forget a namespace on its disk.
+    pub(crate) fn missed_forget(&self, rank: Rank, namespace: NamespaceId, failure: &Failure) {
+        tracing::warn!(target: "kvbm", %rank, %failure, ?namespace, "a namespace was not forgotten on a rank's disk: its worker is told when it starts again");
+        if let Some(state) = self.ranks.get(rank) {
+            state.missed.lock().note(namespace);
+        }
+    }
+
+    /// A rank could not be told which slots of its disk hold nothing any more.
+    pub(crate) fn missed_clear(&self, rank: Rank, failure: &Failure) {
+        tracing::warn!(target: "kvbm", %rank, %failure, "a rank's disk was not cleared: its worker is told when it starts again");
+        if let Some(state) = self.ranks.get(rank) {
+            state.missed.lock().unused = true;
         }
     }
 
