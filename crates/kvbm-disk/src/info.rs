@@ -178,6 +178,8 @@ pub struct Dropped {
     pub duplicates: u64,
     /// Records that are intact and say something impossible (unknown kind, bad length).
     pub invalid_records: u64,
+    /// Blocks whose bytes the slot file did not have: it was removed, or cut.
+    pub without_bytes: u64,
 }
 
 /// What opening a directory found.

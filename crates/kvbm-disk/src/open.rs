@@ -34,7 +34,11 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         geometry: config.geometry.clone(),
     };
     stripes::join(&**medium, &dir_names(config))?;
-    let found = read_journal(config, &header, &**medium)?;
+    let mut found = read_journal(config, &header, &**medium)?;
+    let without_bytes = match &mut found {
+        Some(found) => drop_without_bytes(config, &**medium, found)?,
+        None => 0,
+    };
     let slots = open_slots(config, &**medium)?;
     let (table, dropped, clean, journal) = match found {
         None => {
@@ -43,17 +47,14 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
             (table, Dropped::default(), true, journal)
         }
         Some(Found { file, replayed, mut table }) => {
-            let mut dropped = replayed.dropped;
+            let mut dropped = Dropped { without_bytes, ..replayed.dropped };
             dropped.duplicates = drop_duplicates(&mut table);
             if !replayed.clean {
                 table.distrust();
             }
             let table = Mutex::new(table);
             let journal = if replayed.header.num_slots == config.num_slots {
-                // With the torn tail goes the mark of a shutdown, before anything is written.
-                file.set_len(replayed.end())
-                    .and_then(|()| file.sync_data())
-                    .map_err(|error| failed("cut the tail of", JOURNAL_FILE, error))?;
+                cut_tail(&*file, &replayed)?;
                 let (medium, slack) = (Arc::clone(medium), config.compact_slack_records);
                 Journal::resume(medium, file, replayed.header, replayed.records, slack)
             } else {
@@ -67,6 +68,41 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         Recovered { blocks: blocks_by_age(&locked), quarantined: locked.quarantined_slots(), dropped, clean };
     drop(locked);
     Ok(Opened { slots, table, journal, recovered })
+}
+
+/// With the torn tail goes the mark of a shutdown, before anything is written.
+fn cut_tail(file: &dyn BlockFile, replayed: &crate::journal::Replayed) -> Result<(), OpenError> {
+    file.set_len(replayed.end())
+        .and_then(|()| file.sync_data())
+        .map_err(|error| failed("cut the tail of", JOURNAL_FILE, error))
+}
+
+/// Frees the slots whose bytes the slot files do not have: one was removed, or cut. How many. In the file that is made in its place they
+/// would look damaged, and be out of use for good.
+fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Found) -> Result<u64, OpenError> {
+    let names = stripes::slot_files(config.num_dirs());
+    let stripes = Stripes::new(names.len(), config.slot_stride()?);
+    let bytes_of = |name: &String| match medium.open(name, OpenFile::default()) {
+        Ok(file) => file.len().map_err(|error| failed("read the length of", name, error)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(failed("open", name, error)),
+    };
+    let bytes = names.iter().map(bytes_of).collect::<Result<Vec<u64>, _>>()?;
+    let is_lost = |slot: BlockId, content: &Content| {
+        let (file, offset) = stripes.place(slot);
+        offset.saturating_add(content.bytes) > bytes[file]
+    };
+    let blocks = found.table.blocks();
+    let lost: Vec<_> =
+        blocks.filter(|(slot, _, content)| is_lost(*slot, content)).map(|(slot, ..)| slot).collect();
+    if !lost.is_empty() {
+        // Soon the file has its length back, and only this opening knows: after a crash, what reads wrong must be free, not bad.
+        cut_tail(&*found.file, &found.replayed)?;
+        for &slot in &lost {
+            found.table.release(slot);
+        }
+    }
+    Ok(lost.len() as u64)
 }
 
 fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {

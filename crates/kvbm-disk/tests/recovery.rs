@@ -61,6 +61,52 @@ fn a_namespace_is_released_wherever_its_blocks_are() {
     assert!((0..4).all(|number| !is_served(&engine, 0, number)));
 }
 
+/// A slot file that is not there, or cut, has lost what was in it: nothing is wrong with its slots.
+#[test]
+fn blocks_of_a_lost_slot_file_are_dropped_and_their_slots_are_good() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(config(8), &medium);
+    let blocks: Vec<_> = (0..8).map(|slot| (slot, u64::from(slot))).collect();
+    assert!(all_good(&write(&engine, &blocks)));
+    engine.quarantine(BlockId(1));
+    drop(engine);
+    let journal = medium.bytes(JOURNAL_FILE);
+    let slots = medium.bytes(SLOT_FILE);
+    for keep in [0, 3 * BLOCK - 1, 8 * BLOCK] {
+        let medium = SimMedium::new();
+        medium.edit(JOURNAL_FILE, |bytes| bytes.clone_from(&journal));
+        if keep > 0 {
+            medium.edit(SLOT_FILE, |bytes| *bytes = slots[..keep].to_vec());
+        }
+        let there = if keep == 0 {
+            vec![]
+        } else if keep < 8 * BLOCK {
+            vec![0]
+        } else {
+            vec![0, 2, 3, 4, 5, 6, 7]
+        };
+        let (engine, recovered) = open(config(8), &medium);
+        let lost = 7 - there.len() as u64;
+        assert!(recovered.clean);
+        assert_eq!((recovered.dropped.without_bytes, recovered.quarantined), (lost, vec![BlockId(1)]));
+        let found: Vec<u32> = recovered.blocks.iter().map(|block| block.slot.0).collect();
+        assert_eq!(found, there, "{keep} bytes are left");
+        let again = medium.crash(3);
+        for slot in (0..8).filter(|&slot| slot != 1) {
+            assert_eq!(is_served(&engine, slot, slot.into()), there.contains(&slot));
+            assert!(there.contains(&slot) || all_good(&write(&engine, &[(slot, 20)])), "slot {slot}");
+        }
+        assert_eq!(engine.info().quarantined_slots, 1);
+        drop(engine);
+        // Power failed right after the opening, when the file had its length back.
+        let (engine, _) = open(config(8), &again);
+        for slot in (0..8).filter(|&slot| slot != 1) {
+            let _served = is_served(&engine, slot, slot.into());
+        }
+        assert_eq!(engine.info().quarantined_slots, 1, "{keep} bytes are left");
+    }
+}
+
 #[test]
 fn power_loss_keeps_everything_that_was_flushed() {
     let durable: usize = (0..400).map(crash_and_recover).sum();
