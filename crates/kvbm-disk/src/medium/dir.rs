@@ -5,11 +5,16 @@ use crate::OpenError;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const LOCK_FILE: &str = "LOCK";
+
+/// How long a lock that is held is tried again, and how often.
+const PATIENCE: Duration = Duration::from_millis(250);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Directories held under exclusive locks, which end with this value or with the process. A name with a number and a slash before it
 /// is a file of that directory, counted from 0; one without is a file of the first.
@@ -39,29 +44,61 @@ impl DirMedium {
         dir.map(|dir| dir.join(name)).ok_or_else(none)
     }
 
+    /// Tries again for a moment: whoever only looks at a directory holds its lock for as long as that takes.
     fn lock_one(dir: &Path) -> Result<File, OpenError> {
-        let io = |doing: &str, source| OpenError::Io { doing: format!("{doing} {}", dir.display()), source };
-        std::fs::create_dir_all(dir).map_err(|error| io("create directory", error))?;
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(dir.join(LOCK_FILE))
-            .map_err(|error| io("open the lock file in", error))?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let last = Instant::now() >= until;
+            match Self::open_lock(dir)?.map(|lock| Self::take(dir, lock)).transpose() {
+                Ok(Some(Some(lock))) => return Ok(lock),
+                Ok(_) if last => {
+                    let owner = "a process that removes it".to_owned();
+                    return Err(OpenError::Busy { dir: dir.to_owned(), owner });
+                }
+                Err(error) if last || !matches!(error, OpenError::Busy { .. }) => return Err(error),
+                Ok(_) | Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// The lock file; `None` where the directory was removed meanwhile.
+    fn open_lock(dir: &Path) -> Result<Option<File>, OpenError> {
+        std::fs::create_dir_all(dir).map_err(|error| failed("create directory", dir, error))?;
+        let lock =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join(LOCK_FILE));
+        match lock {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("open the lock file in", dir, error)),
+        }
+    }
+
+    /// Takes the lock; `None` where the file is not that of the directory any more, because its last owner removed it: another process may
+    /// have the one that took its place.
+    fn take(dir: &Path, mut lock: File) -> Result<Option<File>, OpenError> {
         // SAFETY: a system call on a descriptor that is open; no memory involved.
         let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         if !taken {
             let error = io::Error::last_os_error();
             if error.kind() != io::ErrorKind::WouldBlock {
-                return Err(io("lock", error));
+                return Err(failed("lock", dir, error));
             }
             return Err(OpenError::Busy { dir: dir.to_owned(), owner: owner_of(&mut lock) });
         }
+        let file = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let there = match std::fs::metadata(dir.join(LOCK_FILE)) {
+            Ok(there) => file(there),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("look at the lock file in", dir, error)),
+        };
+        let ours = lock.metadata().map_err(|error| failed("look at the lock file in", dir, error))?;
+        if file(ours) != there {
+            return Ok(None);
+        }
         lock.set_len(0)
             .and_then(|()| writeln!(lock, "process {}", std::process::id()))
-            .map_err(|error| io("write the lock file in", error))?;
-        Ok(lock)
+            .map_err(|error| failed("write the lock file in", dir, error))?;
+        Ok(Some(lock))
     }
 
     /// Who holds the lock of `dir`, if somebody does.
@@ -71,6 +108,10 @@ impl DirMedium {
         let free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0;
         (!free).then(|| owner_of(&mut lock))
     }
+}
+
+fn failed(doing: &str, dir: &Path, source: io::Error) -> OpenError {
+    OpenError::Io { doing: format!("{doing} {}", dir.display()), source }
 }
 
 fn owner_of(lock: &mut File) -> String {
@@ -195,5 +236,42 @@ impl BlockFile for RealFile {
 
     fn raw_fd(&self) -> Option<RawFd> {
         Some(self.0.as_raw_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As an engine that opened the file just before `kvbm disk clear`, which had it, removed it.
+    #[test]
+    fn the_lock_of_a_file_that_was_removed_is_nobodys() -> Result<(), OpenError> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let late = DirMedium::open_lock(dir.path())?.expect("it is there");
+        let removed = || std::fs::remove_file(dir.path().join(LOCK_FILE)).expect("it was there");
+        removed();
+        assert!(DirMedium::take(dir.path(), late)?.is_none());
+        let late = DirMedium::open_lock(dir.path())?.expect("it is there");
+        removed();
+        let owner = DirMedium::lock(dir.path())?;
+        assert!(DirMedium::take(dir.path(), late)?.is_none(), "another has the directory");
+        assert!(matches!(DirMedium::lock(dir.path()), Err(OpenError::Busy { .. })));
+        drop(owner);
+        DirMedium::lock(dir.path()).map(drop)
+    }
+
+    #[test]
+    fn who_only_looks_does_not_keep_an_engine_out() -> Result<(), OpenError> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let looking = DirMedium::open_lock(dir.path())?.expect("it is there");
+        // SAFETY: a system call on a descriptor that is open; no memory involved.
+        assert_eq!(unsafe { libc::flock(looking.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }, 0);
+        let looked = std::thread::spawn(move || {
+            std::thread::sleep(5 * PAUSE);
+            drop(looking);
+        });
+        let locked = DirMedium::lock(dir.path());
+        looked.join().expect("no panic");
+        locked.map(drop)
     }
 }
