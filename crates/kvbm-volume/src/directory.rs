@@ -20,6 +20,10 @@ use crate::{
 /// Where objects are written before they are complete.
 const TEMPORARY: &str = ".incomplete";
 
+/// An unfinished file that nobody has written to for so long is of a writer that crashed: no put takes longer than
+/// [`MAX_DEADLINE`](VolumeDescriptor::MAX_DEADLINE), and clocks of machines that share a directory may differ.
+const ABANDONED_AFTER: Duration = VolumeDescriptor::MAX_DEADLINE.saturating_mul(24);
+
 /// Objects as files below a directory that exists already: `file:///path`.
 ///
 /// An object is written beside its place, synced, and renamed, and its folder is synced: after a crash it is there whole or
@@ -38,7 +42,8 @@ pub struct DirectoryVolume {
 }
 
 impl DirectoryVolume {
-    /// Opens the directory that the descriptor's URI names (`dir:///path`, `file:///path`, or just a path).
+    /// Opens the directory that the descriptor's URI names (`dir:///path`, `file:///path`, or just a path). What writers that crashed a day
+    /// ago or more have left unfinished is removed.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         let uri = &descriptor.uri;
@@ -53,14 +58,19 @@ impl DirectoryVolume {
             if descriptor.capacity_bytes.is_some() { count_objects(&root) } else { Ok(Quota::default()) }
         };
         match open() {
-            Ok(quota) => Ok(Self {
-                root,
-                quota,
-                turns: Turns::default(),
-                writer: RandomState::new().build_hasher().finish(),
-                next_temporary: AtomicU64::new(0),
-                descriptor,
-            }),
+            Ok(quota) => {
+                let volume = Self {
+                    root,
+                    quota,
+                    turns: Turns::default(),
+                    writer: RandomState::new().build_hasher().finish(),
+                    next_temporary: AtomicU64::new(0),
+                    descriptor,
+                };
+                // What cannot be removed is in nobody's way: it is tried again at the next opening.
+                let _removed = volume.remove_unfinished(ABANDONED_AFTER, SystemTime::now());
+                Ok(volume)
+            }
             Err(source) => Err(RegistryError::Open { id: descriptor.id, uri: descriptor.uri, source }),
         }
     }
@@ -75,13 +85,21 @@ impl DirectoryVolume {
     /// `age` must be longer than any put takes: other processes may be writing.
     pub fn remove_unfinished(&self, age: Duration, now: SystemTime) -> io::Result<u64> {
         let mut removed = 0;
-        for entry in fs::read_dir(self.root.join(TEMPORARY))? {
-            let entry = entry?;
+        let remove_old = |entry: &fs::DirEntry| {
             let modified = entry.metadata()?.modified()?;
-            if now.duration_since(modified).is_ok_and(|since| since > age) {
+            let is_old = now.duration_since(modified).is_ok_and(|since| since > age);
+            if is_old {
                 fs::remove_file(entry.path())?;
-                removed += 1;
             }
+            Ok::<_, io::Error>(is_old)
+        };
+        for entry in fs::read_dir(self.root.join(TEMPORARY))? {
+            removed += match remove_old(&entry?) {
+                Ok(was_old) => u64::from(was_old),
+                // It got its name, or another process removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                Err(error) => return Err(error),
+            };
         }
         Ok(removed)
     }

@@ -150,6 +150,17 @@ fn unfinished_files_of_a_crash_are_no_objects_and_can_be_removed() {
     let now = SystemTime::now();
     assert_eq!(volume.remove_unfinished(age, now).unwrap(), 0, "it may still be written");
     assert_eq!(volume.remove_unfinished(age, now + age * 2).unwrap(), 1);
+
+    // An opening removes what is too old to be anybody's, and nothing else.
+    let day = VolumeDescriptor::MAX_DEADLINE * 24;
+    for (name, age) in [("old", day + age), ("young", VolumeDescriptor::MAX_DEADLINE * 2)] {
+        let file = fs::File::create(folder.path().join(".incomplete").join(name)).unwrap();
+        file.set_modified(now - age).unwrap();
+    }
+    drop(open_directory(&folder, &descriptor()));
+    let left = fs::read_dir(folder.path().join(".incomplete")).unwrap();
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["young"]);
 }
 
 #[test]
