@@ -8,9 +8,27 @@ pub trait Format: Send {
     /// order, a heartbeat is one without events, and a number that was skipped is a loss.
     fn encode(&mut self, batch: &EventBatch, out: &mut Vec<Vec<u8>>) -> Result<(), wire::EncodeError>;
 
+    /// The transport will never take `payload`: what is to be sent instead, before all that follows it.
+    fn refused(&mut self, payload: &[u8]) -> Instead {
+        let _ = payload;
+        Instead::Nothing { events: u64::MAX }
+    }
+
     /// Whether a batch may be encoded again in smaller pieces when a transport refuses it. Not if the format remembers
     /// what it has said.
     fn is_repeatable(&self) -> bool;
+}
+
+/// What is sent instead of a payload that a transport refuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Instead {
+    /// Smaller ones that say the same, in this order.
+    Smaller(Vec<Vec<u8>>),
+    /// It cannot be said over this transport.
+    Nothing {
+        /// How many events nobody is told of; at most as many as were encoded.
+        events: u64,
+    },
 }
 
 /// The format of [`wire`].

@@ -50,7 +50,7 @@ pub mod zmq;
 pub use batch::{EventBatch, SourceId, StreamId};
 pub use event::{EventBlock, EventKind, KvEvent, Unknown};
 pub use follower::{FollowStats, IndexFollower};
-pub use format::Format;
+pub use format::{Format, Instead};
 pub use in_process::{InProcessConfig, InProcessTransport};
 pub use index::{IndexStats, KvIndex, Place, PrefixMatch};
 pub use manager::{ConfigError, EventManager, EventSource, PublisherConfig, PublisherStats, Pumped};

@@ -2,7 +2,8 @@
 
 use crate::format::Native;
 use crate::{
-    EventBatch, EventTransport, Format, KvEvent, Payload, Publisher, SourceId, StreamId, TransportError, wire,
+    EventBatch, EventTransport, Format, Instead, KvEvent, Payload, Publisher, SourceId, StreamId,
+    TransportError, wire,
 };
 use kvbm_plan::Epoch;
 use std::collections::VecDeque;
@@ -345,10 +346,7 @@ impl EventManager {
         let mut payloads = Vec::new();
         let sent = match self.format.encode(&batch, &mut payloads) {
             Ok(()) => {
-                // The events count once, with the first payload that says something of them.
-                let counts = std::iter::once(count as u64).chain(std::iter::repeat(0));
-                let unsent = payloads.into_iter().map(Payload::from).zip(counts);
-                self.streams[index].unsent.extend(unsent);
+                self.streams[index].unsent.extend(counted(payloads, count as u64));
                 self.send_unsent(index)
             }
             Err(error) => {
@@ -386,7 +384,10 @@ impl EventManager {
         while let Some((payload, events)) = self.streams[index].unsent.pop_front() {
             match self.transport.publish(&payload, self.config.publish_timeout) {
                 Ok(()) => self.stats.sent(events, payload.len() as u64),
-                Err(refused @ TransportError::Refused { .. }) => return Err((refused, events)),
+                Err(refused @ TransportError::Refused { .. }) if self.format.is_repeatable() => {
+                    return Err((refused, events));
+                }
+                Err(TransportError::Refused { .. }) => self.say_otherwise(index, &payload, events),
                 Err(error) => {
                     self.stats.unavailable += 1;
                     self.streams[index].unsent.push_front((payload, events));
@@ -395,6 +396,28 @@ impl EventManager {
             }
         }
         Ok(())
+    }
+
+    /// Replaces what the transport refuses by what the format says instead of it.
+    fn say_otherwise(&mut self, index: usize, payload: &[u8], events: u64) {
+        let unsent = &mut self.streams[index].unsent;
+        match self.format.refused(payload) {
+            Instead::Smaller(smaller) if !smaller.is_empty() => {
+                let smaller: Vec<_> = counted(smaller, events).collect();
+                smaller.into_iter().rev().for_each(|payload| unsent.push_front(payload));
+            }
+            Instead::Smaller(_) => self.stats.refused += events,
+            Instead::Nothing { events: lost } => {
+                // The last payload of a batch carries its events.
+                if let Some((_, of_batch)) = unsent.back_mut() {
+                    self.stats.refused += lost.min(*of_batch);
+                    *of_batch = of_batch.saturating_sub(lost);
+                } else {
+                    self.stats.refused += lost.min(events);
+                    self.stats.events += events.saturating_sub(lost);
+                }
+            }
+        }
     }
 
     /// Hands over what an earlier call could not.
@@ -411,6 +434,13 @@ impl EventManager {
     fn give_back(&mut self, index: usize, events: Vec<KvEvent>) {
         self.streams[index].pending.splice(..0, events);
     }
+}
+
+/// The payloads of a batch. Its events count once, with the last of them.
+fn counted(payloads: Vec<Vec<u8>>, events: u64) -> impl Iterator<Item = (Payload, u64)> {
+    let last = payloads.len().saturating_sub(1);
+    let count = move |at: usize| if at == last { events } else { 0 };
+    payloads.into_iter().enumerate().map(move |(at, payload)| (payload.into(), count(at)))
 }
 
 impl PublisherStats {

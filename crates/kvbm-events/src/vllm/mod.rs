@@ -16,6 +16,8 @@
 mod engine_blocks;
 mod event;
 mod follower;
+mod halves;
+mod holders;
 mod json;
 mod names;
 mod numbers;

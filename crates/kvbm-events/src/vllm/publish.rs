@@ -1,14 +1,17 @@
 //! kvbm's events as an engine's own, for routers that follow engines.
 
 use super::engine_blocks::EngineBlocks;
-use super::event::{Batch, EngineHash};
+use super::event::{Batch, EngineHash, Event};
+use super::halves::halves;
+use super::holders::{Holders, PlaceNumber, Places};
+use super::read::decode;
 use super::telling::{Of, Telling};
 use super::write::encode;
-use crate::format::Format;
+use crate::format::{Format, Instead};
 use crate::{EventBatch, EventBlock, EventKind, KvEvent, SnapshotSource, StreamId, wire};
 use kvbm_plan::{GroupId, SequenceHash, Tier};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,6 +24,8 @@ pub struct PublishingStats {
     pub without_hash: u64,
     /// Losses in the source: followers were told what is gone, and what is there if a snapshot could be had.
     pub losses: u64,
+    /// Blocks that followers were not told of because no transport carries what would tell of one.
+    pub refused: u64,
 }
 
 /// Writes events as vLLM does, for [`EventManager::with_format`](crate::EventManager::with_format).
@@ -38,28 +43,20 @@ pub struct Publishing {
     kind: String,
     numbers: bool,
     snapshots: Option<Box<dyn SnapshotSource + Send>>,
-    said: HashMap<(GroupId, SequenceHash), Said>,
+    said: HashMap<Key, Said>,
+    places: Places,
     next: HashMap<u16, u64>,
     stats: Arc<Mutex<PublishingStats>>,
 }
 
-#[derive(Clone, Debug)]
+type Key = (GroupId, SequenceHash);
+
+/// Followers know tiers alone. So what they were told of a tier stands as long as any place of it has the block: the pool, or
+/// one of several volumes.
+#[derive(Debug)]
 struct Said {
     name: EngineHash,
-    /// Bits by [`Tier::index`].
-    tiers: u8,
-    /// Whose events tell of it there, by [`Tier::index`]: one block may be told of by the pool and by a volume.
-    shards: [u16; Tier::ALL.len()],
-}
-
-impl Said {
-    /// Of its tiers, those that `shard` tells of.
-    fn tiers_of(&self, shard: u16) -> u8 {
-        let of_shard = |tier: &Tier| self.shards[tier.index()] == shard;
-        let bits =
-            Tier::ALL.iter().filter(|tier| of_shard(tier)).fold(0, |bits, tier| bits | 1 << tier.index());
-        self.tiers & bits
-    }
+    holders: Holders,
 }
 
 /// What vLLM calls the kind of the usual cache group.
@@ -78,6 +75,7 @@ impl Publishing {
             numbers: false,
             snapshots: None,
             said: HashMap::new(),
+            places: Places::default(),
             next: HashMap::new(),
             stats: Arc::default(),
         }
@@ -117,10 +115,11 @@ impl Publishing {
     fn lost(&mut self, stream: StreamId, reach: u64, out: &mut Telling) -> u64 {
         self.stats.lock().losses += 1;
         let snapshot = self.snapshots.as_mut().and_then(|source| source.snapshot(stream, reach));
-        let mut there: HashMap<(GroupId, SequenceHash), u8> = HashMap::new();
         let blocks = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.blocks);
+        let mut there = HashSet::with_capacity(blocks.len());
         for block in blocks {
-            *there.entry((block.identity.group, block.identity.hash)).or_default() |= bit(block);
+            // A place without a number holds nothing that could be taken back.
+            there.extend(self.places.find(stream.shard, block.location).map(|place| (key(block), place)));
         }
         self.remove_of(stream.shard, &there, out);
         let mut blocks: Vec<&EventBlock> = blocks.iter().collect();
@@ -135,21 +134,21 @@ impl Publishing {
         match &event.kind {
             EventKind::Store(block) => self.store(shard, block, out),
             EventKind::Remove(block) => {
-                self.remove((block.identity.group, block.identity.hash), bit(block), out);
+                if let Some(place) = self.places.find(shard, block.location) {
+                    self.remove(key(block), place, out);
+                }
             }
-            EventKind::Cleared => self.remove_of(shard, &HashMap::new(), out),
+            EventKind::Cleared => self.remove_of(shard, &HashSet::new(), out),
         }
     }
 
     /// Takes back what `shard` has told, but for what is `there`.
-    fn remove_of(&mut self, shard: u16, there: &HashMap<(GroupId, SequenceHash), u8>, out: &mut Telling) {
-        let gone = |(key, said): (&(GroupId, SequenceHash), &Said)| {
-            let tiers = said.tiers_of(shard) & !there.get(key).copied().unwrap_or(0);
-            (tiers != 0).then_some((*key, tiers))
-        };
-        let gone: Vec<_> = self.said.iter().filter_map(gone).collect();
-        for (key, tiers) in gone {
-            self.remove(key, tiers, out);
+    fn remove_of(&mut self, shard: u16, there: &HashSet<(Key, PlaceNumber)>, out: &mut Telling) {
+        let places = &self.places;
+        let held = self.said.iter().flat_map(|(key, said)| said.holders.iter().map(|place| (*key, place)));
+        let gone = held.filter(|held| places.shard(held.1) == shard && !there.contains(held));
+        for (key, place) in gone.collect::<Vec<_>>() {
+            self.remove(key, place, out);
         }
     }
 
@@ -163,21 +162,28 @@ impl Publishing {
     }
 
     fn store(&mut self, shard: u16, block: &EventBlock, out: &mut Telling) {
-        let identity = &block.identity;
-        let key = (identity.group, identity.hash);
-        if !self.tiers[block.location.tier.index()] {
+        let (identity, tier) = (&block.identity, block.location.tier);
+        if !self.tiers[tier.index()] {
             return;
+        }
+        // Followers that know it there are told nothing; who holds it is noted.
+        if let Some(said) = self.said.get_mut(&key(block)) {
+            let place = self.places.find(shard, block.location);
+            if place.is_some_and(|place| said.holders.iter().any(|holder| holder == place)) {
+                return;
+            }
+            let is_told = said.holders.iter().any(|holder| self.places.tier(holder) == tier);
+            if is_told {
+                said.holders.add(self.places.take(shard, block.location));
+                return;
+            }
         }
         let mut known = self.engine.get(&identity.hash).unwrap_or_default();
         let own = self.own_name(&identity.hash);
         let name = known.hash.take().unwrap_or_else(|| own.clone());
-        let shards = [shard; Tier::ALL.len()];
-        let said = self.said.entry(key).or_insert_with(|| Said { name, tiers: 0, shards });
-        if said.tiers & bit(block) != 0 {
-            return;
-        }
-        said.tiers |= bit(block);
-        said.shards[block.location.tier.index()] = shard;
+        let place = self.places.take(shard, block.location);
+        let said = self.said.entry(key(block)).or_insert_with(|| Said { name, holders: Holders::default() });
+        said.holders.add(place);
         let name = said.name.clone();
         {
             let mut stats = self.stats.lock();
@@ -188,7 +194,7 @@ impl Publishing {
             Some(said) => said.name.clone(),
             None => self.engine.name(&parent).unwrap_or_else(|| self.own_name(&parent)),
         });
-        out.stored(self.of(block.location.tier, identity.group, name), parent, block.block_tokens, known);
+        out.stored(self.of(tier, identity.group, name), parent, block.block_tokens, known);
     }
 
     fn of(&self, tier: Tier, group: GroupId, name: EngineHash) -> Of<'_> {
@@ -196,16 +202,41 @@ impl Publishing {
         Of { tier, group, name, kind }
     }
 
-    fn remove(&mut self, key: (GroupId, SequenceHash), tiers: u8, out: &mut Telling) {
+    /// One place has a block no more; followers are told when it was the last one of its tier.
+    fn remove(&mut self, key: Key, place: PlaceNumber, out: &mut Telling) {
         let Some(said) = self.said.get_mut(&key) else { return };
-        let name = said.name.clone();
-        let gone = said.tiers & tiers;
-        said.tiers &= !tiers;
-        if said.tiers == 0 {
+        if !said.holders.remove(place) {
+            return;
+        }
+        let tier = self.places.tier(place);
+        let is_there = said.holders.iter().any(|holder| self.places.tier(holder) == tier);
+        let name = (!is_there).then(|| said.name.clone());
+        if said.holders.is_empty() {
             self.said.remove(&key);
         }
-        for tier in Tier::ALL.into_iter().filter(|tier| gone >> tier.index() & 1 == 1) {
-            out.removed(self.of(tier, key.0, name.clone()));
+        self.places.release(place);
+        if let Some(name) = name {
+            out.removed(self.of(tier, key.0, name));
+        }
+    }
+}
+
+impl Publishing {
+    /// Followers were not told of a block. It counts as not there, so that the next who stores it is told of.
+    fn take_back(&mut self, event: &Event) {
+        let Event::Stored(stored) = event else { return };
+        let (Some(tier), Some(name)) = (stored.medium_tier(), stored.block_hashes.first()) else { return };
+        let group = GroupId(stored.group_idx.unwrap_or(0));
+        let mut all = self.said.iter_mut();
+        let Some((key, said)) = all.find(|(key, said)| key.0 == group && said.name == *name) else { return };
+        let (key, holders) = (*key, &mut said.holders);
+        let of_tier: Vec<_> = holders.iter().filter(|place| self.places.tier(*place) == tier).collect();
+        for place in of_tier {
+            holders.remove(place);
+            self.places.release(place);
+        }
+        if holders.is_empty() {
+            self.said.remove(&key);
         }
     }
 }
@@ -236,11 +267,23 @@ impl Format for Publishing {
         Ok(())
     }
 
+    fn refused(&mut self, payload: &[u8]) -> Instead {
+        let Ok(batch) = decode(payload) else { return Instead::Nothing { events: u64::MAX } };
+        match halves(batch) {
+            Ok(halves) => Instead::Smaller(halves.iter().map(encode).collect()),
+            Err(one) => {
+                one.events.iter().for_each(|event| self.take_back(event));
+                self.stats.lock().refused += 1;
+                Instead::Nothing { events: 1 }
+            }
+        }
+    }
+
     fn is_repeatable(&self) -> bool {
         false
     }
 }
 
-fn bit(block: &EventBlock) -> u8 {
-    1 << block.location.tier.index()
+const fn key(block: &EventBlock) -> Key {
+    (block.identity.group, block.identity.hash)
 }

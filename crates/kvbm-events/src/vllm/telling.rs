@@ -5,8 +5,18 @@ use super::event::{BlockRemoved, BlockStored, EngineHash, Event, Raw};
 use crate::msgpack::{write_array, write_nil};
 use kvbm_plan::{GroupId, Tier};
 
-/// Blocks in one event, so that it stays far below what followers read.
+/// Most blocks of a payload.
 pub(super) const MAX_BLOCKS: usize = 4096;
+
+/// Most bytes of a payload of more than one block, so that it stays far below what followers read. A single block takes what its
+/// tokens take: up to 5 MiB where it has a million of them.
+pub(super) const MAX_PAYLOAD: usize = 1 << 20;
+
+/// Most bytes of an event beside its blocks, its texts and a payload's frame around it.
+const EVENT_BYTES: usize = 512;
+
+/// Most bytes of a token.
+const TOKEN_BYTES: usize = 5;
 
 /// Where and what a block of an event is.
 pub(super) struct Of<'a> {
@@ -20,6 +30,8 @@ pub(super) struct Of<'a> {
 #[derive(Default)]
 pub(super) struct Telling {
     events: Vec<Event>,
+    /// Most bytes that each of them takes.
+    sizes: Vec<usize>,
     /// Extra keys of the blocks of the last event, where it stores.
     extra: Vec<Option<Raw>>,
 }
@@ -33,15 +45,22 @@ impl Telling {
         known: EngineBlock,
     ) {
         let adapter = known.adapter.as_deref().cloned().unwrap_or_default();
-        if let Some(Event::Stored(last)) = self.events.last_mut()
+        let size = hash_bytes(&of.name)
+            + TOKEN_BYTES * known.token_ids.len()
+            + known.extra_keys.as_ref().map_or(1, |keys| keys.bytes().len());
+        if let (Some(Event::Stored(last)), Some(bytes)) = (self.events.last_mut(), self.sizes.last_mut())
+            && *bytes + size <= MAX_PAYLOAD
             && follows(last, &of, parent.as_ref(), block_size, &known, &adapter)
         {
             last.block_hashes.push(of.name);
             last.token_ids.extend_from_slice(&known.token_ids);
             self.extra.push(known.extra_keys);
+            *bytes += size;
             return;
         }
         self.close();
+        let texts = adapter.name.as_ref().map_or(0, String::len) + of.kind.map_or(0, str::len);
+        self.sizes.push(EVENT_BYTES + texts + size);
         self.extra.push(known.extra_keys);
         self.events.push(Event::Stored(BlockStored {
             block_hashes: vec![of.name],
@@ -60,39 +79,38 @@ impl Telling {
     pub(super) fn removed(&mut self, of: Of<'_>) {
         self.close();
         let medium = medium(of.tier);
-        match self.events.last_mut() {
-            Some(Event::Removed(last))
-                if last.medium.as_deref() == Some(medium)
-                    && last.group_idx == Some(of.group.0)
-                    && last.block_hashes.len() < MAX_BLOCKS =>
-            {
-                last.block_hashes.push(of.name);
-            }
-            _ => self.events.push(Event::Removed(BlockRemoved {
-                block_hashes: vec![of.name],
-                medium: Some(medium.to_owned()),
-                group_idx: Some(of.group.0),
-                ..BlockRemoved::default()
-            })),
+        let size = hash_bytes(&of.name);
+        if let (Some(Event::Removed(last)), Some(bytes)) = (self.events.last_mut(), self.sizes.last_mut())
+            && last.medium.as_deref() == Some(medium)
+            && last.group_idx == Some(of.group.0)
+            && last.block_hashes.len() < MAX_BLOCKS
+        {
+            last.block_hashes.push(of.name);
+            *bytes += size;
+            return;
         }
+        self.sizes.push(EVENT_BYTES + size);
+        self.events.push(Event::Removed(BlockRemoved {
+            block_hashes: vec![of.name],
+            medium: Some(medium.to_owned()),
+            group_idx: Some(of.group.0),
+            ..BlockRemoved::default()
+        }));
     }
 
-    /// The events in lists of at most [`MAX_BLOCKS`] blocks or a single event.
+    /// The events in lists of at most [`MAX_BLOCKS`] blocks and [`MAX_PAYLOAD`] bytes, or a single event.
     pub(super) fn into_payloads(mut self) -> Vec<Vec<Event>> {
         self.close();
-        let (mut payloads, mut blocks) = (Vec::<Vec<Event>>::new(), MAX_BLOCKS);
-        for event in self.events {
-            let more = match &event {
-                Event::Stored(stored) => stored.block_hashes.len(),
-                Event::Removed(removed) => removed.block_hashes.len(),
-                Event::AllBlocksCleared | Event::Unknown(_) => 1,
-            };
+        let (mut payloads, mut blocks, mut bytes) = (Vec::<Vec<Event>>::new(), 0, 0);
+        for (event, size) in self.events.into_iter().zip(self.sizes) {
+            let more = super::halves::blocks(&event);
             blocks += more;
+            bytes += size;
             match payloads.last_mut() {
-                Some(last) if blocks <= MAX_BLOCKS => last.push(event),
+                Some(last) if blocks <= MAX_BLOCKS && bytes <= MAX_PAYLOAD => last.push(event),
                 _ => {
                     payloads.push(vec![event]);
-                    blocks = more;
+                    (blocks, bytes) = (more, size);
                 }
             }
         }
@@ -117,6 +135,14 @@ impl Telling {
             }
         }
         last.extra_keys = Some(Raw(list));
+    }
+}
+
+/// Most bytes of a hash.
+const fn hash_bytes(hash: &EngineHash) -> usize {
+    match hash {
+        EngineHash::Uint(_) | EngineHash::Int(_) => 9,
+        EngineHash::Bytes(bytes) => 5 + bytes.len(),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::TakeSnapshot;
 use kvbm_events::url::Speaker;
 use kvbm_events::vllm::{EngineBlocks, Publishing, PublishingStats};
-use kvbm_events::{Format, Payload, StreamId, TransportError, wire};
+use kvbm_events::{Format, Instead, Payload, StreamId, TransportError, wire};
 use kvbm_plan::Tier;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -14,6 +14,8 @@ pub(super) struct Translator {
     publishing: Publishing,
     /// Of the batch that is under way: what the transport has not taken yet.
     unsent: VecDeque<Payload>,
+    /// Whether it was said that the transport does not carry everything.
+    has_warned: bool,
 }
 
 impl Translator {
@@ -23,7 +25,7 @@ impl Translator {
         // The memory that an engine owns is on no tier of the pool: the engine tells of it itself.
         let publishing = Publishing::new(blocks, &Tier::ALL).with_numbers().with_rank(rank).with_kind(kind);
         let publishing = publishing.with_snapshots(move |stream: StreamId| take(stream.shard));
-        Self { publishing, unsent: VecDeque::new() }
+        Self { publishing, unsent: VecDeque::new(), has_warned: false }
     }
 
     /// Counters.
@@ -32,7 +34,8 @@ impl Translator {
     }
 
     /// Sends what a batch says; nothing for a heartbeat, which engines do not have. After an error the same batch comes again,
-    /// and only what is left of it is sent.
+    /// and only what is left of it is sent. What the transport does not carry whole goes in pieces; a block that it does not carry
+    /// at all is counted and not told of.
     pub(super) fn send(
         &mut self,
         payload: &Payload,
@@ -44,11 +47,25 @@ impl Translator {
         self.publishing.encode(&batch, &mut messages).map_err(|error| refused(error.to_string()))?;
         self.unsent.extend(messages.into_iter().map(Payload::from));
         while let Some(message) = self.unsent.front() {
-            let sent = publish(message);
-            if matches!(sent, Ok(()) | Err(TransportError::Refused { .. })) {
-                self.unsent.pop_front();
+            match publish(message) {
+                Ok(()) => {
+                    self.unsent.pop_front();
+                }
+                Err(error @ TransportError::Refused { .. }) => {
+                    let Some(message) = self.unsent.pop_front() else { break };
+                    match self.publishing.refused(&message) {
+                        Instead::Smaller(smaller) => {
+                            smaller.into_iter().rev().for_each(|less| self.unsent.push_front(less.into()));
+                        }
+                        Instead::Nothing { .. } if !self.has_warned => {
+                            self.has_warned = true;
+                            tracing::warn!(target: "kvbm", %error, "engines' followers are not told of blocks that are too large");
+                        }
+                        Instead::Nothing { .. } => {}
+                    }
+                }
+                Err(error) => return Err(error),
             }
-            sent?;
         }
         Ok(())
     }
@@ -109,5 +126,35 @@ mod tests {
         });
         let wanted = [1u8, 2, 3].map(|byte| EngineHash::Uint(u64::from_le_bytes([byte; 8])));
         assert_eq!(names.collect::<Vec<_>>(), wanted, "each once, in order");
+    }
+
+    /// Mutation that makes it fail: `send` that gives up at the first refusal.
+    #[test]
+    fn what_a_transport_refuses_is_sent_in_pieces_or_counted() {
+        let blocks = Arc::new(EngineBlocks::new(9));
+        let hash = SequenceHash::from_bytes([3; 16]);
+        let token_ids = (0..1000).collect();
+        blocks.note(hash, kvbm_events::vllm::EngineBlock { token_ids, ..Default::default() });
+        let speaker = Speaker { rank: 0, kind: "full_attention".into() };
+        let mut translator = Translator::new(Arc::new(|_| None), blocks, speaker);
+        let stats = translator.stats();
+        let stream = StreamId { source: SourceId(1), epoch: Epoch(1), shard: 0 };
+        let batch = EventBatch::new(stream, 8, (0..8).map(stored).collect());
+        let mut told = Vec::new();
+        let narrow = |message: &Payload| {
+            if message.len() > 400 {
+                return Err(TransportError::Refused { transport: "test", reason: "too long".into() });
+            }
+            told.extend(decode(message).unwrap().events);
+            Ok(())
+        };
+        translator.send(&Payload::from(wire::encode(&batch).unwrap()), narrow).unwrap();
+        let names = told.iter().map(|event| match event {
+            Event::Stored(stored) => stored.block_hashes[0].clone(),
+            other => panic!("{other:?}"),
+        });
+        let wanted = [1u8, 2, 4, 5, 6, 7, 8].map(|byte| EngineHash::Uint(u64::from_le_bytes([byte; 8])));
+        assert_eq!(names.collect::<Vec<_>>(), wanted, "each once, in order, but for the large one");
+        assert_eq!(stats.lock().refused, 1);
     }
 }

@@ -304,12 +304,15 @@ impl EventPump {
     pub fn status(&self) -> EventsStatus {
         let of_engine = self.engine_format.as_ref().map_or_else(Default::default, |stats| *stats.lock());
         let (stats, ring) = (self.publisher.stats(), self.registry.event_backlog());
-        let lost = stats.refused + ring.lost.max(stats.lost_in_source);
+        // The publisher counts a batch as published whose blocks engines' followers were not all told of.
+        let untold = of_engine.refused.min(stats.events);
+        let lost = stats.refused + ring.lost.max(stats.lost_in_source) + untold;
         // Every number below was published or is lost.
-        let told = stats.events + lost;
+        let published = stats.events - untold;
+        let told = published + lost;
         let of_volume = self.of_volume.load(Ordering::Relaxed);
         EventsStatus {
-            published: stats.events,
+            published,
             lost,
             // What was lost since the ring was last read is one more.
             gaps: self.progress.gaps() + u64::from(ring.lost > stats.lost_in_source),
