@@ -60,6 +60,11 @@ pub trait EventTransport: Send + Sync {
         Vec::new()
     }
 
+    /// Most bytes of a payload or an answer, as far as that is known now; what is longer is refused, or no answer.
+    fn max_payload(&self) -> usize {
+        usize::MAX
+    }
+
     /// Hands over a payload, waiting at most `timeout`.
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError>;
 

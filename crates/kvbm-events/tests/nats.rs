@@ -352,3 +352,185 @@ fn an_index_equals_its_source_after_kills_that_take_the_stream_along() {
     config.stream.as_mut().unwrap().on_disk = false;
     index_through_kills(&mut server, config);
 }
+
+/// A user who may do anything but what is said.
+fn denying(what: &str) -> Option<NatsServer> {
+    let user = format!("{{ user: kv, password: secret, permissions: {{ {what} }} }}");
+    NatsServer::configured(&format!("authorization: {{ users: [ {user} ] }}"))
+}
+
+fn as_user(server: &NatsServer, subject: &str) -> NatsConfig {
+    NatsConfig { login: Login::User("kv".into(), "secret".into()), ..config(server, subject) }
+}
+
+/// That an attempt fails as it should: the error names the subject and what is missing.
+fn assert_denied<T>(what: Result<T, TransportError>, subject: &str, permission: &str) {
+    let Err(error) = what else { panic!("{permission} on {subject} is denied and succeeds") };
+    assert!(matches!(error, TransportError::Config { .. }), "{error:?}");
+    let error = error.to_string();
+    let parts = [format!("subject {subject}"), format!("the permission '{permission}'")];
+    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+}
+
+/// Mutations that make it fail: `login::connect` without its callback; `publish` that believes the first.
+#[test]
+fn a_publisher_that_may_not_publish_is_told_so_and_counts_nothing() {
+    let Some(server) = denying("publish: { deny: \"kvbm.events\" }") else { return };
+    let transport = Arc::new(NatsTransport::connect(as_user(&server, "kvbm.events")).unwrap());
+    let payload = Payload::from(vec![7; 10]);
+    for _ in 0..3 {
+        assert_denied(transport.publish(&payload, PATIENCE), "kvbm.events", "publish");
+    }
+    let ring = Ring::new(100);
+    let config = PublisherConfig { max_age: Duration::ZERO, ..PublisherConfig::default() };
+    let mut manager = EventManager::new(config, SourceId(1), Epoch(1), transport).unwrap();
+    manager.add_shard(0, ring.clone()).unwrap();
+    ring.push(10);
+    assert_denied(manager.pump(Instant::now()), "kvbm.events", "publish");
+    assert_eq!(manager.stats().events, 0);
+    // Over a stream too, at its opening or at the first batch.
+    let stream = NatsTransport::connect(kept(as_user(&server, "kvbm.events"), "denied"));
+    assert_denied(stream.and_then(|stream| stream.publish(&payload, PATIENCE)), "kvbm.events", "publish");
+}
+
+/// Mutation that makes it fail: `subscription` that does not look.
+#[test]
+fn who_may_not_subscribe_answer_or_ask_is_told_so() {
+    let Some(server) = denying(
+        "subscribe: { deny: [\"kvbm.events\", \"kvbm.events.ask.>\"] }, publish: { deny: \"kvbm.events.ask.*\" }",
+    ) else {
+        return;
+    };
+    let transport = NatsTransport::connect(as_user(&server, "kvbm.events")).unwrap();
+    let (question, source) = (Payload::from(vec![7; 10]), SourceId(1));
+    for _ in 0..2 {
+        assert_denied(transport.subscribe(), "kvbm.events", "subscribe");
+        let responder: kvbm_events::Responder = Arc::new(|_| Payload::from(vec![1]));
+        let asked = "kvbm.events.ask.0000000000000001";
+        assert_denied(transport.answer(source, responder), asked, "subscribe");
+        assert_denied(transport.ask(source, &question, PATIENCE), asked, "publish");
+    }
+    transport.publish(&question, PATIENCE).unwrap();
+}
+
+/// Who may not have answers can publish and subscribe all the same, as far as nobody has to answer.
+#[test]
+fn who_may_have_no_answers_publishes_and_follows() {
+    let Some(server) = denying("subscribe: { deny: \"_INBOX.>\" }") else { return };
+    let transport = NatsTransport::connect(as_user(&server, "kvbm.events")).unwrap();
+    let mut receiver = transport.subscribe().unwrap();
+    let payload = Payload::from(vec![7; 10]);
+    transport.publish(&payload, PATIENCE).unwrap();
+    assert_eq!(receiver.recv(PATIENCE).unwrap(), Some(payload.clone()));
+    assert_denied(transport.ask(SourceId(1), &payload, PATIENCE), "_INBOX.>", "subscribe");
+    let stream = NatsTransport::connect(kept(as_user(&server, "kvbm.kept"), "no-answers"));
+    assert_denied(stream.map(drop), "_INBOX.>", "subscribe");
+}
+
+/// A server that starts again with other permissions is believed anew, whatever they were before.
+#[test]
+fn permissions_that_change_are_noticed() {
+    let Some(mut server) = denying("publish: { deny: \"kvbm.events\" }") else { return };
+    let transport = NatsTransport::connect(as_user(&server, "kvbm.events")).unwrap();
+    let mut receiver = transport.subscribe().unwrap();
+    let payload = Payload::from(vec![7; 10]);
+    assert_denied(transport.publish(&payload, PATIENCE), "kvbm.events", "publish");
+    server.configure("authorization: { users: [ { user: kv, password: secret } ] }");
+    server.restart();
+    let deadline = Instant::now() + PATIENCE;
+    while transport.publish(&payload, Duration::from_secs(1)).is_err() {
+        assert!(Instant::now() < deadline, "it is permitted and fails");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(receiver.recv(PATIENCE).unwrap(), Some(payload));
+    server.configure(
+        "authorization: { users: [ { user: kv, password: secret, permissions: { subscribe: { deny: \"kvbm.events\" } } } ] }",
+    );
+    server.restart();
+    let closed = loop {
+        assert!(Instant::now() < deadline + PATIENCE, "a subscriber that hears nothing is told nothing");
+        match receiver.recv(Duration::from_millis(50)) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(closed, TransportError::Closed { .. }), "{closed}");
+    assert_denied(transport.subscribe(), "kvbm.events", "subscribe");
+}
+
+/// Mutation that makes it fail: `hand_over` that takes every error of the server's for one that passes.
+#[test]
+fn a_batch_that_the_stream_never_takes_is_halved() {
+    let Some(server) = NatsServer::start(&[]) else { return };
+    server.create_stream("operator", &["kvbm.>"], 16 << 10);
+    let config = kept(config(&server, "kvbm.events"), "operator");
+    let transport = Arc::new(NatsTransport::connect(config).unwrap());
+    let long = transport.publish(&Payload::from(vec![1; 17 << 10]), PATIENCE);
+    let Err(TransportError::Refused { reason, .. }) = &long else { panic!("{long:?}") };
+    assert!(reason.contains("stream operator takes no 17408 bytes; raise its max_msg_size"), "{reason}");
+    let mut follower = Subscriber::new(transport.subscribe().unwrap());
+    let ring = Ring::new(2000);
+    let config =
+        PublisherConfig { batch_events: 1000, max_age: Duration::ZERO, ..PublisherConfig::default() };
+    let mut manager = EventManager::new(config, SourceId(1), Epoch(1), transport).unwrap();
+    manager.add_shard(0, ring.clone()).unwrap();
+    ring.push(1000);
+    manager.flush(PATIENCE).unwrap();
+    assert_eq!((manager.stats().events, manager.stats().refused), (1000, 0));
+    assert!(manager.stats().batches > 4, "{:?}", manager.stats());
+    while follower.stats().tracker.events < 1000 {
+        assert!(matches!(follower.next(PATIENCE).unwrap(), Some(Delivery::Events { .. })));
+    }
+}
+
+#[test]
+fn a_stream_of_other_subjects_is_named_at_once() {
+    let Some(server) = NatsServer::start(&[]) else { return };
+    server.create_stream("others", &["others.*"], -1);
+    let other = NatsTransport::connect(kept(config(&server, "kvbm.events"), "others")).err().unwrap();
+    let TransportError::Config { reason, .. } = &other else { panic!("{other:?}") };
+    assert!(reason.contains("stream others keeps [\"others.*\"], not kvbm.events"), "{reason}");
+}
+
+/// Mutation that makes it fail: `SnapshotServer::serve` that does not look at what the transport carries.
+#[test]
+fn snapshots_come_through_a_server_of_small_messages() {
+    let Some(server) = NatsServer::configured("max_payload: 8192") else { return };
+    let transport: Arc<dyn EventTransport> =
+        Arc::new(NatsTransport::connect(config(&server, "kvbm.events")).unwrap());
+    assert_eq!(transport.max_payload(), 8192);
+    let world = World::new(10);
+    for number in 0..1000 {
+        world.toggle(number, 1);
+    }
+    let (source, stream) = (world.clone(), StreamId { source: SourceId(1), epoch: Epoch(1), shard: 0 });
+    let snapshots = kvbm_events::SnapshotServer::new(move |_| Some(source.snapshot()));
+    let _answering = snapshots.serve(&*transport, SourceId(1)).unwrap();
+    let mut asker = kvbm_events::RemoteSnapshots::new(Arc::clone(&transport));
+    let deadline = Instant::now() + PATIENCE;
+    let found = loop {
+        assert!(Instant::now() < deadline, "no snapshot comes");
+        match kvbm_events::SnapshotSource::snapshot(&mut asker, stream, 1) {
+            Some(found) => break found,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    assert_eq!(found.blocks.len(), 1000);
+    // What is too long all the same is known to be no answer at once.
+    let responder: kvbm_events::Responder = Arc::new(|_| Payload::from(vec![1; 9000]));
+    let _answering = transport.answer(SourceId(2), responder).unwrap();
+    let start = Instant::now();
+    let answer = transport.ask(SourceId(2), &Payload::from(vec![1]), PATIENCE).unwrap();
+    assert!(answer.is_empty() && start.elapsed() < PATIENCE / 2);
+}
+
+/// Mutation that makes it fail: `NatsTransport::connect` that does not look at the URL.
+#[test]
+fn a_url_that_says_who_we_are_is_refused_and_not_repeated() {
+    for url in ["nats://kv:sesame@127.0.0.1:1", "sesame@127.0.0.1:1"] {
+        let Err(error) = NatsTransport::connect(NatsConfig::new(url, "kvbm.events")) else { panic!("{url}") };
+        assert!(matches!(error, TransportError::Config { .. }), "{error:?}");
+        let error = error.to_string();
+        assert!(error.contains("`login`") && !error.contains("sesame"), "{error}");
+    }
+}

@@ -1,5 +1,6 @@
 //! The thread of a connection: carries out one command after the other.
 
+use super::denied::{Denied, Right};
 use super::stream::{self, Kept};
 use super::{FAREWELL, NatsConfig, login, unavailable};
 use crate::queue::{Queue, Sink};
@@ -12,7 +13,8 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// What a caller wants. Nobody listens to an answer that comes after the deadline.
@@ -46,6 +48,7 @@ pub(super) fn run(
     mut inbox: mpsc::Receiver<Command>,
     ready: &Sender<Result<(), TransportError>>,
     end: Sender<()>,
+    max_payload: &AtomicUsize,
 ) {
     let name = config.name();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -59,8 +62,10 @@ pub(super) fn run(
     runtime.block_on(async {
         match Connection::open(config).await {
             Ok(connection) => {
+                max_payload.store(connection.client.max_payload(), Ordering::Relaxed);
                 let _ = ready.try_send(Ok(()));
                 while let Some(command) = inbox.recv().await {
+                    max_payload.store(connection.client.max_payload(), Ordering::Relaxed);
                     connection.carry_out(command).await;
                 }
                 // What the server has not taken by then is lost. Where there is no connection nothing can be.
@@ -79,6 +84,7 @@ pub(super) fn run(
 struct Connection {
     name: &'static str,
     client: Client,
+    denied: Arc<Denied>,
     subject: String,
     queue: InProcessConfig,
     kept: Option<Kept>,
@@ -88,12 +94,16 @@ impl Connection {
     async fn open(config: NatsConfig) -> Result<Self, TransportError> {
         let name = config.name();
         let deadline = Instant::now() + config.connect_timeout;
-        let client = login::connect(&config, deadline).await?;
+        let denied = Arc::new(Denied::default());
+        let client = login::connect(&config, deadline, &denied).await?;
         let kept = match &config.stream {
-            Some(stream) => Some(Kept::open(name, deadline, &client, stream, &config.subject).await?),
+            Some(stream) => {
+                let opening = Box::pin(Kept::open(name, deadline, &client, stream, &config.subject));
+                Some(denied.unless(name, stream::API, opening).await?)
+            }
             None => None,
         };
-        Ok(Self { name, client, subject: config.subject, queue: config.queue, kept })
+        Ok(Self { name, client, denied, subject: config.subject, queue: config.queue, kept })
     }
 
     async fn carry_out(&self, command: Command) {
@@ -110,10 +120,11 @@ impl Connection {
             Command::Ask { source, question, deadline, answer } => {
                 // Whoever answers may take long; events go on meanwhile.
                 let (name, client, subject) = (self.name, self.client.clone(), self.asking(source));
+                let denied = Arc::clone(&self.denied);
                 tokio::spawn(async move {
-                    let asked = client.request(subject, Bytes::from_owner(question));
+                    let asked = client.request(subject.clone(), Bytes::from_owner(question));
                     let what = format!("asking for source {source}");
-                    let found = within(name, deadline, &what, asked).await;
+                    let found = denied.unless(name, &subject, within(name, deadline, &what, asked)).await;
                     let _ = answer.try_send(found.map(|message| Payload::from(&*message.payload)));
                 });
             }
@@ -129,33 +140,59 @@ impl Connection {
             let reason = format!("{} bytes exceed the server's max_payload of {most}", payload.len());
             return Err(TransportError::Refused { transport: self.name, reason });
         }
+        self.denied.check_publishing(self.name, &self.subject)?;
         let bytes = Bytes::from_owner(payload);
         if let Some(kept) = &self.kept {
-            return kept.publish(self.name, deadline, bytes).await;
+            let kept = Box::pin(kept.publish(self.name, deadline, bytes));
+            return self.denied.unless(self.name, &self.subject, kept).await;
         }
         let publish = self.client.publish(self.subject.clone(), bytes);
-        within(self.name, deadline, "handing over a batch", publish).await
+        within(self.name, deadline, "handing over a batch", publish).await?;
+        if !self.denied.may_publish() {
+            // Nobody answers to what is published: the first is believed when the server had the time to deny it.
+            self.round_trip(deadline).await?;
+            self.denied.check(self.name, Right::Publish, &self.subject)?;
+            self.denied.published();
+        }
+        Ok(())
     }
 
     async fn subscribe(&self, deadline: Instant) -> Result<Arc<Queue>, TransportError> {
         let queue = Arc::new(Queue::default());
         let sink = Sink::new(&queue, self.queue);
         if let Some(kept) = &self.kept {
-            let position = kept.position(self.name, deadline).await?;
+            let position = Box::pin(kept.position(self.name, deadline));
+            let position = self.denied.unless(self.name, stream::API, position).await?;
             tokio::spawn(stream::follow(kept.clone(), position, sink));
             return Ok(queue);
         }
-        let subscribe = self.client.subscribe(self.subject.clone());
-        let mut subscription = within(self.name, deadline, "subscribing", subscribe).await?;
-        self.round_trip(deadline).await?;
+        let mut subscription = self.subscription(self.subject.clone(), deadline).await?;
+        let (denied, subject) = (Arc::clone(&self.denied), self.subject.clone());
         tokio::spawn(async move {
-            while let Some(message) = subscription.next().await {
+            // Denied later, on another connection perhaps, it ends: whoever subscribes again is told why.
+            let denied = denied.of_subscribing(&subject);
+            futures_util::pin_mut!(denied);
+            while let Either::Left((Some(message), _)) = select(subscription.next(), &mut denied).await {
                 if !sink.push(Payload::from(&*message.payload), message.payload.len()) {
                     break;
                 }
             }
         });
         Ok(queue)
+    }
+
+    /// A subscription that the server has, and permits.
+    async fn subscription(
+        &self,
+        subject: String,
+        deadline: Instant,
+    ) -> Result<async_nats::Subscriber, TransportError> {
+        self.denied.forget(Right::Subscribe, &subject);
+        let subscribe = self.client.subscribe(subject.clone());
+        let subscription = within(self.name, deadline, "subscribing", subscribe).await?;
+        self.round_trip(deadline).await?;
+        self.denied.check(self.name, Right::Subscribe, &subject)?;
+        Ok(subscription)
     }
 
     /// Subject of questions about a source.
@@ -170,9 +207,7 @@ impl Connection {
         responder: Responder,
         deadline: Instant,
     ) -> Result<oneshot::Sender<()>, TransportError> {
-        let subscribe = self.client.subscribe(self.asking(source));
-        let mut questions = within(self.name, deadline, "subscribing", subscribe).await?;
-        self.round_trip(deadline).await?;
+        let mut questions = self.subscription(self.asking(source), deadline).await?;
         let (guard, mut gone) = oneshot::channel::<()>();
         let client = self.client.clone();
         tokio::spawn(async move {
@@ -180,7 +215,11 @@ impl Connection {
                 let Some(reply) = question.reply else { continue };
                 let responder = Arc::clone(&responder);
                 let answered = tokio::task::spawn_blocking(move || responder(&question.payload)).await;
-                if let Ok(answer) = answered {
+                if let Ok(mut answer) = answered {
+                    if answer.len() > client.max_payload() {
+                        // What is empty is no answer, and known at once.
+                        answer = Payload::from(&b""[..]);
+                    }
                     // Lost with the connection, it is asked for again.
                     let _ = client.publish(reply, Bytes::from_owner(answer)).await;
                 }
@@ -189,16 +228,26 @@ impl Connection {
         Ok(guard)
     }
 
-    /// Waits until the server has done all that was asked of it on this connection.
+    /// Waits until the server has done all that was asked of it on this connection, and what it denies of that is noted.
     async fn round_trip(&self, deadline: Instant) -> Result<(), TransportError> {
         let inbox = self.client.new_inbox();
         let mut echo =
             within(self.name, deadline, "subscribing", self.client.subscribe(inbox.clone())).await?;
-        within(self.name, deadline, "subscribing", self.client.publish(inbox, Bytes::new())).await?;
+        let publish = self.client.publish(inbox.clone(), Bytes::new());
+        within(self.name, deadline, "subscribing", publish).await?;
+        // Where the echo itself is denied, that is a word of the server's too, behind all others.
+        let denied = self.denied.of(&inbox);
+        futures_util::pin_mut!(denied);
         within(self.name, deadline, "subscribing", async {
-            echo.next().await.map(|_| ()).ok_or("the connection was lost")
+            match select(echo.next(), denied).await {
+                Either::Left((None, _)) => Err("the connection was lost"),
+                Either::Left(_) | Either::Right(_) => Ok(()),
+            }
         })
-        .await
+        .await?;
+        // The client tells of denials on a task of its own, which has its turn now.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        Ok(())
     }
 }
 

@@ -1,9 +1,11 @@
 //! Connecting: who we are, and whom we trust.
 
+use super::denied::Denied;
 use super::{Login, NatsConfig, unavailable};
 use crate::TransportError;
 use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Messages that the client buffers on their way out: so many batches, no more, are lost with a connection.
@@ -11,11 +13,19 @@ const OUTGOING: usize = 16;
 /// Messages that the client buffers for one subscription. They are moved to the subscriber's own queue at once.
 const INCOMING: usize = 1024;
 
-/// Connects, or says what is in the way.
-pub(super) async fn connect(config: &NatsConfig, deadline: Instant) -> Result<Client, TransportError> {
+/// Connects, or says what is in the way. What the server does not permit is noted in `denied` from then on.
+pub(super) async fn connect(
+    config: &NatsConfig,
+    deadline: Instant,
+    denied: &Arc<Denied>,
+) -> Result<Client, TransportError> {
     let failed =
         |reason: String| unavailable(config.name(), format!("connecting to {}: {reason}", config.url));
-    let options = options(config).map_err(failed)?;
+    let denied = Arc::clone(denied);
+    let options = options(config).map_err(failed)?.event_callback(move |event| {
+        denied.hear(&event);
+        std::future::ready(())
+    });
     match tokio::time::timeout_at(deadline.into(), options.connect(&config.url)).await {
         Ok(Ok(client)) => Ok(client),
         Ok(Err(error)) => Err(failed(explain(config, &error))),

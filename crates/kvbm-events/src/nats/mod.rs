@@ -6,6 +6,7 @@
 //! acknowledged by the server, and a subscriber goes on where it was.
 
 mod connection;
+mod denied;
 mod login;
 mod stream;
 
@@ -17,13 +18,14 @@ use connection::Command;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// How to reach the server, and what to say there.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NatsConfig {
-    /// `nats://HOST:PORT`, or `tls://HOST:PORT`.
+    /// `nats://HOST:PORT`, or `tls://HOST:PORT`. Errors show it, so who we are does not stand in it but in `login`.
     pub url: String,
     /// Subject of the events: words with points between them, no wildcards.
     pub subject: String,
@@ -117,6 +119,8 @@ pub struct NatsTransport {
     patience: Duration,
     /// Disconnected when the server has everything, or the thread has given up.
     ended: crossbeam_channel::Receiver<()>,
+    /// What the server takes at most, as it said last.
+    max_payload: Arc<AtomicUsize>,
 }
 
 /// How long the end of a transport may take.
@@ -137,16 +141,25 @@ impl NatsTransport {
     /// Connects, and creates the stream if there is to be one.
     pub fn connect(config: NatsConfig) -> Result<Self, TransportError> {
         let (name, patience) = (config.name(), config.connect_timeout);
+        if config.url.contains('@') {
+            let reason = "the server's URL says who this is (something before @), and errors show URLs: say it in `login`, \
+                          and nats://HOST:PORT in `url`";
+            return Err(TransportError::Config { transport: name, reason: reason.into() });
+        }
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let (ready, connected) = bounded(1);
         let (end, ended) = bounded(0);
+        let max_payload = Arc::new(AtomicUsize::new(usize::MAX));
+        let of_server = Arc::clone(&max_payload);
         std::thread::Builder::new()
             .name("kvbm-nats".into())
-            .spawn(move || connection::run(config, inbox, &ready, end))
+            .spawn(move || connection::run(config, inbox, &ready, end, &of_server))
             .map_err(|error| unavailable(name, format!("no thread for the connection: {error}")))?;
         // The thread keeps its own deadline; this one is for a thread that does not get to run.
         match connected.recv_timeout(2 * patience) {
-            Ok(connected) => connected.map(|()| Self { name, commands: Some(commands), patience, ended }),
+            Ok(connected) => {
+                connected.map(|()| Self { name, commands: Some(commands), patience, ended, max_payload })
+            }
             Err(_) => Err(unavailable(name, format!("not connected within {patience:?}"))),
         }
     }
@@ -183,6 +196,10 @@ impl NatsTransport {
 impl EventTransport for NatsTransport {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn max_payload(&self) -> usize {
+        self.max_payload.load(Ordering::Relaxed)
     }
 
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {

@@ -10,7 +10,9 @@ use async_nats::Client;
 use async_nats::datetime::DateTime;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
-use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind, PublishErrorKind};
+use async_nats::jetstream::context::{
+    CreateStreamError, CreateStreamErrorKind, PublishError, PublishErrorKind,
+};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType, Stream};
 use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
@@ -76,11 +78,14 @@ impl Kept {
         };
         let stream = within(name, deadline, &what, opening).await?;
         let there = &stream.cached_info().config.subjects;
-        if there.contains(&self.subject) {
+        if there.iter().any(|pattern| covers(pattern, &self.subject)) {
             return Ok(stream);
         }
-        let reason = format!("stream {of} keeps {there:?}, not {}: name another stream", self.subject);
-        Err(unavailable(name, reason))
+        let reason = format!(
+            "stream {of} keeps {there:?}, not {}: name another stream or subject, or add it to the stream's",
+            self.subject
+        );
+        Err(TransportError::Config { transport: name, reason })
     }
 
     /// Publishes and waits for the server's word that it is kept.
@@ -107,15 +112,25 @@ impl Kept {
         deadline: Instant,
         payload: Bytes,
     ) -> Result<bool, TransportError> {
+        let bytes = payload.len();
         let sent = self.context.publish(self.subject.clone(), payload);
         let ack = within(name, deadline, "handing over a batch", sent).await?;
         let acknowledged = async {
             match ack.await {
-                Err(error) if error.kind() == PublishErrorKind::StreamNotFound => Ok(false),
-                word => word.map(|_| true),
+                Ok(_) => Ok(Ok(true)),
+                Err(error) if error.kind() == PublishErrorKind::StreamNotFound => Ok(Ok(false)),
+                Err(error) if is_too_long(&error) => Ok(Err(error.to_string())),
+                Err(error) => Err(error),
             }
         };
-        within(name, deadline, "waiting for the server to keep a batch", acknowledged).await
+        match within(name, deadline, "waiting for the server to keep a batch", acknowledged).await? {
+            Ok(is_kept) => Ok(is_kept),
+            Err(said) => {
+                let of = &self.wanted.name;
+                let reason = format!("{said}: stream {of} takes no {bytes} bytes; raise its max_msg_size");
+                Err(TransportError::Refused { transport: name, reason })
+            }
+        }
     }
 
     /// Where a new subscriber starts.
@@ -129,6 +144,29 @@ impl Kept {
         let next = if self.from_start { 1 } else { info.state.last_sequence + 1 };
         Ok(Position { next, created: info.created })
     }
+}
+
+/// Subjects of requests to `JetStream` begin so.
+pub(super) const API: &str = "$JS.API.";
+
+/// Whether the stream will never take a message of this length.
+fn is_too_long(error: &PublishError) -> bool {
+    let said = std::error::Error::source(error).and_then(|error| error.downcast_ref::<jetstream::Error>());
+    said.is_some_and(|said| said.error_code() == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM)
+}
+
+/// Whether a stream with the subject `pattern`, perhaps with wildcards, keeps what is published to `subject`.
+fn covers(pattern: &str, subject: &str) -> bool {
+    let mut words = subject.split('.');
+    for wanted in pattern.split('.') {
+        match (wanted, words.next()) {
+            (">", word) => return word.is_some(),
+            ("*", Some(_)) => {}
+            (wanted, Some(word)) if wanted == word => {}
+            _ => return false,
+        }
+    }
+    words.next().is_none()
 }
 
 /// What is in the way of a stream, and the way out.
@@ -225,4 +263,19 @@ async fn follow_once(
         position.next = number + 1;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wildcards_of_a_stream_cover_its_subjects() {
+        for pattern in ["kvbm.events", "kvbm.*", "kvbm.>", "*.events", "*.*", ">"] {
+            assert!(covers(pattern, "kvbm.events"), "{pattern}");
+        }
+        for pattern in ["kvbm", "kvbm.events.a", "kvbm.events.>", "kvbm.*.*", "*", "other.>", ""] {
+            assert!(!covers(pattern, "kvbm.events"), "{pattern}");
+        }
+    }
 }

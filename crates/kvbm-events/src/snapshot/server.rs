@@ -1,11 +1,12 @@
 //! The source's side: answers questions from snapshots that it keeps for a while.
 
 use super::Snapshot;
-use super::wire::{Answer, Question, encode_part_of};
+use super::wire::{Answer, PART_BLOCKS, Question, encode_part_of, part_blocks};
 use crate::{Answering, EventTransport, Payload, SourceId, StreamId, TransportError};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 type Take = dyn Fn(StreamId) -> Option<Snapshot> + Send + Sync;
@@ -18,6 +19,8 @@ pub struct SnapshotServer {
     state: Mutex<State>,
     /// By shard: held while a snapshot is taken, so that those who ask meanwhile find it instead of taking one each.
     taking: [Mutex<()>; TURNS],
+    /// Most blocks of a part of what is taken from now on.
+    part_blocks: AtomicUsize,
 }
 
 /// Shards beyond this number share their turns.
@@ -36,6 +39,22 @@ struct Kept {
     /// Those who asked for its first part and not yet for its last.
     fetching: u32,
     snapshot: Arc<Snapshot>,
+    /// Blocks of each part.
+    of_part: usize,
+}
+
+/// A snapshot as it is told.
+struct Told {
+    ticket: u64,
+    snapshot: Arc<Snapshot>,
+    of_part: usize,
+}
+
+impl Told {
+    /// Whether there is no part behind `part`.
+    fn is_last(&self, part: u32) -> bool {
+        (part as usize + 1).saturating_mul(self.of_part) >= self.snapshot.blocks.len()
+    }
 }
 
 impl SnapshotServer {
@@ -47,7 +66,14 @@ impl SnapshotServer {
 
     /// Answers with what `take` says; it is called on threads of the transport's.
     pub fn new(take: impl Fn(StreamId) -> Option<Snapshot> + Send + Sync + 'static) -> Self {
-        Self { take: Box::new(take), state: Mutex::default(), taking: Default::default() }
+        let part_blocks = AtomicUsize::new(PART_BLOCKS);
+        Self { take: Box::new(take), state: Mutex::default(), taking: Default::default(), part_blocks }
+    }
+
+    /// Answers take at most `bytes` from now on, for a transport that carries no more
+    /// ([`EventTransport::max_payload`]). It is never more again.
+    pub fn fit(&self, bytes: usize) {
+        self.part_blocks.fetch_min(part_blocks(bytes), Ordering::Relaxed);
     }
 
     /// Answers questions about `source` over `transport` until what is returned is dropped.
@@ -56,6 +82,7 @@ impl SnapshotServer {
         transport: &dyn EventTransport,
         source: SourceId,
     ) -> Result<Answering, TransportError> {
+        self.fit(transport.max_payload());
         transport.answer(source, Arc::new(move |question: &[u8]| self.answer(question)))
     }
 
@@ -66,24 +93,24 @@ impl SnapshotServer {
     }
 
     fn part(&self, question: &Question) -> Option<Vec<u8>> {
-        let (ticket, snapshot) = match self.kept(question) {
+        let told = match self.kept(question) {
             Some(found) => found,
             None if question.ticket == 0 => self.taken(question)?,
             None => return None,
         };
-        if snapshot.next_sequence < question.reach {
-            self.is_fetched(ticket);
+        if told.snapshot.next_sequence < question.reach {
+            self.is_fetched(told.ticket);
             return None;
         }
-        let part = encode_part_of(&snapshot, ticket, question.part)?;
-        if is_last(&snapshot, question.part) {
-            self.is_fetched(ticket);
+        let part = encode_part_of(&told.snapshot, told.of_part, told.ticket, question.part)?;
+        if told.is_last(question.part) {
+            self.is_fetched(told.ticket);
         }
         Some(part)
     }
 
     /// A new snapshot, or the one that another question had taken while this one waited for its turn.
-    fn taken(&self, question: &Question) -> Option<(u64, Arc<Snapshot>)> {
+    fn taken(&self, question: &Question) -> Option<Told> {
         let _turn = self.taking[question.stream.shard as usize % TURNS].try_lock_for(Self::PATIENCE)?;
         self.kept(question).or_else(|| Some(self.keep(question.stream, (self.take)(question.stream)?)))
     }
@@ -98,7 +125,7 @@ impl SnapshotServer {
     }
 
     /// The snapshot that is asked for, or for ticket 0 any that reaches far enough.
-    fn kept(&self, question: &Question) -> Option<(u64, Arc<Snapshot>)> {
+    fn kept(&self, question: &Question) -> Option<Told> {
         let mut state = self.state.lock();
         let now = Instant::now();
         state.kept.retain(|kept| now.saturating_duration_since(kept.asked) <= Self::PATIENCE);
@@ -109,29 +136,26 @@ impl SnapshotServer {
         })?;
         found.asked = now;
         found.fetching += u32::from(question.ticket == 0);
-        Some((found.ticket, Arc::clone(&found.snapshot)))
+        let Kept { ticket, of_part, .. } = *found;
+        Some(Told { ticket, snapshot: Arc::clone(&found.snapshot), of_part })
     }
 
-    fn keep(&self, stream: StreamId, snapshot: Snapshot) -> (u64, Arc<Snapshot>) {
-        let snapshot = Arc::new(snapshot);
+    fn keep(&self, stream: StreamId, snapshot: Snapshot) -> Told {
+        let (snapshot, of_part) = (Arc::new(snapshot), self.part_blocks.load(Ordering::Relaxed));
         let mut state = self.state.lock();
         state.tickets += 1;
-        let ticket = state.tickets;
-        if !is_last(&snapshot, 0) {
+        let told = Told { ticket: state.tickets, snapshot, of_part };
+        if !told.is_last(0) {
             let of_shard = |kept: &Kept| kept.stream.shard == stream.shard;
             if state.kept.iter().filter(|kept| of_shard(kept)).count() == Self::KEPT
                 && let Some(oldest) = state.kept.iter().position(of_shard)
             {
                 state.kept.remove(oldest);
             }
-            let snapshot = Arc::clone(&snapshot);
-            state.kept.push_back(Kept { stream, ticket, asked: Instant::now(), fetching: 1, snapshot });
+            let (ticket, snapshot) = (told.ticket, Arc::clone(&told.snapshot));
+            let asked = Instant::now();
+            state.kept.push_back(Kept { stream, ticket, asked, fetching: 1, snapshot, of_part });
         }
-        (ticket, snapshot)
+        told
     }
-}
-
-/// Whether there is no part behind `part`.
-fn is_last(snapshot: &Snapshot, part: u32) -> bool {
-    (part as usize + 1).saturating_mul(super::wire::PART_BLOCKS) >= snapshot.blocks.len()
 }

@@ -23,8 +23,19 @@ const VERSION: u16 = 1;
 /// Most bytes of a question or an answer: below the 1 MiB that a NATS server takes by default.
 pub(super) const MAX_BYTES: usize = 1 << 20;
 
-/// Blocks of a part: each takes at most 110 bytes.
+/// Most blocks of a part.
 pub(super) const PART_BLOCKS: usize = 8192;
+
+/// Most bytes of a block.
+const BLOCK_BYTES: usize = 110;
+
+/// Most bytes of a part beside its blocks.
+const HEAD_BYTES: usize = 64;
+
+/// How many blocks a part may have that is to take no more than `bytes`: at least one.
+pub(super) fn part_blocks(bytes: usize) -> usize {
+    (bytes.saturating_sub(HEAD_BYTES) / BLOCK_BYTES).clamp(1, PART_BLOCKS)
+}
 
 /// Asks for a part of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,15 +137,15 @@ impl Answer {
     }
 }
 
-/// Part `part` of a snapshot as the bytes of an answer.
-pub(super) fn encode_part_of(snapshot: &Snapshot, ticket: u64, part: u32) -> Option<Vec<u8>> {
-    let parts = snapshot.blocks.len().div_ceil(PART_BLOCKS).max(1) as u32;
+/// Part `part` of a snapshot as the bytes of an answer, where each part has `of_part` blocks.
+pub(super) fn encode_part_of(snapshot: &Snapshot, of_part: usize, ticket: u64, part: u32) -> Option<Vec<u8>> {
+    let parts = snapshot.blocks.len().div_ceil(of_part).max(1) as u32;
     if part >= parts {
         return None;
     }
-    let first = part as usize * PART_BLOCKS;
-    let blocks = &snapshot.blocks[first..snapshot.blocks.len().min(first + PART_BLOCKS)];
-    let mut out = Vec::with_capacity(64 + 100 * blocks.len());
+    let first = part as usize * of_part;
+    let blocks = &snapshot.blocks[first..snapshot.blocks.len().min(first + of_part)];
+    let mut out = Vec::with_capacity(HEAD_BYTES + 100 * blocks.len());
     encode_part(&mut out, [snapshot.next_sequence, ticket, u64::from(part), u64::from(parts)], blocks);
     Some(out)
 }
@@ -248,21 +259,28 @@ mod tests {
         }
     }
 
+    /// Mutation that makes it fail: `part_blocks` that gives one block more.
     #[test]
     fn a_snapshot_is_the_sum_of_its_parts_and_each_fits() {
         let blocks: Vec<EventBlock> = (0..=2 * PART_BLOCKS as u32).map(|_| block(1)).collect();
-        let snapshot = Snapshot { next_sequence: 1, blocks };
-        let mut sum = Vec::new();
-        for part in 0..3 {
-            let bytes = encode_part_of(&snapshot, 1, part).unwrap();
-            assert!(bytes.len() <= MAX_BYTES, "{} bytes", bytes.len());
-            let Ok(Answer::Part(found)) = Answer::decode(&bytes) else { panic!("part {part}") };
-            assert_eq!((found.part, found.parts), (part, 3));
-            sum.extend(found.blocks);
+        let snapshot = Snapshot { next_sequence: u64::MAX, blocks };
+        for bytes in [MAX_BYTES, 64 << 10, 1 << 10] {
+            let of_part = part_blocks(bytes);
+            let mut sum = Vec::new();
+            let parts = snapshot.blocks.len().div_ceil(of_part) as u32;
+            assert!(bytes < MAX_BYTES || parts == 3);
+            for part in 0..parts {
+                let encoded = encode_part_of(&snapshot, of_part, u64::MAX, part).unwrap();
+                assert!(encoded.len() <= bytes, "{} bytes of {bytes}", encoded.len());
+                let Ok(Answer::Part(found)) = Answer::decode(&encoded) else { panic!("part {part}") };
+                assert_eq!((found.part, found.parts), (part, parts));
+                sum.extend(found.blocks);
+            }
+            assert_eq!(sum, snapshot.blocks);
+            assert_eq!(encode_part_of(&snapshot, of_part, 1, parts), None);
         }
-        assert_eq!(sum, snapshot.blocks);
-        assert_eq!(encode_part_of(&snapshot, 1, 3), None);
-        assert!(encode_part_of(&Snapshot::default(), 1, 0).is_some(), "nothing is a part as well");
+        assert!(encode_part_of(&Snapshot::default(), 1, 1, 0).is_some(), "nothing is a part as well");
+        assert_eq!((part_blocks(0), part_blocks(usize::MAX)), (1, PART_BLOCKS));
     }
 
     proptest! {

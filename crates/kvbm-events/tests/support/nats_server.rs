@@ -63,13 +63,18 @@ impl NatsServer {
         let folder = std::env::temp_dir().join(format!("kvbm-nats-{}-{number}", process::id()));
         let arguments = arguments.iter().map(|text| (*text).to_owned()).collect();
         std::fs::create_dir_all(&folder).unwrap();
-        let kept = folder.join("kept").display().to_string();
-        let storage = format!("max_file_store: {STORAGE}, max_memory_store: {STORAGE}");
-        let config = format!("jetstream: {{ store_dir: {kept:?}, {storage} }}\n{lines}\n");
-        std::fs::write(folder.join(CONFIG), config).unwrap();
         let mut server = Self { line, host, port, folder, arguments, child: None };
+        server.configure(lines);
         server.restart();
         Some(server)
+    }
+
+    /// Has these lines in its configuration from its next start on.
+    pub(crate) fn configure(&self, lines: &str) {
+        let kept = self.folder.join("kept").display().to_string();
+        let storage = format!("max_file_store: {STORAGE}, max_memory_store: {STORAGE}");
+        let config = format!("jetstream: {{ store_dir: {kept:?}, {storage} }}\n{lines}\n");
+        std::fs::write(self.folder.join(CONFIG), config).unwrap();
     }
 
     pub(crate) fn restart(&mut self) {
@@ -105,13 +110,28 @@ impl NatsServer {
 
     /// Deletes a stream as an operator does.
     pub(crate) fn delete_stream(&self, name: &str) {
+        assert!(self.request(&format!("STREAM.DELETE.{name}"), "").contains("\"success\":true"));
+    }
+
+    /// Creates a stream as an operator does.
+    pub(crate) fn create_stream(&self, name: &str, subjects: &[&str], max_msg_size: i64) {
+        let subjects = subjects.iter().map(|subject| format!("{subject:?}")).collect::<Vec<_>>().join(",");
+        let config = format!(
+            "{{\"name\":{name:?},\"subjects\":[{subjects}],\"max_msg_size\":{max_msg_size},\"max_bytes\":{STREAM_BYTES}}}"
+        );
+        let said = self.request(&format!("STREAM.CREATE.{name}"), &config);
+        assert!(!said.contains("\"error\""), "{said}");
+    }
+
+    /// What `JetStream` says to a request.
+    fn request(&self, subject: &str, body: &str) -> String {
         let mut client = TcpStream::connect(self.address()).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(client, "CONNECT {{}}\r\nSUB answer 1\r\nPUB $JS.API.STREAM.DELETE.{name} answer 0\r\n\r\n")
+        let bytes = body.len();
+        write!(client, "CONNECT {{}}\r\nSUB answer 1\r\nPUB $JS.API.{subject} answer {bytes}\r\n{body}\r\n")
             .unwrap();
-        let said =
-            BufReader::new(client).lines().map(Result::unwrap).find(|line| line.contains("\"success\""));
-        assert!(said.unwrap().contains("true"));
+        let mut lines = BufReader::new(client).lines().map(Result::unwrap);
+        lines.find(|line| line.contains("\"type\":\"io.nats")).unwrap()
     }
 
     /// Stops the process for a while, as an overloaded machine does.

@@ -15,8 +15,8 @@ use kvbm_events::url::OpenError;
 use kvbm_events::vllm::{EngineBlock, PublishingStats};
 use kvbm_events::{
     Answering, EventBlock, EventKind, EventManager, EventTransport, EventUrl, InProcessConfig,
-    InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Responder, Snapshot,
-    SnapshotServer, SourceId, StreamId, Subscriber, TransportError,
+    InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Snapshot, SnapshotServer,
+    SourceId, StreamId, Subscriber, TransportError,
 };
 use kvbm_plan::{BlockIdentity, Epoch, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::Registry;
@@ -201,12 +201,12 @@ impl EventPump {
         let notes =
             Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, speaker.is_some()));
         let take = snapshots(registry.clone(), facts, Arc::clone(&notes), held);
-        let responder = responder(Arc::clone(&take), source, registry.epoch());
+        let server = Arc::new(server(Arc::clone(&take), source, registry.epoch()));
         let translator =
             speaker.zip(notes.tokens()).map(|(speaker, blocks)| Translator::new(take, blocks, speaker));
         let engine_format = translator.as_ref().map(Translator::stats);
         let timeout = config.publish_timeout;
-        let remote = url.map(|url| Remote::new(url, timeout, source, Arc::clone(&responder), translator));
+        let remote = url.map(|url| Remote::new(url, timeout, source, Arc::clone(&server), translator));
         let outlet = Arc::new(Outlet {
             remote: remote.transpose()?,
             local: InProcessTransport::new(InProcessConfig::default()),
@@ -214,7 +214,8 @@ impl EventPump {
             registry: registry.clone(),
             progress: Arc::clone(&progress),
         });
-        let answering = outlet.local.answer(source, responder)?;
+        let answering =
+            outlet.local.answer(source, Arc::new(move |question: &[u8]| server.answer(question)))?;
         let mut manager = EventManager::new(publishing(config), source, registry.epoch(), outlet.clone())?;
         let mut ring = Ring::new(registry.clone(), facts, Arc::clone(&notes), Arc::clone(&progress));
         manager.add_shard(ONLY_SHARD, move |max: usize, out: &mut Vec<KvEvent>| ring.drain(max, out))?;
@@ -409,11 +410,10 @@ fn snapshots(
 }
 
 /// Answers whoever asks what this manager holds.
-fn responder(take: Arc<TakeSnapshot>, source: SourceId, epoch: Epoch) -> Responder {
-    let server = SnapshotServer::new(move |stream: StreamId| {
+fn server(take: Arc<TakeSnapshot>, source: SourceId, epoch: Epoch) -> SnapshotServer {
+    SnapshotServer::new(move |stream: StreamId| {
         if (stream.source, stream.epoch) == (source, epoch) { take(stream.shard) } else { None }
-    });
-    Arc::new(move |question: &[u8]| server.answer(question))
+    })
 }
 
 /// A number that no other manager has, on this machine or another: hash keys that the system drew at random, different with every call.

@@ -4,8 +4,8 @@ use super::engine_format::Translator;
 use super::ring::Progress;
 use kvbm_events::url::{EventUrl, OpenError, Side};
 use kvbm_events::{
-    Answering, EventReceiver, EventTransport, InProcessTransport, Payload, Responder, SourceId,
-    TransportError,
+    Answering, EventReceiver, EventTransport, InProcessTransport, Payload, Responder, SnapshotServer,
+    SourceId, TransportError,
 };
 use kvbm_pool::Registry;
 use parking_lot::Mutex;
@@ -24,7 +24,7 @@ pub(super) struct Remote {
     url: EventUrl,
     /// Answers followers that lost something or come late.
     source: SourceId,
-    responder: Responder,
+    server: Arc<SnapshotServer>,
     /// Set where the other side reads what engines say. Only the publisher's thread uses it.
     translator: Option<Mutex<Translator>>,
     state: Mutex<State>,
@@ -48,7 +48,7 @@ enum Answered {
     Yes { _guard: Answering },
     /// The other side was too slow, or away, when it was told who answers. Tried again then.
     NotYet { again: Instant },
-    /// This transport has no questions.
+    /// This transport has no questions, or the server does not permit it.
     Never,
 }
 
@@ -58,12 +58,12 @@ impl Remote {
         url: EventUrl,
         timeout: Duration,
         source: SourceId,
-        responder: Responder,
+        server: Arc<SnapshotServer>,
         translator: Option<Translator>,
     ) -> Result<Self, OpenError> {
         let nothing = State::Failed { again: None, reason: "not connected yet".into() };
         let translator = translator.map(Mutex::new);
-        let remote = Self { url, source, responder, translator, state: Mutex::new(nothing) };
+        let remote = Self { url, source, server, translator, state: Mutex::new(nothing) };
         if remote.url.binds() {
             let transport = remote.url.open(Side::Publisher, timeout.max(BIND))?;
             tracing::info!(target: "kvbm", url = %remote.url, at = ?transport.listens_at(), "events are published");
@@ -74,7 +74,10 @@ impl Remote {
 
     /// Publishes and answers over `transport` from now on.
     fn begin(&self, transport: Arc<dyn EventTransport>) {
-        let answering = match transport.answer(self.source, Arc::clone(&self.responder)) {
+        self.server.fit(transport.max_payload());
+        let server = Arc::clone(&self.server);
+        let responder = Arc::new(move |question: &[u8]| server.answer(question));
+        let answering = match transport.answer(self.source, responder) {
             Ok(guard) => Answered::Yes { _guard: guard },
             Err(error) => {
                 tracing::warn!(target: "kvbm", url = %self.url, %error, "followers cannot ask for snapshots");
@@ -252,8 +255,9 @@ mod tests {
     fn a_server_that_was_too_slow_to_hear_who_answers_is_told_again() {
         let (source, question) = (SourceId(3), Payload::from(*b"?"));
         let url = "nats://127.0.0.1:9".parse().unwrap();
-        let responder: Responder = Arc::new(|_| Payload::from(*b"here"));
-        let remote = Remote::new(url, Duration::from_secs(1), source, responder, None).unwrap();
+        let server = Arc::new(SnapshotServer::new(|_| None));
+        let nothing = server.answer(&question);
+        let remote = Remote::new(url, Duration::from_secs(1), source, server, None).unwrap();
         let inner = InProcessTransport::new(InProcessConfig::default());
         let slow = Arc::new(Slow { inner, times: AtomicU32::new(2) });
         remote.begin(slow.clone());
@@ -265,6 +269,6 @@ mod tests {
             remote.publish(&Payload::from(*b"x"), Duration::from_secs(1)).unwrap();
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(slow.ask(source, &question, Duration::from_secs(60)).unwrap(), Payload::from(*b"here"));
+        assert_eq!(slow.ask(source, &question, Duration::from_secs(60)).unwrap(), nothing);
     }
 }
