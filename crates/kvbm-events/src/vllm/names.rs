@@ -4,17 +4,18 @@
 //! those hashes. But they publish the tokens. A *token key* chains them: equal for equal tokens (and adapter, and extra
 //! keys) whoever holds them, whatever he calls them.
 
+use super::engine_blocks::Adapter;
 use super::event::{BlockStored, EngineHash, Raw};
 use crate::msgpack::{Head, Reader};
 use kvbm_plan::{GroupId, SequenceHash};
 use kvbm_tokens::{BlockHasher, ExtraKey, Namespace};
 use std::collections::{BTreeSet, HashMap};
 
-/// Token keys of the complete blocks of a prompt. `extra_keys` are the extra keys of its first blocks as JSON, without the
-/// adapter's name, `None` for a block without.
+/// Token keys of the complete blocks of a prompt. An adapter goes by its name, and by its number where it has none. `extra_keys`
+/// are the extra keys of its first blocks as JSON, without the adapter's name, `None` for a block without.
 pub fn token_keys(
     block_tokens: u32,
-    lora_name: Option<&str>,
+    adapter: &Adapter,
     extra_keys: &[Option<String>],
     tokens: &[u32],
 ) -> Vec<SequenceHash> {
@@ -23,7 +24,7 @@ pub fn token_keys(
     let blocks = tokens.chunks_exact(hasher.page_size()).enumerate();
     let keys = blocks.map(|(at, tokens)| {
         let extra = extra_keys.get(at).and_then(Option::as_deref);
-        let key = key(&hasher, parent, lora_name, extra, tokens);
+        let key = key(&hasher, parent, adapter.id, adapter.name.as_deref(), extra, tokens);
         parent = Some(key);
         key
     });
@@ -38,13 +39,19 @@ fn hasher(block_tokens: u32) -> Option<BlockHasher> {
 fn key(
     hasher: &BlockHasher,
     parent: Option<SequenceHash>,
+    lora_id: Option<u64>,
     lora_name: Option<&str>,
     extra: Option<&str>,
     tokens: &[u32],
 ) -> SequenceHash {
     // Of any length, unlike the other kinds.
     let mixed = |kind: &str, text: &str| ExtraKey::prompt_embeddings(format!("{kind}:{text}").as_bytes());
-    let adapter = lora_name.filter(|_| parent.is_none()).map(|name| mixed("adapter", name));
+    let adapter = match (lora_name, lora_id) {
+        _ if parent.is_some() => None,
+        (Some(name), _) => Some(mixed("adapter", name)),
+        (None, Some(id)) => Some(mixed("adapter number", &id.to_string())),
+        (None, None) => None,
+    };
     let extra = extra.map(|text| mixed("extra", text));
     let keys: Vec<ExtraKey> = adapter.into_iter().chain(extra).collect();
     hasher.hash_block(parent, tokens, &keys)
@@ -120,7 +127,7 @@ impl Names {
                     let lora = stored.lora_name.as_deref();
                     let key = hasher.as_ref().map_or(name.1, |hasher| {
                         let tokens = &stored.token_ids[at * size as usize..][..size as usize];
-                        key(hasher, before, lora, extra, tokens)
+                        key(hasher, before, stored.lora_id, lora, extra, tokens)
                     });
                     self.known.insert(name, Named { key, tiers: tier });
                     key
@@ -224,13 +231,23 @@ mod tests {
         let first = keys(&mut a, 1, &stored(100, 0..3));
         assert_eq!(keys(&mut b, 1, &stored(7000, 0..2)), first[..2]);
         assert_eq!(keys(&mut b, 1, &stored(7000, 2..3)), first[2..], "chained behind what is known");
-        assert_eq!(token_keys(2, None, &[], &[0, 1, 2, 3, 4, 5, 6]), first);
-        assert_ne!(token_keys(2, None, &[], &[0, 1, 2, 9])[1], first[1]);
-        assert_eq!(token_keys(0, None, &[], &[1, 2]), []);
+        assert_eq!(token_keys(2, &Adapter::default(), &[], &[0, 1, 2, 3, 4, 5, 6]), first);
+        assert_ne!(token_keys(2, &Adapter::default(), &[], &[0, 1, 2, 9])[1], first[1]);
+        assert_eq!(token_keys(0, &Adapter::default(), &[], &[1, 2]), []);
+        let poet = Adapter { id: None, name: Some("poet".into()) };
         let adapted = BlockStored { lora_name: Some("poet".into()), ..stored(50, 0..2) };
         let adapted = keys(&mut Names::new(9), 1, &adapted);
-        assert_eq!(adapted, token_keys(2, Some("poet"), &[], &[0, 1, 2, 3]));
+        assert_eq!(adapted, token_keys(2, &poet, &[], &[0, 1, 2, 3]));
         assert!(adapted.iter().all(|key| !first.contains(key)));
+        // By its name, if it has one, and else by its number: never the model without an adapter.
+        let named = BlockStored { lora_id: Some(7), lora_name: Some("poet".into()), ..stored(60, 0..2) };
+        assert_eq!(keys(&mut Names::new(9), 1, &named), adapted);
+        let by_number = |id| BlockStored { lora_id: Some(id), ..stored(70, 0..2) };
+        let seven = keys(&mut Names::new(9), 1, &by_number(7));
+        let question = Adapter { id: Some(7), name: None };
+        assert_eq!(seven, token_keys(2, &question, &[], &[0, 1, 2, 3]));
+        let eight = keys(&mut Names::new(9), 1, &by_number(8));
+        assert!(seven.iter().all(|key| ![&first, &adapted, &eight].iter().any(|other| other.contains(key))));
         assert_eq!(a.sizes().iter().copied().collect::<Vec<_>>(), [2]);
     }
 
@@ -277,10 +294,11 @@ mod tests {
         write_uint(&mut raw, 5);
         let extra_keys = Some(Raw(raw));
         let event = BlockStored { extra_keys, lora_name: Some("poet".into()), ..stored(1, 0..3) };
+        let poet = Adapter { id: None, name: Some("poet".into()) };
         let wanted = [Some(r#"["tenant-a"]"#.to_owned()), None, Some(r#"[["cat",5]]"#.to_owned())];
         let tokens: Vec<u32> = (0..6).collect();
-        let wanted = token_keys(2, Some("poet"), &wanted, &tokens);
+        let wanted = token_keys(2, &poet, &wanted, &tokens);
         assert_eq!(keys(&mut Names::new(9), 1, &event), wanted);
-        assert_ne!(wanted, token_keys(2, Some("poet"), &[], &tokens));
+        assert_ne!(wanted, token_keys(2, &poet, &[], &tokens));
     }
 }

@@ -1,7 +1,7 @@
 //! Following engines that publish for themselves: vLLM, SGLang and whoever speaks as they do.
 
 use super::MessageReceiver;
-use crate::vllm::{EngineHash, Follower, FollowerStats, Heard, Worker, token_keys};
+use crate::vllm::{Adapter, EngineHash, Follower, FollowerStats, Heard, Worker, token_keys};
 use crate::{EventReceiver, KvIndex, PrefixMatch, TransportError};
 use kvbm_plan::{GroupId, SequenceHash};
 use std::collections::BTreeSet;
@@ -58,7 +58,7 @@ impl EngineFollower {
     pub fn find_tokens(
         &self,
         group: GroupId,
-        lora_name: Option<&str>,
+        adapter: &Adapter,
         extra_keys: &[Option<String>],
         tokens: &[u32],
     ) -> Vec<PrefixMatch> {
@@ -71,7 +71,7 @@ impl EngineFollower {
             .collect();
         let (mut matches, mut found) = (Vec::new(), Vec::new());
         for size in sizes {
-            self.index.find(group, &token_keys(size, lora_name, extra_keys, tokens), &mut found);
+            self.index.find(group, &token_keys(size, adapter, extra_keys, tokens), &mut found);
             matches.append(&mut found);
         }
         longest_first(matches)

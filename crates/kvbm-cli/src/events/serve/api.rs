@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use kvbm::Tier;
-use kvbm::events_plane::vllm::EngineHash;
+use kvbm::events_plane::vllm::{Adapter, EngineHash};
 use kvbm::plan::GroupId;
 use serde_json::{Map, Value, json};
 
@@ -51,7 +51,7 @@ pub(super) enum Chain {
     /// By its tokens.
     Tokens {
         tokens: Vec<u32>,
-        lora_name: Option<String>,
+        adapter: Adapter,
         /// Of the first blocks, as JSON.
         extra_keys: Vec<Option<String>>,
     },
@@ -114,7 +114,7 @@ fn query(text: &str) -> Result<Question, String> {
     by_hashes(group, hashes.ok_or("hashes are missing: write hashes=H1,H2,..")?)
 }
 
-/// `{"hashes": [.., ..], "group": 0}` or `{"tokens": [.., ..], "lora_name": "..", "extra_keys": [null, ..], "group": 0}`
+/// `{"hashes": [.., ..], "group": 0}` or `{"tokens": [.., ..], "lora_name": "..", "lora_id": 1, "extra_keys": [null, ..], "group": 0}`
 fn body(bytes: &[u8]) -> Result<Question, String> {
     let wanted = r#"send {"hashes": ["..", ..], "group": 0}, or {"tokens": [1, ..]} to an index of engines"#;
     let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("{error}; {wanted}"))?;
@@ -123,7 +123,7 @@ fn body(bytes: &[u8]) -> Result<Question, String> {
         group => group.as_u64().and_then(|group| u16::try_from(group).ok()).ok_or("group is not a group")?,
     };
     let fields = value.as_object().ok_or_else(|| format!("hashes are missing; {wanted}"))?;
-    let known = ["hashes", "tokens", "lora_name", "extra_keys", "group"];
+    let known = ["hashes", "tokens", "lora_name", "lora_id", "extra_keys", "group"];
     if let Some(other) = fields.keys().find(|name| !known.contains(&name.as_str())) {
         return Err(format!("'{other}' is not known; {wanted}"));
     }
@@ -160,13 +160,20 @@ fn by_tokens(group: GroupId, tokens: &[Value], value: &Value) -> Result<Question
         Value::String(name) => Some(name.clone()),
         other => return Err(format!("lora_name: {other} is not a name")),
     };
+    let lora_id = match &value["lora_id"] {
+        Value::Null => None,
+        other => Some(other.as_u64().ok_or_else(|| format!("lora_id: {other} is not an adapter's number"))?),
+    };
     let extra_keys = match &value["extra_keys"] {
         Value::Null => Vec::new(),
         Value::Array(keys) => keys.iter().map(|keys| (!keys.is_null()).then(|| keys.to_string())).collect(),
         other => return Err(format!("extra_keys: {other} is not a list with an entry for each block")),
     };
     let tokens = tokens.iter().map(token).collect::<Result<_, _>>()?;
-    Ok(Question { group, chain: Chain::Tokens { tokens, lora_name, extra_keys } })
+    Ok(Question {
+        group,
+        chain: Chain::Tokens { tokens, adapter: Adapter { id: lora_id, name: lora_name }, extra_keys },
+    })
 }
 
 /// A number as engines write it, or bytes in hex: 32 digits for a sequence hash of kvbm's.
@@ -291,6 +298,8 @@ mod tests {
             ("POST", "/find", r#"{"hash": []}"#, 400, "'hash' is not known"),
             ("POST", "/find", r#"{"tokens": [-1]}"#, 400, "-1 is not a token"),
             ("POST", "/find", r#"{"tokens": [1], "lora_name": 7}"#, 400, "lora_name: 7"),
+            ("POST", "/find", r#"{"tokens": [1], "lora_id": "x"}"#, 400, "lora_id: \"x\" is not"),
+            ("POST", "/find", r#"{"tokens": [1], "lora_id": -1}"#, 400, "lora_id: -1 is not"),
             ("POST", "/find", r#"{"tokens": [1], "extra_keys": "x"}"#, 400, "an entry for each block"),
             ("POST", "/find", r#"{"tokens": [1]}"#, 400, "tokens are for engines"),
             ("POST", "/find", r#"{"hashes": [], "group": 70000}"#, 400, "not a group"),

@@ -58,8 +58,8 @@ impl Served for EngineIndex {
         let follower = self.lock();
         let matches = match &question.chain {
             Chain::Hashes(hashes) => follower.find_hashes(question.group, hashes),
-            Chain::Tokens { tokens, lora_name, extra_keys } => {
-                follower.find_tokens(question.group, lora_name.as_deref(), extra_keys, tokens)
+            Chain::Tokens { tokens, adapter, extra_keys } => {
+                follower.find_tokens(question.group, adapter, extra_keys, tokens)
             }
         };
         let found = matches.into_iter().map(|found| Found {
