@@ -92,6 +92,14 @@ fn a_directory_is_inspected_verified_repaired_and_cleared() {
     let left: Vec<_> =
         std::fs::read_dir(dir.join("kept")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["note.txt"], "what is not ours stays");
+
+    // As if it had been interrupted.
+    std::fs::remove_file(dir.join("kept/note.txt")).unwrap();
+    fill(dir, "one");
+    std::fs::remove_file(rank(dir).join("journal.kvbm")).unwrap();
+    assert!(told(dir, "disk inspect kept").contains("no directory of kvbm"));
+    assert!(json(dir, "disk clear kept", 0)["bytes"].as_u64().unwrap() > 2000 * 4096);
+    assert_eq!(std::fs::read_dir(dir.join("kept")).unwrap().count(), 0);
 }
 
 #[test]

@@ -61,7 +61,8 @@ impl DiskCommand {
 
 /// Does it.
 pub fn run(command: &DiskCommand) -> Result<Found> {
-    let dirs = find::directories(&command.args().dir)?;
+    let known_by = if matches!(command, DiskCommand::Clear(_)) { find::LEFT } else { find::IN_USE };
+    let dirs = find::directories(&command.args().dir, known_by)?;
     ensure!(
         !dirs.is_empty(),
         "{} is no directory of kvbm: neither it nor a folder in it has a journal.kvbm; name what disk.dir names",
