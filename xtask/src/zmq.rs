@@ -28,6 +28,8 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         "--test",
         "zmq",
         "--test",
+        "zmq_lives",
+        "--test",
         "libzmq",
     ]);
     lints.and(counted(tests.env("KVBM_PYZMQ", python)))

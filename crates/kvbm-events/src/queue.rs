@@ -6,6 +6,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 #[cfg(any(feature = "nats", feature = "zmq"))]
 use std::sync::Weak;
+use std::task::Waker;
+#[cfg(feature = "zmq")]
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 /// Holds what a subscriber has not read yet.
@@ -22,11 +25,16 @@ struct QueueState<T> {
     bytes: usize,
     dropped: u64,
     closed: bool,
+    /// Tasks that wait for room. Woken when half of the queue is free, so that they do not wake for each item.
+    waiting: Vec<Waker>,
+    /// Items at most until they are woken.
+    wake_at: usize,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        let state = QueueState { items: VecDeque::new(), bytes: 0, dropped: 0, closed: false };
+        let (items, waiting) = (VecDeque::new(), Vec::new());
+        let state = QueueState { items, bytes: 0, dropped: 0, closed: false, waiting, wake_at: 0 };
         Self { state: Mutex::new(state), arrived: Condvar::new() }
     }
 }
@@ -35,15 +43,36 @@ impl<T> Queue<T> {
     /// Adds an item, at the cost of the oldest ones where there is no room.
     pub(crate) fn push(&self, item: T, bytes: usize, limit: &InProcessConfig) {
         let mut state = self.state.lock();
-        while !state.items.is_empty()
-            && (state.items.len() >= limit.queue_batches || state.bytes + bytes > limit.queue_bytes)
-        {
+        while !state.has_room(bytes, limit) {
             state.pop();
             state.dropped += 1;
         }
-        state.bytes += bytes;
-        state.items.push_back((item, bytes));
+        state.push(item, bytes);
         self.arrived.notify_one();
+    }
+
+    /// Adds the item when there is room for it, and takes it out of `item` then.
+    #[cfg(feature = "zmq")]
+    fn poll_push(
+        &self,
+        item: &mut Option<T>,
+        bytes: usize,
+        limit: &InProcessConfig,
+        task: &Context<'_>,
+    ) -> Poll<()> {
+        let mut state = self.state.lock();
+        if !state.has_room(bytes, limit) {
+            if !state.waiting.iter().any(|waker| waker.will_wake(task.waker())) {
+                state.waiting.push(task.waker().clone());
+            }
+            state.wake_at = state.items.len() / 2;
+            return Poll::Pending;
+        }
+        if let Some(item) = item.take() {
+            state.push(item, bytes);
+            self.arrived.notify_one();
+        }
+        Poll::Ready(())
     }
 
     /// Nothing more will come.
@@ -54,10 +83,26 @@ impl<T> Queue<T> {
 }
 
 impl<T> QueueState<T> {
+    /// One item fits into an empty queue, however large it is.
+    fn has_room(&self, bytes: usize, limit: &InProcessConfig) -> bool {
+        self.items.is_empty()
+            || (self.items.len() < limit.queue_batches && self.bytes + bytes <= limit.queue_bytes)
+    }
+
+    fn push(&mut self, item: T, bytes: usize) {
+        self.bytes += bytes;
+        self.items.push_back((item, bytes));
+    }
+
     fn pop(&mut self) -> Option<T> {
         let (item, bytes) = self.items.pop_front()?;
         self.bytes -= bytes;
         Some(item)
+    }
+
+    /// Who waits for room, when there is enough of it.
+    fn due(&mut self) -> Vec<Waker> {
+        if self.items.len() <= self.wake_at { std::mem::take(&mut self.waiting) } else { Vec::new() }
     }
 }
 
@@ -76,16 +121,21 @@ impl<T> QueueReceiver<T> {
     pub(crate) fn next(&mut self, timeout: Duration) -> Result<Option<T>, TransportError> {
         let deadline = Instant::now() + timeout;
         let mut state = self.queue.state.lock();
+        let mut in_time = true;
         loop {
             if let Some(item) = state.pop() {
+                let due = state.due();
+                drop(state);
+                due.into_iter().for_each(Waker::wake);
                 return Ok(Some(item));
             }
             if state.closed {
                 return Err(TransportError::Closed { transport: self.transport });
             }
-            if self.queue.arrived.wait_until(&mut state, deadline).timed_out() {
-                return Ok(state.pop());
+            if !in_time {
+                return Ok(None);
             }
+            in_time = !self.queue.arrived.wait_until(&mut state, deadline).timed_out();
         }
     }
 }
@@ -118,10 +168,22 @@ impl<T> Sink<T> {
     }
 
     /// Whether somebody may still read.
+    #[cfg(feature = "nats")]
     pub(crate) fn push(&self, item: T, bytes: usize) -> bool {
         let Some(queue) = self.queue.upgrade() else { return false };
         queue.push(item, bytes, &self.limit);
         true
+    }
+
+    /// Waits for room and puts the item there; it stays in `item` where this is cancelled, or nobody reads any more. A reader that
+    /// goes wakes nobody: look every now and then whether the sink is still wanted.
+    #[cfg(feature = "zmq")]
+    pub(crate) async fn offer(&self, item: &mut Option<T>, bytes: usize) {
+        std::future::poll_fn(|task| match self.queue.upgrade() {
+            Some(queue) => queue.poll_push(item, bytes, &self.limit, task),
+            None => Poll::Ready(()),
+        })
+        .await;
     }
 
     pub(crate) fn is_wanted(&self) -> bool {

@@ -217,10 +217,10 @@ fn engine_stores(hashes: std::ops::Range<u64>) -> Payload {
     vllm::encode(&Batch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }).into()
 }
 
-/// Mutation that makes it fail: `Numbers::hear` that takes a short step back for a repetition.
+/// Mutations that make it fail: `Numbers::hear` that takes a short step back for a repetition; messages that do not say their life.
 #[test]
 fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_is_heard() {
-    for heard_from in [0, 3, 300] {
+    for heard_from in [0, 3, 300, 500, 600] {
         let config = ZmqConfig::default();
         let address = somewhere();
         let first = ZmqTransport::bind(config.clone(), &address).unwrap();

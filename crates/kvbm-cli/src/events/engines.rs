@@ -38,6 +38,8 @@ pub(super) struct Listener {
     engines: Engines,
     /// By engine; none before the first message. Who comes late has lost nothing.
     numbers: Vec<Option<Numbers>>,
+    /// By engine, as its messages say.
+    lives: Vec<u64>,
 }
 
 /// A message of an engine.
@@ -54,7 +56,8 @@ pub(super) struct Spoken {
 
 impl Listener {
     pub(super) fn new(engines: Engines) -> Self {
-        Self { numbers: vec![None; engines.addresses.len()], engines }
+        let count = engines.addresses.len();
+        Self { numbers: vec![None; count], lives: vec![0; count], engines }
     }
 
     pub(super) const fn engines(&self) -> &Engines {
@@ -65,7 +68,14 @@ impl Listener {
     pub(super) fn next(&mut self, timeout: Duration) -> Result<Option<Spoken>> {
         let Some(message) = self.engines.receiver.next(timeout)? else { return Ok(None) };
         let engine = message.publisher as usize;
-        let Some(numbers) = self.numbers.get_mut(engine) else { return Ok(None) };
+        let (Some(numbers), Some(life)) = (self.numbers.get_mut(engine), self.lives.get_mut(engine)) else {
+            return Ok(None);
+        };
+        if std::mem::replace(life, message.life) != message.life
+            && let Some(numbers) = numbers
+        {
+            numbers.begin_anew();
+        }
         let sequence = message.sequence;
         let heard = numbers.get_or_insert_with(|| Numbers::starting_at(sequence)).hear(sequence);
         Ok(Some(Spoken {

@@ -24,7 +24,7 @@ pub struct FollowerStats {
     pub events: u64,
     /// Messages that are known to be missing.
     pub missing: u64,
-    /// New lives of the engine.
+    /// New lives of the engine, those among them that it only may have begun (see [`Numbers::begin_anew`]).
     pub restarts: u64,
     /// Events on a medium that is not known here: not applied.
     pub unknown_medium: u64,
@@ -86,6 +86,12 @@ impl Follower {
     /// Tokens in a block, of all stored blocks so far; known where blocks go [by their tokens](Self::by_tokens).
     pub fn block_sizes(&self) -> Option<&BTreeSet<u32>> {
         self.names.as_ref().map(Names::sizes)
+    }
+
+    /// The engine has started anew, or nobody can say that it has not: with the next message all that it had is forgotten, whatever
+    /// its number.
+    pub const fn begin_anew(&mut self) {
+        self.numbers.begin_anew();
     }
 
     /// Forgets all that the engine holds: something that it said is lost.

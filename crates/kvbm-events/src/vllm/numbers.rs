@@ -14,9 +14,9 @@ pub enum Heard {
         /// Their numbers.
         missing: Range<u64>,
     },
-    /// The number stepped back: the engine has started anew, and holds nothing but what it has said since. A publisher numbers
-    /// its messages upwards and sends each once, so nothing else makes it step back; how far says nothing, because without a
-    /// replay any message of the new life may be the first that is heard.
+    /// The number stepped back, or [`Numbers::begin_anew`] was called before: the engine has started anew, and holds nothing but
+    /// what it has said since. A publisher numbers its messages upwards and sends each once, so nothing else makes it step back;
+    /// how far says nothing, because without a replay any message of the new life may be the first that is heard.
     Restarted {
         /// Number that was expected.
         expected: u64,
@@ -27,6 +27,8 @@ pub enum Heard {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
     next: u64,
+    /// The next message is the first of a new life.
+    anew: bool,
 }
 
 impl Numbers {
@@ -37,12 +39,21 @@ impl Numbers {
 
     /// Begins with message `first`, as if all before it had been heard: for who does not want what was before.
     pub const fn starting_at(first: u64) -> Self {
-        Self { next: first }
+        Self { next: first, anew: false }
+    }
+
+    /// The next message is [`Heard::Restarted`], whatever its number: the publisher has started anew, or nobody can say that it has
+    /// not. Its new numbers may have come as far as the old ones, and then they say nothing.
+    pub const fn begin_anew(&mut self) {
+        self.anew = true;
     }
 
     /// Takes the number of a message.
     pub fn hear(&mut self, sequence: u64) -> Heard {
         let expected = std::mem::replace(&mut self.next, sequence.saturating_add(1));
+        if std::mem::take(&mut self.anew) {
+            return Heard::Restarted { expected };
+        }
         match sequence.cmp(&expected) {
             Ordering::Equal => Heard::Next,
             Ordering::Greater => Heard::Gap { missing: expected..sequence },
@@ -67,6 +78,13 @@ mod tests {
             assert_eq!(numbers.hear(first), Heard::Restarted { expected: 501 }, "however far it steps back");
             assert_eq!(numbers.hear(first + 1), Heard::Next);
         }
+        for first in [0, 501, 502, 503] {
+            numbers = Numbers::starting_at(502);
+            numbers.begin_anew();
+            assert_eq!(numbers.hear(first), Heard::Restarted { expected: 502 }, "wherever it is heard");
+            assert_eq!(numbers.hear(first + 1), Heard::Next);
+        }
+        numbers = Numbers::starting_at(502);
         assert_eq!(numbers.hear(u64::MAX), Heard::Gap { missing: 502..u64::MAX });
         assert_eq!(numbers.hear(u64::MAX), Heard::Next, "without overflow");
     }

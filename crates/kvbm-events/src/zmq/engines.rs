@@ -1,6 +1,6 @@
 //! Following engines that publish for themselves: vLLM, SGLang and whoever speaks as they do.
 
-use super::MessageReceiver;
+use super::{Message, MessageReceiver};
 use crate::vllm::{Adapter, EngineHash, Follower, FollowerStats, Heard, Worker, token_keys};
 use crate::{EventReceiver, KvIndex, PrefixMatch, TransportError};
 use kvbm_plan::{GroupId, SequenceHash};
@@ -20,6 +20,8 @@ pub struct EngineFollower {
 struct Engine {
     worker: Worker,
     follower: Follower,
+    /// Its life, as its messages say.
+    life: u64,
     forgotten: u64,
 }
 
@@ -27,8 +29,12 @@ impl EngineFollower {
     /// Follows `receiver`, whose publishers are `workers` in the order of the addresses. Messages of a publisher
     /// without a worker are ignored.
     pub fn new(receiver: MessageReceiver, workers: &[Worker], index: KvIndex) -> Self {
-        let engine =
-            |worker: &Worker| Engine { worker: *worker, follower: Follower::new(*worker), forgotten: 0 };
+        let engine = |worker: &Worker| Engine {
+            worker: *worker,
+            follower: Follower::new(*worker),
+            life: 0,
+            forgotten: 0,
+        };
         Self { receiver, engines: workers.iter().map(engine).collect(), index }
     }
 
@@ -120,7 +126,7 @@ impl EngineFollower {
             let Some(message) = self.receiver.next(left)? else { break };
             any = true;
             if let Some(engine) = self.engines.get_mut(message.publisher as usize) {
-                engine.take(&mut self.index, message.sequence, &message.payload);
+                engine.take(&mut self.index, &message);
             }
         }
         Ok(any)
@@ -133,16 +139,18 @@ fn longest_first(mut matches: Vec<PrefixMatch>) -> Vec<PrefixMatch> {
 }
 
 impl Engine {
-    fn take(&mut self, index: &mut KvIndex, sequence: u64, payload: &[u8]) {
-        // What is missing may have been removals: nothing from before it can be trusted.
-        if sequence > self.follower.next_sequence() {
+    fn take(&mut self, index: &mut KvIndex, Message { life, sequence, payload, .. }: &Message) {
+        if std::mem::replace(&mut self.life, *life) != *life {
+            self.follower.begin_anew();
+        } else if *sequence > self.follower.next_sequence() {
+            // What is missing may have been removals: nothing from before it can be trusted.
             self.forget(index);
         }
-        match self.follower.hear(index, sequence, payload) {
+        match self.follower.hear(index, *sequence, payload) {
             Ok(Heard::Next | Heard::Gap { .. } | Heard::Restarted { .. }) => {}
             Err(_) => {
                 self.forget(index);
-                self.follower.skip(sequence);
+                self.follower.skip(*sequence);
             }
         }
     }

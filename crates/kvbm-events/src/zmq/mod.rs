@@ -73,7 +73,7 @@ impl ZmqAddress {
 pub struct ZmqConfig {
     /// Topic of the messages; subscribers take every topic that begins so.
     pub topic: String,
-    /// What waits for each subscriber, at the publisher and again at the subscriber.
+    /// What waits for each subscriber, at the publisher, where the oldest go, and again at the subscriber, who takes no more then.
     pub queue: InProcessConfig,
     /// What a publisher keeps for replays.
     pub history: InProcessConfig,
@@ -109,6 +109,10 @@ pub struct Message {
     pub publisher: u32,
     /// Its topic.
     pub topic: Vec<u8>,
+    /// The publisher's life, counted from the first that was heard. A number of another life says nothing about those before it. A
+    /// new one begins also where nobody can say whether it is the old one: over a new connection to a publisher that does not tell
+    /// its lives apart (an engine), when what it said last cannot be had by a replay and compared.
+    pub life: u64,
     /// Its number, from 0 since the publisher's start.
     pub sequence: u64,
     /// What it says.
@@ -383,7 +387,8 @@ pub struct MessageReceiver(QueueReceiver<Message>);
 
 impl MessageReceiver {
     /// The next message, or `None` when none came within `timeout`. Messages of one publisher come in order; what it
-    /// could not repeat is a gap in their numbers, and a number that steps back is a publisher that started anew.
+    /// could not repeat is a gap in their numbers, and with [`life`](Message::life) their numbers begin anew. Whoever reads slowly
+    /// loses nothing here: while there is no room for more, nothing more is taken from a publisher.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Message>, TransportError> {
         self.0.next(timeout)
     }

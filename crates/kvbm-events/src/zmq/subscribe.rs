@@ -9,7 +9,6 @@ use crate::vllm::END_OF_REPLAY;
 use crate::{Payload, SourceId};
 use crossbeam_channel::Sender;
 use std::hash::{DefaultHasher, Hasher};
-use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
@@ -35,24 +34,17 @@ const REPLAY_WHOLE: Duration = Duration::from_secs(10);
 
 /// Follows as long as somebody reads. `connected` hears of the first time that the publisher has the subscription.
 pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sender<u32>) {
-    let mut follower = Follower {
-        target,
-        sink,
-        next: None,
-        covered: Covered::default(),
-        live: None,
-        life: None,
-        replays: true,
-        connected: Some(connected),
-    };
+    let mut follower = Follower::new(target, sink);
+    follower.connected = Some(connected);
     let mut pause = FIRST_PAUSE;
     while follower.sink.is_wanted() {
-        let reached = follower.next;
+        let reached = follower.reached();
         // Whatever ended it, the publisher may come back.
         let _ = follower.session().await;
+        follower.line = None;
         // A connection that ended before its first message may have lost just that: better too much than too little.
         follower.target.from_start |= follower.connected.is_none();
-        pause = if follower.next == reached { (pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
+        pause = if follower.reached() == reached { (pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
         tokio::time::sleep(pause).await;
     }
 }
@@ -60,8 +52,16 @@ pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sende
 struct Follower {
     target: Target,
     sink: Sink<Message>,
+    /// The way back to the publisher, as long as there is a connection.
+    line: Option<Line>,
     /// Number of the next message.
     next: Option<u64>,
+    /// Hash of the message before `next`, of a publisher that does not tell its lives apart.
+    last: Option<u64>,
+    /// Lives of the publisher before this one.
+    lives: u64,
+    /// The publisher may have begun a new life, and nothing has said yet whether it has.
+    in_doubt: bool,
     /// Messages that came by a replay at this connection's start, until the first one that is none of them.
     covered: Covered,
     /// Number of the last message that came by itself over this connection.
@@ -94,42 +94,76 @@ impl Covered {
     }
 }
 
-fn digest(payload: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(payload);
-    hasher.finish()
+/// The writing end of the connection to the publisher's events.
+struct Line {
+    writer: Writer<Box<dyn AsyncWrite + Send + Unpin>>,
+    /// The publisher knows heartbeats.
+    beats: bool,
+}
+
+impl Line {
+    /// A sign of life. One that cannot be written in time is left out.
+    async fn ping(&mut self) -> Result<(), Fault> {
+        if !self.beats {
+            return Ok(());
+        }
+        timeout(BEAT, self.writer.command("PING", &ping())).await.unwrap_or(Ok(()))
+    }
 }
 
 impl Follower {
+    fn new(target: Target, sink: Sink<Message>) -> Self {
+        Self {
+            target,
+            sink,
+            line: None,
+            next: None,
+            last: None,
+            lives: 0,
+            in_doubt: false,
+            covered: Covered::default(),
+            live: None,
+            life: None,
+            replays: true,
+            connected: None,
+        }
+    }
+
     /// One connection, to its end.
     async fn session(&mut self) -> Result<(), Fault> {
-        let (mut reader, mut writer, Peer { beats, life }) = dial(&self.target.events, Socket::Sub).await?;
-        if self.life.is_some() && life != self.life {
-            // It has started anew, however far its numbers are by now.
-            self.next = Some(0);
+        let (mut reader, writer, Peer { beats, life }) = dial(&self.target.events, Socket::Sub).await?;
+        if self.next.is_some() && life != self.life {
+            self.begin_anew();
         }
         self.life = life;
+        // Who does not tell its lives apart may have come as far in a new one as it had in the old.
+        self.in_doubt |= self.last.is_some();
         (self.covered, self.live) = (Covered::default(), None);
+        let line = self.line.insert(Line { writer, beats });
         let mut subscription = vec![1];
         subscription.extend_from_slice(&self.target.topic);
-        writer.message(&[&subscription]).await?;
+        line.writer.message(&[&subscription]).await?;
         if beats {
             // Peers do one thing after the other: the answer says that the subscription is there.
-            writer.command("PING", &ping()).await?;
+            line.writer.command("PING", &ping()).await?;
         } else {
             self.is_connected();
             self.catch_up().await;
         }
         let mut is_new = beats;
         while self.sink.is_wanted() {
-            match self.next_from(&mut reader, &mut writer, beats).await? {
+            match self.next_from(&mut reader).await? {
                 Incoming::Pong => {
                     self.is_connected();
                     if std::mem::take(&mut is_new) {
                         self.catch_up().await;
                     }
                 }
-                Incoming::Ping(context) => writer.command("PONG", &context).await?,
+                Incoming::Ping(context) => {
+                    if let Some(line) = &mut self.line {
+                        line.writer.command("PONG", &context).await?;
+                    }
+                }
                 Incoming::Message(frames) => self.take(frames).await,
                 Incoming::Subscribe(_) | Incoming::Cancel(_) => {}
             }
@@ -144,23 +178,36 @@ impl Follower {
         }
     }
 
+    /// The publisher has started anew, however far its numbers are by now.
+    fn begin_anew(&mut self) {
+        self.lives += 1;
+        (self.next, self.last, self.in_doubt) = (Some(0), None, false);
+    }
+
+    /// How far it has come; grows.
+    const fn reached(&self) -> (u64, Option<u64>) {
+        (self.lives, self.next)
+    }
+
+    /// Number of the first message that is wanted, if that is not whatever comes first.
+    fn first(&self) -> Option<u64> {
+        self.next.or(self.target.from_start.then_some(0))
+    }
+
     /// At the start of a connection: what was published before it is asked for at once. A publisher may have nothing more to
     /// say for long.
     async fn catch_up(&mut self) {
-        let first = self.next.or(self.target.from_start.then_some(0));
-        if let (Some(first), Some(_)) = (first, &self.target.replay) {
+        while self.first().is_some() && self.target.replay.is_some() && self.sink.is_wanted() {
+            let reached = self.reached();
             // What does not come shows with the next message.
-            let _ = self.fetch(&mut (first..u64::MAX)).await;
+            if self.fetch(u64::MAX).await.is_ok() || self.reached() == reached {
+                break;
+            }
         }
     }
 
     /// What the publisher says next. Silence is answered by PINGs, and lasting silence is an end.
-    async fn next_from<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
-        &self,
-        reader: &mut Reader<R>,
-        writer: &mut Writer<W>,
-        beats: bool,
-    ) -> Result<Incoming, Fault> {
+    async fn next_from<R: AsyncRead + Unpin>(&mut self, reader: &mut Reader<R>) -> Result<Incoming, Fault> {
         let mut next = std::pin::pin!(reader.next());
         let mut silent = 0;
         loop {
@@ -168,35 +215,35 @@ impl Follower {
                 return came;
             }
             silent += 1;
-            if !self.sink.is_wanted() || (beats && silent >= SILENT_BEATS) {
+            let Some(line) = self.line.as_mut().filter(|line| !line.beats || silent < SILENT_BEATS) else {
                 return Err(Fault::Protocol("silence"));
+            };
+            if !self.sink.is_wanted() {
+                return Err(Fault::Protocol("nobody reads"));
             }
-            if beats {
-                timeout(BEAT, writer.command("PING", &ping())).await.unwrap_or(Ok(()))?;
-            }
+            line.ping().await?;
         }
     }
 
     /// Hands a message on, and before it those that are missing, as far as the publisher still has them.
     async fn take(&mut self, frames: Vec<Vec<u8>>) {
         // Not of this protocol: what it said shows up as a gap.
-        let Some(message) = self.read(frames) else { return };
-        if self.is_repeated(message.sequence, &message.payload) {
+        let Some((topic, sequence, payload)) = read(frames) else { return };
+        if self.is_repeated(sequence, &payload) {
             return;
         }
-        let missing = match self.next {
-            Some(next) if message.sequence >= next => next..message.sequence,
-            // It stepped back: the publisher has started anew.
-            Some(_) => 0..message.sequence,
-            None if self.target.from_start => 0..message.sequence,
-            None => message.sequence..message.sequence,
-        };
-        if !missing.is_empty() && self.target.replay.is_some() {
-            self.make_up_for(missing).await;
+        if self.next.is_some_and(|next| sequence < next) {
+            self.begin_anew();
         }
-        self.next = Some(message.sequence.saturating_add(1));
-        let bytes = message.payload.len();
-        self.sink.push(message, bytes);
+        let is_missing = |follower: &Self| follower.first().is_some_and(|first| first < sequence);
+        if (self.in_doubt || is_missing(self)) && self.target.replay.is_some() {
+            self.make_up_for(sequence).await;
+        }
+        if std::mem::take(&mut self.in_doubt) && !is_missing(self) {
+            // It may be the next message of this life or, as well, of another one. Where some are missing, that says enough.
+            self.begin_anew();
+        }
+        self.hand_on(topic, sequence, payload).await;
     }
 
     /// Whether a message was on its way when what is there was asked for. One that steps back is none of those, nor is another one
@@ -210,45 +257,73 @@ impl Follower {
         is_repeated
     }
 
-    /// `[topic, number, payload]`.
-    fn read(&self, frames: Vec<Vec<u8>>) -> Option<Message> {
-        let [topic, number, payload]: [Vec<u8>; 3] = frames.try_into().ok()?;
-        let sequence = u64::from_be_bytes(number.try_into().ok()?);
-        Some(Message { publisher: self.target.publisher, topic, sequence, payload: payload.into() })
+    /// Hands a message on as soon as there is room for it, with signs of life to the publisher meanwhile. Nothing more is read until
+    /// then, so that it is the publisher who drops what is too much: that shows in the numbers and comes back by a replay.
+    async fn hand_on(&mut self, topic: Vec<u8>, sequence: u64, payload: Payload) {
+        self.next = Some(sequence.saturating_add(1));
+        self.last = self.life.is_none().then(|| digest(&payload));
+        let (publisher, bytes) = (self.target.publisher, payload.len());
+        let mut message = Some(Message { publisher, topic, life: self.lives, sequence, payload });
+        loop {
+            let offered = timeout(BEAT, self.sink.offer(&mut message, bytes)).await;
+            if offered.is_ok() || !self.sink.is_wanted() {
+                return;
+            }
+            if let Some(line) = &mut self.line {
+                // That it has ended shows at the next reading.
+                let _ = line.ping().await;
+            }
+        }
     }
 
-    /// Fetches what is missing, however often the connection is lost meanwhile. What does not come stays a gap.
-    async fn make_up_for(&mut self, missing: Range<u64>) {
-        let deadline = Instant::now() + REPLAY_WHOLE;
-        let (mut rest, mut pause) = (missing, FIRST_PAUSE);
+    /// Fetches what is missing before number `end`, however often the connection is lost meanwhile. What does not come stays a gap.
+    async fn make_up_for(&mut self, end: u64) {
+        let (mut deadline, mut pause) = (Instant::now() + REPLAY_WHOLE, FIRST_PAUSE);
         while self.sink.is_wanted() {
-            let before = rest.start;
-            let fetched = self.fetch(&mut rest).await.is_ok();
+            let before = self.reached();
+            let fetched = self.fetch(end).await.is_ok();
             // A replay socket that could not be reached for so long is tried once for each loss, until it can.
             self.replays |= fetched;
             if fetched || !self.replays {
                 return;
+            }
+            if self.reached() > before {
+                // What ended it may have been a reader that was too slow for the publisher's patience.
+                (deadline, pause) = (Instant::now() + REPLAY_WHOLE, FIRST_PAUSE);
             }
             if Instant::now() + pause > deadline {
                 self.replays = false;
                 return;
             }
             tokio::time::sleep(pause).await;
-            pause = if rest.start > before { FIRST_PAUSE } else { (2 * pause).min(LONGEST_PAUSE) };
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
 
-    /// Asks for the messages of `missing` and hands them on; what remains of it is what has not come.
-    async fn fetch(&mut self, missing: &mut Range<u64>) -> Result<(), Fault> {
-        let Some(replay) = &self.target.replay else { return Ok(()) };
+    /// Asks for the messages from the next one to `end` and hands them on: if it shows that the publisher has started anew, for those
+    /// of its new life.
+    async fn fetch(&mut self, end: u64) -> Result<(), Fault> {
+        // The second time there is nothing to compare with.
+        while !self.fetch_of_life(end).await? {}
+        Ok(())
+    }
+
+    /// The same within a life; `false` where it has ended.
+    async fn fetch_of_life(&mut self, end: u64) -> Result<bool, Fault> {
+        let Some(replay) = &self.target.replay else { return Ok(true) };
         // A connection for each question: nothing to repair after a loss.
         let (mut reader, mut writer, Peer { life, .. }) = dial(replay, Socket::Dealer).await?;
         if life.is_some() && self.life.is_some() && life != self.life {
             // It has started anew and has other messages under these numbers.
-            return Ok(());
+            return Ok(true);
         }
-        writer.message(&[b"", &missing.start.to_be_bytes()]).await?;
-        loop {
+        let next = self.next.unwrap_or(0);
+        // Who does not tell its lives apart is asked for what came last as well: an engine's messages carry the time, so another life
+        // has another message under that number, or none.
+        let mut last = self.last;
+        let start = next - u64::from(last.is_some());
+        writer.message(&[b"", &start.to_be_bytes()]).await?;
+        while self.sink.is_wanted() {
             let slow = |_| Fault::Protocol("a replay that does not go on");
             let mut frames = match timeout(REPLAY_PATIENCE, reader.next()).await.map_err(slow)?? {
                 Incoming::Message(frames) => frames,
@@ -265,24 +340,43 @@ impl Follower {
             if frames.len() == 2 {
                 frames.insert(0, self.target.topic.clone());
             }
-            let Some(message) = self.read(frames) else {
+            let Some((topic, sequence, payload)) = read(frames) else {
                 return Err(Fault::Protocol("a replay that is none"));
             };
-            if message.sequence == END_OF_REPLAY || message.sequence >= missing.end {
-                return Ok(());
-            }
-            if message.sequence < missing.start {
+            if sequence < start {
                 continue;
             }
-            missing.start = message.sequence + 1;
-            self.covered.add(message.sequence, &message.payload);
-            let bytes = message.payload.len();
-            self.next = Some(missing.start);
-            if !self.sink.push(message, bytes) {
-                return Ok(());
+            if let Some(last) = last.take() {
+                let is_same = sequence == start && digest(&payload) == last;
+                // Where even the next message is gone there is a gap, and that says enough.
+                if !is_same && (sequence <= next || sequence == END_OF_REPLAY) {
+                    self.begin_anew();
+                    return Ok(false);
+                }
+                self.in_doubt = false;
+            }
+            if sequence == END_OF_REPLAY || sequence >= end {
+                break;
+            }
+            if sequence >= next {
+                self.covered.add(sequence, &payload);
+                self.hand_on(topic, sequence, payload).await;
             }
         }
+        Ok(true)
     }
+}
+
+/// `[topic, number, payload]`.
+fn read(frames: Vec<Vec<u8>>) -> Option<(Vec<u8>, u64, Payload)> {
+    let [topic, number, payload]: [Vec<u8>; 3] = frames.try_into().ok()?;
+    Some((topic, u64::from_be_bytes(number.try_into().ok()?), payload.into()))
+}
+
+fn digest(payload: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(payload);
+    hasher.finish()
 }
 
 /// The publisher's answer to a question about a source, if it answers for it.
@@ -330,6 +424,7 @@ mod tests {
     use super::*;
     use crate::InProcessConfig;
     use crate::queue::{Queue, QueueReceiver};
+    use std::ops::Range;
     use std::sync::Arc;
 
     /// Mutations that make it fail: `is_repeated` without `steps_back`; `has` without the digests.
@@ -344,20 +439,11 @@ mod tests {
                 topic: Vec::new(),
                 from_start: false,
             };
-            let mut covered = Covered::default();
-            asked.clone().for_each(|number| covered.add(number, b"1"));
-            let mut follower = Follower {
-                target,
-                sink: Sink::new(&queue, InProcessConfig::default()),
-                next: Some(asked.end),
-                covered,
-                live: None,
-                life: None,
-                replays: true,
-                connected: None,
-            };
+            let mut follower = Follower::new(target, Sink::new(&queue, InProcessConfig::default()));
+            follower.next = Some(asked.end);
+            asked.for_each(|number| follower.covered.add(number, b"1"));
             let mut receiver = QueueReceiver::new(queue, super::super::NAME);
-            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
             for number in live {
                 let frames = vec![Vec::new(), number.to_be_bytes().to_vec(), vec![payload]];
                 runtime.block_on(follower.take(frames));

@@ -19,6 +19,8 @@ struct ProxyState {
     streams: Mutex<Vec<TcpStream>>,
     /// Nothing passes: neither bytes nor new connections.
     held: AtomicBool,
+    /// Connections do not tell what kvbm's publishers say of their lives: they look like an engine's.
+    nameless: AtomicBool,
     ended: AtomicBool,
     accepted: AtomicUsize,
 }
@@ -54,6 +56,13 @@ impl Proxy {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The same in front of a publisher over `ZeroMQ` whose followers are not to know one life of it from another, as with engines.
+    pub(crate) fn nameless(upstream: &str) -> Self {
+        let proxy = Self::start(upstream);
+        proxy.shared.nameless.store(true, Ordering::SeqCst);
+        proxy
     }
 
     /// Connections so far, whether they led anywhere or not.
@@ -95,6 +104,12 @@ fn pass(mut from: TcpStream, mut to: TcpStream, state: &ProxyState) {
     while let Ok(len @ 1..) = from.read(&mut bytes) {
         while state.held.load(Ordering::SeqCst) && !state.ended.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(2));
+        }
+        let name = b"X-Kvbm-Life";
+        if let Some(at) = bytes[..len].windows(name.len()).position(|part| part == name)
+            && state.nameless.load(Ordering::SeqCst)
+        {
+            bytes[at] = b'Y';
         }
         if to.write_all(&bytes[..len]).is_err() {
             break;
