@@ -30,6 +30,8 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
         "--test",
         "zmq_lives",
         "--test",
+        "zmq_engine",
+        "--test",
         "libzmq",
     ]);
     lints.and(counted(tests.env("KVBM_PYZMQ", python)))

@@ -303,12 +303,12 @@ impl Follower {
     /// Asks for the messages from the next one to `end` and hands them on: if it shows that the publisher has started anew, for those
     /// of its new life.
     async fn fetch(&mut self, end: u64) -> Result<(), Fault> {
-        // The second time there is nothing to compare with.
+        // After a life has ended there is nothing to compare with, and before each hole something has come.
         while !self.fetch_of_life(end).await? {}
         Ok(())
     }
 
-    /// The same within a life; `false` where it has ended.
+    /// The same in one answer; `false` where there is more to ask for: the life has ended, or the answer has a hole.
     async fn fetch_of_life(&mut self, end: u64) -> Result<bool, Fault> {
         let Some(replay) = &self.target.replay else { return Ok(true) };
         // A connection for each question: nothing to repair after a loss.
@@ -354,6 +354,11 @@ impl Follower {
                     return Ok(false);
                 }
                 self.in_doubt = false;
+            }
+            let is_hole = |wanted: u64| next < wanted && wanted < sequence;
+            if sequence != END_OF_REPLAY && self.next.is_some_and(is_hole) {
+                // What a socket dropped because we were slow comes when it is asked again.
+                return Ok(false);
             }
             if sequence == END_OF_REPLAY || sequence >= end {
                 break;
