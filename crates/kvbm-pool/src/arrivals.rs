@@ -1,6 +1,7 @@
 //! Destinations of transfers.
 
 use crate::core::Pin;
+use crate::losses::Losses;
 use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
 use crate::sync::Arc;
@@ -70,7 +71,7 @@ pub enum Completion {
         /// Slot of the other copy.
         block: BlockId,
     },
-    /// The block was removed (clear, forget) while it was on its way, or this arrival was over already: not visible.
+    /// The block was removed (clear, forget, a loss) while it was on its way, or this arrival was over already: not visible.
     Removed,
 }
 
@@ -84,6 +85,8 @@ pub struct AnyArrivals {
     tier: Tier,
     identities: Vec<BlockIdentity>,
     arrivals: Vec<Arrival>,
+    /// When they began.
+    losses: Losses,
 }
 
 impl AnyArrivals {
@@ -92,8 +95,9 @@ impl AnyArrivals {
         tier: Tier,
         identities: Vec<BlockIdentity>,
         arrivals: Vec<Arrival>,
+        losses: Losses,
     ) -> Self {
-        Self { shared, tier, identities, arrivals }
+        Self { shared, tier, identities, arrivals, losses }
     }
 
     /// Number of blocks asked for.
@@ -187,7 +191,8 @@ impl AnyArrivals {
                 *arrival = Arrival::Failed;
             }
         }
-        Pinned { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: Pin::Transfer }
+        let Self { tier, losses, .. } = self;
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer, losses }
     }
 
     fn pinned_block(arrival: &Arrival) -> Option<BlockId> {

@@ -2,6 +2,7 @@
 
 use crate::core::tenants::Claim;
 use crate::error::{Rejected, SequenceError};
+use crate::losses::Losses;
 use crate::shared::Shared;
 use crate::state::{BlockState, Complete, Origin, Partial, Reset, State, Trigger};
 use crate::sync::Arc;
@@ -18,13 +19,19 @@ pub(crate) struct HeldSlots {
     pub ids: Vec<BlockId>,
     /// For whom they were allocated.
     pub claim: Claim,
+    /// When they were allocated.
+    pub losses: Losses,
 }
+
+/// The time fits beside the claim.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<HeldSlots>() == 48);
 
 impl HeldSlots {
     /// They will be blocks of a namespace, and so its tenant's.
     fn claim_for(&mut self, namespace: NamespaceId) {
         if self.shared.has_tenants && !self.ids.is_empty() {
-            let Self { shared, tier, ids, claim } = self;
+            let Self { shared, tier, ids, claim, .. } = self;
             shared.store.lock(0).claim_for(*tier, claim, namespace, ids.len());
         }
     }
@@ -102,6 +109,17 @@ impl<T: TierTag, S: State> Blocks<T, S> {
         &self.slots.ids
     }
 
+    /// When the blocks were allocated.
+    pub const fn losses(&self) -> Losses {
+        self.slots.losses
+    }
+
+    /// Whether the tier lost what it held since they were allocated ([`Registry::lose`](crate::Registry::lose)): what is in them is
+    /// gone, and they cannot be registered. Drop them, and allocate others.
+    pub fn is_lost(&self) -> bool {
+        self.slots.shared.store.is_lost(self.slots.tier, self.slots.losses)
+    }
+
     /// State of every block in the batch.
     pub const fn state(&self) -> BlockState {
         S::STATE
@@ -111,8 +129,8 @@ impl<T: TierTag, S: State> Blocks<T, S> {
     fn split_slots(&mut self, at: usize) -> HeldSlots {
         let at = at.min(self.slots.ids.len());
         let ids = self.slots.ids.split_off(at);
-        let HeldSlots { ref shared, tier, claim, .. } = self.slots;
-        HeldSlots { shared: Arc::clone(shared), tier, ids, claim }
+        let HeldSlots { ref shared, tier, claim, losses, .. } = self.slots;
+        HeldSlots { shared: Arc::clone(shared), tier, ids, claim, losses }
     }
 }
 

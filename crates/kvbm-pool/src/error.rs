@@ -1,5 +1,6 @@
 //! Errors: which block, why, and the way out.
 
+use crate::losses::Lost;
 use crate::state::IllegalTransition;
 use kvbm_plan::{GroupId, SequenceHash, Tier};
 use std::fmt;
@@ -152,6 +153,9 @@ pub enum RegisterError {
         /// Its position.
         position: u32,
     },
+    /// What the batch holds is gone.
+    #[error(transparent)]
+    Lost(#[from] Lost),
     /// The batch belongs to another registry.
     #[error("the batch was allocated from another registry: register it with the pool that gave it")]
     ForeignBatch,

@@ -1,6 +1,7 @@
 //! Shared batches: Registered blocks that stay where they are while somebody holds them.
 
 use crate::core::Pin;
+use crate::losses::Losses;
 use crate::metadata::BlockMetadata;
 use crate::shared::Shared;
 use crate::sync::{Arc, Weak};
@@ -19,7 +20,13 @@ pub struct Pinned {
     pub(crate) tier: Tier,
     pub(crate) ids: Vec<BlockId>,
     pub(crate) pin: Pin,
+    /// When they were pinned.
+    pub(crate) losses: Losses,
 }
+
+/// The time fits beside tier and pin.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Pinned>() == 40);
 
 impl Pinned {
     /// Number of blocks.
@@ -58,7 +65,7 @@ impl Pinned {
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
         let ids = self.ids.split_off(at.min(self.ids.len()));
-        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin }
+        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin, losses: self.losses }
     }
 
     /// Lets go of the blocks from `len` on.
@@ -75,6 +82,8 @@ impl Pinned {
             return Err(other);
         }
         self.ids.append(&mut other.ids);
+        // All of them are as old as the oldest.
+        self.losses = self.losses.min(other.losses);
         Ok(())
     }
 
@@ -107,6 +116,17 @@ impl Pinned {
     pub fn registered(&self) -> Vec<bool> {
         let tier = self.tier.index();
         self.shared.store.are_registered(self.ids.iter().map(|&block| (tier, block)))
+    }
+
+    /// When the blocks were pinned.
+    pub const fn losses(&self) -> Losses {
+        self.losses
+    }
+
+    /// Whether the tier lost what it held since they were pinned ([`Registry::lose`](crate::Registry::lose)): then their bytes are not
+    /// whole any more.
+    pub fn is_lost(&self) -> bool {
+        self.shared.store.is_lost(self.tier.index(), self.losses)
     }
 
     /// The same batch with its tier in its type.
@@ -143,7 +163,7 @@ impl Clone for Pinned {
     fn clone(&self) -> Self {
         let ids = self.ids.clone();
         self.shared.store.pin_again(self.tier.index(), &ids, self.pin);
-        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin }
+        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin, losses: self.losses }
     }
 }
 

@@ -63,13 +63,18 @@ impl<T: TierTag> BlockPool<T> {
     /// The longest useful prefix of `hashes` that is on this tier, pinned. For a group that is not Full only the
     /// blocks at its end that are needed (see [`Registry::match_prefix`]).
     pub fn match_sequence_hashes(&self, group: GroupId, hashes: &[SequenceHash]) -> Cached<T> {
+        // Before anything is found: what is lost meanwhile counts as found before.
+        let losses = self.shared.store.losses();
         let mut ids = self.shared.spares.take_ids(hashes.len());
         let tier = TierMask::only(T::TIER);
         self.shared.store.match_prefix(group, hashes, tier, |block| ids.push(block.block), None);
-        Cached::new(Pinned { shared: Arc::clone(&self.shared), tier: T::TIER, ids, pin: Pin::Use })
+        Cached::new(Pinned { shared: Arc::clone(&self.shared), tier: T::TIER, ids, pin: Pin::Use, losses })
     }
 
     /// Makes Complete blocks visible, all or none. The answer pins one block for each given, in order.
+    ///
+    /// # Errors
+    /// The batch comes back with the reason. [`RegisterError::Lost`] where the tier lost what it held since the batch was allocated.
     pub fn register(
         &self,
         blocks: Blocks<T, Complete>,
@@ -90,15 +95,17 @@ impl<T: TierTag> BlockPool<T> {
             return Err(Rejected { batch: blocks, error: RegisterError::ForeignBatch });
         }
         let (mut slots, identities) = blocks.into_inner();
-        let claim = slots.claim;
-        let batch = Batch { tier: T::TIER.index(), identities: &identities, duplicates, metadata, claim };
+        let (claim, losses) = (slots.claim, slots.losses);
+        let tier = T::TIER.index();
+        let batch = Batch { tier, identities: &identities, duplicates, metadata, claim, losses };
         if let Err(error) = self.shared.store.register(batch, &mut slots.ids) {
             return Err(Rejected { batch: Blocks::new(slots, identities), error });
         }
         // The slots are Registered now: the batch must not give them back.
         let ids = std::mem::take(&mut slots.ids);
         self.shared.spares.keep_identities(identities);
-        Ok(Cached::new(Pinned { shared: Arc::clone(&self.shared), tier: T::TIER, ids, pin: Pin::Use }))
+        let shared = Arc::clone(&self.shared);
+        Ok(Cached::new(Pinned { shared, tier: T::TIER, ids, pin: Pin::Use, losses }))
     }
 
     /// Prepares a transfer of `identities` to this tier: for each block a reserved slot, the block itself where it is

@@ -1,6 +1,7 @@
 //! A matched prefix, over several tiers.
 
 use crate::core::Pin;
+use crate::losses::{Losses, Lost};
 use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
 use crate::sync::Arc;
@@ -39,12 +40,19 @@ pub struct Prefix {
     pub(crate) group: GroupId,
     /// Hashes of the sequence from its first block, at least up to the end of the prefix.
     pub(crate) hashes: Vec<SequenceHash>,
-    pub(crate) start: usize,
+    /// Index of the first listed block: positions are 32 bits wide.
+    pub(crate) start: u32,
+    /// When it was matched.
+    pub(crate) losses: Losses,
     pub(crate) blocks: Vec<PrefixBlock>,
     pub(crate) arriving: Vec<ArrivingBlock>,
     /// Where the blocks on G4 are.
     pub(crate) volume: Option<VolumeId>,
 }
+
+/// The time fits beside the namespace.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Prefix>() == 104);
 
 /// A prefix taken apart by tier.
 #[derive(Debug)]
@@ -69,12 +77,12 @@ impl Prefix {
 
     /// Hashes of the listed blocks.
     pub fn hashes(&self) -> &[SequenceHash] {
-        &self.hashes[self.start..self.len()]
+        &self.hashes[self.start()..self.len()]
     }
 
     /// Blocks that the prefix covers, from the first of the sequence.
     pub fn len(&self) -> usize {
-        self.start + self.blocks.len()
+        self.start() + self.blocks.len()
     }
 
     /// Whether nothing was found.
@@ -84,7 +92,7 @@ impl Prefix {
 
     /// Index of the first listed block; 0 for a Full group.
     pub const fn start(&self) -> usize {
-        self.start
+        self.start as usize
     }
 
     /// The pinned blocks, in order, from [`start`](Self::start) on.
@@ -105,7 +113,7 @@ impl Prefix {
 
     /// What listed block `index` holds.
     pub fn identity(&self, index: usize) -> Option<BlockIdentity> {
-        (index < self.blocks.len()).then(|| self.identity_at(self.start + index))
+        (index < self.blocks.len()).then(|| self.identity_at(self.start() + index))
     }
 
     fn identity_at(&self, position: usize) -> BlockIdentity {
@@ -120,7 +128,7 @@ impl Prefix {
 
     /// What the listed blocks hold.
     pub fn identities(&self) -> Vec<BlockIdentity> {
-        (0..self.blocks.len()).map(|index| self.identity_at(self.start + index)).collect()
+        (0..self.blocks.len()).map(|index| self.identity_at(self.start() + index)).collect()
     }
 
     /// For each listed block that is not on [`Tier::G4`] whether its slot still is one of the block's, see
@@ -128,6 +136,18 @@ impl Prefix {
     pub fn registered(&self) -> Vec<bool> {
         let slotted = self.blocks.iter().filter(|block| block.tier != Tier::G4);
         self.shared.store.are_registered(slotted.map(|block| (block.tier.index(), block.block)))
+    }
+
+    /// When it was matched.
+    pub const fn losses(&self) -> Losses {
+        self.losses
+    }
+
+    /// The nearest of the tiers with listed blocks that lost what it held since they were matched, if one did: match the prefix again.
+    pub fn lost(&self) -> Option<Lost> {
+        let is_lost =
+            |tier: &Tier| self.shared.store.is_lost(tier.index(), self.losses) && self.count(*tier) > 0;
+        Tier::SLOTTED.into_iter().find(is_lost).map(|tier| Lost { tier })
     }
 
     /// The volume that the blocks on [`Tier::G4`] are on, if there are such.
@@ -157,7 +177,7 @@ impl Prefix {
 
     /// Cuts the prefix in two: what covers blocks from `at` on is given back.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let keep = at.saturating_sub(self.start).min(self.blocks.len());
+        let keep = at.saturating_sub(self.start()).min(self.blocks.len());
         let blocks = self.blocks.split_off(keep);
         let arriving = std::mem::take(&mut self.arriving);
         Self {
@@ -165,7 +185,8 @@ impl Prefix {
             namespace: self.namespace,
             group: self.group,
             hashes: self.hashes.clone(),
-            start: self.start + keep,
+            start: self.start + keep as u32,
+            losses: self.losses,
             blocks,
             arriving,
             volume: self.volume,
@@ -176,7 +197,7 @@ impl Prefix {
     pub fn into_parts(mut self) -> PrefixParts {
         let blocks = std::mem::take(&mut self.blocks);
         PrefixParts {
-            start: self.start,
+            start: self.start(),
             g1: self.part(&blocks),
             g2: self.part(&blocks),
             g3: self.part(&blocks),
@@ -192,6 +213,7 @@ impl Prefix {
             tier: T::TIER,
             ids: on_tier.map(|block| block.block).collect(),
             pin: Pin::Use,
+            losses: self.losses,
         })
     }
 }

@@ -104,6 +104,8 @@ impl Registry {
     /// first block that is on no tier. For a sliding window it is the longest whose last window is there, and for
     /// state the longest whose last block is there; only those blocks are pinned.
     pub fn match_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Prefix {
+        // Before anything is found: what is lost meanwhile counts as found before.
+        let losses = self.losses();
         let mut blocks = Vec::with_capacity(hashes.len());
         let hashes_kept = hashes.to_vec();
         let mut arriving = Vec::new();
@@ -114,7 +116,8 @@ impl Registry {
             namespace: found.namespace,
             group,
             hashes: hashes_kept,
-            start: found.start,
+            start: found.start as u32,
+            losses,
             blocks,
             arriving,
             volume: None,
@@ -210,12 +213,12 @@ impl Registry {
     /// `not_on` nor on their way there and were not used during the last `min_idle` iterations (0: any; counted up to 65,535). Pinned for a
     /// transfer. Looks at a bounded number of blocks and goes on from there in the next call.
     pub fn coldest(&self, tier: Tier, n: usize, not_on: Tier, min_idle: u64) -> Pinned {
-        let mut ids = Vec::new();
+        let (losses, mut ids) = (self.losses(), Vec::new());
         if self.capacity(tier) > 0 && not_on.index() < crate::tier::TIERS {
             ids.reserve(n.min(self.capacity(tier) as usize));
             self.shared.store.lock_all().coldest(tier.index(), n, not_on.index(), min_idle, &mut ids);
         }
-        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer }
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer, losses }
     }
 
     /// Up to `n` blocks of `tier` that may be evicted soon and are neither on `not_on` nor on their way there, pinned for a
@@ -223,11 +226,11 @@ impl Registry {
     /// other policies may take any block next, so with one they all are, unless `share` is 0. Each use of a block puts it
     /// before this once: call it after every registration or arrival on the tier.
     pub fn uncopied_victims(&self, tier: Tier, share: f64, n: usize, not_on: Tier) -> Pinned {
-        let mut ids = Vec::new();
+        let (losses, mut ids) = (self.losses(), Vec::new());
         if self.capacity(tier) > 0 && not_on.index() < crate::tier::TIERS {
             self.shared.store.lock_all().uncopied_victims(tier.index(), share, n, not_on.index(), &mut ids);
         }
-        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer }
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer, losses }
     }
 
     /// Prepares a transfer to a tier that is known at run time (see [`BlockPool::begin_arrivals`]).

@@ -35,7 +35,8 @@ impl Shared {
         let most = self.capacity.get(tier.index()).map_or(0, |&blocks| blocks as usize);
         let ids = self.spares.take_ids(n.min(most));
         let claim = namespace.and_then(|namespace| self.store.claim_of(namespace));
-        let mut slots = HeldSlots { shared: Arc::clone(self), tier: tier.index(), ids, claim };
+        let losses = self.store.losses();
+        let mut slots = HeldSlots { shared: Arc::clone(self), tier: tier.index(), ids, claim, losses };
         self.allocate_into(tier, n, claim, &mut slots.ids)?;
         Ok(Blocks::new(slots, ()))
     }
@@ -82,6 +83,7 @@ impl Shared {
         if index >= crate::tier::TIERS {
             return Err(Self::alloc_error(&TierStatus::without_slots(tier), identities.len(), false));
         }
+        let losses = self.store.losses();
         let mut pins = Vec::with_capacity(identities.len() + 1);
         let mut arrivals = Vec::with_capacity(identities.len());
         let mut rooms = Vec::new();
@@ -89,7 +91,7 @@ impl Shared {
         for (claim, part) in core.by_tenant(identities) {
             let needed = core.prepare_arrivals(index, &part, &mut pins);
             let ids = Vec::with_capacity(needed);
-            rooms.push((HeldSlots { shared: Arc::clone(self), tier: index, ids, claim }, needed));
+            rooms.push((HeldSlots { shared: Arc::clone(self), tier: index, ids, claim, losses }, needed));
         }
         drop(core);
         let mut refused = Ok(());
@@ -126,6 +128,6 @@ impl Shared {
         if !is_any {
             refused?;
         }
-        Ok(AnyArrivals::new(Arc::clone(self), tier, identities.to_vec(), arrivals))
+        Ok(AnyArrivals::new(Arc::clone(self), tier, identities.to_vec(), arrivals, losses))
     }
 }

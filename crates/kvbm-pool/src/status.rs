@@ -73,6 +73,8 @@ pub enum EvictionReason {
     Expired,
     /// Its bytes were bad.
     Quarantined,
+    /// The tier lost what it held ([`Registry::lose`](crate::Registry::lose)).
+    Lost,
 }
 
 /// What happened on a tier since it exists.
@@ -88,6 +90,10 @@ pub struct Counters {
     pub expired: u64,
     /// Blocks that were given up because their bytes were bad.
     pub quarantined: u64,
+    /// Blocks that were lost with what the tier held.
+    pub lost: u64,
+    /// Batches whose registration was refused, because they were allocated before that.
+    pub registrations_lost: u64,
     /// Registrations of a block that the tier already had.
     pub duplicates: u64,
     /// Arrivals that failed or were abandoned.
@@ -105,6 +111,8 @@ impl Counters {
             removed: self.removed + other.removed,
             expired: self.expired + other.expired,
             quarantined: self.quarantined + other.quarantined,
+            lost: self.lost + other.lost,
+            registrations_lost: self.registrations_lost + other.registrations_lost,
             duplicates: self.duplicates + other.duplicates,
             arrivals_failed: self.arrivals_failed + other.arrivals_failed,
             allocations_failed: self.allocations_failed + other.allocations_failed,
@@ -118,6 +126,7 @@ impl Counters {
             EvictionReason::Removed => self.removed,
             EvictionReason::Expired => self.expired,
             EvictionReason::Quarantined => self.quarantined,
+            EvictionReason::Lost => self.lost,
         }
     }
 }

@@ -10,7 +10,8 @@ mod world;
 
 use kvbm_plan::{BlockId, RecoveredBlock, Tier};
 use kvbm_pool::{
-    BlockMetadata, Completion, Duplicates, EventKind, EventRecord, G1, G2, PolicyKind, TierMask,
+    BlockMetadata, Completion, Duplicates, EventKind, EventRecord, G1, G2, Lost, PolicyKind, RegisterError,
+    TierMask,
 };
 use loom::thread;
 use world::{GROUP, World, hashes};
@@ -25,6 +26,8 @@ fn every_order(model: impl Fn() + Sync + Send + 'static) {
 /// Policies and numbers of shards.
 const SETUPS: [(PolicyKind, u32); 3] =
     [(PolicyKind::LruLeaf, 1), (PolicyKind::Hazard, 1), (PolicyKind::LruLeaf, 2)];
+
+const G1_LOST: RegisterError = RegisterError::Lost(Lost { tier: Tier::G1 });
 
 #[test]
 fn the_last_drop_races_eviction() {
@@ -285,6 +288,98 @@ fn a_child_does_not_come_to_another_shard_after_its_parent_was_removed() {
         assert!(stored.is_none_or(|stored| removed.is_some_and(|removed| stored < removed)), "{events:?}");
         drop(held);
     });
+}
+
+/// Whatever comes first, nothing is there afterwards that was allocated before the loss; and what is told of it is true.
+#[test]
+fn a_registration_races_a_loss() {
+    for (policy, shards) in SETUPS {
+        every_order(move || {
+            let world = World::sharded([4, 0, 0], policy, shards);
+            let chain = hashes(1, 2);
+            let before = world.complete::<G1>(&chain, 0).unwrap();
+            let other = world.clone();
+            let losing = thread::spawn(move || other.registry.lose(TierMask::ALL));
+            let held = world.pool().register(before, Duplicates::Reuse);
+            let lost = losing.join().unwrap();
+            assert_eq!(lost.blocks, if held.is_ok() { 2 } else { 0 });
+            assert_eq!(
+                held.as_ref().err().map(|rejected| rejected.error),
+                held.as_ref().err().map(|_| G1_LOST)
+            );
+            assert!(held.as_ref().is_ok_and(|held| held.is_lost()) || held.is_err());
+            assert!(world.present(&chain).is_empty());
+            drop(held);
+            world.check();
+        });
+    }
+}
+
+/// The parent, in another shard, is in use and stays for as long; what would continue it goes with it or does not come.
+#[test]
+fn a_child_comes_to_another_shard_while_the_tier_is_lost() {
+    every_order(|| {
+        let Fork { world, left, right } = Fork::new(4);
+        let held = world.register(&left, 0, Duplicates::Reuse).unwrap();
+        let child = world.complete::<G1>(&right, 1).unwrap();
+        let other = world.clone();
+        let losing = thread::spawn(move || other.registry.lose(TierMask::only(Tier::G1)));
+        let registered = world.pool().register(child, Duplicates::Reuse);
+        losing.join().unwrap();
+        // The parent goes a moment before the loss is counted: then that it is missing is what is known.
+        let told = |error| matches!(error, G1_LOST | RegisterError::MissingParent { .. });
+        assert!(registered.as_ref().err().is_none_or(|rejected| told(rejected.error)));
+        assert!(world.present(&right).is_empty() && held.is_lost());
+        drop((held, registered));
+        world.check();
+        assert_eq!(world.registry.known_blocks(), 0, "no place is kept");
+    });
+}
+
+/// What is allocated while a tier is lost is from before or from after it: as it says itself.
+#[test]
+fn an_allocation_races_a_loss() {
+    for (policy, shards) in SETUPS {
+        every_order(move || {
+            let world = World::sharded([3, 0, 0], policy, shards);
+            let other = world.clone();
+            let losing = thread::spawn(move || {
+                other.registry.lose(TierMask::only(Tier::G1));
+                other.registry.losses()
+            });
+            let batch = world.complete::<G1>(&hashes(1, 2), 0).unwrap();
+            let allocated = batch.losses();
+            let registered = world.pool().register(batch, Duplicates::Reuse);
+            let after = losing.join().unwrap();
+            assert_eq!(world.present(&hashes(1, 2)).len(), if allocated == after { 2 } else { 0 });
+            assert!(registered.is_ok() || allocated < after);
+            drop(registered);
+            world.check();
+        });
+    }
+}
+
+/// An arrival ends before the loss and goes with it, or after it and does not become visible.
+#[test]
+fn an_arrival_completes_while_its_tier_is_lost() {
+    for shards in [1, 2] {
+        every_order(move || {
+            let world = World::sharded([0, 3, 0], PolicyKind::LruLeaf, shards);
+            let identities = world::identities(&hashes(1, 1));
+            let mut arrivals = world.registry.pool::<G2>().begin_arrivals(&identities).unwrap();
+            let other = world.clone();
+            let losing = thread::spawn(move || other.registry.lose(TierMask::ALL));
+            let completion = arrivals.complete(0);
+            let lost = losing.join().unwrap();
+            match completion {
+                Completion::Stored => assert_eq!((lost.blocks, lost.cancelled), (1, 0)),
+                completion => assert_eq!((completion, lost.cancelled), (Completion::Removed, 1)),
+            }
+            assert!(world.present(&hashes(1, 1)).is_empty());
+            assert!(arrivals.erase().into_pinned().is_lost());
+            world.check();
+        });
+    }
 }
 
 /// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are not free.

@@ -15,6 +15,7 @@ pub(crate) mod index;
 pub(crate) mod keep;
 mod line;
 pub(crate) mod lookup;
+pub(crate) mod losses;
 mod mail;
 pub(crate) mod offload;
 pub(crate) mod order;

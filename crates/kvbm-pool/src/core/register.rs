@@ -11,6 +11,7 @@ use super::table::Key;
 use super::tenants::Claim;
 use super::{Core, NONE, Pin, Presence, Store};
 use crate::error::RegisterError;
+use crate::losses::Losses;
 use crate::metadata::BlockMetadata;
 use crate::pool::Duplicates;
 use kvbm_plan::{BlockId, BlockIdentity};
@@ -24,6 +25,8 @@ pub(crate) struct Batch<'a> {
     pub metadata: BlockMetadata,
     /// For whom the slots were allocated.
     pub claim: Claim,
+    /// When.
+    pub losses: Losses,
 }
 
 /// A parent in another shard, which counts the first block of a batch already: one child and one link more than it has.
@@ -40,7 +43,8 @@ impl Store {
         let mut kept = None;
         if !self.is_whole() && self.is_chain(identities) {
             let (mut core, place) = self.find_shard(batch)?;
-            if core.still_keeps(place, tier) && core.enter_chain(batch, place) {
+            // Asked in the hold in which the blocks come: a loss that is counted later takes them too.
+            if !core.lacks(&batch) && core.still_keeps(place, tier) && core.enter_chain(batch, place) {
                 core.register_entered(batch, blocks);
                 return Ok(());
             }
@@ -51,6 +55,7 @@ impl Store {
         if let Some(Place { parent }) = kept {
             core.give_up_place(parent, tier);
         }
+        core.refuse_lost(&batch)?;
         core.check_registration(identities)?;
         core.note_arrival(identities);
         core.enter_anywhere(identities, home);
@@ -73,6 +78,7 @@ impl Store {
         if let Some(hash) = identities[0].parent {
             (core, parent) = core.seek(identities[0].group, hash);
         }
+        core.refuse_lost(&batch)?;
         core.check_registration(identities)?;
         let Some(parent) = parent.filter(|_| !core.holds_all() && core.number() != home) else {
             return Ok((core, None));

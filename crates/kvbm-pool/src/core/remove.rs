@@ -84,6 +84,7 @@ impl Core<'_> {
         selected: &[Selected],
         tiers: TierMask,
         reach: Reach,
+        reason: EvictionReason,
         removed: &mut Removed,
     ) {
         for &Selected { index, hash, position } in selected {
@@ -91,7 +92,7 @@ impl Core<'_> {
                 let entry = &self.store.entries[index];
                 let same = entry.in_use() && entry.hash() == hash && entry.position.get() == position;
                 if same && (reach == Reach::InUse || self.is_unused(index, tier.index())) {
-                    self.expel(index, tier, EvictionReason::Removed, removed);
+                    self.expel(index, tier, reason, removed);
                 }
             }
         }
@@ -148,6 +149,7 @@ impl Core<'_> {
             EvictionReason::Removed => counters.removed += 1,
             EvictionReason::Expired => counters.expired += 1,
             EvictionReason::Quarantined => counters.quarantined += 1,
+            EvictionReason::Lost => counters.lost += 1,
         }
     }
 

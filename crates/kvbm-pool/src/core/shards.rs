@@ -6,6 +6,7 @@
 use super::entry::Arena;
 use super::hold::{Core, Held, Told};
 use super::keep::Keeps;
+use super::losses::LossCounts;
 use super::mail::Mailbox;
 use super::order::Common;
 use super::slot::Slot;
@@ -110,6 +111,7 @@ pub(crate) struct Store {
     pub keeps: Leaf<Keeps>,
     /// Blocks of each tier that are pinned so, for who does not look there.
     pub(super) kept: [AtomicU32; TIERS],
+    pub(super) losses: LossCounts,
     step: AtomicU64,
     tickets: AtomicU64,
     orders: [Arc<Common>; TIERS],
@@ -179,6 +181,7 @@ impl Store {
             has_tenants: !config.tenants.is_empty(),
             keeps: Leaf::default(),
             kept: Default::default(),
+            losses: LossCounts::default(),
             step: AtomicU64::new(0),
             tickets: AtomicU64::new(1),
             orders,

@@ -5,6 +5,8 @@ use crate::core::Store;
 use crate::core::evict::MAX_VICTIMS;
 use crate::core::remove::Reach;
 use crate::core::slot::Usage;
+use crate::losses::Losses;
+use crate::status::EvictionReason;
 use crate::tier::TierMask;
 use kvbm_plan::{BlockId, GroupId, NamespaceId, SequenceHash, Tier};
 
@@ -74,11 +76,47 @@ impl Registry {
 
     fn remove_if(&self, selection: Selection, tiers: TierMask, reach: Reach) -> Removed {
         let mut removed = Removed::default();
+        self.remove_in_parts(selection, tiers, (reach, EvictionReason::Removed), &mut removed);
+        removed
+    }
+
+    fn remove_in_parts(
+        &self,
+        selection: Selection,
+        tiers: TierMask,
+        (reach, reason): (Reach, EvictionReason),
+        removed: &mut Removed,
+    ) {
         let selected = self.shared.store.lock_all().select(selection, tiers);
         for part in selected.chunks(MAX_VICTIMS) {
-            self.shared.store.lock_all().remove(part, tiers, reach, &mut removed);
+            self.shared.store.lock_all().remove(part, tiers, reach, reason, removed);
         }
-        removed
+    }
+
+    /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for one): removes all that is there, as
+    /// [`remove`](Self::remove) does, and makes sure that nothing from before becomes visible later. Batches that were allocated before are
+    /// refused when they are registered ([`RegisterError::Lost`](crate::RegisterError::Lost)), arrivals that began before end as
+    /// [`Completion::Removed`](crate::Completion::Removed), and what reads or writes slots without the registry asks
+    /// [`is_lost`](Self::is_lost). Most goes in small parts; the loss is counted in the last hold, with what came meanwhile.
+    pub fn lose(&self, tiers: TierMask) -> Removed {
+        let mut lost = Removed::default();
+        let how = (Reach::InUse, EvictionReason::Lost);
+        self.remove_in_parts(Selection::All, tiers, how, &mut lost);
+        let mut core = self.shared.store.lock_all();
+        core.count_loss(tiers);
+        let left = core.select(Selection::All, tiers);
+        core.remove(&left, tiers, how.0, how.1, &mut lost);
+        lost
+    }
+
+    /// How many losses there were: what is given out from now on, or was looked at after this, belongs to the time after them.
+    pub fn losses(&self) -> Losses {
+        self.shared.store.losses()
+    }
+
+    /// Whether `tier` lost what it held [since then](Self::losses). Never for a tier without slots of its own here ([`Tier::G4`]).
+    pub fn is_lost(&self, tier: Tier, since: Losses) -> bool {
+        self.shared.store.is_lost(tier.index(), since)
     }
 
     /// The bytes in a slot of `tier` are bad: the block is absent there from now on and the slot is never used again.

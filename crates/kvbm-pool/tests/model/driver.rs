@@ -4,12 +4,12 @@ mod compare;
 mod transfers;
 mod users;
 
-use crate::oracle::{Node, Oracle, Pin, Slot, TierModel};
+use crate::oracle::{Node, Oracle, Pin, Refused, Slot, TierModel};
 use crate::spy::{Seen, Spy};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
     AnyArrivals, BlockChain, Blocks, Duplicates, EventKind, EventRecord, G1, G2, G3, GroupConfig, Pinned,
-    Prefix, Registry, RegistryConfig, Reset, Selection, TierMask, TierTag,
+    Prefix, RegisterError, Registry, RegistryConfig, Reset, Selection, TierMask, TierTag,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -37,6 +37,32 @@ enum Held {
     G1(Blocks<G1, Reset>),
     G2(Blocks<G2, Reset>),
     G3(Blocks<G3, Reset>),
+}
+
+impl Held {
+    fn tier(&self) -> usize {
+        match self {
+            Self::G1(_) => 0,
+            Self::G2(_) => 1,
+            Self::G3(_) => 2,
+        }
+    }
+
+    fn blocks(&self) -> &[BlockId] {
+        match self {
+            Self::G1(blocks) => blocks.block_ids(),
+            Self::G2(blocks) => blocks.block_ids(),
+            Self::G3(blocks) => blocks.block_ids(),
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        match self {
+            Self::G1(blocks) => blocks.is_lost(),
+            Self::G2(blocks) => blocks.is_lost(),
+            Self::G3(blocks) => blocks.is_lost(),
+        }
+    }
 }
 
 pub(crate) struct Driver {
@@ -147,7 +173,8 @@ impl Driver {
             77..=88 => self.change_arrivals(),
             89..=92 => self.coldest(),
             93 => self.quarantine(),
-            94..=95 => self.remove(),
+            94 => self.remove(),
+            95 => self.lose(),
             _ => {
                 self.registry.step();
             }
@@ -188,7 +215,7 @@ impl Driver {
                 for block in blocks.block_ids() {
                     assert!(allowed.contains(&block.0), "{block} of {} is not to be given", T::TIER);
                     let slot = &mut self.oracle.tiers[tier].slots[block.index()];
-                    *slot = Slot::Held;
+                    *slot = Slot::Held { lost: false };
                 }
                 self.held.push(hold(blocks));
             }
@@ -218,13 +245,8 @@ impl Driver {
 
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.take_held() else { return };
-        let (tier, ids) = match &held {
-            Held::G1(blocks) => (0, blocks.block_ids()),
-            Held::G2(blocks) => (1, blocks.block_ids()),
-            Held::G3(blocks) => (2, blocks.block_ids()),
-        };
-        for block in ids {
-            self.oracle.tiers[tier].slots[block.index()] = Slot::Free;
+        for block in held.blocks() {
+            self.oracle.tiers[held.tier()].slots[block.index()] = Slot::Free;
         }
         drop(held);
     }
@@ -262,7 +284,12 @@ impl Driver {
         // A duplicate that takes over for a victim is not in the events.
         let allow = self.rng.below(2) > 0 && self.shards == 1;
         let duplicates = if allow { Duplicates::Allow } else { Duplicates::Reuse };
-        let expected = self.oracle.register(tier, &slots, nodes, duplicates);
+        let is_lost = complete.is_lost();
+        let expected = match self.oracle.register(tier, &slots, nodes, duplicates) {
+            // The model has nothing of an empty batch that could have been lost.
+            Ok(_) if slots.is_empty() && is_lost => Err(Refused::Lost),
+            expected => expected,
+        };
         match self.registry.pool::<T>().register(complete, duplicates) {
             Ok(cached) => {
                 let expected = expected.expect("the model refuses");
@@ -270,10 +297,31 @@ impl Driver {
                 self.pinned.push((cached.erase(), Pin::Use));
             }
             Err(rejected) => {
-                assert_eq!(expected, None, "{rejected}");
+                let refused = match rejected.error {
+                    RegisterError::Lost(lost) if lost.tier == T::TIER => Refused::Lost,
+                    RegisterError::MissingParent { .. } => Refused::MissingParent,
+                    error => panic!("{error}"),
+                };
+                assert_eq!(expected, Err(refused), "{rejected}");
                 self.held.push(hold(rejected.batch.into_reset()));
             }
         }
+    }
+
+    fn lose(&mut self) {
+        // So seldom that tiers are full most of the time.
+        if self.rng.below(3) > 0 {
+            return self.remove();
+        }
+        let tiers: &[usize] = match self.rng.below(6) {
+            0 => &[0],
+            1 => &[1],
+            2 => &[2],
+            3 => &[0, 1, 2],
+            _ => &[0, 1],
+        };
+        self.oracle.lose(tiers);
+        self.registry.lose(tiers.iter().map(|&tier| Tier::SLOTTED[tier]).collect());
     }
 
     fn touch(&mut self) {

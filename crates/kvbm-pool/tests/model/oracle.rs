@@ -1,7 +1,7 @@
 //! The pool as simply as it can be said: maps, lists, scans. Slow and obvious.
 
 use crate::spy::Seen;
-use kvbm_plan::{BlockIdentity, GroupKind, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, GroupKind, Tier};
 use kvbm_pool::{Duplicates, TierMask};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
@@ -13,11 +13,17 @@ pub(crate) type Node = usize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     Free,
-    Held,
+    /// Of a batch; whether the tier lost what it held since it was allocated.
+    Held {
+        lost: bool,
+    },
     Arriving(Node),
     Cancelled(Node),
     Registered(Node),
-    Detached { bad: bool },
+    Detached {
+        bad: bool,
+        lost: bool,
+    },
     Quarantined,
 }
 
@@ -42,6 +48,13 @@ pub(crate) struct Oracle {
     pub(crate) tiers: [TierModel; 3],
     /// Where the policy is watched instead of foretold.
     pub(crate) spied: Option<Arc<Mutex<Seen>>>,
+}
+
+/// Why a batch is not registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Lost,
+    MissingParent,
 }
 
 /// Whether a pin is a use.
@@ -182,7 +195,7 @@ impl Oracle {
 
     fn vacate(&mut self, tier: usize, slot: u32) {
         let Slot::Registered(node) = self.tiers[tier].slots[slot as usize] else { panic!("victim {slot}") };
-        self.tiers[tier].slots[slot as usize] = Slot::Held;
+        self.tiers[tier].slots[slot as usize] = Slot::Held { lost: false };
         self.forget_slot(tier, node, slot);
     }
 
@@ -218,7 +231,7 @@ impl Oracle {
                 self.tiers[tier].slots[at] = Slot::Free;
                 self.forget_slot(tier, node, slot);
             }
-            Slot::Detached { bad } if last => {
+            Slot::Detached { bad, .. } if last => {
                 self.tiers[tier].slots[at] = if bad { Slot::Quarantined } else { Slot::Free };
             }
             _ => {}
@@ -232,11 +245,14 @@ impl Oracle {
         slots: &[u32],
         nodes: &[Node],
         duplicates: Duplicates,
-    ) -> Option<Vec<u32>> {
+    ) -> Result<Vec<u32>, Refused> {
+        if slots.iter().any(|&slot| self.tiers[tier].slots[slot as usize] == Slot::Held { lost: true }) {
+            return Err(Refused::Lost);
+        }
         for (index, &node) in nodes.iter().enumerate() {
             let Some(parent) = self.parents[node].filter(|_| self.is_full(node)) else { continue };
             if self.tiers_of(parent).is_empty() && !nodes[..index].contains(&parent) {
-                return None;
+                return Err(Refused::MissingParent);
             }
         }
         let mut result = Vec::new();
@@ -267,7 +283,7 @@ impl Oracle {
             self.pin(tier, used, Pin::Use);
             result.push(used);
         }
-        Some(result)
+        Ok(result)
     }
 
     /// Blocks of the longest useful prefix of `path` on `tiers`: first index and (tier, slot) of each.
@@ -369,11 +385,11 @@ impl Oracle {
             Slot::Registered(node) => {
                 let in_use = self.tiers[tier].refs[at] > 0;
                 self.tiers[tier].slots[at] =
-                    if in_use { Slot::Detached { bad: true } } else { Slot::Quarantined };
+                    if in_use { Slot::Detached { bad: true, lost: false } } else { Slot::Quarantined };
                 self.tiers[tier].order.retain(|&other| other != slot);
                 self.forget_slot(tier, node, slot);
             }
-            Slot::Detached { .. } => self.tiers[tier].slots[at] = Slot::Detached { bad: true },
+            Slot::Detached { lost, .. } => self.tiers[tier].slots[at] = Slot::Detached { bad: true, lost },
             _ => {}
         }
     }
@@ -396,6 +412,26 @@ impl Oracle {
         }
     }
 
+    /// A tier lost what it held: nothing is there, and what is in somebody's hands is worth nothing.
+    pub(crate) fn lose(&mut self, tiers: &[usize]) {
+        self.remove(&(0..self.universe.len()).collect(), tiers, false);
+        for &tier in tiers {
+            for slot in &mut self.tiers[tier].slots {
+                match slot {
+                    Slot::Held { lost } | Slot::Detached { lost, .. } => *lost = true,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Whether some of these slots were in somebody's hands when the tier lost what it held.
+    pub(crate) fn is_lost(&self, tier: usize, blocks: &[BlockId]) -> bool {
+        let slot = |block: &BlockId| self.tiers[tier].slots[block.index()];
+        let lost = |slot| matches!(slot, Slot::Held { lost: true } | Slot::Detached { lost: true, .. });
+        blocks.iter().map(slot).any(lost)
+    }
+
     fn expel(&mut self, tier: usize, node: Node, slots: &[u32]) {
         if let Some((slot, _)) = self.tiers[tier].arriving.remove(&node) {
             self.tiers[tier].slots[slot as usize] = Slot::Cancelled(node);
@@ -404,7 +440,7 @@ impl Oracle {
         for &slot in slots {
             let used = self.tiers[tier].refs[slot as usize] > 0;
             self.tiers[tier].slots[slot as usize] =
-                if used { Slot::Detached { bad: false } } else { Slot::Free };
+                if used { Slot::Detached { bad: false, lost: false } } else { Slot::Free };
             self.tiers[tier].order.retain(|&other| other != slot);
             self.forget_slot(tier, node, slot);
         }

@@ -35,7 +35,7 @@ pub(crate) fn work(world: &World, seed: u64, operations: usize) {
 
 fn operate(world: &World, random: &mut Random, hands: &mut Hands) {
     let chain = hashes(random.below(CHAINS), 1 + random.below(LENGTH));
-    match random.below(12) {
+    match random.below(13) {
         0..=3 => {
             let known = world.registry.match_prefix(GROUP, &chain);
             let duplicates = if random.below(4) == 0 { Duplicates::Allow } else { Duplicates::Reuse };
@@ -71,6 +71,12 @@ fn operate(world: &World, random: &mut Random, hands: &mut Hands) {
         10 => {
             let tiers = if random.below(2) == 0 { TierMask::ALL } else { TierMask::only(Tier::G2) };
             world.registry.remove_subtree(GROUP, chain[chain.len() - 1], tiers);
+        }
+        11 => {
+            let before = hands.cached.len();
+            let tiers = TierMask::only(Tier::G1).with(Tier::G2);
+            world.registry.lose(tiers);
+            assert!(hands.cached[..before].iter().all(|cached| cached.is_lost()));
         }
         _ => hands.cached.clear(),
     }

@@ -3,7 +3,7 @@
 use super::Driver;
 use crate::oracle::Slot;
 use kvbm_plan::Tier;
-use kvbm_pool::{EventKind, Selection, TierMask};
+use kvbm_pool::{EventKind, PrefixBlock, Selection, TierMask};
 use std::collections::BTreeMap;
 
 impl Driver {
@@ -31,14 +31,31 @@ impl Driver {
                 );
             }
         }
+        self.compare_losses();
         self.compare_events();
+    }
+
+    /// What is in our hands knows whether it was lost.
+    fn compare_losses(&self) {
+        for held in self.held.iter().filter(|held| !held.blocks().is_empty()) {
+            assert_eq!(held.is_lost(), self.oracle.is_lost(held.tier(), held.blocks()));
+        }
+        for (pinned, _) in &self.pinned {
+            let lost = self.oracle.is_lost(pinned.tier().index(), pinned.block_ids());
+            assert!(pinned.is_lost() || !lost, "{pinned:?} after operation {}", self.last);
+        }
+        for prefix in &self.prefixes {
+            let lost = |block: &PrefixBlock| self.oracle.is_lost(block.tier.index(), &[block.block]);
+            let first = prefix.blocks().iter().filter(|block| lost(block)).map(|block| block.tier).min();
+            assert_eq!(prefix.lost().map(|lost| lost.tier), first);
+        }
     }
 
     pub(super) fn compare_occupancy(&self, tier: Tier) {
         let (index, status) = (tier.index(), self.registry.occupancy(tier));
         let count = |what: fn(Slot, u32) -> bool| self.oracle.count(index, what);
         assert_eq!(status.free, count(|slot, _| slot == Slot::Free), "free of {tier}");
-        assert_eq!(status.held, count(|slot, _| slot == Slot::Held), "held of {tier}");
+        assert_eq!(status.held, count(|slot, _| matches!(slot, Slot::Held { .. })), "held of {tier}");
         let arriving = count(|slot, _| matches!(slot, Slot::Arriving(_) | Slot::Cancelled(_)));
         assert_eq!(status.arriving, arriving, "arriving on {tier}");
         let active = count(|slot, refs| matches!(slot, Slot::Registered(_)) && refs > 0);

@@ -29,7 +29,7 @@ impl Driver {
                 // What was made free for a refused block is free.
                 for slot in room {
                     let slot = &mut self.oracle.tiers[index].slots[slot as usize];
-                    if *slot == Slot::Held {
+                    if *slot == (Slot::Held { lost: false }) {
                         *slot = Slot::Free;
                     }
                 }
