@@ -30,11 +30,14 @@ pub enum FailureKind {
     ShuttingDown,
     /// The destination's capacity is used up.
     Full,
+    /// The memory of a worker that holds a part of it is gone: it ended and started anew, or its rank was given up. A miss, told by the
+    /// leader.
+    Lost,
 }
 
 impl FailureKind {
     /// Every kind, for metrics that start at 0.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Corrupt,
         Self::Missing,
         Self::Io,
@@ -46,6 +49,7 @@ impl FailureKind {
         Self::QueueFull,
         Self::ShuttingDown,
         Self::Full,
+        Self::Lost,
     ];
 
     /// Name in metrics.
@@ -62,6 +66,7 @@ impl FailureKind {
             Self::QueueFull => "queue_full",
             Self::ShuttingDown => "shutting_down",
             Self::Full => "full",
+            Self::Lost => "lost",
         }
     }
 
@@ -79,6 +84,7 @@ impl FailureKind {
             Self::QueueFull => "retry later, or raise the queue depth of the path",
             Self::ShuttingDown => "nothing: the worker is shutting down",
             Self::Full => "raise the volume's capacity, or remove objects",
+            Self::Lost => "recompute the block; what was allocated or found before is to be dropped",
         }
     }
 }

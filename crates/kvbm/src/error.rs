@@ -1,6 +1,7 @@
 //! What callers are told when something does not work.
 
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, Path};
+use kvbm_pool::Lost;
 use std::fmt;
 
 /// A block that did not arrive: which, on which path, why, and what to do.
@@ -32,6 +33,12 @@ impl fmt::Display for FirstOf<'_> {
             [first, rest @ ..] => write!(f, "{first}; and {} more", rest.len()),
         }
     }
+}
+
+/// The failure of a block that was lost with what a tier held, and what became of it.
+pub(crate) fn lost(lost: Lost, story: &str) -> Failure {
+    let detail = format!("{} lost what it held (the memory of a worker is gone); {story}", lost.tier);
+    Failure::new(FailureKind::Lost, detail)
 }
 
 /// Whether a failure says that the source's bytes are bad, so that its slot must not serve again.

@@ -108,7 +108,7 @@ pub use kvbm_plan::{
     BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier, VolumeDescriptor, VolumeId,
 };
 pub use kvbm_pool::{
-    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Partial, PinError, Prefix,
-    Reset, Share, TierMask, TtlError,
+    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,
+    Prefix, Reset, Share, TierMask, TtlError,
 };
 pub use kvbm_tokens::{BlockChain, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence};

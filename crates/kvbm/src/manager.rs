@@ -15,8 +15,8 @@ use crate::workers::Workers;
 use kvbm_device::Event;
 use kvbm_plan::{Command, GroupId, NamespaceId, Rank, Tier};
 use kvbm_pool::{
-    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, Partial, PinError, Pinned, Prefix,
-    RegisterError, Rejected, Reset, SequenceError as CommitError, TierMask, TtlError,
+    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
+    Prefix, RegisterError, Rejected, Reset, SequenceError as CommitError, TierMask, TtlError,
 };
 use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
 use std::sync::Arc;
@@ -68,6 +68,9 @@ pub enum OffloadError {
     /// The blocks are another manager's.
     #[error("the blocks belong to another manager: offload them with the one that they came from")]
     Foreign,
+    /// The blocks are gone.
+    #[error(transparent)]
+    Lost(#[from] Lost),
     /// The manager is shutting down.
     #[error("the manager is shutting down: no offload starts")]
     ShuttingDown,
@@ -258,10 +261,15 @@ impl<G> KvBlockManager<G> {
     /// `transfer.rank_lost_after` does this by itself for ranks whose line stays closed.
     /// One that is silent on an open line may still write: make sure that its process is gone before this is called.
     ///
-    /// One thing is the caller's. Blocks that were allocated or parked before a worker started again hold nothing of it: drop them and
-    /// compute them again, do not register or resume them. What was on G3 when a rank was given up stays on the disks, until
-    /// [`forget`](Self::forget) or [`clear`](Self::clear) removes it, also there; a rank that is away is told when its worker starts again
-    /// under this manager.
+    /// What was given out before a loss (of a rank that is given up, or whose worker starts anew) is refused afterwards, with an error
+    /// `Lost` that names the tier: blocks that were allocated before are not registered or parked, parked ones not resumed, pinned ones
+    /// not offloaded; of an engine's own blocks those count as computed before that were not given to something since
+    /// (`before_reuse`). Transfers that were under way do not arrive ([`FailureKind::Lost`](crate::FailureKind::Lost)). Drop such blocks and compute them
+    /// again, together with what was computed from them: a batch that was allocated after the loss, but computed with blocks in G1 that were
+    /// pinned before it ([`Pinned::is_lost`]), looks like any other. `kvbm_lost_batch_refusals_total{tier}` counts refusals.
+    ///
+    /// What was on G3 when a rank was given up stays on the disks, until [`forget`](Self::forget) or [`clear`](Self::clear) removes it, also
+    /// there; a rank that is away is told when its worker starts again under this manager.
     pub fn rank_lost(&self, rank: Rank) -> usize {
         self.leader.rank_lost(rank)
     }
@@ -456,7 +464,8 @@ impl KvBlockManager<Owned> {
     /// ```
     ///
     /// # Errors
-    /// The batch comes back with the reason.
+    /// The batch comes back with the reason: [`RegisterError::Lost`] where it was allocated before a worker lost its memory
+    /// ([`rank_lost`](Self::rank_lost)).
     pub fn register(
         &self,
         blocks: Blocks<G1, Complete>,
@@ -475,7 +484,11 @@ impl KvBlockManager<Owned> {
     ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
         self.events.make_room();
         let pool = self.leader.registry.pool::<G1>();
-        let cached = pool.register_with(blocks, Duplicates::Reuse, metadata)?;
+        let cached = pool.register_with(blocks, Duplicates::Reuse, metadata).inspect_err(|rejected| {
+            if let RegisterError::Lost(lost) = rejected.error {
+                self.leader.count_lost(lost);
+            }
+        })?;
         self.leader.registered(Tier::G1, None, || cached.clone().erase());
         Ok(cached)
     }
@@ -496,6 +509,7 @@ impl KvBlockManager<Owned> {
         if self.leader.is_turned_away() {
             return Err(OffloadError::ShuttingDown);
         }
+        self.leader.check_lost(from, blocks.losses())?;
         if self.leader.offload_now(blocks.clone(), to) {
             Ok(())
         } else {

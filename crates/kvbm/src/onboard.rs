@@ -1,12 +1,12 @@
 //! Bringing a prefix to G1.
 
-use crate::error::{BlockFailure, FirstOf};
+use crate::error::{BlockFailure, FirstOf, lost};
 use crate::leader::operation::{Destination, Interest, Move, Operation, Parts, Purpose, Released, expired};
 use crate::leader::{Leader, Prepared};
 use crate::signal::deadline;
 use crate::volume::VolumeTier;
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, GroupId, Path, SequenceHash, Tier};
-use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Pinned, Prefix, PrefixBlock};
+use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Losses, Pinned, Prefix, PrefixBlock};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::future::Future;
@@ -138,6 +138,7 @@ impl Leader {
                 return;
             }
         };
+        let losses = self.registry.losses();
         let there = onboarding.still_there();
         let (mut moves, mut places) = (Vec::new(), Vec::new());
         for (place, &at) in lower.iter().enumerate() {
@@ -156,10 +157,14 @@ impl Leader {
             }
         }
         if there < onboarding.identities.len() {
-            onboarding
-                .fail_from(there, &Failure::new(FailureKind::Missing, "it was removed since it was matched"));
+            let removed = "it was removed since it was matched";
+            let failure = match onboarding.prefix.lost() {
+                Some(gone) => lost(gone, &format!("{removed}: match it again")),
+                None => Failure::new(FailureKind::Missing, removed),
+            };
+            onboarding.fail_from(there, &failure);
         }
-        let prepared = self.prepare_onboard(onboarding, arrivals, moves, places, &mut arriving);
+        let prepared = self.prepare_onboard(onboarding, arrivals, moves, places, losses, &mut arriving);
         drop(arriving);
         if let Some(prepared) = prepared {
             self.send(prepared);
@@ -173,6 +178,7 @@ impl Leader {
         arrivals: AnyArrivals,
         moves: Vec<Move>,
         places: Vec<usize>,
+        losses: Losses,
         arriving: &mut HashMap<Key, Arc<Operation>>,
     ) -> Option<Prepared> {
         if moves.is_empty() {
@@ -183,6 +189,7 @@ impl Leader {
         let parts = Parts {
             moves,
             destination: Destination::Reserved { arrivals, places },
+            losses,
             keep: vec![Box::new(Arc::clone(&onboarding.prefix))],
             source_check: None,
             round: None,

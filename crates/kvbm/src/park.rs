@@ -10,7 +10,7 @@ use crate::leader::operation::{Destination, Move, Operation, Parts, Purpose, exp
 use crate::manager::{KvBlockManager, ONLY_GROUP, Owned};
 use crate::signal::deadline;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, NamespaceId, SequenceHash, Tier};
-use kvbm_pool::{AllocError, Blocks, G1, G2, Origin, Partial, Reset, SequenceError};
+use kvbm_pool::{AllocError, Blocks, G1, G2, Losses, Lost, Origin, Partial, Reset, SequenceError};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +41,9 @@ pub enum ParkError {
     /// The blocks are another manager's.
     #[error("the blocks belong to another manager: give them to the one that they came from")]
     Foreign,
+    /// What is in the blocks is gone.
+    #[error(transparent)]
+    Lost(#[from] Lost),
     /// The manager is shutting down.
     #[error("the manager is shutting down: recompute the sequence elsewhere")]
     ShuttingDown,
@@ -78,10 +81,13 @@ impl KvBlockManager<Owned> {
     /// Moves a sequence's unregistered blocks to G2 and frees their G1 slots. Waits at most the transfer deadline.
     ///
     /// # Errors
-    /// The blocks come back with the reason.
+    /// The blocks come back with the reason: [`ParkError::Lost`] where G1 lost what it held since they were allocated.
     pub fn park(&self, blocks: Blocks<G1, Partial>) -> Result<Parked, ParkRejected<Blocks<G1, Partial>>> {
         if !self.leader.registry.owns_blocks(&blocks) {
             return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
+        }
+        if let Err(lost) = self.leader.check_lost(Tier::G1, blocks.losses()) {
+            return Err(ParkRejected { blocks: Some(blocks), error: lost.into() });
         }
         let origin = blocks.origin();
         let host =
@@ -93,11 +99,13 @@ impl KvBlockManager<Owned> {
                 }
             };
         let names = private_names(blocks.len());
+        let losses = blocks.losses();
         let source = Arc::new(blocks);
         let moves = moves(&names, Tier::G1, source.block_ids(), host.block_ids());
         let moved = self.leader.move_private(
             Tier::G2,
             moves,
+            losses,
             vec![Box::new(Arc::clone(&source)), Box::new(Arc::clone(&host))],
         );
         match moved {
@@ -109,10 +117,14 @@ impl KvBlockManager<Owned> {
     /// Brings parked blocks back to G1, where their sequence goes on. Waits at most the transfer deadline.
     ///
     /// # Errors
-    /// The blocks stay parked, and come back with the reason.
+    /// The blocks stay parked, and come back with the reason: [`ParkError::Lost`] where G2 lost what it held since they were parked.
     pub fn resume(&self, parked: Parked) -> Result<Blocks<G1, Partial>, ParkRejected<Parked>> {
         if !self.leader.registry.owns_blocks(&parked.blocks) {
             return Err(ParkRejected { blocks: Some(parked), error: ParkError::Foreign });
+        }
+        let losses = parked.blocks.losses();
+        if let Err(lost) = self.leader.check_lost(Tier::G2, losses) {
+            return Err(ParkRejected { blocks: Some(parked), error: lost.into() });
         }
         let pool = self.leader.registry.pool::<G1>();
         let device = match pool.get_mutable_blocks_for(parked.origin.namespace, parked.len()) {
@@ -125,7 +137,7 @@ impl KvBlockManager<Owned> {
         let moves = moves(&parked.names, Tier::G2, parked.blocks.block_ids(), device.block_ids());
         let keep: Vec<Box<dyn Any + Send>> =
             vec![Box::new(Arc::clone(&parked.blocks)), Box::new(Arc::clone(&device))];
-        if let Err(error) = self.leader.move_private(Tier::G1, moves, keep) {
+        if let Err(error) = self.leader.move_private(Tier::G1, moves, losses, keep) {
             return Err(ParkRejected { blocks: Some(parked), error });
         }
         let Origin { namespace, group, position } = parked.origin;
@@ -143,6 +155,7 @@ impl Leader {
         self: &Arc<Self>,
         to: Tier,
         moves: Vec<Move>,
+        losses: Losses,
         keep: Vec<Box<dyn Any + Send>>,
     ) -> Result<(), ParkError> {
         if self.is_turned_away() {
@@ -155,6 +168,7 @@ impl Leader {
         let parts = Parts {
             moves,
             destination: Destination::Unregistered,
+            losses,
             keep,
             source_check: None,
             round: None,
@@ -166,6 +180,10 @@ impl Leader {
         if let Err(reason) = self.await_operation(&operation, "private blocks") {
             let failed = all.iter().map(|step| step.failed(to, reason.clone()));
             return Err(ParkError::Failed(failed.collect()));
+        }
+        // Whatever else is told of them: nothing could bring them back.
+        if let Some(from) = all.first().map(|step| step.from) {
+            self.check_lost(from, losses)?;
         }
         operation.with_outcome(|outcome| match outcome.failures.as_slice() {
             [] => Ok(()),

@@ -138,6 +138,7 @@ impl Leader {
             metrics.evictions(EvictReason::Capacity).raise_to(counters.evicted);
             metrics.evictions(EvictReason::Expired).raise_to(counters.expired);
             metrics.evictions(EvictReason::Corrupt).raise_to(counters.quarantined);
+            metrics.evictions(EvictReason::RankLost).raise_to(counters.lost);
         }
         self.refresh_tenant_metrics();
         for volume in self.volumes.all() {

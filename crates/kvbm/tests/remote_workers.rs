@@ -9,10 +9,14 @@ use kvbm::config::Blocks;
 use kvbm::device::{Device, EmulatedConfig, EmulatedDevice};
 use kvbm::layout::{AxisOrder, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement};
 use kvbm::plan::{Epoch, Message, wire};
+use kvbm::pool::RegisterError;
 use kvbm::storage::{BoundLayout, DeviceAllocator, SystemAllocator};
 use kvbm::volumes::{BlobScope, BlobSlice, DirectoryVolume, Volume, VolumeRegistry};
 use kvbm::worker::{LinkError, MessageSink, WorkerLink};
-use kvbm::{KvBlockManager, Owned, Rank, Tier, TokenSequence, VolumeDescriptor, VolumeId, VolumeSetError};
+use kvbm::{
+    KvBlockManager, Lost, Owned, ParkError, Rank, Tier, TokenSequence, VolumeDescriptor, VolumeId,
+    VolumeSetError,
+};
 use kvbm_transfer::{TransferManager, VolumeTier, WorkerConfig};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -280,4 +284,49 @@ fn workers_in_other_processes_learn_of_volumes() {
     manager.register_volume(at(VolumeId(2), &first)).expect("beside it");
     assert_eq!((onboard(&manager, &one), onboard(&manager, &two)), (4, 3));
     assert_eq!(manager.status().volumes.len(), 2);
+}
+
+#[test]
+fn what_was_given_out_before_a_worker_started_again_is_worth_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (manager, lines) = start(folder.path());
+    let (one, two) = (tokens(&manager, 1, 4), tokens(&manager, 2, 4));
+    for round in 0..2 {
+        put(&manager, &one);
+        assert_eq!(manager.look_up(&one).len(), 4);
+        let complete = manager.commit(manager.allocate(4).unwrap(), &two, 0).unwrap().0;
+        let private = || manager.commit(manager.allocate(3).unwrap(), &tokens(&manager, 3, 1), 0).unwrap().1;
+        let (running, parked) = (private(), manager.park(private()).unwrap());
+        lines.0[1].kill();
+        if round == 1 {
+            assert_eq!(manager.rank_lost(Rank(1)), 0, "it owes nothing");
+        }
+        lines.0[1].start();
+        let until = soon();
+        while !complete.is_lost() || manager.status().ranks[1].is_lost {
+            assert!(Instant::now() < until, "the leader hears of the new worker");
+            std::thread::yield_now();
+        }
+        assert_eq!(manager.look_up(&one).len(), 0);
+        let rejected = manager.register(complete).unwrap_err();
+        assert_eq!(rejected.error, RegisterError::Lost(Lost { tier: Tier::G1 }));
+        let refused = manager.park(running).unwrap_err();
+        assert!(matches!(refused.error, ParkError::Lost(Lost { tier: Tier::G1 })), "{refused}");
+        let not_resumed = manager.resume(parked).unwrap_err();
+        assert!(matches!(not_resumed.error, ParkError::Lost(Lost { tier: Tier::G2 })), "{not_resumed}");
+        drop((rejected, refused, not_resumed));
+        // Computed again, all of it is as good as ever.
+        put(&manager, &two);
+        assert_eq!(onboard(&manager, &two), 0, "cleared: there is no volume");
+        put(&manager, &two);
+        assert_eq!(manager.clear(Tier::G1), Ok(4));
+        assert_eq!(manager.onboard(manager.match_prefix(&two)).wait().unwrap().len(), 4);
+        let parked = manager.park(private()).unwrap();
+        assert_eq!(manager.resume(parked).unwrap().len(), 2);
+        let tiers = manager.status().tiers;
+        assert!(tiers.iter().all(|tier| (tier.arriving, tier.held) == (0, 0)), "{tiers:?}");
+        for tier in [Tier::G1, Tier::G2] {
+            manager.clear(tier).unwrap();
+        }
+    }
 }

@@ -2,9 +2,10 @@
 //!
 //! The engine reuses its block ids as it likes. A copy that was made while the block changed hands is worthless, so
 //! each id carries a generation that goes up whenever its content may change, and a count of the transfers that
-//! touch it right now.
+//! touch it right now. When it went up last is kept too: what was put there before G1 was lost is gone.
 
 use kvbm_plan::BlockId;
+use kvbm_pool::Losses;
 use parking_lot::{Condvar, Mutex};
 use std::time::Instant;
 
@@ -19,9 +20,24 @@ pub(crate) struct Hold {
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     generation: u32,
-    /// Transfers that touch the block; of these, such as write it.
+    /// When the block was given to what is in it.
+    losses: Losses,
+    /// Transfers that touch the block, and whether one of them writes it.
     transfers: u32,
-    writers: u32,
+}
+
+/// Set in `Slot::transfers` while one of them writes: no other begins then.
+const WRITTEN: u32 = 1 << 31;
+
+impl Slot {
+    fn is_written(&self) -> bool {
+        self.transfers & WRITTEN != 0
+    }
+
+    fn change(&mut self, losses: Losses) {
+        self.generation = self.generation.wrapping_add(1);
+        self.losses = losses;
+    }
 }
 
 /// The engine's blocks.
@@ -60,20 +76,20 @@ impl Generations {
     /// # Errors
     /// Those of the blocks that a transfer writes right now: nothing was begun.
     pub(crate) fn begin_read(&self, ids: &[BlockId]) -> Result<Vec<Hold>, Vec<BlockId>> {
-        self.begin(ids, false)
+        self.begin(ids, None)
     }
 
-    /// A transfer begins to write these blocks: whatever reads them now reads rubbish.
+    /// A transfer begins to write these blocks, after so many losses: whatever reads them now reads rubbish.
     ///
     /// # Errors
     /// Those of the blocks that another transfer writes right now: nothing was begun.
-    pub(crate) fn begin_write(&self, ids: &[BlockId]) -> Result<Vec<Hold>, Vec<BlockId>> {
-        self.begin(ids, true)
+    pub(crate) fn begin_write(&self, ids: &[BlockId], losses: Losses) -> Result<Vec<Hold>, Vec<BlockId>> {
+        self.begin(ids, Some(losses))
     }
 
-    fn begin(&self, ids: &[BlockId], writes: bool) -> Result<Vec<Hold>, Vec<BlockId>> {
+    fn begin(&self, ids: &[BlockId], writes: Option<Losses>) -> Result<Vec<Hold>, Vec<BlockId>> {
         let mut slots = self.slots.lock();
-        let written = |id: &&BlockId| slots.get(id.index()).is_some_and(|slot| slot.writers > 0);
+        let written = |id: &&BlockId| slots.get(id.index()).is_some_and(Slot::is_written);
         let written: Vec<_> = ids.iter().filter(written).copied().collect();
         if !written.is_empty() {
             return Err(written);
@@ -81,11 +97,11 @@ impl Generations {
         let begin = |&block: &BlockId| {
             let slot = slots.get_mut(block.index())?;
             slot.transfers += 1;
-            if writes {
-                slot.writers += 1;
-                slot.generation = slot.generation.wrapping_add(1);
+            if let Some(losses) = writes {
+                slot.transfers |= WRITTEN;
+                slot.change(losses);
             }
-            Some(Hold { block, generation: slot.generation, writes })
+            Some(Hold { block, generation: slot.generation, writes: writes.is_some() })
         };
         Ok(ids.iter().filter_map(begin).collect())
     }
@@ -100,22 +116,30 @@ impl Generations {
         let mut slots = self.slots.lock();
         for hold in holds {
             if let Some(slot) = slots.get_mut(hold.block.index()) {
-                slot.transfers = slot.transfers.saturating_sub(1);
-                slot.writers = slot.writers.saturating_sub(u32::from(hold.writes));
+                let written = slot.is_written() && !hold.writes;
+                let left = (slot.transfers & !WRITTEN).saturating_sub(1);
+                slot.transfers = if written { left | WRITTEN } else { left };
             }
         }
         drop(slots);
         self.changed.notify_all();
     }
 
-    /// The content of these blocks may change from now on.
-    pub(crate) fn invalidate(&self, ids: &[BlockId]) {
+    /// The content of these blocks may change from now on, after so many losses.
+    pub(crate) fn invalidate(&self, ids: &[BlockId], losses: Losses) {
         let mut slots = self.slots.lock();
         for id in ids {
             if let Some(slot) = slots.get_mut(id.index()) {
-                slot.generation = slot.generation.wrapping_add(1);
+                slot.change(losses);
             }
         }
+    }
+
+    /// Those of `ids` that were given to what is in them at a time since which that `is_lost`.
+    pub(crate) fn lost(&self, ids: &[BlockId], is_lost: impl Fn(Losses) -> bool) -> Vec<BlockId> {
+        let slots = self.slots.lock();
+        let lost = |id: &&BlockId| slots.get(id.index()).is_some_and(|slot| is_lost(slot.losses));
+        ids.iter().filter(lost).copied().collect()
     }
 
     /// Those of `ids` that a transfer touches right now.
@@ -150,7 +174,7 @@ mod tests {
         let blocks = Generations::new(4);
         let holds = blocks.begin_read(&IDS).unwrap();
         assert!(holds.iter().all(|&hold| blocks.is_valid(hold)));
-        blocks.invalidate(&[BlockId(3)]);
+        blocks.invalidate(&[BlockId(3)], Losses::default());
         assert_eq!(holds.iter().map(|&hold| blocks.is_valid(hold)).collect::<Vec<_>>(), [true, false]);
         assert_eq!(blocks.busy(&IDS), IDS);
         blocks.end(&holds);
@@ -161,7 +185,7 @@ mod tests {
     fn a_write_spoils_the_reads_under_way_but_not_itself() {
         let blocks = Generations::new(4);
         let reads = blocks.begin_read(&IDS).unwrap();
-        let writes = blocks.begin_write(&IDS).unwrap();
+        let writes = blocks.begin_write(&IDS, Losses::default()).unwrap();
         assert!(!reads.iter().any(|&hold| blocks.is_valid(hold)));
         assert!(writes.iter().all(|&hold| blocks.is_valid(hold)));
     }
@@ -169,11 +193,13 @@ mod tests {
     #[test]
     fn what_is_written_is_neither_read_nor_written_by_another() {
         let blocks = Generations::new(4);
-        let writes = blocks.begin_write(&IDS).unwrap();
-        assert_eq!(blocks.begin_write(&[BlockId(0), BlockId(1)]), Err(vec![BlockId(1)]));
+        let writes = blocks.begin_write(&IDS, Losses::default()).unwrap();
+        assert_eq!(blocks.begin_write(&[BlockId(0), BlockId(1)], Losses::default()), Err(vec![BlockId(1)]));
         assert_eq!(blocks.begin_read(&[BlockId(3)]), Err(vec![BlockId(3)]));
         assert_eq!(blocks.busy(&[BlockId(0)]), [], "nothing was begun");
+        assert_eq!(blocks.busy(&IDS), IDS);
         blocks.end(&writes);
+        assert_eq!(blocks.busy(&IDS), []);
         assert!(blocks.begin_read(&IDS).is_ok());
     }
 

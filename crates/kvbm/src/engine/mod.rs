@@ -13,7 +13,7 @@ use crate::manager::{KvBlockManager, ONLY_GROUP};
 pub use generations::NoSuchBlock;
 use generations::{Generations, Hold};
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, NamespaceId, Tier};
-use kvbm_pool::{AllocError, Arrival};
+use kvbm_pool::{AllocError, Arrival, Lost};
 use kvbm_tokens::BlockChain;
 pub use onboard::{EngineOnboardError, EngineOnboarding};
 use std::any::Any;
@@ -53,6 +53,15 @@ pub enum EngineError {
     /// Blocks that another transfer writes.
     #[error("engine blocks {0:?} are being written: call before_reuse first")]
     Busy(Vec<BlockId>),
+    /// Blocks that have not been given to anything since a worker that has a part of them lost its memory.
+    #[error(
+        "what was in engine blocks {0:?} is gone: G1 was lost since (a worker with a part of it started anew, or its rank was given up); \
+         compute it again, in blocks for which before_reuse was called after that"
+    )]
+    Lost(Vec<BlockId>),
+    /// The prefix was matched before a tier of it was lost.
+    #[error("{} lost what it held since the prefix was matched (the memory of a worker is gone): match it again", .0.tier)]
+    LostPrefix(Lost),
     /// The prefix is another manager's.
     #[error("the prefix was matched by another manager: match it again with this one")]
     ForeignPrefix,
@@ -103,6 +112,9 @@ impl KvBlockManager<Engine> {
     /// content may have changed before its copy was over ([`released`](Self::released), [`before_reuse`](Self::before_reuse),
     /// an onboard into it) is not made visible.
     ///
+    /// Where a worker starts anew, or a rank is given up, what G1 held is gone ([`rank_lost`](Self::rank_lost)): blocks are taken again
+    /// that were given to something since ([`before_reuse`](Self::before_reuse), [`released`](Self::released), an onboard).
+    ///
     /// # Errors
     /// See [`EngineError`]; nothing was started.
     pub fn offload<'a>(
@@ -141,6 +153,12 @@ impl KvBlockManager<Engine> {
         ids: &[BlockId],
         identities: &[BlockIdentity],
     ) -> Result<OffloadStarted, EngineError> {
+        let losses = self.leader.registry.losses();
+        let lost = self.g1.blocks.lost(ids, |since| self.leader.registry.is_lost(Tier::G1, since));
+        if !lost.is_empty() {
+            self.leader.count_lost(Lost { tier: Tier::G1 });
+            return Err(EngineError::Lost(lost));
+        }
         let holds = self.g1.blocks.begin_read(ids).map_err(EngineError::Busy)?;
         // Ends the reads wherever this ends, at the latest with the transfer.
         let busy = Busy { blocks: Arc::clone(&self.g1.blocks), holds };
@@ -168,7 +186,8 @@ impl KvBlockManager<Engine> {
         let round = self.leader.offloads.round();
         let running = Running::new(&self.leader, round, moves.len());
         let keep: Vec<Box<dyn Any + Send>> = vec![Box::new(busy), Box::new(running)];
-        let parts = Parts { moves, destination, keep, source_check, round: Some(round), volume: None };
+        let round = Some(round);
+        let parts = Parts { moves, destination, losses, keep, source_check, round, volume: None };
         let prepared = self.leader.prepare(Purpose::Offload, Tier::G2, parts);
         self.leader.send(prepared);
         Ok(started)
@@ -202,17 +221,18 @@ impl KvBlockManager<Engine> {
     /// An id beyond the registered memory.
     pub fn released(&self, ids: &[BlockId]) -> Result<Vec<BlockId>, NoSuchBlock> {
         self.g1.blocks.check(ids)?;
-        self.g1.blocks.invalidate(ids);
+        self.g1.blocks.invalidate(ids, self.leader.registry.losses());
         Ok(self.g1.blocks.busy(ids))
     }
 
     /// Makes sure that these blocks can be overwritten: copies under way are discarded, and the call returns when the hardware
-    /// no longer touches the blocks.
+    /// no longer touches the blocks. What is in them from now on is what the engine computes after this: where G1 was lost, they can be
+    /// offloaded again.
     ///
     /// # Errors
     /// What is still busy at `deadline`; an id beyond the registered memory is never busy.
     pub fn before_reuse(&self, ids: &[BlockId], deadline: Instant) -> Result<(), StillBusy> {
-        self.g1.blocks.invalidate(ids);
+        self.g1.blocks.invalidate(ids, self.leader.registry.losses());
         self.leader.cancel_reads(ids);
         match self.g1.blocks.wait_idle(ids, deadline) {
             busy if busy.is_empty() => Ok(()),

@@ -53,6 +53,11 @@ impl KvBlockManager<Engine> {
         if self.leader.is_turned_away() {
             return Err(EngineError::ShuttingDown);
         }
+        let losses = self.leader.registry.losses();
+        if let Some(lost) = prefix.lost() {
+            self.leader.count_lost(lost);
+            return Err(EngineError::LostPrefix(lost));
+        }
         let identities = prefix.identities();
         let sources = prefix.blocks().iter().zip(&identities).zip(ids);
         let moves: Vec<_> = sources
@@ -69,13 +74,13 @@ impl KvBlockManager<Engine> {
         }
         // Of a volume that was unregistered since no block arrives.
         let volume = prefix.volume().and_then(|id| self.leader.volumes.get(id));
-        let holds = self.g1.blocks.begin_write(ids).map_err(EngineError::Busy)?;
+        let holds = self.g1.blocks.begin_write(ids, losses).map_err(EngineError::Busy)?;
         let given_away = "was given to another use while it was written";
         let source_check = Some(self.still_the_same(holds.clone(), given_away));
         let busy = Busy { blocks: Arc::clone(&self.g1.blocks), holds };
         let keep: Vec<Box<dyn Any + Send>> = vec![Box::new(prefix), Box::new(busy)];
         let destination = Destination::Unregistered;
-        let parts = Parts { moves, destination, keep, source_check, round: None, volume };
+        let parts = Parts { moves, destination, losses, keep, source_check, round: None, volume };
         let prepared = self.leader.prepare(Purpose::Private, Tier::G1, parts);
         onboarding.interest = Some(prepared.operation().interest());
         self.leader.send(prepared);

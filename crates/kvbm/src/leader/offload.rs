@@ -340,6 +340,7 @@ impl Leader {
         let Some((identities, mut arrivals)) = self.reserve(edge, &mut batch) else { return Vec::new() };
         // Asked after destinations are reserved: what is removed later cancels the arrival, so nothing that was removed (a tenant that was
         // forgotten, what a lost worker had) comes back. The slot is asked for, not the block, which may have come back elsewhere.
+        let losses = self.registry.losses();
         let there = batch.registered();
         let sources = batch.block_ids();
         let (mut moves, mut places, mut orphans) = (Vec::new(), Vec::new(), Vec::new());
@@ -364,6 +365,7 @@ impl Leader {
         let parts = Parts {
             moves,
             destination: Destination::Reserved { arrivals, places },
+            losses,
             keep: vec![Box::new(batch), Box::new(running)],
             source_check: None,
             round: Some(round),

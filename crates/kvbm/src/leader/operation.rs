@@ -8,7 +8,7 @@ use crate::leader::offload::Round;
 use crate::signal::{Signal, deadline};
 use crate::volume::{Moment, VolumeTier};
 use kvbm_plan::{BlockId, BlockIdentity, Endpoint, Failure, FailureKind, Path, Tier, VolumeId};
-use kvbm_pool::{AnyArrivals, Pinned};
+use kvbm_pool::{AnyArrivals, Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
@@ -51,6 +51,8 @@ pub(crate) enum Destination {
 pub(crate) struct Parts {
     pub(crate) moves: Vec<Move>,
     pub(crate) destination: Destination,
+    /// When what is read was known to be there: a tier that was lost since gave nothing, and got nothing that lasts.
+    pub(crate) losses: Losses,
     /// Pins, private batches, engine holds: dropped when no worker touches the blocks any more.
     pub(crate) keep: Vec<Box<dyn Any + Send>>,
     pub(crate) source_check: Option<SourceCheck>,
@@ -367,7 +369,8 @@ mod tests {
         let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
         let destination = Destination::Unregistered;
         let (moves, keep) = (vec![step], Vec::new());
-        let parts = Parts { moves, destination, keep, source_check: None, round: None, volume: None };
+        let losses = Losses::default();
+        let parts = Parts { moves, destination, losses, keep, source_check: None, round: None, volume: None };
         Operation::new(Purpose::Onboard, Tier::G1, limit, parts, 1)
     }
 

@@ -3,13 +3,12 @@
 use super::answers::Item;
 use super::operation::PlanPart;
 use super::{Leader, given_up};
-use crate::metrics::EvictReason;
 use crate::status::RankStatus;
 use crate::worker::LinkError;
 use kvbm_plan::{
     Command, Failure, FailureKind, FlushOutcome, NamespaceId, Path, PlanId, Rank, Tier, VolumeAnswer,
 };
-use kvbm_pool::Selection;
+use kvbm_pool::{Losses, Lost};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,6 +60,8 @@ struct Contact {
     started: Option<Instant>,
     /// Number of the last start that was handed over, of all ranks' ([`Ranks::starts_told`]).
     told: u64,
+    /// Starts that were handed over and are not handled yet: what the one before held still counts as there.
+    waiting: u32,
 }
 
 impl Ranks {
@@ -87,6 +88,17 @@ impl Ranks {
         if let Some(state) = self.get(rank) {
             let mut contact = state.contact.lock();
             contact.told = self.told.fetch_add(1, Ordering::AcqRel) + 1;
+            contact.waiting += 1;
+        }
+    }
+
+    /// A start was handled: its worker is sent what the leader wants of it.
+    fn start_is_handled(&self, rank: Rank) {
+        if let Some(state) = self.get(rank) {
+            let mut contact = state.contact.lock();
+            contact.waiting = contact.waiting.saturating_sub(1);
+            contact.closed = None;
+            state.lost.store(false, Ordering::Release);
         }
     }
 
@@ -95,17 +107,20 @@ impl Ranks {
         self.told.load(Ordering::Acquire)
     }
 
-    /// Whether something may be sent to a rank: then how often a worker of it has started.
+    /// Whether something may be sent to a rank: then how often a worker of it has started. Not to a new worker before its start was handled:
+    /// what it would be told to read is what the one before had.
     pub(super) fn line(&self, rank: Rank) -> Result<u32, Failure> {
         let Some(state) = self.get(rank) else { return Ok(0) };
         if state.lost.load(Ordering::Acquire) {
             return Err(given_up(rank));
         }
         let contact = state.contact.lock();
-        match contact.closed {
-            Some(_) => Err(Failure::new(FailureKind::Io, LinkError::Closed.to_string())),
-            None => Ok(contact.starts),
+        // The first worker of all took nobody's place.
+        let is_new = contact.waiting > 0 && contact.starts > 0;
+        if contact.closed.is_some() || is_new {
+            return Err(Failure::new(FailureKind::Io, LinkError::Closed.to_string()));
         }
+        Ok(contact.starts)
     }
 
     /// The line of a rank was closed when something was to be sent after so many starts.
@@ -179,8 +194,7 @@ impl Leader {
             self.end_questions(rank, &started_again(rank));
             tracing::info!(target: "kvbm", %rank, blocks, was_lost, "a rank's worker started again: what the one before it held is gone");
         }
-        state.contact.lock().closed = None;
-        state.lost.store(false, Ordering::Release);
+        self.ranks.start_is_handled(rank);
         if let Some(metrics) = self.metrics.ranks().get(rank.index()) {
             metrics.lost.set(0);
         }
@@ -265,15 +279,22 @@ impl Leader {
     /// that a later leader finds what all ranks have then. How many went.
     fn lose_blocks(&self, tiers: &[Tier]) -> u64 {
         let _order = self.disk_order.lock();
-        let removed = |tier: Tier| self.registry.counters(tier).removed;
-        let before: Vec<u64> = tiers.iter().map(|&tier| removed(tier)).collect();
-        let blocks = self.registry.remove(Selection::All, tiers.iter().copied().collect()).blocks;
-        for (&tier, before) in tiers.iter().zip(before) {
-            // What else removes blocks on request takes the same lock.
-            let gone = removed(tier).saturating_sub(before);
-            self.metrics.tier(tier).evictions(EvictReason::RankLost).add(gone);
+        self.registry.lose(tiers.iter().copied().collect()).blocks
+    }
+
+    /// Whether what was given out there on a tier is gone since. Counts it: it is asked where a caller wants to go on with it.
+    pub(crate) fn check_lost(&self, tier: Tier, since: Losses) -> Result<(), Lost> {
+        if !self.registry.is_lost(tier, since) {
+            return Ok(());
         }
-        blocks
+        let lost = Lost { tier };
+        self.count_lost(lost);
+        Err(lost)
+    }
+
+    /// Somebody came with what is gone, and was refused.
+    pub(crate) fn count_lost(&self, lost: Lost) {
+        self.metrics.tier(lost.tier).lost_refusals.add(1);
     }
 
     pub(crate) fn rank_status(&self) -> Vec<RankStatus> {
@@ -289,4 +310,41 @@ impl Leader {
 fn started_again(rank: Rank) -> Failure {
     let detail = format!("rank {rank} had taken it when its worker ended, and started again");
     Failure::new(FailureKind::Io, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANK: Rank = Rank(1);
+
+    fn started(ranks: &Ranks) {
+        ranks.get(RANK).expect("one of two").contact.lock().starts += 1;
+        ranks.start_is_handled(RANK);
+    }
+
+    #[test]
+    fn nothing_is_sent_to_a_new_worker_before_its_start_was_handled() {
+        let ranks = Ranks::new(2, Duration::ZERO);
+        assert_eq!(ranks.line(RANK), Ok(0));
+        ranks.start_is_told(RANK);
+        assert_eq!(ranks.line(RANK), Ok(0), "the first one took nobody's place");
+        started(&ranks);
+        assert_eq!(ranks.line(RANK), Ok(1));
+        for starts in 2..4 {
+            ranks.start_is_told(RANK);
+            assert!(ranks.line(RANK).is_err() && ranks.line(Rank(0)).is_ok());
+            started(&ranks);
+            assert_eq!(ranks.line(RANK), Ok(starts));
+        }
+        // Two in a row, of which the second has its turn later.
+        ranks.start_is_told(RANK);
+        ranks.start_is_told(RANK);
+        started(&ranks);
+        assert!(ranks.line(RANK).is_err());
+        started(&ranks);
+        ranks.found_closed(RANK, 5);
+        assert!(ranks.line(RANK).is_err());
+        assert!(ranks.line(Rank(7)).is_ok(), "no such rank: nothing is sent");
+    }
 }

@@ -1,11 +1,11 @@
 //! The end of an operation: what arrived becomes visible, what failed is told, what was held is let go.
 
 use super::Leader;
-use super::operation::{Destination, Move, Operation, Outcome, Purpose, Unsettled};
-use crate::error::{BlockFailure, condemns_source};
+use super::operation::{Destination, Move, Operation, Outcome, Parts, Purpose, Unsettled};
+use crate::error::{BlockFailure, condemns_source, lost};
 use crate::metrics::DropReason;
-use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, SequenceHash, Tier};
-use kvbm_pool::{AnyArrivals, Completion, Quarantine};
+use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
+use kvbm_pool::{AnyArrivals, Completion, Losses, Lost, Quarantine, TierMask};
 use std::sync::Arc;
 
 impl Leader {
@@ -14,6 +14,7 @@ impl Leader {
         let _inside = operation.span.enter();
         // Dropped in the opposite order: should this panic, whoever waits is told after what was held is let go.
         let Unsettled { promise, parts, mut failures } = unsettled;
+        self.lose(operation.to, &parts, &mut failures);
         let joinable = Joinable { leader: self, operation, moves: promise.moves() };
         if let Some(check) = &parts.source_check {
             for (index, slot) in failures.iter_mut().enumerate() {
@@ -22,7 +23,7 @@ impl Leader {
                 }
             }
         }
-        self.condemn_sources(&parts.moves, &failures);
+        self.condemn_sources(&parts.moves, &failures, Some(parts.losses));
         self.drop_missing(&parts.moves, &failures);
         if let Some(volume) = &parts.volume {
             self.note_reads(volume, &parts.moves, &failures, operation.since);
@@ -63,6 +64,23 @@ impl Leader {
         self.pump();
     }
 
+    /// What was read from, or written to, a tier that was lost since it was known to be there did not arrive, whatever the ranks say: a
+    /// worker that started anew may have copied what it never had. Its answers come after its start has been handled.
+    fn lose(&self, to: Tier, parts: &Parts, failures: &mut [Option<Failure>]) {
+        let is_lost = |tier: &Tier| self.registry.is_lost(*tier, parts.losses);
+        let tiers: TierMask = Tier::SLOTTED.into_iter().filter(is_lost).collect();
+        if tiers.is_empty() {
+            return;
+        }
+        for (step, slot) in parts.moves.iter().zip(failures) {
+            let tier = [step.from, to].into_iter().find(|&tier| tiers.contains(tier));
+            if let (None, Some(tier)) = (&slot, tier) {
+                self.metrics.path(Path::new(step.from, to)).failures(FailureKind::Lost).add(1);
+                *slot = Some(lost(Lost { tier }, "while the block was on its way"));
+            }
+        }
+    }
+
     /// The failures with their blocks. Nobody waits for an offload, so the log tells of its failures.
     fn tell(
         &self,
@@ -75,8 +93,12 @@ impl Leader {
         let failures: Vec<BlockFailure> = failed.collect();
         for failure in &failures {
             let expected = matches!(failure.failure.kind, FailureKind::Cancelled | FailureKind::ShuttingDown);
-            if operation.purpose == Purpose::Offload && !expected {
+            let is_offload = operation.purpose == Purpose::Offload && !expected;
+            if is_offload {
                 self.metrics.path(failure.path).dropped(DropReason::Failed).add(1);
+            }
+            // A loss was told once, of the rank.
+            if is_offload && failure.failure.kind != FailureKind::Lost {
                 tracing::warn!(target: "kvbm", %failure, "block not offloaded");
             } else {
                 tracing::debug!(target: "kvbm", %failure, "block did not arrive");
@@ -85,11 +107,13 @@ impl Leader {
         failures
     }
 
-    /// A source whose bytes were bad never serves again, nor after a restart.
-    fn condemn_sources(&self, moves: &[Move], failures: &[Option<Failure>]) {
+    /// A source whose bytes were bad never serves again, nor after a restart. Of a tier that was lost since nothing is said by that of its
+    /// slots.
+    fn condemn_sources(&self, moves: &[Move], failures: &[Option<Failure>], since: Option<Losses>) {
         for (step, slot) in moves.iter().zip(failures) {
             let condemned = slot.as_ref().is_some_and(|failure| condemns_source(failure.kind));
-            if !condemned || step.src.0 >= self.registry.capacity(step.from) {
+            let is_lost = since.is_some_and(|since| self.registry.is_lost(step.from, since));
+            if !condemned || is_lost || step.src.0 >= self.registry.capacity(step.from) {
                 continue;
             }
             self.metrics.tier(step.from).corrupt.add(1);
@@ -109,7 +133,7 @@ impl Leader {
         let step = Move { identity, from: Tier::G3, src: block, dst: block };
         let condemned = condemns_source(failure.kind) && block.0 < self.registry.capacity(Tier::G3);
         let failures = [Some(failure)];
-        self.condemn_sources(&[step], &failures);
+        self.condemn_sources(&[step], &failures, None);
         self.drop_missing(&[step], &failures);
         if condemned {
             // Where the registry had given the block up already, its slot is free, or on its way to another block.

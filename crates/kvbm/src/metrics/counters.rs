@@ -158,6 +158,8 @@ pub struct TierMetrics {
     pub corrupt: Counter,
     /// Slots taken out of use.
     pub quarantined: Counter,
+    /// Batches that a caller wanted to register, park, resume or offload although what they held was lost with a rank.
+    pub lost_refusals: Counter,
     evictions: [Counter; EvictReason::ALL.len()],
     slots: [Gauge; SlotState::ALL.len()],
 }

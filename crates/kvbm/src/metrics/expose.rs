@@ -92,12 +92,15 @@ impl Exposition {
 
     fn tiers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Read = fn(&TierMetrics) -> u64;
-        let each: [(&str, &str, Read); 3] = [
+        let each: [(&str, &str, Read); 4] = [
             ("hit_blocks", "Blocks found, counted at the highest tier that holds them", |tier| {
                 tier.hits.get()
             }),
             ("corrupt_blocks", "Blocks whose bytes did not match, never served", |tier| tier.corrupt.get()),
             ("quarantined_slots", "Slots taken out of use for wrong bytes", |tier| tier.quarantined.get()),
+            ("lost_batch_refusals", "Batches of before a rank was lost that were not taken", |tier| {
+                tier.lost_refusals.get()
+            }),
         ];
         for (name, help, read) in each {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

@@ -24,7 +24,7 @@ fn every_combination_starts_at_zero() {
         series += 1;
     }
     let (tiers, paths) = (Tier::ALL.len(), Path::ALL.len() + 1);
-    let per_tier = 3 + EvictReason::ALL.len() + SlotState::ALL.len();
+    let per_tier = 4 + EvictReason::ALL.len() + SlotState::ALL.len();
     // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
     // Look-ups, waits, malformed messages, ignored reports; nine of events.

@@ -101,6 +101,7 @@ impl Leader {
         let Batch { blocks, round } = batch;
         let running = Running::queued(self, edge.path, round, blocks.len());
         let identities = blocks.identities();
+        let losses = self.registry.losses();
         let there = blocks.registered();
         let sources = blocks.block_ids().to_vec();
         let keep = Arc::new((blocks, running));
@@ -121,7 +122,8 @@ impl Leader {
             let destination = Destination::Volume;
             self.evict_on_volume(&volume, moves.len());
             let volume = Some(volume);
-            let parts = Parts { moves, destination, keep, source_check: None, round: Some(round), volume };
+            let round = Some(round);
+            let parts = Parts { moves, destination, losses, keep, source_check: None, round, volume };
             let prepared = self.prepare(Purpose::Offload, Tier::G4, parts);
             self.send(prepared);
         }
