@@ -21,6 +21,9 @@ const MAX_RECORDS: usize = 16_384;
 /// Slots that are looked at under one hold of the table's lock.
 const LOOK: u32 = 4096;
 
+/// Shortest time between two cycles of which the first failed: it grows from there.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+
 /// After a failure the interval doubles, so many times at most: a disk that is full or failing is not kept busy by attempts in
 /// vain. A flush does not wait for it.
 const MAX_DOUBLINGS: u32 = 7;
@@ -169,7 +172,9 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
         if due(shared) != (0, 0) {
             shared.commit.want(Work::Due);
         }
-        let interval = shared.config.commit.interval.saturating_mul(1 << failures.min(MAX_DOUBLINGS));
+        let interval = shared.config.commit.interval;
+        let interval = if failures == 0 { interval } else { interval.max(SHORTEST_PAUSE) };
+        let interval = interval.saturating_mul(1 << failures.min(MAX_DOUBLINGS));
         let stop = shared.commit.wait_for_work(interval);
         let mut healthy = true;
         // What becomes dirty meanwhile has its own wake-up.

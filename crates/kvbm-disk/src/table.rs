@@ -56,6 +56,10 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "marks of a slot that come and go by themselves, in bytes that it has"
+)]
 struct Slot {
     /// Grows with every change of state, over all slots.
     generation: u64,
@@ -64,6 +68,8 @@ struct Slot {
     readers: u32,
     /// In the dirty queue.
     dirty: bool,
+    /// In the queue of slots whose bytes could not be synced.
+    renewable: bool,
     /// The journal may say that the slot holds a block: a change must be written there.
     recorded: bool,
     /// Recovered after a crash and not read since: the slot may have been overwritten when the process ended.
@@ -76,6 +82,7 @@ impl Slot {
         state: State::Free,
         readers: 0,
         dirty: false,
+        renewable: false,
         recorded: false,
         unproven: false,
     };
@@ -344,7 +351,8 @@ impl Table {
                 State::Free | State::Writing { .. } => {}
             }
         }
-        if matches!(state, State::Present { lasting: Lasting::Never, .. }) {
+        let is_renewable = matches!(state, State::Present { lasting: Lasting::Never, .. });
+        if is_renewable && !std::mem::replace(&mut self.slots[slot.index()].renewable, true) {
             self.renewable.push_back(slot.0);
         }
     }
@@ -377,6 +385,7 @@ impl Table {
     pub(crate) fn begin_renewal(&mut self) -> Option<(BlockId, u64, Content)> {
         while let Some(index) = self.renewable.pop_front() {
             let slot = &mut self.slots[index as usize];
+            slot.renewable = false;
             if let State::Present { content, lasting: Lasting::Never } = slot.state {
                 slot.readers += 1;
                 return Some((BlockId(index), slot.generation, content));
@@ -482,6 +491,7 @@ impl Table {
 mod tests {
     use super::*;
     use crate::journal::Record;
+    use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
 
     /// A header may say that there are four thousand million slots.
     #[test]
@@ -491,5 +501,24 @@ mod tests {
         table.recover(&Record { slot: BlockId(6), generation: 1, state: RecordState::Quarantined });
         assert_eq!((table.num_slots(), table.quarantined_slots()), (7, vec![BlockId(6)]));
         assert_eq!(table.block(BlockId(7)), None);
+    }
+
+    /// A device whose syncs fail, and slots that are used again and again.
+    #[test]
+    fn a_slot_is_queued_once_to_be_written_again() {
+        let (namespace, group, hash) = (NamespaceId(0), GroupId(0), SequenceHash::from_bytes([1; 16]));
+        let identity = BlockIdentity { namespace, group, hash, parent: None, position: 0 };
+        let content = Content { identity, checksum: 0, bytes: 1 };
+        let (mut table, slot) = (Table::new(2), BlockId(1));
+        for _ in 0..10 {
+            table.begin_write(slot).unwrap();
+            table.distrust_unsynced(0, 2, |_| true);
+            table.end_write(slot, Some(content)).unwrap();
+            assert_eq!((table.unsynced(), table.renewable.len()), (1, 1));
+        }
+        let (renewed, generation, _) = table.begin_renewal().unwrap();
+        assert_eq!((renewed, table.begin_renewal().is_none()), (slot, true));
+        assert!(table.end_renewal(slot, generation, true));
+        assert_eq!((table.unsynced(), table.renewable.len()), (0, 0));
     }
 }

@@ -61,10 +61,13 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus")
 }
 
+/// The journal, beside slots of which nothing was ever written.
 fn medium_with(journal: &[u8]) -> SimMedium {
     let medium = SimMedium::new();
-    medium.open(JOURNAL_FILE, OpenFile { create: true, ..OpenFile::default() }).unwrap();
-    medium.edit(JOURNAL_FILE, |bytes| *bytes = journal.to_vec());
+    for (name, content) in [(JOURNAL_FILE, journal.to_vec()), (SLOT_FILE, vec![0; 1 << 20])] {
+        medium.open(name, OpenFile { create: true, ..OpenFile::default() }).unwrap();
+        medium.edit(name, |bytes| *bytes = content);
+    }
     medium
 }
 

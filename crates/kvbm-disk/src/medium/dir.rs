@@ -33,7 +33,7 @@ impl DirMedium {
 
     /// The same with several directories, of which each is locked.
     pub fn lock_all(dirs: &[PathBuf]) -> Result<Self, OpenError> {
-        let locks = dirs.iter().map(|dir| Self::lock_one(dir)).collect::<Result<_, _>>()?;
+        let locks = dirs.iter().map(|dir| Self::lock_one(dir, PATIENCE)).collect::<Result<_, _>>()?;
         Ok(Self { dirs: dirs.to_vec(), _locks: locks })
     }
 
@@ -45,8 +45,8 @@ impl DirMedium {
     }
 
     /// Tries again for a moment: whoever only looks at a directory holds its lock for as long as that takes.
-    fn lock_one(dir: &Path) -> Result<File, OpenError> {
-        let until = Instant::now() + PATIENCE;
+    fn lock_one(dir: &Path, patience: Duration) -> Result<File, OpenError> {
+        let until = Instant::now() + patience;
         loop {
             let last = Instant::now() >= until;
             match Self::open_lock(dir)?.map(|lock| Self::take(dir, lock)).transpose() {
@@ -270,7 +270,8 @@ mod tests {
             std::thread::sleep(5 * PAUSE);
             drop(looking);
         });
-        let locked = DirMedium::lock(dir.path());
+        // Long beside what a busy machine may do to the other thread.
+        let locked = DirMedium::lock_one(dir.path(), Duration::from_secs(30));
         looked.join().expect("no panic");
         locked.map(drop)
     }

@@ -252,7 +252,9 @@ fn index_files(dir: &Path) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let entry = entry?;
         // A snapshot that is being written loses its name when it is done.
-        if entry.file_name() != "limit" && entry.metadata().is_ok_and(|file| file.is_file()) {
+        let name = entry.file_name();
+        let is_index = name != "limit" && !void::is_void(&name.to_string_lossy());
+        if is_index && entry.metadata().is_ok_and(|file| file.is_file()) {
             files.push(entry.path());
         }
     }

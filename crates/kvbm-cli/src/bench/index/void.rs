@@ -2,9 +2,13 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvbm_disk::medium::{BlockFile, DirMedium, Medium, OpenFile};
+
+/// Whether a file of the directory is one of those that keep nothing.
+pub(super) fn is_void(name: &str) -> bool {
+    name.starts_with("slots")
+}
 
 /// A medium whose slot files are void.
 #[derive(Debug)]
@@ -16,7 +20,8 @@ impl Medium for IndexOnly {
     }
 
     fn open(&self, name: &str, how: OpenFile) -> io::Result<Arc<dyn BlockFile>> {
-        if name.starts_with("slots") { Ok(Arc::new(VoidFile::default())) } else { self.0.open(name, how) }
+        let file = self.0.open(name, how)?;
+        Ok(if is_void(name) { Arc::new(VoidFile(file)) } else { file })
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -32,15 +37,13 @@ impl Medium for IndexOnly {
     }
 }
 
-/// A file that takes every byte and keeps none.
-#[derive(Debug, Default)]
-struct VoidFile {
-    len: AtomicU64,
-}
+/// A file that takes every byte and keeps none, but its length: an opening drops blocks beyond that.
+#[derive(Debug)]
+struct VoidFile(Arc<dyn BlockFile>);
 
 impl BlockFile for VoidFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.len.load(Relaxed))
+        self.0.len()
     }
 
     fn read_at(&self, _offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
@@ -51,9 +54,9 @@ impl BlockFile for VoidFile {
         Ok(buffers.iter().map(|buffer| buffer.len()).sum())
     }
 
+    /// One hole.
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.len.store(bytes, Relaxed);
-        Ok(())
+        self.0.set_len(bytes)
     }
 
     fn reserve(&self, bytes: u64) -> io::Result<bool> {
