@@ -342,8 +342,8 @@ impl<G> KvBlockManager<G> {
     /// On G3 everything of it goes, also what had been evicted or was idle for too long and would be found again after a restart. The disks
     /// have made that durable when this returns, or the log says which has not (at most `transfer.deadline` later): then
     /// [`flush`](Self::flush) says why. What was being copied to G3 is removed there when the copy ends; a flush after this waits for that
-    /// too. A rank that is away is told when its worker starts again under this manager; where that is the only rank and the manager ends
-    /// first, repeat this under the next one.
+    /// too. A rank that is away, or whose worker ends before that is durable, is told when its worker starts again under this manager; where
+    /// that is the only rank and the manager ends first, repeat this under the next one.
     pub fn forget(&self, namespace: &Namespace) -> u64 {
         self.leader.forget(NamespaceId::from(namespace.tag()))
     }

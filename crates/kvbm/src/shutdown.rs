@@ -1,6 +1,6 @@
 //! Removing, saving, ending.
 
-use crate::leader::Leader;
+use crate::leader::{Leader, Removal};
 use crate::metrics::EvictReason;
 use crate::signal::deadline;
 use kvbm_plan::{BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Path, Rank, Tier};
@@ -94,14 +94,22 @@ impl Leader {
 
     /// Has every rank make durable what its disk was told. How many blocks each has then.
     fn flush_disks(&self, deadline: Instant) -> Result<Vec<u64>, (Rank, Failure)> {
+        // Before any rank is asked: what it is told after that may not be part of it.
+        let told = self.ranks.removals_told();
         let started = self.flushes.start(self.settings.ranks);
         for (rank, failure) in self.broadcast(&Command::Flush { token: started.token }) {
             self.flushes.answer(rank, started.token, FlushOutcome::Failed(failure));
         }
-        started.wait(deadline, "the flush", |outcome| match outcome {
+        let each = started.wait_each(deadline, "the flush", |outcome| match outcome {
             FlushOutcome::Durable { blocks } => Ok(blocks),
             FlushOutcome::Failed(failure) => Err(failure),
-        })
+        });
+        for (rank, (told, _)) in
+            (0..).map(Rank).zip(told.into_iter().zip(&each)).filter(|(_, (_, one))| one.is_ok())
+        {
+            self.ranks.removals_durable(rank, told);
+        }
+        each.into_iter().collect()
     }
 
     pub(crate) fn shut_down(self: &Arc<Self>, deadline: Instant) -> ShutdownReport {
@@ -231,10 +239,10 @@ impl Leader {
         if self.registry.capacity(Tier::G3) > 0 {
             // The disks know what they hold: blocks too that left the registry by another way. A copy that is on its way there is
             // released when it ends.
+            let removal = Removal::Namespace(namespace);
+            self.ranks.note_removal(removal);
             let unreached = self.broadcast(&Command::Forget { tier: Tier::G3, namespace });
-            for (rank, failure) in unreached {
-                self.missed_forget(rank, namespace, &failure);
-            }
+            self.removal_sent(removal, &unreached);
             drop(order);
             self.commit_removal();
         } else {
@@ -245,10 +253,24 @@ impl Leader {
 
     /// Tells every disk which slots nothing uses, whatever they hold. Under the lock `disk_order`: none of them can have a new block yet.
     fn clear_disks(&self) {
+        self.ranks.note_removal(Removal::Unused);
+        let mut unreached = Vec::new();
         for part in self.registry.free_slots(Tier::G3).chunks(Command::MAX_RELEASE) {
             let command = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
-            for (rank, failure) in self.broadcast(&command) {
-                self.missed_clear(rank, &failure);
+            unreached.extend(self.broadcast(&command));
+        }
+        self.removal_sent(Removal::Unused, &unreached);
+    }
+
+    /// A removal was sent to all ranks but these. It stays noted for every rank until that has made it durable.
+    fn removal_sent(&self, removal: Removal, unreached: &[(Rank, Failure)]) {
+        for rank in self.ranks.all() {
+            match unreached.iter().find(|(missed, _)| *missed == rank) {
+                Some((_, failure)) => tracing::warn!(
+                    target: "kvbm", %rank, %failure, ?removal,
+                    "a rank could not be told what was removed from G3: its worker is told when it starts again; where the manager ends before that, repeat it"
+                ),
+                None => self.ranks.removal_told(rank, removal),
             }
         }
     }
@@ -258,7 +280,7 @@ impl Leader {
         if let Err((rank, failure)) = self.flush_disks(deadline(self.settings.transfer_deadline)) {
             tracing::warn!(
                 target: "kvbm", %rank, %failure,
-                "what was removed from G3 is not known to be so on disk: flush, or a restart now may find it again"
+                "what was removed from G3 is not known to be so on disk: flush; a worker that starts again is told once more, and where the manager ends before either, repeat it"
             );
         }
     }

@@ -117,6 +117,55 @@ fn a_rank_that_was_away_is_told_what_was_forgotten() {
     assert_eq!(ranks.commands(1).len(), 3, "and once");
 }
 
+/// What a worker was sent is worth nothing before its disk has made it durable: it may end before that, with the command unread.
+#[test]
+fn a_rank_that_ended_before_a_removal_was_durable_is_told_again() {
+    let all = || (0..16).map(kvbm::plan::BlockId).collect();
+    for clear in [false, true] {
+        let ranks = Ranks::new(2);
+        let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+        let tag = kvbm::plan::NamespaceId::from(manager.namespace().tag());
+        let removal = if clear {
+            Command::Release { tier: Tier::G3, blocks: all() }
+        } else {
+            Command::Forget { tier: Tier::G3, namespace: tag }
+        };
+        ranks.start(0);
+        ranks.start(1);
+        ranks.set(1, Mode::Silent);
+        let removals = |rank| ranks.commands(rank).iter().filter(|&command| *command == removal).count();
+        let asked =
+            || ranks.commands(1).iter().any(|command| matches!(command, Command::Flush { token: 1.. }));
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                if clear {
+                    assert!(manager.clear(Tier::G3).is_ok());
+                } else {
+                    manager.forget(manager.namespace());
+                }
+            });
+            let limit = soon();
+            while !asked() {
+                assert!(std::time::Instant::now() < limit, "{:?}", ranks.commands(1));
+                std::thread::yield_now();
+            }
+            assert_eq!(removals(1), 1);
+            ranks.start(1);
+        });
+        assert_eq!(removals(1), 2);
+        let last = |rank| ranks.commands(rank).last().cloned();
+        assert_eq!(last(1), Some(Command::Flush { token: 0 }));
+        ranks.start(1);
+        assert_eq!(removals(1), 3, "the second worker ended before it had made it durable, too");
+        ranks.set(1, Mode::Answer);
+        ranks.start(1);
+        ranks.start(1);
+        assert_eq!(removals(1), 4, "the next one has");
+        ranks.start(0);
+        assert_eq!(removals(0), 1, "as this one had at once");
+    }
+}
+
 #[test]
 fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
     let ranks = Ranks::new(1);

@@ -8,7 +8,7 @@ use super::inflight::{Answer, Finished};
 use super::operation::PlanPart;
 use super::recovery::Part;
 use kvbm_plan::wire::{self, DecodeError};
-use kvbm_plan::{Failure, Message, Path, PlanId, Rank, Tier};
+use kvbm_plan::{Failure, FlushOutcome, Message, Path, PlanId, Rank, Tier};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -100,6 +100,9 @@ impl Leader {
             }
             Ok(Message::Flushed { rank, epoch, token, outcome }) => {
                 if epoch == self.settings.epoch {
+                    if token == 0 && matches!(outcome, FlushOutcome::Durable { .. }) {
+                        self.ranks.caught_up(rank);
+                    }
                     self.flushes.answer(rank, token, outcome);
                 }
             }

@@ -100,8 +100,18 @@ impl<T> Asked<T> {
         self,
         deadline: Instant,
         what: &str,
-        mut take: impl FnMut(T) -> Result<R, Failure>,
+        take: impl FnMut(T) -> Result<R, Failure>,
     ) -> Result<Vec<R>, (Rank, Failure)> {
+        self.wait_each(deadline, what, take).into_iter().collect()
+    }
+
+    /// The same, with what became of each rank.
+    pub(crate) fn wait_each<R>(
+        self,
+        deadline: Instant,
+        what: &str,
+        mut take: impl FnMut(T) -> Result<R, Failure>,
+    ) -> Vec<Result<R, (Rank, Failure)>> {
         self.complete.wait_until(deadline);
         let pending = self.gather.state.lock().pending.remove(&self.token);
         let (first, answers) = pending.map(|pending| (pending.first, pending.answers)).unwrap_or_default();

@@ -36,6 +36,7 @@ use offload::Offloads;
 use operation::{Operation, PlanPart};
 use parking_lot::{Mutex, ReentrantMutex};
 use ranks::Ranks;
+pub(crate) use ranks::Removal;
 use recovery::Recoveries;
 pub(crate) use sending::Prepared;
 use std::collections::HashMap;
@@ -76,7 +77,7 @@ pub(crate) struct Leader {
     /// For its figures; the manager owns it.
     pub(crate) events: OnceLock<Weak<EventPump>>,
     links: OnceLock<Vec<Box<dyn WorkerLink>>>,
-    ranks: Ranks,
+    pub(crate) ranks: Ranks,
     inflight: Inflight<PlanPart>,
     inbox: Mutex<Inbox>,
     /// Held while slots of G3 change hands and the workers are told, so that a slot is never released after its next block was

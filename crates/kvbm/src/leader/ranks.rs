@@ -30,24 +30,61 @@ struct State {
     missed: Mutex<Missed>,
 }
 
-/// Removals from G3 that a rank could not be told of. Its worker hears of them when it starts again.
+/// Removals from G3 that a rank is not known to have made durable: it could not be told, or may have ended before its disk had them. Its
+/// worker hears of them when it starts again. What stays noted for too long costs blocks on that disk, and is never wrong.
 #[derive(Default)]
 struct Missed {
-    namespaces: Vec<NamespaceId>,
+    /// Each with its number, where the worker was told.
+    removals: Vec<(Removal, Option<u64>)>,
+    /// The last such number.
+    told: u64,
+    /// That of the last one which a new worker was told, before it was asked to make them durable.
+    caught_up: u64,
+}
+
+/// What is removed from a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    Namespace(NamespaceId),
     /// Whatever lies in slots that nothing uses.
-    unused: bool,
+    Unused,
 }
 
 /// Beyond so many namespaces a rank is told to drop all that is unused.
 const MAX_MISSED: usize = 1024;
 
 impl Missed {
-    fn note(&mut self, namespace: NamespaceId) {
-        if self.namespaces.len() >= MAX_MISSED {
-            self.unused = true;
-        } else if !self.namespaces.contains(&namespace) {
-            self.namespaces.push(namespace);
+    fn find(&mut self, removal: Removal) -> Option<&mut (Removal, Option<u64>)> {
+        self.removals.iter_mut().find(|(noted, _)| *noted == removal)
+    }
+
+    /// Before the rank is told, also where it was told earlier.
+    fn note(&mut self, removal: Removal) {
+        let is_full = self.removals.len() >= MAX_MISSED && self.find(removal).is_none();
+        let removal = if is_full { Removal::Unused } else { removal };
+        match self.find(removal) {
+            Some((_, told)) => *told = None,
+            None => self.removals.push((removal, None)),
         }
+    }
+
+    fn is_told(&mut self, removal: Removal) {
+        let number = self.told + 1;
+        if let Some((_, told)) = self.find(removal) {
+            *told = Some(number);
+            self.told = number;
+        }
+    }
+
+    /// What was told up to this number is durable.
+    fn durable(&mut self, upto: u64) {
+        self.removals.retain(|(_, told)| told.is_none_or(|told| told > upto));
+    }
+
+    /// A new worker was told nothing. What it has to be told.
+    fn anew(&mut self) -> Vec<Removal> {
+        self.removals.iter_mut().for_each(|(_, told)| *told = None);
+        self.removals.iter().map(|(removal, _)| *removal).collect()
     }
 }
 
@@ -75,7 +112,7 @@ impl Ranks {
         self.each.get(rank.index())
     }
 
-    fn all(&self) -> impl Iterator<Item = Rank> + use<> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = Rank> + use<> {
         (0..self.each.len() as u16).map(Rank)
     }
 
@@ -96,6 +133,9 @@ impl Ranks {
     fn start_is_handled(&self, rank: Rank) {
         if let Some(state) = self.get(rank) {
             let mut contact = state.contact.lock();
+            // At once: a first worker that counted and still waited would pass for one that took another's place.
+            contact.starts += 1;
+            contact.started = Some(Instant::now());
             contact.waiting = contact.waiting.saturating_sub(1);
             contact.closed = None;
             state.lost.store(false, Ordering::Release);
@@ -131,6 +171,39 @@ impl Ranks {
             if contact.starts == starts {
                 contact.closed.get_or_insert_with(Instant::now);
             }
+        }
+    }
+
+    /// Something is to be removed from all disks: noted for every rank before any is told, under the lock `disk_order`.
+    pub(crate) fn note_removal(&self, removal: Removal) {
+        self.each.iter().for_each(|state| state.missed.lock().note(removal));
+    }
+
+    /// The worker of a rank was sent a removal, after it was noted and under the same lock.
+    pub(crate) fn removal_told(&self, rank: Rank, removal: Removal) {
+        if let Some(state) = self.get(rank) {
+            state.missed.lock().is_told(removal);
+        }
+    }
+
+    /// How far each rank was told what to remove: what a flush that begins now makes durable, see [`removals_durable`](Self::removals_durable).
+    pub(crate) fn removals_told(&self) -> Vec<u64> {
+        self.each.iter().map(|state| state.missed.lock().told).collect()
+    }
+
+    /// A rank has made durable what it was told up to there.
+    pub(crate) fn removals_durable(&self, rank: Rank, upto: u64) {
+        if let Some(state) = self.get(rank) {
+            state.missed.lock().durable(upto);
+        }
+    }
+
+    /// A rank has made durable what its new worker was told first.
+    pub(super) fn caught_up(&self, rank: Rank) {
+        if let Some(state) = self.get(rank) {
+            let mut missed = state.missed.lock();
+            let upto = missed.caught_up;
+            missed.durable(upto);
         }
     }
 
@@ -181,66 +254,55 @@ impl Leader {
         let Some(state) = self.ranks.get(rank) else { return };
         // The rank is not given up meanwhile.
         let _order = self.disk_order.lock();
-        let starts = {
-            let mut contact = state.contact.lock();
-            contact.starts += 1;
-            contact.started = Some(Instant::now());
-            contact.starts
-        };
+        let earlier = state.contact.lock().starts;
         let was_lost = self.ranks.is_lost(rank);
-        if was_lost || starts > 1 {
+        if was_lost || earlier > 0 {
             let tiers: &[Tier] = if was_lost { &Tier::SLOTTED } else { &[Tier::G1, Tier::G2] };
             let blocks = self.lose_blocks(tiers);
             self.end_questions(rank, &started_again(rank));
             tracing::info!(target: "kvbm", %rank, blocks, was_lost, "a rank's worker started again: what the one before it held is gone");
         }
+        // Before anything reaches the new worker: a flush that it answers says nothing about what only the one before was told.
+        let missed = state.missed.lock().anew();
         self.ranks.start_is_handled(rank);
         if let Some(metrics) = self.metrics.ranks().get(rank.index()) {
             metrics.lost.set(0);
         }
         // Still under the lock: no block was sent to its disk since.
-        self.catch_up(rank);
+        self.catch_up(rank, state, &missed);
     }
 
-    /// Tells a rank what was removed from G3 while it was away.
-    fn catch_up(&self, rank: Rank) {
-        let Some(state) = self.ranks.get(rank) else { return };
-        let Missed { namespaces, unused } = std::mem::take(&mut *state.missed.lock());
-        if namespaces.is_empty() && !unused {
+    /// Tells a rank's new worker what was removed from G3 and is not known to be durable there.
+    fn catch_up(&self, rank: Rank, state: &State, missed: &[Removal]) {
+        if missed.is_empty() {
             return;
         }
-        tracing::info!(target: "kvbm", %rank, namespaces = namespaces.len(), unused, "a rank is told what was removed from G3 while it was away");
-        for namespace in namespaces {
-            if let Err(failure) = self.send_to(rank, &Command::Forget { tier: Tier::G3, namespace }) {
-                self.missed_forget(rank, namespace, &failure);
-            }
-        }
-        if unused {
-            for part in self.registry.free_slots(Tier::G3).chunks(Command::MAX_RELEASE) {
-                let release = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
-                if let Err(failure) = self.send_to(rank, &release) {
-                    self.missed_clear(rank, &failure);
+        tracing::info!(target: "kvbm", %rank, removals = missed.len(), "a rank is told what was removed from G3 while it was away");
+        for &removal in missed {
+            let sent = match removal {
+                Removal::Namespace(namespace) => {
+                    self.send_to(rank, &Command::Forget { tier: Tier::G3, namespace })
                 }
+                Removal::Unused => {
+                    self.registry.free_slots(Tier::G3).chunks(Command::MAX_RELEASE).try_for_each(|part| {
+                        self.send_to(rank, &Command::Release { tier: Tier::G3, blocks: part.to_vec() })
+                    })
+                }
+            };
+            match sent {
+                Ok(()) => state.missed.lock().is_told(removal),
+                Err(failure) => tracing::warn!(
+                    target: "kvbm", %rank, %failure, ?removal,
+                    "a rank could not be told what was removed from G3: its worker is told when it starts again; where the manager ends before that, repeat it"
+                ),
             }
         }
-        // Nobody waits for it: without it, this is durable a commit later.
+        {
+            let mut missed = state.missed.lock();
+            missed.caught_up = missed.told;
+        }
+        // Nobody waits for it: without it, this is durable a commit later. Until it is answered or another flush is, all of it stays noted.
         let _unreached = self.send_to(rank, &Command::Flush { token: 0 });
-    }
-
-    /// A rank could not be told to forget a namespace on its disk.
-    pub(crate) fn missed_forget(&self, rank: Rank, namespace: NamespaceId, failure: &Failure) {
-        tracing::warn!(target: "kvbm", %rank, %failure, ?namespace, "a namespace was not forgotten on a rank's disk: its worker is told when it starts again");
-        if let Some(state) = self.ranks.get(rank) {
-            state.missed.lock().note(namespace);
-        }
-    }
-
-    /// A rank could not be told which slots of its disk hold nothing any more.
-    pub(crate) fn missed_clear(&self, rank: Rank, failure: &Failure) {
-        tracing::warn!(target: "kvbm", %rank, %failure, "a rank's disk was not cleared: its worker is told when it starts again");
-        if let Some(state) = self.ranks.get(rank) {
-            state.missed.lock().unused = true;
-        }
     }
 
     /// Gives up ranks whose line stays closed, and lets go of what earlier workers of a rank owe.
@@ -319,8 +381,51 @@ mod tests {
     const RANK: Rank = Rank(1);
 
     fn started(ranks: &Ranks) {
-        ranks.get(RANK).expect("one of two").contact.lock().starts += 1;
         ranks.start_is_handled(RANK);
+    }
+
+    #[test]
+    fn a_removal_is_noted_until_a_flush_after_it_was_told_is_durable() {
+        let [one, other] = [1, 2].map(|name| Removal::Namespace(NamespaceId(name)));
+        let mut missed = Missed::default();
+        missed.note(one);
+        let before = missed.told;
+        missed.is_told(one);
+        missed.durable(before);
+        assert_eq!(missed.removals, [(one, Some(1))], "that flush may have been asked before");
+        missed.note(other);
+        let upto = missed.told;
+        missed.note(one);
+        missed.is_told(one);
+        missed.durable(upto);
+        assert_eq!(missed.removals, [(one, Some(2)), (other, None)], "told again since; not told at all");
+        let upto = missed.told;
+        assert_eq!(missed.anew(), [one, other]);
+        missed.durable(upto);
+        assert_eq!(missed.removals.len(), 2, "that worker is gone");
+        missed.is_told(other);
+        missed.is_told(one);
+        missed.durable(missed.told);
+        assert_eq!(missed.removals, []);
+        (0..MAX_MISSED as u32 + 7).for_each(|name| missed.note(Removal::Namespace(NamespaceId(name))));
+        assert_eq!(missed.removals.len(), MAX_MISSED + 1);
+        assert_eq!(missed.removals.last(), Some(&(Removal::Unused, None)));
+    }
+
+    #[test]
+    fn the_first_worker_is_never_taken_for_another_ones_successor() {
+        for _ in 0..100 {
+            let ranks = Ranks::new(2, Duration::ZERO);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    ranks.start_is_told(RANK);
+                    started(&ranks);
+                });
+                while ranks.line(RANK).expect("there is no other") == 0 {
+                    std::thread::yield_now();
+                }
+            });
+        }
     }
 
     #[test]

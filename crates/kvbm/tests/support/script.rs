@@ -16,6 +16,8 @@ pub enum Mode {
     Answer,
     /// Keeps it until the test answers.
     Hold,
+    /// Takes everything and answers nothing, no flush either.
+    Silent,
     /// Its line is down.
     Dead,
 }
@@ -192,10 +194,12 @@ impl WorkerLink for Link {
         match (mode, command) {
             (Mode::Dead, _) => return Err(LinkError::Closed),
             (Mode::Answer, Command::Transfer(plan)) => self.ranks.done(self.rank, &plan),
-            (Mode::Hold, Command::Transfer(plan)) => self.ranks.lock()[self.rank].held.push_back(plan),
+            (Mode::Hold | Mode::Silent, Command::Transfer(plan)) => {
+                self.ranks.lock()[self.rank].held.push_back(plan);
+            }
             (_, command) => {
                 self.ranks.lock()[self.rank].commands.push(command.clone());
-                if let Command::Flush { token } = command {
+                if let (true, Command::Flush { token }) = (mode != Mode::Silent, command) {
                     let (epoch, _) = self.ranks.lock()[self.rank].line.clone().unwrap();
                     let outcome = FlushOutcome::Durable { blocks: 0 };
                     let rank = Rank(self.rank as u16);
