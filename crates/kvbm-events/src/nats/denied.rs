@@ -101,16 +101,18 @@ impl Denied {
         self.check(name, Right::Publish, subject)
     }
 
-    /// What `work` gives, which publishes to `subject` or to what begins so and waits for an answer; ends as soon as one of both
-    /// is known to be denied.
+    /// What `work` gives, which publishes to `subject`, or where that ends with a dot to what begins so, and waits for an answer;
+    /// ends as soon as one of both is known to be denied.
     pub(super) async fn unless<T>(
         &self,
         name: &'static str,
         subject: &str,
         work: impl Future<Output = Result<T, TransportError>>,
     ) -> Result<T, TransportError> {
+        let is_of =
+            |denied: &str| denied == subject || (subject.ends_with('.') && denied.starts_with(subject));
         let is_it = |denial: &Denial| match denial.right {
-            Right::Publish => denial.subject.starts_with(subject) && denial.at.elapsed() < AGAIN,
+            Right::Publish => is_of(&denial.subject) && denial.at.elapsed() < AGAIN,
             Right::Subscribe => denial.subject.starts_with(INBOX),
         };
         let denied = self.wait(|denial| is_it(denial).then(|| denial.error(name)));
@@ -204,5 +206,25 @@ mod tests {
         assert_eq!(denied.noted.lock().len(), MOST);
         denied.hear(&Event::Connected);
         assert!(denied.check("nats", Right::Publish, "199").is_ok());
+    }
+    /// Mutation that makes it fail: `unless` that compares only how subjects begin.
+    #[test]
+    fn what_is_denied_on_one_subject_ends_no_work_on_another_that_begins_it() {
+        let ended = |subject: &str, said_of: &str| {
+            let denied = Denied::default();
+            denied.hear(&said(&format!("Permissions Violation for Publish to \"{said_of}\"")));
+            let work = async {
+                // Long enough to be told.
+                tokio::task::yield_now().await;
+                Ok(())
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(denied.unless("nats", subject, work)).is_err()
+        };
+        assert!(!ended("kvbm.events", "kvbm.events.ask.000"));
+        assert!(!ended("kvbm.events", "kvbm.events2"));
+        assert!(ended("kvbm.events", "kvbm.events"));
+        assert!(ended("$JS.API.", "$JS.API.STREAM.INFO.kvbm"));
+        assert!(!ended("$JS.API.", "$JS.ACK.kvbm"));
     }
 }
