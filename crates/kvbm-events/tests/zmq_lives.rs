@@ -85,7 +85,8 @@ impl Engine {
         self.publisher = publisher;
         (self.blocks, self.sent) = (BTreeSet::new(), 0);
         self.say(life, messages);
-        for (way, socket) in self.ways.iter().zip(Self::sockets(&address)) {
+        // Its replay first: whoever hears it may ask at once, and nothing more need be said after that.
+        for (way, socket) in self.ways.iter().zip(Self::sockets(&address)).rev() {
             way.lead_to(&socket);
         }
     }

@@ -31,6 +31,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
 /// How long what is missing is asked for again after lost connections.
 const REPLAY_WHOLE: Duration = Duration::from_secs(10);
+/// An answer that ends at a hole after fewer messages than this has brought little: what a socket drops, it drops from a long row.
+const LITTLE: u64 = 64;
+/// So many of them in a row, and the holes are there for good: messages that the publisher does not have.
+const MOST_OF_LITTLE: u32 = 8;
 
 /// Follows as long as somebody reads. `connected` hears of the first time that the publisher has the subscription.
 pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sender<u32>) {
@@ -71,6 +75,16 @@ struct Follower {
     /// Whether the replay socket could be reached when it was asked last.
     replays: bool,
     connected: Option<Sender<u32>>,
+}
+
+/// How the answer to a question for what is missing ended.
+enum Answered {
+    /// With all that is to come.
+    All,
+    /// With the life that was asked for it.
+    Anew,
+    /// At a hole, after so many messages.
+    Hole(u64),
 }
 
 /// What a replay has brought: consecutive messages, known by their payloads.
@@ -233,17 +247,25 @@ impl Follower {
             return;
         }
         if self.next.is_some_and(|next| sequence < next) {
+            if self.life.is_some() {
+                // A publisher that names its life has one for each connection: this came by a replay before.
+                return;
+            }
             self.begin_anew();
         }
+        let lives = self.lives;
         let is_missing = |follower: &Self| follower.first().is_some_and(|first| first < sequence);
         if (self.in_doubt || is_missing(self)) && self.target.replay.is_some() {
             self.make_up_for(sequence).await;
         }
+        let is_other = self.lives != lives;
         if std::mem::take(&mut self.in_doubt) && !is_missing(self) {
             // It may be the next message of this life or, as well, of another one. Where some are missing, that says enough.
             self.begin_anew();
         }
         self.hand_on(topic, sequence, payload).await;
+        // It may have been on its way since the life before, and the next one asks.
+        self.in_doubt |= is_other;
     }
 
     /// Whether a message was on its way when what is there was asked for. One that steps back is none of those, nor is another one
@@ -303,20 +325,27 @@ impl Follower {
     /// Asks for the messages from the next one to `end` and hands them on: if it shows that the publisher has started anew, for those
     /// of its new life.
     async fn fetch(&mut self, end: u64) -> Result<(), Fault> {
-        // After a life has ended there is nothing to compare with, and before each hole something has come.
-        while !self.fetch_of_life(end).await? {}
-        Ok(())
+        let mut of_little = 0;
+        loop {
+            // After a life has ended there is nothing to compare with, and before each hole something has come.
+            match self.fetch_of_life(end, of_little == MOST_OF_LITTLE).await? {
+                Answered::All => return Ok(()),
+                Answered::Hole(messages) if messages < LITTLE => of_little += 1,
+                Answered::Hole(_) | Answered::Anew => of_little = 0,
+            }
+        }
     }
 
-    /// The same in one answer; `false` where there is more to ask for: the life has ended, or the answer has a hole.
-    async fn fetch_of_life(&mut self, end: u64) -> Result<bool, Fault> {
-        let Some(replay) = &self.target.replay else { return Ok(true) };
+    /// The same in one answer. Without `over_holes` it ends at the first one.
+    async fn fetch_of_life(&mut self, end: u64, over_holes: bool) -> Result<Answered, Fault> {
+        let Some(replay) = &self.target.replay else { return Ok(Answered::All) };
         // A connection for each question: nothing to repair after a loss.
         let (mut reader, mut writer, Peer { life, .. }) = dial(replay, Socket::Dealer).await?;
         if life.is_some() && self.life.is_some() && life != self.life {
             // It has started anew and has other messages under these numbers.
-            return Ok(true);
+            return Ok(Answered::All);
         }
+        let mut brought = 0;
         let next = self.next.unwrap_or(0);
         // Who does not tell its lives apart is asked for what came last as well: an engine's messages carry the time, so another life
         // has another message under that number, or none.
@@ -351,14 +380,14 @@ impl Follower {
                 // Where even the next message is gone there is a gap, and that says enough.
                 if !is_same && (sequence <= next || sequence == END_OF_REPLAY) {
                     self.begin_anew();
-                    return Ok(false);
+                    return Ok(Answered::Anew);
                 }
                 self.in_doubt = false;
             }
             let is_hole = |wanted: u64| next < wanted && wanted < sequence;
-            if sequence != END_OF_REPLAY && self.next.is_some_and(is_hole) {
+            if !over_holes && sequence != END_OF_REPLAY && self.next.is_some_and(is_hole) {
                 // What a socket dropped because we were slow comes when it is asked again.
-                return Ok(false);
+                return Ok(Answered::Hole(brought));
             }
             if sequence == END_OF_REPLAY || sequence >= end {
                 break;
@@ -366,9 +395,10 @@ impl Follower {
             if sequence >= next {
                 self.covered.add(sequence, &payload);
                 self.hand_on(topic, sequence, payload).await;
+                brought += 1;
             }
         }
-        Ok(true)
+        Ok(Answered::All)
     }
 }
 
@@ -432,29 +462,39 @@ mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
+    /// What is handed on of the messages `live`, which all say `payload`, after a replay has brought `replayed` and `next`
+    /// is the one to come.
+    fn taken(life: Option<&[u8]>, next: u64, replayed: &[u64], payload: u8, live: &[u64]) -> Vec<u64> {
+        let life = life.map(<[u8]>::to_vec);
+        let queue = Arc::new(Queue::default());
+        let target = Target {
+            publisher: 0,
+            events: "tcp://127.0.0.1:1".parse().unwrap(),
+            replay: None,
+            topic: Vec::new(),
+            from_start: false,
+        };
+        let mut follower = Follower::new(target, Sink::new(&queue, InProcessConfig::default()));
+        (follower.next, follower.life) = (Some(next), life);
+        for number in replayed {
+            follower.covered.add(*number, b"1");
+        }
+        let mut receiver = QueueReceiver::new(queue, super::super::NAME);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        for number in live {
+            let frames = vec![Vec::new(), number.to_be_bytes().to_vec(), vec![payload]];
+            runtime.block_on(follower.take(frames));
+        }
+        let heard = || Some(receiver.next(Duration::ZERO).unwrap()?.sequence);
+        std::iter::from_fn(heard).collect()
+    }
+
     /// Mutations that make it fail: `is_repeated` without `steps_back`; `has` without the digests.
     #[test]
     fn what_was_replayed_is_not_taken_twice_and_a_new_life_on_the_same_connection_is_taken() {
         let taken = |asked: Range<u64>, payload: u8, live: &[u64]| {
-            let queue = Arc::new(Queue::default());
-            let target = Target {
-                publisher: 0,
-                events: "tcp://127.0.0.1:1".parse().unwrap(),
-                replay: None,
-                topic: Vec::new(),
-                from_start: false,
-            };
-            let mut follower = Follower::new(target, Sink::new(&queue, InProcessConfig::default()));
-            follower.next = Some(asked.end);
-            asked.for_each(|number| follower.covered.add(number, b"1"));
-            let mut receiver = QueueReceiver::new(queue, super::super::NAME);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            for number in live {
-                let frames = vec![Vec::new(), number.to_be_bytes().to_vec(), vec![payload]];
-                runtime.block_on(follower.take(frames));
-            }
-            let next = || Some(receiver.next(Duration::ZERO).unwrap()?.sequence);
-            std::iter::from_fn(next).collect::<Vec<_>>()
+            let replayed: Vec<u64> = (asked.start..asked.end).collect();
+            taken(None, asked.end, &replayed, payload, live)
         };
         assert_eq!(taken(5..9, b'1', &[7, 8, 9, 10]), [9, 10], "two were on their way");
         assert_eq!(taken(5..9, b'1', &[8, 9, 0, 1]), [9, 0, 1], "anew, behind what was replayed");
@@ -465,5 +505,14 @@ mod tests {
             [5, 6, 7],
             "anew, and past the first ones when it is heard"
         );
+    }
+
+    /// Mutation that makes it fail: `take` that begins anew whoever steps back.
+    #[test]
+    fn who_names_its_life_does_not_begin_another_on_the_same_connection() {
+        // The replay had a hole, so that no more is known of it than what came after.
+        let (replayed, live) = ([5, 6, 8], [6, 8, 9, 10]);
+        assert_eq!(taken(Some(b"a life"), 9, &replayed, b'1', &live), [9, 10], "two came by the replay");
+        assert_eq!(taken(None, 9, &replayed, b'1', &live), [6, 8, 9, 10], "nobody can tell");
     }
 }
