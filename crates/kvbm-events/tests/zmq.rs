@@ -280,6 +280,59 @@ fn stalled(address: &ZmqAddress) -> TcpStream {
     stream
 }
 
+/// A client of the replay socket in ZMTP 3.1 by hand that shakes hands and asks nothing.
+fn client(address: &ZmqAddress) -> TcpStream {
+    let replay = address.replay.as_ref().unwrap();
+    let mut stream = TcpStream::connect(replay.strip_prefix("tcp://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xFF, 0x7F, 3, 1);
+    greeting[12..16].copy_from_slice(b"NULL");
+    stream.write_all(&greeting).unwrap();
+    stream.write_all(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER").unwrap();
+    stream.read_exact(&mut greeting).unwrap();
+    let ready = short_frame(&mut stream).unwrap();
+    assert!(ready.1.starts_with(b"\x05READY"));
+    stream
+}
+
+/// Flags and body of a frame; `None` at the end.
+fn short_frame(stream: &mut TcpStream) -> Option<(u8, Vec<u8>)> {
+    let mut head = [0; 2];
+    stream.read_exact(&mut head).ok()?;
+    let mut body = vec![0; usize::from(head[1])];
+    stream.read_exact(&mut body).ok()?;
+    Some((head[0], body))
+}
+
+/// A machine that is gone says no word of it, and there are few places.
+/// Mutation that makes it fail: `asked` that waits for `next` alone.
+#[test]
+fn a_silent_client_of_the_replay_socket_gives_up_its_place_and_one_that_answers_keeps_it() {
+    let config = ZmqConfig { max_peers: 2, ..ZmqConfig::default() };
+    let publisher = ZmqTransport::bind(config, &anywhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let (mut alive, mut gone) = (client(&address), client(&address));
+    let ended = std::thread::spawn(move || while short_frame(&mut gone).is_some() {});
+    let deadline = Instant::now() + PATIENCE;
+    while !ended.is_finished() {
+        assert!(Instant::now() < deadline, "who answers nothing keeps its place");
+        assert_eq!(
+            short_frame(&mut alive).expect("who answers keeps its place"),
+            (4, b"\x04PING\0\0".to_vec())
+        );
+        alive.write_all(b"\x04\x05\x04PONG").unwrap();
+    }
+    ended.join().unwrap();
+    // The other place is another's now.
+    publisher.publish(&payload(5), PATIENCE).unwrap();
+    let late = ZmqTransport::connect(
+        ZmqConfig { from_start: true, ..ZmqConfig::default() },
+        std::slice::from_ref(&address),
+    );
+    assert_eq!(next(&mut late.unwrap().messages().unwrap()).payload, payload(5));
+}
+
 /// libzmq ends a connection when nothing comes over it for as long as a PING has said, and a subscriber that hears enough says nothing.
 /// Mutation that makes it fail: `ping` that names a time.
 #[test]

@@ -101,6 +101,9 @@ async fn next_from<R: AsyncRead + Unpin>(
     }
 }
 
+/// How long a message may be on its way to a subscriber that knows no heartbeats.
+const STUCK: Duration = Duration::from_secs(60);
+
 async fn write_to<W: AsyncWrite + Unpin>(
     hub: Arc<Hub>,
     outbox: Arc<Outbox>,
@@ -111,7 +114,9 @@ async fn write_to<W: AsyncWrite + Unpin>(
         let written = match timeout(BEAT, outbox.next()).await {
             Ok(Outgoing::Message(message)) => {
                 let number = message.sequence.to_be_bytes();
-                let written = writer.message(&[&hub.topic, &number, &message.payload]).await;
+                let frames: [&[u8]; 3] = [&hub.topic, &number, &message.payload];
+                let stuck = Err(Fault::Protocol("a subscriber that takes nothing"));
+                let written = timeout(STUCK, writer.message(&frames)).await.unwrap_or(stuck);
                 outbox.progress.fetch_add(1, Ordering::Relaxed);
                 written
             }
@@ -141,24 +146,44 @@ fn ping_and_promise() -> [u8; 2] {
 const REPLAY_STEP: usize = 16;
 /// How long a client may take for a message.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Heartbeats after which a client of the replay socket that knows none and asks nothing gives up its place.
+const IDLE_BEATS: u32 = 300;
 
 /// Answers the questions of one client of the replay socket until it goes.
 pub(super) async fn serve_replay(hub: Arc<Hub>, halves: Halves) {
     let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
     let greeted = timeout(HANDSHAKE, shake_hands(Socket::Router, &hub.life, &mut reader, &mut writer)).await;
-    if !matches!(greeted, Ok(Ok(_))) {
-        return hub.turn_away();
-    }
-    while let Ok(came) = reader.next().await {
+    let Ok(Ok(Peer { beats, .. })) = greeted else { return hub.turn_away() };
+    while let Ok(came) = asked(&mut reader, &mut writer, beats).await {
         let answered = match came {
             Incoming::Message(frames) => answer(&hub, &frames, &mut writer).await,
-            Incoming::Ping(context) => writer.command("PONG", &context).await,
+            Incoming::Ping(context) => in_time(writer.command("PONG", &context)).await,
             _ => Ok(()),
         };
         if answered.is_err() {
             break;
         }
     }
+}
+
+/// What a client of the replay socket says next. Its machine may be gone without a word, and its place is one of few: who answers no
+/// PING for long gives it up, and of those that know none who asks nothing for very long.
+async fn asked<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    reader: &mut Reader<R>,
+    writer: &mut Writer<W>,
+    beats: bool,
+) -> Result<Incoming, Fault> {
+    let mut next = std::pin::pin!(reader.next());
+    for _ in 0..if beats { SILENT_BEATS } else { IDLE_BEATS } {
+        if let Ok(came) = timeout(BEAT, &mut next).await {
+            return came;
+        }
+        if beats {
+            // Without a promise: an answer may take its time, and none comes meanwhile.
+            in_time(writer.command("PING", &ping())).await?;
+        }
+    }
+    Err(Fault::Protocol("silence"))
 }
 
 async fn answer<W: AsyncWrite + Unpin>(
@@ -197,15 +222,15 @@ async fn reply<W: AsyncWrite + Unpin>(
         }
         None => None,
     };
-    let sent = match &answer {
-        Some(answer) => timeout(PATIENCE, writer.message(&[b"", ANSWER, &number, answer])).await,
-        None => timeout(PATIENCE, writer.message(&[b"", ANSWER, &number])).await,
-    };
-    sent.map_err(late)?
+    match &answer {
+        Some(answer) => in_time(writer.message(&[b"", ANSWER, &number, answer])).await,
+        None => in_time(writer.message(&[b"", ANSWER, &number])).await,
+    }
 }
 
-fn late(_: tokio::time::error::Elapsed) -> Fault {
-    Fault::Protocol("a client that does not read")
+/// What is written to a client that reads.
+async fn in_time(written: impl Future<Output = Result<(), Fault>>) -> Result<(), Fault> {
+    timeout(PATIENCE, written).await.unwrap_or(Err(Fault::Protocol("a client that does not read")))
 }
 
 async fn replay<W: AsyncWrite + Unpin>(
@@ -220,9 +245,9 @@ async fn replay<W: AsyncWrite + Unpin>(
         for message in &messages {
             let number = message.sequence.to_be_bytes();
             let frames: [&[u8]; 4] = [b"", &hub.topic, &number, &message.payload];
-            timeout(PATIENCE, writer.message(&frames)).await.map_err(late)??;
+            in_time(writer.message(&frames)).await?;
         }
     }
     let end = END_OF_REPLAY.to_be_bytes();
-    timeout(PATIENCE, writer.message(&[b"", b"", &end, b""])).await.map_err(late)?
+    in_time(writer.message(&[b"", b"", &end, b""])).await
 }
