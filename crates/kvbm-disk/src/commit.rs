@@ -1,7 +1,8 @@
 //! The committer: one thread that makes completed writes durable, many at a time.
 //!
 //! A cycle takes the dirty slots, syncs the slot file, appends their records, syncs the journal, and only then
-//! calls them durable. Before that, blocks whose sync failed are written again. The table keeps one state per slot, so a slot that changed ten times costs one record.
+//! calls them durable. Before that, blocks whose sync failed are written again. The table keeps one state per slot, so a slot
+//! that changed ten times costs one record.
 
 use crate::journal::{Journal, Record, RecordState};
 use crate::renew;
