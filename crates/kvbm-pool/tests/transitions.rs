@@ -4,8 +4,8 @@
 
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockPool, BlockState, Blocks, Complete, Duplicates, G1, Partial, PolicyKind, RegisterError,
-    Registry, RegistryConfig, SequenceError, TRANSITIONS, Trigger,
+    BlockChain, BlockPool, BlockState, Blocks, Cached, Complete, Duplicates, G1, Partial, PolicyKind,
+    RegisterError, Registry, RegistryConfig, SequenceError, TRANSITIONS, Trigger,
 };
 
 const NAMESPACE: NamespaceId = NamespaceId(0);
@@ -228,16 +228,28 @@ fn duplicates_are_reused_or_kept_while_held() {
     assert_eq!((last.len(), registry.drain_events(&mut events, 100).records), (6, 2));
 }
 
+fn pool_under(policy: PolicyKind, capacity: u32) -> (Registry, BlockPool<G1>) {
+    let registry =
+        Registry::new(&RegistryConfig { policy, ..RegistryConfig::new([capacity, 0, 0]) }).unwrap();
+    let pool = registry.pool();
+    (registry, pool)
+}
+
+/// Two blocks, each with a user.
+fn parent_and_child(pool: &BlockPool<G1>, chain: &[SequenceHash]) -> (Cached<G1>, Cached<G1>) {
+    let mut parent = pool.register(complete(pool, chain), Duplicates::Reuse).unwrap();
+    let child = parent.split_off(1);
+    (parent, child)
+}
+
 /// A block without users whose child has one, three of four slots taken: its copy lets it go, also where it was passed over before.
 /// Mutation that makes it fail: `register_one` without `waits_no_more`.
 #[test]
 fn a_block_that_was_passed_over_goes_when_it_has_a_copy() {
     for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
-        let registry = Registry::new(&RegistryConfig { policy, ..RegistryConfig::new([4, 0, 0]) }).unwrap();
-        let pool = registry.pool::<G1>();
+        let (_registry, pool) = pool_under(policy, 4);
         let chain = hashes(1, 2);
-        let mut parent = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
-        let child = parent.split_off(1);
+        let (parent, child) = parent_and_child(&pool, &chain);
         let (parent_slot, copy) = (parent.block_ids()[0], complete(&pool, &chain[..1]));
         let other = pool.get_mutable_blocks(1).unwrap();
         drop(parent);
@@ -254,11 +266,9 @@ fn a_block_that_was_passed_over_goes_when_it_has_a_copy() {
 #[test]
 fn a_block_waits_for_its_child_again_when_its_copy_is_quarantined() {
     for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
-        let registry = Registry::new(&RegistryConfig { policy, ..RegistryConfig::new([4, 0, 0]) }).unwrap();
-        let pool = registry.pool::<G1>();
+        let (registry, pool) = pool_under(policy, 4);
         let chain = hashes(1, 2);
-        let mut parent = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
-        let child = parent.split_off(1);
+        let (parent, child) = parent_and_child(&pool, &chain);
         drop(parent);
         let copy = pool.register(complete(&pool, &chain[..1]), Duplicates::Allow).unwrap();
         registry.quarantine(Tier::G1, copy.block_ids()[0]);
