@@ -80,6 +80,10 @@ impl Core<'_> {
         if entry.is_kept() {
             self.forget_keep(index, tier);
         }
+        if old == Presence::Present && entry.children(tier) > 0 && store.is_full(entry.group()) {
+            debug_assert!(self.holds_all(), "who keeps a place behind a parent elsewhere relies on that");
+            store.bereave();
+        }
         self.count_copies(index, tier, old, new);
         if (old == Presence::Absent) != (new == Presence::Absent) && parent != NONE {
             match (new == Presence::Absent, self.holds(parent)) {

@@ -33,6 +33,8 @@ pub(crate) struct Batch<'a> {
 #[derive(Clone, Copy)]
 struct Place {
     parent: u32,
+    /// [`Store::bereaved`] when it began to.
+    bereaved: u64,
 }
 
 impl Store {
@@ -44,7 +46,7 @@ impl Store {
         if !self.is_whole() && self.is_chain(identities) {
             let (mut core, place) = self.find_shard(batch)?;
             // Asked in the hold in which the blocks come: a loss that is counted later takes them too.
-            if !core.lacks(&batch) && core.still_keeps(place, tier) && core.enter_chain(batch, place) {
+            if !core.lacks(&batch) && core.still_keeps(place) && core.enter_chain(batch, place) {
                 core.register_entered(batch, blocks);
                 return Ok(());
             }
@@ -52,7 +54,7 @@ impl Store {
         }
         let home = self.homes.home(0);
         let mut core = self.lock_all();
-        if let Some(Place { parent }) = kept {
+        if let Some(Place { parent, .. }) = kept {
             core.give_up_place(parent, tier);
         }
         core.refuse_lost(&batch)?;
@@ -90,7 +92,8 @@ impl Store {
         }
         entry.add_child(tier);
         entry.add_link();
-        Ok((core.go(home), Some(Place { parent })))
+        let bereaved = self.bereaved();
+        Ok((core.go(home), Some(Place { parent, bereaved })))
     }
 }
 
@@ -145,10 +148,11 @@ impl Core<'_> {
         self.unused(parent);
     }
 
-    /// Whether a parent in another shard, which keeps a place, is still on `tier`. It cannot be evicted, and what removes blocks
-    /// that have children holds all shards, this one too: the answer stays true as long as this shard is held.
-    fn still_keeps(&self, place: Option<Place>, tier: usize) -> bool {
-        place.is_none_or(|Place { parent }| self.store.entries[parent].presence(tier) == Presence::Present)
+    /// Whether a parent in another shard, which keeps a place, has been on its tier all the time. It cannot be evicted, and what removes
+    /// blocks that have children holds all shards, this one too: the answer stays true as long as this shard is held. That it is there
+    /// now would not be enough: it may have come again this moment, and what is told of that may have no number yet.
+    fn still_keeps(&self, place: Option<Place>) -> bool {
+        place.is_none_or(|Place { bereaved, .. }| self.store.bereaved() == bereaved)
     }
 
     /// Makes entries for the blocks of a chain in the shard that is held, behind a parent there or one that keeps a place. False
@@ -157,7 +161,7 @@ impl Core<'_> {
     fn enter_chain(&mut self, batch: Batch<'_>, place: Option<Place>) -> bool {
         let first = &batch.identities[0];
         let mut above = match place {
-            Some(Place { parent }) => Some(parent),
+            Some(Place { parent, .. }) => Some(parent),
             None => first.parent.and_then(|parent| self.find(first.group, parent)),
         };
         if place.is_none() && above.is_some_and(|above| !self.holds(above)) {
@@ -225,7 +229,7 @@ impl Core<'_> {
             return false;
         }
         for (&index, new) in found.iter().zip(new) {
-            if let Some(Place { parent }) = place.take() {
+            if let Some(Place { parent, .. }) = place.take() {
                 store.entries[index].parent.set(parent);
             } else if let Some(above) = above.filter(|_| new) {
                 self.link(index, above);

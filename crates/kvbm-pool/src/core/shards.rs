@@ -112,6 +112,8 @@ pub(crate) struct Store {
     /// Blocks of each tier that are pinned so, for who does not look there.
     pub(super) kept: [AtomicU32; TIERS],
     pub(super) losses: LossCounts,
+    /// Times that a block of a Full group left a tier although something continued it there: only a hold of all shards does that.
+    bereaved: AtomicU64,
     step: AtomicU64,
     tickets: AtomicU64,
     orders: [Arc<Common>; TIERS],
@@ -182,6 +184,7 @@ impl Store {
             keeps: Leaf::default(),
             kept: Default::default(),
             losses: LossCounts::default(),
+            bereaved: AtomicU64::new(0),
             step: AtomicU64::new(0),
             tickets: AtomicU64::new(1),
             orders,
@@ -324,6 +327,18 @@ impl Store {
     /// Advances the iteration clock.
     pub(crate) fn advance(&self) -> u64 {
         self.step.fetch_add(1, Relaxed) + 1
+    }
+
+    /// How often something that continues a block was left on a tier without it. While a shard is held that stays as it is.
+    #[inline]
+    pub(super) fn bereaved(&self) -> u64 {
+        self.bereaved.load(Relaxed)
+    }
+
+    /// Something was left so. All shards are held.
+    #[cold]
+    pub(super) fn bereave(&self) {
+        self.bereaved.fetch_add(1, Relaxed);
     }
 
     /// A ticket that no other arrival has.

@@ -106,7 +106,8 @@ impl World {
         }
     }
 
-    /// Events are dense, none repeats the one before of its block, and the last of each block tells the truth.
+    /// Events are dense, none repeats the one before of its block, none tells of a block before its parent, and the last of each
+    /// block tells the truth.
     pub(crate) fn check_events(&self) {
         let mut told = self.told.lock().expect("no thread panicked with it");
         let mut events = Vec::new();
@@ -123,6 +124,12 @@ impl World {
                 let stored = event.kind == EventKind::Store;
                 let before = told.last.insert((event.tier, event.identity.hash), stored);
                 assert_ne!(before.unwrap_or(false), stored, "{event:?} repeats the event before");
+                let parent = event.identity.parent.filter(|_| stored);
+                let told_of = |parent| {
+                    let on = |tier| told.last.get(&(tier, parent)).copied().unwrap_or(false);
+                    Tier::SLOTTED.into_iter().any(on)
+                };
+                assert!(parent.is_none_or(told_of), "{event:?} comes before its parent");
             }
         }
         for tier in Tier::SLOTTED {
