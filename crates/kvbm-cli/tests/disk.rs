@@ -164,3 +164,63 @@ fn several_directories_are_one_disk_and_a_lost_one_is_named() {
     assert_eq!(folders, [0, 0], "nothing stays behind");
     json(dir, line, 0);
 }
+
+/// The folder of the only engine below `root`.
+fn folder(root: &Path) -> PathBuf {
+    let only = |dir: &Path| std::fs::read_dir(dir).unwrap().next().unwrap().unwrap().path();
+    only(&only(root))
+}
+
+#[test]
+fn a_clear_of_several_directories_may_be_interrupted_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let line = "replay --synthetic 60 --block-bytes 4KiB --capacity 50,100,4000 --dir a,b";
+    // No file of ours is a folder: what cannot be removed ends a clear in the second directory, and in the first behind it.
+    for (root, file) in [("b", "probe.tmp"), ("b", "stripe.kvbm"), ("a", "probe.tmp"), ("a", "slots.kvbm")] {
+        for goes_on in [true, false] {
+            json(dir, line, 0);
+            let obstacle = folder(&dir.join(root)).join(file);
+            if obstacle.is_file() {
+                std::fs::remove_file(&obstacle).unwrap();
+            }
+            std::fs::create_dir(&obstacle).unwrap();
+            for _ in 0..2 {
+                let error = told(dir, "disk clear a,b");
+                assert!(error.contains("cannot remove") && error.contains(file), "{error}");
+            }
+            std::fs::remove_dir(&obstacle).unwrap();
+            if goes_on {
+                let opened = json(dir, line, 0);
+                let ratio = opened["hit_ratio_first_10pct"].as_f64().unwrap();
+                assert!(ratio < 0.5, "{root}/{file}: as on an empty disk: {ratio}");
+                assert_eq!((&opened["corrupt_blocks"], &opened["failed_transfers"]), (&0.into(), &0.into()));
+            }
+            json(dir, "disk clear a,b", 0);
+            let left = ["a", "b"].map(|root| std::fs::read_dir(dir.join(root)).unwrap().count());
+            assert_eq!(left, [0, 0], "{root}/{file}");
+        }
+    }
+}
+
+#[test]
+fn a_clear_of_several_directories_changes_none_where_it_cannot_have_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let line = "replay --synthetic 60 --block-bytes 4KiB --capacity 50,100,4000 --dir a,b";
+    json(dir, line, 0);
+    let lock = kvbm_disk::medium::DirMedium::lock(&folder(&dir.join("b"))).unwrap();
+    assert!(told(dir, "disk clear a,b").contains("in use by process"));
+    drop(lock);
+    std::fs::rename(dir.join("b"), dir.join("gone")).unwrap();
+    let error = told(dir, "disk clear a,b");
+    assert!(error.contains("b/ns-") && error.contains("is its device mounted"), "{error}");
+    std::fs::rename(dir.join("gone"), dir.join("b")).unwrap();
+    let again = json(dir, line, 0);
+    assert!(again["hit_ratio_first_10pct"].as_f64().unwrap() > 0.9, "{again:#}");
+
+    // Without the one that is lost.
+    std::fs::remove_dir_all(dir.join("b")).unwrap();
+    json(dir, "disk clear a", 0);
+    json(dir, line, 0);
+}

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use kvbm_disk::medium::DirMedium;
 
 /// `disk.dir`, its namespaces, their ranks.
@@ -13,9 +13,10 @@ const DEPTH: usize = 2;
 const JOURNAL: &str = "journal.kvbm";
 const SLOTS: &str = "slots.kvbm";
 const STRIPE: &str = "stripe.kvbm";
-/// In the order in which they go: what says that there are blocks is gone for good before the blocks, and the lock goes last.
+/// In the order in which they go: what says that there are blocks is gone for good before the blocks, what a later clearing finds the
+/// directory by goes after them, and the lock goes last.
 const FILES: [&str; 7] =
-    [JOURNAL, SLOTS, "journal.kvbm.tmp", "probe.tmp", "taking-over.kvbm", STRIPE, "LOCK"];
+    [JOURNAL, "journal.kvbm.tmp", "probe.tmp", "taking-over.kvbm", SLOTS, STRIPE, "LOCK"];
 
 /// The directories of an engine, the one with the journal first.
 pub(super) type Set = Vec<PathBuf>;
@@ -52,29 +53,62 @@ fn look(dir: &Path, depth: usize, known_by: &[&str], found: &mut Vec<PathBuf>) -
     Ok(())
 }
 
-/// Removes the files of the engine that nobody has open, and folders that are empty then; how many bytes.
-pub(super) fn clear(dir: &Path) -> Result<u64> {
-    let lock = DirMedium::lock(dir)?;
-    let mut bytes = 0;
-    for name in FILES {
-        let path = dir.join(name);
-        if let Ok(file) = fs::metadata(&path) {
-            bytes += file.len();
-            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-        }
-        if name == JOURNAL {
-            fs::File::open(dir)
-                .and_then(|dir| dir.sync_all())
-                .with_context(|| format!("cannot make the removal of {} lasting", path.display()))?;
-        }
+/// Those of a set that are there: the folder of one that was emptied before is gone. An error names one that is missed.
+pub(super) fn present(set: &[PathBuf]) -> Result<Set> {
+    let holds = |dir: &PathBuf, name: &str| dir.join(name).is_file();
+    let is_whole = set.first().is_some_and(|first| holds(first, JOURNAL) && holds(first, STRIPE));
+    if let Some(missing) = set.iter().find(|dir| is_whole && !dir.is_dir()) {
+        bail!(
+            "{} is not there, and {} has blocks that lie in both: is its device mounted? To clear the others without it, leave it out",
+            missing.display(),
+            set[0].display()
+        );
     }
-    drop(lock);
+    Ok(set.iter().filter(|dir| dir.is_dir()).cloned().collect())
+}
+
+/// Removes the files of an engine that nobody has open, and folders that are empty then; how many bytes.
+///
+/// Wherever it is interrupted, an opening finds an empty disk and a clearing finds what is left: the journal is gone before any block, and
+/// the first directory, by which the others are found, keeps its mark until they are empty.
+pub(super) fn clear(set: &[PathBuf]) -> Result<u64> {
+    let locks = DirMedium::lock_all(set)?;
+    let Some((first, others)) = set.split_first() else { return Ok(0) };
+    let mut bytes = remove(first, &[JOURNAL])?;
+    for dir in others {
+        bytes += remove(dir, &FILES)?;
+    }
+    bytes += remove(first, &FILES)?;
+    drop(locks);
     // A folder with something else in it stays, and so does one that a manager needs again at once.
-    for folder in [Some(dir), dir.parent()].into_iter().flatten() {
+    for folder in set.iter().flat_map(|dir| [Some(dir.as_path()), dir.parent()]).flatten() {
         let ours = folder.file_name().and_then(|name| name.to_str());
         if ours.is_some_and(|name| name.starts_with("rank-") || name.starts_with("ns-")) {
             let _stays = fs::remove_dir(folder);
         }
     }
+    Ok(bytes)
+}
+
+/// Removes those of `files` that are there, in their order; how many bytes. The journal is gone for good before the next one goes, and all
+/// are before this returns.
+fn remove(dir: &Path, files: &[&str]) -> Result<u64> {
+    let sync = || {
+        fs::File::open(dir)
+            .and_then(|dir| dir.sync_all())
+            .with_context(|| format!("cannot make removals from {} lasting", dir.display()))
+    };
+    let mut bytes = 0;
+    for name in files {
+        let path = dir.join(name);
+        if let Ok(file) = fs::metadata(&path) {
+            bytes += file.len();
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        if *name == JOURNAL {
+            sync()?;
+        }
+    }
+    sync()?;
     Ok(bytes)
 }

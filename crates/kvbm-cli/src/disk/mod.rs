@@ -173,17 +173,24 @@ impl Checked {
     }
 }
 
-fn clear(dirs: &[Set]) -> Result<Found> {
-    let progress = Progress::new("directories", dirs.len() as u64);
+fn clear(sets: &[Set]) -> Result<Found> {
+    let sets: Vec<Set> = sets.iter().map(|set| find::present(set)).collect::<Result<_>>()?;
+    let progress = Progress::new("directories", sets.len() as u64);
     let mut bytes = 0;
-    for dir in dirs.iter().flatten() {
-        bytes += find::clear(dir).with_context(|| format!("cannot clear {}", dir.display()))?;
+    for set in &sets {
+        bytes += find::clear(set).with_context(|| format!("cannot clear {}", names(set)))?;
+        progress.advance(1);
     }
-    progress.advance(dirs.len() as u64);
     progress.finish();
-    let text = format!("{} directories cleared, {} freed\n", dirs.len(), human::bytes(bytes));
-    let cleared: Vec<_> = dirs.iter().flatten().map(|dir| dir.display().to_string()).collect();
+    let text = format!("{} directories cleared, {} freed\n", sets.len(), human::bytes(bytes));
+    let cleared: Vec<_> = sets.iter().flatten().map(|dir| dir.display().to_string()).collect();
     Ok(Found { text, json: json!({ "cleared": cleared, "bytes": bytes }), failed: None })
+}
+
+/// For people.
+fn names(dirs: &[PathBuf]) -> String {
+    let names: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    names.join(", ")
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -194,7 +201,6 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn describe(dirs: &[PathBuf], found: &Inspection) -> String {
-    let names: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let owner = found.owner.as_ref().map_or_else(String::new, |owner| format!(", in use by {owner}"));
     let end = if found.clean { "closed in order" } else { "not closed in order" };
     let Dropped { torn_tail_bytes, damaged_records, invalid_records, beyond_capacity, .. } = found.dropped;
@@ -209,7 +215,7 @@ fn describe(dirs: &[PathBuf], found: &Inspection) -> String {
     format!(
         "{}\n  {}\n  namespace {}, {end}{owner}\n  {} blocks of {} in {} slots, {} without their parents, {} slots quarantined, {} \
          records\n{unread}",
-        names.join(", "),
+        names(dirs),
         String::from_utf8_lossy(&found.geometry),
         hex(&found.namespace),
         found.blocks,
