@@ -5,6 +5,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -231,21 +232,65 @@ fn other_namespaces_share_a_directory_and_no_block() {
     assert_eq!(number(&second, "/failed_transfers"), 0);
 }
 
+/// Requests that find almost nothing in an empty cache: long prompts over one common block. In the second half every other one comes back
+/// to one of the first half, and asks for more.
+fn long_prompts(requests: u64) -> String {
+    let ids = |session: u64, len: u64| {
+        let own = (1..len).map(|at| format!(", {}", session * 1000 + at));
+        format!("[0{}]", own.collect::<String>())
+    };
+    let line = |at: u64| {
+        let (session, len) = match at.checked_sub(requests / 2) {
+            Some(late) if late % 2 == 1 => (late, 30),
+            _ => (at, 24),
+        };
+        let (tokens, ids) = (len * 512, ids(session + 1, len));
+        format!(
+            "{{\"timestamp\": 0, \"input_length\": {tokens}, \"output_length\": 9, \"hash_ids\": {ids}}}\n"
+        )
+    };
+    (0..requests).map(line).collect()
+}
+
+/// The runs of the tests below: the disk holds everything, the tiers above it a small part.
+const LONG_PROMPTS: &str =
+    "--trace long.jsonl --block-bytes 4KiB --capacity 200,400,12000 --dir kept --flush-every 60";
+
+fn first_tenth(json: &Value) -> f64 {
+    json["hit_ratio_first_10pct"].as_f64().unwrap()
+}
+
+/// Runs `LONG_PROMPTS` again, behind a run that had made durable what the first tenth of the requests asked for.
+fn assert_served_from_the_first_request_on(dir: &Path) {
+    let json = json(dir, LONG_PROMPTS);
+    assert!(first_tenth(&json) >= 0.95, "{json:#}");
+    assert_eq!(number(&json, "/verified_blocks"), hits(&json).iter().sum::<u64>(), "{json:#}");
+    assert_eq!((number(&json, "/corrupt_blocks"), number(&json, "/failed_transfers")), (0, 0), "{json:#}");
+}
+
+#[test]
+fn a_second_run_is_served_from_its_first_request_on() {
+    let dir = temp();
+    std::fs::write(dir.path().join("long.jsonl"), long_prompts(300)).unwrap();
+    let first = json(dir.path(), LONG_PROMPTS);
+    assert!(first_tenth(&first) <= 0.05, "{first:#}");
+    assert_served_from_the_first_request_on(dir.path());
+}
+
 #[test]
 fn what_was_flushed_survives_kill_9() {
     let dir = temp();
-    let line = "--synthetic 300 --block-bytes 4KiB --capacity 50,100,4000 --dir kept";
-    let mut running = Running::start(dir.path(), &format!("{line} --flush-every 100"));
-    let told = running.line_with("flushed after 200 requests");
-    let durable: u64 = told.split(' ').nth(4).unwrap().parse().unwrap();
+    std::fs::write(dir.path().join("long.jsonl"), long_prompts(300)).unwrap();
+    // Again and again, so that it is still at it when it is killed.
+    std::fs::write(dir.path().join("longer.jsonl"), long_prompts(300).repeat(20)).unwrap();
+    let mut running = Running::start(dir.path(), &LONG_PROMPTS.replace("long.jsonl", "longer.jsonl"));
+    let told = running.line_with("flushed after 60 requests");
     running.child.kill().unwrap();
-    running.child.wait().unwrap();
-    let second = json(dir.path(), line);
-    assert_eq!(number(&second, "/corrupt_blocks"), 0);
-    assert_eq!(number(&second, "/verified_blocks"), hits(&second).iter().sum::<u64>());
-    let first = json(dir.path(), &line.replace("kept", "fresh"));
-    assert!(durable > 200, "{told}");
-    assert!(hits(&second).iter().sum::<u64>() > hits(&first).iter().sum::<u64>() + 200, "{second:#}");
+    let ended = running.child.wait().unwrap();
+    assert_eq!(ended.signal(), Some(9), "it was still running: {ended}");
+    let durable: u64 = told.split(' ').nth(4).unwrap().parse().unwrap();
+    assert!(durable > 60 * 22, "{told}");
+    assert_served_from_the_first_request_on(dir.path());
 }
 
 #[test]
