@@ -43,9 +43,10 @@ usage: cargo xtask COMMAND
                                    our prefix index and the strongest peer's three, side by side
   bench-peers journal [--json FILE] [--rounds N] [--entries N] [--dir DIR]
                                    the index of our disk tier and an embedded database, side by side
-  crash-test [--rounds N] [--json FILE] [--seed N]
+  crash-test [--rounds N] [--json FILE] [--seed N] [--require-all]
                                    processes killed while they write to disk, file systems shut down, lost and torn
-                                   writes simulated; N defaults to 200
+                                   writes simulated; N defaults to 200; a part that this machine cannot run is named as
+                                   skipped, and with --require-all it is a failure
   verify-kernels                   that the prebuilt CUDA kernels belong to their source
   regen-kernels [--check]          builds them again, with tools fetched into the target folder; --check only compares
   event-faults [--rounds N] [--seed N] [--json FILE]

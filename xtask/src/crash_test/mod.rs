@@ -2,9 +2,12 @@
 //!
 //! The work is done by `crates/kvbm-disk/examples/crash`; this builds it, gives it folders and adds up what it says.
 
+mod floors;
+
 use crate::steps::Outcome;
 use crate::workspace::{Workspace, cargo, succeed};
-use anyhow::{Context, ensure};
+use anyhow::Context;
+use floors::Floor;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,14 +28,20 @@ pub(crate) struct Options {
     rounds: u64,
     seed: u64,
     json: Option<PathBuf>,
+    /// A part that the machine cannot run is a failure.
+    require_all: bool,
 }
 
 impl Options {
-    /// Reads `[--rounds N] [--seed N] [--json FILE]`.
+    /// Reads `[--rounds N] [--seed N] [--json FILE] [--require-all]`.
     pub(crate) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None };
+        let mut options = Self { rounds: DEFAULT_ROUNDS, seed: 1, json: None, require_all: false };
         let mut args = args.iter();
         while let Some(name) = args.next() {
+            if name == "--require-all" {
+                options.require_all = true;
+                continue;
+            }
             let value = args.next().ok_or_else(|| format!("`{name}` of `crash-test` needs a value"))?;
             let number = || value.parse::<u64>().map_err(|_| format!("{name} {value}: expected a number"));
             match name.as_str() {
@@ -52,27 +61,113 @@ impl Options {
 
 /// Runs it; whether all rounds passed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
-    let report = crash(&Workspace::load()?, options.rounds, options.seed, OPEN_WITHIN_MS)?;
-    let text = serde_json::to_string_pretty(&report)?;
+    let run = crash(&Workspace::load()?, options.rounds, options.seed, OPEN_WITHIN_MS)?;
+    let faults = run.faults(options.require_all);
+    let text = serde_json::to_string_pretty(&run.report(&faults))?;
     match &options.json {
         Some(file) if file != Path::new("-") => {
             std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
         }
         _ => println!("{text}"),
     }
-    Ok(report["passed"] == true)
+    for fault in &faults {
+        eprintln!("{fault}");
+    }
+    Ok(faults.is_empty())
 }
 
 /// A few rounds, as a step of `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    let outcome = crash(workspace, FEW, 1, OPEN_WITHIN_MS_OF_STEP).and_then(|report| {
-        ensure!(report["passed"] == true, "{report:#}");
-        Ok(())
-    });
-    outcome.into()
+    let run = match crash(workspace, FEW, 1, OPEN_WITHIN_MS_OF_STEP) {
+        Ok(run) => run,
+        Err(error) => return Err(error).into(),
+    };
+    let faults = run.faults(false);
+    if !faults.is_empty() {
+        let why = format!("{}\n{:#}", faults.join("\n"), run.report(&faults));
+        return Outcome::Failed { why, tests: 0, failed: 0 };
+    }
+    match run.skipped().join("; ") {
+        none if none.is_empty() => Outcome::Passed { tests: 0 },
+        skipped => Outcome::Passed { tests: 0 }.and(Outcome::Skipped(skipped)),
+    }
 }
 
-fn crash(workspace: &Workspace, rounds: u64, seed: u64, open_within_ms: u32) -> anyhow::Result<Value> {
+/// A part that is over.
+struct Part {
+    name: &'static str,
+    /// It lost nothing and served nothing wrong.
+    passed: bool,
+    report: Value,
+    floors: Vec<Floor>,
+}
+
+/// All parts.
+struct Run {
+    parts: Vec<Part>,
+}
+
+impl Part {
+    /// Why it was not run, if the machine cannot.
+    fn skipped(&self) -> Option<&str> {
+        self.report["skipped"].as_str()
+    }
+
+    fn faults(&self) -> Vec<String> {
+        let failed = (!self.passed).then(|| format!("{} failed: {}", self.name, self.report));
+        let missed = match self.skipped() {
+            Some(_) => Vec::new(),
+            None => floors::missed(self.name, &self.report, &self.floors),
+        };
+        failed.into_iter().chain(missed).collect()
+    }
+}
+
+impl Run {
+    /// Parts that were not run, and why.
+    fn skipped(&self) -> Vec<String> {
+        let skipped = |part: &Part| Some(format!("{}: {}", part.name, part.skipped()?));
+        self.parts.iter().filter_map(skipped).collect()
+    }
+
+    /// All that keeps it from having passed.
+    fn faults(&self, require_all: bool) -> Vec<String> {
+        let mut faults: Vec<String> = self.parts.iter().flat_map(Part::faults).collect();
+        if require_all {
+            let unwanted = |why| format!("--require-all, and this machine cannot run {why}");
+            faults.extend(self.skipped().into_iter().map(unwanted));
+        }
+        faults
+    }
+
+    fn report(&self, faults: &[String]) -> Value {
+        let numbers = |field: &str| -> Vec<&Value> {
+            self.parts
+                .iter()
+                .filter(|part| part.report["rounds"].is_u64())
+                .map(|part| &part.report[field])
+                .collect()
+        };
+        let sum = |field: &str| numbers(field).into_iter().filter_map(Value::as_u64).sum::<u64>();
+        let slowest = numbers("slowest_open_s").into_iter().filter_map(Value::as_f64).fold(0.0, f64::max);
+        let mut report = json!({
+            "rounds": self.parts.first().map(|part| &part.report["rounds"]),
+            "passed": faults.is_empty(),
+            "faults": faults,
+            "skipped": self.skipped(),
+            "acknowledged": sum("acknowledged"),
+            "lost": sum("lost"),
+            "corrupt_served": sum("corrupt_served"),
+            "slowest_open_s": slowest,
+        });
+        for part in &self.parts {
+            report[part.name] = part.report.clone();
+        }
+        report
+    }
+}
+
+fn crash(workspace: &Workspace, rounds: u64, seed: u64, open_within_ms: u32) -> anyhow::Result<Run> {
     let mut build = cargo(&workspace.root);
     succeed(build.args(["build", "--quiet", "--release", "-p", "kvbm-disk", "--example", "crash"]))?;
     let program = workspace.target.join("release").join("examples").join("crash");
@@ -81,44 +176,32 @@ fn crash(workspace: &Workspace, rounds: u64, seed: u64, open_within_ms: u32) -> 
         std::fs::remove_dir_all(&dir).with_context(|| format!("cannot empty {}", dir.display()))?;
     }
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let power_rounds = rounds.div_ceil(POWER_SHARE).to_string();
-    let (rounds, seeds, seed) = (rounds.to_string(), (rounds * SEEDS).to_string(), seed.to_string());
-    let shown = dir.to_string_lossy();
-    let part = |args: &[&str]| {
-        part(Command::new(&program).env("KVBM_CRASH_OPEN_WITHIN_MS", open_within_ms.to_string()), args)
+    let part = |name, what: &str, times: u64, place: Option<&Path>, floors| {
+        println!("crash {what} {times}");
+        let mut command = Command::new(&program);
+        command.env("KVBM_CRASH_OPEN_WITHIN_MS", open_within_ms.to_string());
+        let (passed, report) =
+            say(command.args([what, &times.to_string()]).args(place).arg(seed.to_string()))?;
+        anyhow::Ok(Part { name, passed, report, floors })
     };
-    let kill_dir = dir.join("g3");
-    let (killed, kill) = part(&["kill", &rounds, &kill_dir.to_string_lossy(), &seed])?;
-    let (lost_power, power) = part(&["power", &power_rounds, &shown, &seed])?;
-    let (simulated, simulation) = part(&["simulate", &seeds, &seed])?;
-    let (weathered, turmoil) = part(&["turmoil", &seeds, &seed])?;
+    let (powers, seeds) = (rounds.div_ceil(POWER_SHARE), rounds * SEEDS);
+    let parts = vec![
+        part("kill_9", "kill", rounds, Some(&dir.join("g3")), floors::of_lives(rounds))?,
+        part("power_loss", "power", powers, Some(&dir), floors::of_lives(powers))?,
+        part("simulation", "simulate", seeds, None, floors::of_simulation(seeds))?,
+        part("turmoil_fs", "turmoil", seeds, None, floors::of_weather(seeds))?,
+    ];
     std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
-    match power["skipped"].as_str() {
-        Some(why) => println!("the rounds with a file system that is shut down are SKIPPED: {why}"),
-        None => println!("ext4 on a loop device was shut down without a sync {} times", power["rounds"]),
+    let run = Run { parts };
+    for why in run.skipped() {
+        println!("SKIPPED {why}");
     }
-    let sum = |field: &str| [&kill, &power].iter().filter_map(|part| part[field].as_u64()).sum::<u64>();
-    let slowest =
-        [&kill, &power].iter().filter_map(|part| part["slowest_open_s"].as_f64()).fold(0.0, f64::max);
-    Ok(json!({
-        "rounds": kill["rounds"],
-        "passed": killed && lost_power && simulated && weathered,
-        "acknowledged": sum("acknowledged"),
-        "lost": sum("lost"),
-        "corrupt_served": sum("corrupt_served"),
-        "slowest_open_s": slowest,
-        "kill_9": kill,
-        "power_loss": power,
-        "simulation": simulation,
-        "turmoil_fs": turmoil,
-    }))
+    Ok(run)
 }
 
-/// Runs a part: whether it passed, and what it says.
-fn part(program: &mut Command, args: &[&str]) -> anyhow::Result<(bool, Value)> {
-    println!("crash {}", args.join(" "));
+/// Runs the program: whether it passed, and what it says.
+fn say(program: &mut Command) -> anyhow::Result<(bool, Value)> {
     let output = program
-        .args(args)
         .stderr(std::process::Stdio::inherit())
         .output()
         .with_context(|| format!("cannot run {}", program.get_program().display()))?;
@@ -138,12 +221,34 @@ mod tests {
 
     #[test]
     fn options_have_defaults_and_bounds() {
-        assert_eq!(parse("").unwrap(), Options { rounds: DEFAULT_ROUNDS, seed: 1, json: None });
-        let options = parse("--rounds 5 --json r.json --seed 9").unwrap();
+        assert_eq!(
+            parse("").unwrap(),
+            Options { rounds: DEFAULT_ROUNDS, seed: 1, json: None, require_all: false }
+        );
+        let options = parse("--rounds 5 --json r.json --require-all --seed 9").unwrap();
+        assert!(options.require_all);
         assert_eq!((options.rounds, options.seed, options.json), (5, 9, Some("r.json".into())));
         assert!(parse("--rounds").unwrap_err().contains("needs a value"));
         assert!(parse("--rounds 0").unwrap_err().contains("1 to 30000"));
         assert!(parse("--rounds many").unwrap_err().contains("expected a number"));
         assert!(parse("--fast 1").unwrap_err().contains("unknown argument"));
+    }
+
+    #[test]
+    fn what_a_machine_cannot_run_is_named_and_may_be_demanded() {
+        let lives = |report| Part { name: "power_loss", passed: true, report, floors: floors::of_lives(1) };
+        let skipped = Run { parts: vec![lives(json!({ "skipped": "mount: permission denied" }))] };
+        assert_eq!(skipped.skipped(), ["power_loss: mount: permission denied"]);
+        assert_eq!(skipped.faults(false), [""; 0]);
+        let faults = skipped.faults(true);
+        assert_eq!(faults.len(), 1);
+        assert!(faults[0].contains("--require-all") && faults[0].contains("permission denied"), "{faults:?}");
+        let report = skipped.report(&faults);
+        assert_eq!((&report["passed"], &report["skipped"]), (&false.into(), &json!(skipped.skipped())));
+
+        let nothing = json!({ "rounds": 1, "met_a_writer": 1, "ready": 1, "flushed": 0, "flushes": 0, "acknowledged": 0 });
+        let weak = Run { parts: vec![lives(nothing)] };
+        assert_eq!(weak.faults(false).len(), 4, "{:?}", weak.faults(false));
+        assert_eq!(weak.report(&weak.faults(false))["passed"], false);
     }
 }

@@ -1,5 +1,6 @@
 //! What the writer said, and whether the directory agrees.
 
+use crate::process::{FLUSHED, READY};
 use crate::support::{BLOCK, pattern, read};
 use crate::writer::{SLOTS, config};
 use kvbm_disk::DiskEngine;
@@ -27,7 +28,14 @@ pub(crate) struct Ledger {
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) rounds: u64,
+    /// Ends that met a process that ran.
+    pub(crate) met_a_writer: u64,
+    /// Lives that had opened the directory, and those that had flushed it.
+    pub(crate) ready: u64,
+    pub(crate) flushed: u64,
     pub(crate) flushes: u64,
+    /// Blocks that a flush covered for the first time.
+    pub(crate) made_durable: u64,
     /// Blocks that were checked because a flush had covered them.
     pub(crate) acknowledged: u64,
     pub(crate) lost: u64,
@@ -43,16 +51,13 @@ impl Findings {
     }
 
     pub(crate) fn json(&self) -> String {
+        let Self { rounds, met_a_writer, ready, flushed, flushes, made_durable, .. } = self;
+        let Self { acknowledged, lost, corrupt_served, cut_short, slowest_open, .. } = self;
+        let slowest_open_s = slowest_open.as_secs_f64();
         format!(
-            "{{\"rounds\": {}, \"flushes\": {}, \"acknowledged\": {}, \"lost\": {}, \"corrupt_served\": {}, \
-             \"cut_short\": {}, \"slowest_open_s\": {:.4}}}",
-            self.rounds,
-            self.flushes,
-            self.acknowledged,
-            self.lost,
-            self.corrupt_served,
-            self.cut_short,
-            self.slowest_open.as_secs_f64()
+            "{{\"rounds\": {rounds}, \"met_a_writer\": {met_a_writer}, \"ready\": {ready}, \"flushed\": {flushed}, \
+             \"flushes\": {flushes}, \"made_durable\": {made_durable}, \"acknowledged\": {acknowledged}, \"lost\": {lost}, \
+             \"corrupt_served\": {corrupt_served}, \"cut_short\": {cut_short}, \"slowest_open_s\": {slowest_open_s:.4}}}"
         )
     }
 }
@@ -60,6 +65,7 @@ impl Findings {
 impl Ledger {
     /// Takes what the writer said until it was killed. The last line may be cut.
     pub(crate) fn hear(&mut self, said: &str) {
+        let flushes = self.found.flushes;
         for line in said.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
@@ -72,13 +78,19 @@ impl Ledger {
                     let slot = slot.parse().unwrap();
                     self.written.insert(slot, number.parse().unwrap());
                 }
-                ["flushed"] => {
-                    self.found.flushes += 1;
-                    self.durable.clone_from(&self.written);
-                }
+                [READY] => self.found.ready += 1,
+                [FLUSHED] => self.flushed(),
                 _ => panic!("the writer said: {line}"),
             }
         }
+        self.found.flushed += u64::from(self.found.flushes > flushes);
+    }
+
+    fn flushed(&mut self) {
+        let is_new = |(slot, number): &(&u32, &u64)| self.durable.get(slot) != Some(number);
+        self.found.made_durable += self.written.iter().filter(is_new).count() as u64;
+        self.found.flushes += 1;
+        self.durable.clone_from(&self.written);
     }
 
     /// Opens the directory and compares; what is left is what the next life begins with.

@@ -18,6 +18,7 @@ mod lives;
 #[path = "../../tests/turmoil/medium.rs"]
 mod medium;
 mod power;
+mod process;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 mod writer;

@@ -1,7 +1,7 @@
 //! A file system that is shut down without writing anything more: what power loss leaves of ext4.
 
-use crate::kill::{said, start};
 use crate::ledger::Ledger;
+use crate::process::{After, Process};
 use crate::support::Random;
 use crate::writer::ENGINES;
 use std::fs::File;
@@ -29,14 +29,14 @@ pub(crate) fn run(rounds: u64, dir: &Path, seed: u64) -> ExitCode {
         let engine = ENGINES[round as usize % ENGINES.len()];
         let inside = mount.join("g3");
         // A writer that the shutdown overtakes ends with an error, which is nobody's business.
-        let mut child = start(&inside, round + 1, engine, Stdio::null());
-        std::thread::sleep(Duration::from_millis(30 + random.below(200)));
+        let mut process = Process::start(&inside, round + 1, engine, Stdio::null());
+        After::of_round(round).wait(&mut process, &mut random);
+        ledger.found.met_a_writer += u64::from(process.is_running());
         shut_down(&mount);
-        child.kill().unwrap();
-        let said = said(&mut child);
+        let ended = process.kill();
         unmount(&mount).unwrap();
         mount_image(&image, &mount).unwrap();
-        ledger.hear(&said);
+        ledger.hear(&ended.said);
         ledger.check(&inside, engine);
     }
     println!("{}", ledger.found.json());

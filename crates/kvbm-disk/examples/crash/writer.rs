@@ -1,6 +1,7 @@
 //! The process that is killed: writes, releases and flushes at random, and says what it did.
 
-use crate::support::{BLOCK, Random, all_good, write};
+use crate::process::{FLUSHED, READY};
+use crate::support::{BLOCK, PATIENCE, Random, all_good, write};
 use kvbm_disk::{DiskConfig, DiskEngine, EngineMode};
 use kvbm_plan::BlockId;
 use std::io::Write;
@@ -11,8 +12,6 @@ use std::time::Duration;
 pub(crate) const SLOTS: u32 = 192;
 /// Numbers of the blocks of one life of the writer.
 pub(crate) const NUMBERS: u64 = 1 << 16;
-/// Longest time that a flush may take.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const ENGINES: [&str; 3] = ["auto", "threads", "buffered"];
 
@@ -35,13 +34,18 @@ pub(crate) fn run(dir: &Path, seed: u64, engine: &str) -> ExitCode {
     let mut out = std::io::stdout();
     // One call each: what was said before the kill is whole.
     let mut say = |lines: &[String]| out.write_all(lines.concat().as_bytes()).unwrap();
+    say(&[format!("{READY}\n")]);
+    // Since the last flush something was written: each has something to make durable.
+    let mut is_dirty = false;
     let mut next = seed % (1 << 15) * NUMBERS;
     let last = next + NUMBERS - 16;
     while next < last {
         match random.below(8) {
+            0 if !is_dirty => {}
             0 => {
                 engine.flush(PATIENCE).unwrap();
-                say(&["flushed\n".into()]);
+                say(&[format!("{FLUSHED}\n")]);
+                is_dirty = false;
             }
             1 => {
                 let slot = random.below(SLOTS.into()) as u32;
@@ -54,6 +58,7 @@ pub(crate) fn run(dir: &Path, seed: u64, engine: &str) -> ExitCode {
                 next += 8;
                 let begun: Vec<_> = blocks.iter().map(|(slot, _)| format!("begin {slot}\n")).collect();
                 say(&begun);
+                is_dirty = true;
                 assert!(all_good(&write(&engine, &blocks)));
                 let wrote = |(slot, number): &(u32, u64)| format!("wrote {slot} {number}\n");
                 say(&blocks.iter().map(wrote).collect::<Vec<_>>());
