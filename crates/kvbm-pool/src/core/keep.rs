@@ -12,6 +12,7 @@ use crate::status::TierStatus;
 use crate::tier::{TIERS, TierMask};
 use kvbm_plan::{GroupId, SequenceHash, Tier};
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,20 +22,37 @@ type Place = (u32, u8);
 /// Until when a block stays on a tier.
 struct Keep {
     until: u64,
-    /// Pinned blocks that continue it: it stays pinned as long as they are.
-    children: u32,
+    /// Entry of the block that it continues, as far as that was known.
+    parent: u32,
 }
 
 /// Everything that is pinned.
 #[derive(Default)]
 pub(crate) struct Keeps {
     all: HashMap<Place, Keep>,
+    /// Pinned blocks that continue a block there: it stays pinned as long as they are. It may have gone meanwhile and come again.
+    children: HashMap<Place, u32>,
     /// In the order in which pins end: of those that end together, the end of a chain first.
     ends: BTreeSet<(u64, Reverse<u32>, Place)>,
     counts: [u32; TIERS],
 }
 
 impl Keeps {
+    /// Whether a block is pinned that no pinned one continues.
+    fn is_end(&self, place: Place) -> bool {
+        self.all.contains_key(&place) && !self.children.contains_key(&place)
+    }
+
+    /// A pinned block continues the one there no more.
+    fn child_left(&mut self, place: Place) {
+        if let Entry::Occupied(mut children) = self.children.entry(place) {
+            match children.get_mut() {
+                1 => drop(children.remove()),
+                count => *count -= 1,
+            }
+        }
+    }
+
     /// How many blocks are pinned on each tier, of entries for which `theirs` says so.
     pub(crate) fn of(&self, theirs: impl Fn(u32) -> bool) -> [u32; TIERS] {
         let mut counts = [0; TIERS];
@@ -155,12 +173,12 @@ impl Core<'_> {
             return;
         }
         entry.set_kept(true);
-        keeps.all.insert(place, Keep { until, children: 0 });
+        keeps.all.insert(place, Keep { until, parent });
         keeps.ends.insert((until, position, place));
         keeps.counts[tier] += 1;
         self.store.kept[tier].store(keeps.counts[tier], Relaxed);
-        if let Some(above) = keeps.all.get_mut(&(parent, tier as u8)) {
-            above.children += 1;
+        if parent != NONE {
+            *keeps.children.entry((parent, tier as u8)).or_default() += 1;
         }
         drop(guard);
         self.count_pin(index, tier, true);
@@ -174,9 +192,7 @@ impl Core<'_> {
         for &hash in hashes.iter().rev() {
             let Some(index) = self.find(group, hash) else { continue };
             for tier in tiers.iter().map(Tier::index) {
-                let keeps = self.store.keeps.lock();
-                let ends = keeps.all.get(&(index, tier as u8)).is_some_and(|keep| keep.children == 0);
-                drop(keeps);
+                let ends = self.store.keeps.lock().is_end((index, tier as u8));
                 if ends {
                     self.end_keep(index, tier);
                     ended += 1;
@@ -218,13 +234,10 @@ impl Core<'_> {
         let mut keeps = self.store.keeps.lock();
         let Some(keep) = keeps.all.remove(&place) else { return };
         let entry = &self.store.entries[index];
-        let (parent, position) = (entry.parent.get(), Reverse(entry.position.get()));
-        keeps.ends.remove(&(keep.until, position, place));
+        keeps.ends.remove(&(keep.until, Reverse(entry.position.get()), place));
         keeps.counts[tier] -= 1;
         self.store.kept[tier].store(keeps.counts[tier], Relaxed);
-        if let Some(above) = keeps.all.get_mut(&(parent, tier as u8)) {
-            above.children = above.children.saturating_sub(1);
-        }
+        keeps.child_left((keep.parent, tier as u8));
         let elsewhere = (0..TIERS).any(|tier| keeps.all.contains_key(&(index, tier as u8)));
         entry.set_kept(elsewhere);
         drop(keeps);

@@ -151,15 +151,16 @@ impl Core<'_> {
         let entries = &self.store.entries;
         let last = hashes.iter().rev().find_map(|&hash| self.find(group, hash));
         let mut index = last.unwrap_or(NONE);
-        let mut below = 0;
+        // Where the block before, nearer to the end, counts as one that continues this.
+        let mut below = [0; TIERS];
         let mut branch = std::mem::take(&mut self.first_mut().touched);
         branch.clear();
         while index != NONE {
             let entry = &entries[index];
-            if (0..TIERS).any(|tier| entry.children(tier) > below) {
+            if (0..TIERS).any(|tier| entry.children(tier) > below[tier]) {
                 break;
             }
-            below = 1;
+            below = std::array::from_fn(|tier| u32::from(entry.presence(tier) != Presence::Absent));
             branch.push(index);
             index = entry.parent.get();
         }

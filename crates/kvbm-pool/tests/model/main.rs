@@ -6,57 +6,71 @@
 mod driver;
 mod oracle;
 mod spy;
+mod universe;
 
-use driver::Driver;
+use driver::{Driver, Setup, Tally, Victims};
+use kvbm_pool::PolicyKind;
 
 const SEEDS: u64 = 60;
 const STEPS: usize = 1500;
 
-fn run(seed: u64, watched: bool, shards: u32) {
+fn run(seed: u64, setup: Setup) -> Tally {
     let outcome = std::panic::catch_unwind(|| {
-        let mut driver = Driver::new(seed, watched, shards);
+        let mut driver = Driver::new(seed, setup);
         for _ in 0..STEPS {
             driver.step();
             driver.compare();
         }
-        driver.finish();
+        driver.finish()
     });
-    if let Err(panic) = outcome {
-        eprintln!("the seed was {seed}: KVBM_POOL_SEED={seed} repeats it");
+    outcome.unwrap_or_else(|panic| {
+        eprintln!("the seed was {seed}, of {setup:?}: KVBM_POOL_SEED={seed} repeats it");
         std::panic::resume_unwind(panic);
-    }
+    })
 }
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-fn run_all(watched: bool, shards: u32) {
+fn run_all(policy: PolicyKind, shards: u32, victims: Victims) {
+    let setup = Setup { policy, shards, victims };
     if let Some(seed) = number("KVBM_POOL_SEED") {
-        return run(seed, watched, shards);
+        run(seed, setup);
+        return;
     }
-    for seed in 0..number("KVBM_POOL_SEEDS").unwrap_or(SEEDS) {
-        run(seed, watched, shards);
-    }
+    let seeds = number("KVBM_POOL_SEEDS").unwrap_or(SEEDS);
+    let Tally { pinned, pins_refused, unpinned, expired, replaced } =
+        (0..seeds).map(|seed| run(seed, setup)).fold(Tally::default(), Tally::plus);
+    let least = [pinned, pins_refused, unpinned, expired].into_iter().min();
+    assert!(least >= Some(seeds), "hints meant something: {pinned}, {pins_refused}, {unpinned}, {expired}");
+    assert!(victims != Victims::Told || replaced >= seeds / 4, "copies took over: {replaced}");
 }
 
 /// Every victim of the built-in policy is foretold.
 #[test]
 fn agrees_with_the_naive_model_over_random_operations() {
-    run_all(false, 1);
+    run_all(PolicyKind::LruLeaf, 1, Victims::Foretold);
 }
 
 /// What a policy is told at every moment is what the model knows to be evictable, and nothing else goes.
 #[test]
 fn a_policy_knows_exactly_what_may_be_evicted() {
-    run_all(true, 1);
+    run_all(PolicyKind::LruLeaf, 1, Victims::Watched);
 }
 
-/// Over several shards, which share nothing but what goes on between parents and children: the same, and only blocks go
-/// that may, and as long as one may, there is room.
+/// Whatever the policy, and with priorities, only blocks go that may, and as long as one may, there is room.
+#[test]
+fn every_policy_agrees_with_the_naive_model() {
+    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
+        run_all(policy, 1, Victims::Told);
+    }
+}
+
+/// Over several shards, which share nothing but what goes on between parents and children: the same.
 #[test]
 fn several_shards_agree_with_the_naive_model() {
     for shards in [2, 4] {
-        run_all(false, shards);
+        run_all(PolicyKind::LruLeaf, shards, Victims::Told);
     }
 }

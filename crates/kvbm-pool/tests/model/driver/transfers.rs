@@ -3,7 +3,7 @@
 use super::Driver;
 use crate::oracle::{Node, Pin, Slot};
 use kvbm_plan::{BlockId, BlockIdentity, GroupKind, Tier};
-use kvbm_pool::{AnyArrivals, Arrival, Completion};
+use kvbm_pool::{AnyArrivals, Arrival, Arrivals, Completion, G1, G2, G3};
 use std::collections::BTreeSet;
 
 impl Driver {
@@ -17,9 +17,20 @@ impl Driver {
         let from = if self.rng.below(3) == 0 { self.rng.below(path.len()) } else { 0 };
         let nodes: Vec<Node> = path[from..].iter().copied().take(1 + self.rng.below(6)).collect();
         let identities: Vec<BlockIdentity> = nodes.iter().map(|&node| self.oracle.universe[node]).collect();
-        let begun = self.registry.begin_arrivals(tier, &identities);
+        let metadata = self.metadata();
+        let begun = match tier {
+            Tier::G1 => {
+                self.registry.pool::<G1>().begin_arrivals_with(&identities, metadata).map(Arrivals::erase)
+            }
+            Tier::G2 => {
+                self.registry.pool::<G2>().begin_arrivals_with(&identities, metadata).map(Arrivals::erase)
+            }
+            _ => self.registry.pool::<G3>().begin_arrivals_with(&identities, metadata).map(Arrivals::erase),
+        };
         let (pins, needed) = self.oracle.prepare(index, &nodes);
-        self.follow_victims();
+        let reserved = begun.iter().flat_map(AnyArrivals::reserved).map(|(_, block, _)| block);
+        let reserved: Vec<BlockId> = reserved.collect();
+        self.follow_victims(tier, &reserved);
         let room = self.oracle.allocate(index, needed);
         match begun {
             Ok(arrivals) => {
@@ -61,9 +72,7 @@ impl Driver {
                     assert!(!model.present.contains_key(&node) && !model.arriving.contains_key(&node));
                     assert!(room.contains(&block.0));
                     assert!(self.oracle.admits(tier, node));
-                    let model = &mut self.oracle.tiers[tier];
-                    model.slots[block.index()] = Slot::Arriving(node);
-                    model.arriving.insert(node, (block.0, ticket));
+                    self.oracle.reserve(tier, node, block.0, ticket);
                 }
                 Arrival::Refused(_) => assert!(!self.oracle.admits(tier, node)),
                 Arrival::Completed { .. } | Arrival::Failed => panic!("{arrival:?} at the start"),
