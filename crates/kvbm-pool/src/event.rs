@@ -1,4 +1,4 @@
-//! Events: what became visible, what is gone. Fixed-size records in a preallocated ring.
+//! Events: what became visible, what is gone. Fixed-size records in a bounded ring.
 
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use std::collections::VecDeque;
@@ -103,11 +103,13 @@ impl Stored {
 }
 
 /// The ring. When it is full the oldest record is given up and counted: what remains always ends with the truth. It is
-/// made of parts, so that it takes no more memory than the records that once waited at a time.
+/// made of parts: some are there from the start, and there are more when more records wait than ever before. They stay, so a
+/// ring asks for memory no more than once for each part that its capacity has, and not at all while it is drained in time. What was
+/// emptied last is filled next, while it is near.
 pub(crate) struct EventRing {
     parts: VecDeque<Box<[Stored]>>,
-    /// A part that is not in use.
-    spare: Option<Box<[Stored]>>,
+    /// Parts that are not in use.
+    spare: Vec<Box<[Stored]>>,
     /// `seq` of the first record of the first part, over the length of a part.
     base: u64,
     /// Records of a part, a power of two.
@@ -125,13 +127,24 @@ pub(crate) struct EventRing {
 /// Records of a part, at most.
 const PART: u64 = 1024;
 
+/// Parts from the start, at most: so many records (200 KB) wait where they are drained in time.
+const FIRST_PARTS: u64 = 4;
+
+fn unwritten(records: u64) -> Box<[Stored]> {
+    vec![Stored::UNWRITTEN; records as usize].into_boxed_slice()
+}
+
 impl EventRing {
     pub(crate) fn new(capacity: u32) -> Self {
         // A power of two, so that a record's place is a mask away.
         let capacity = if capacity == 0 { 0 } else { u64::from(capacity).next_power_of_two() };
         let part = capacity.clamp(1, PART);
-        let parts = VecDeque::with_capacity((capacity / part) as usize + 1);
-        Self { parts, spare: None, base: 0, part, capacity, next: 0, first: 0, lost: 0, lost_total: 0 }
+        // The first and the last part in use are not full.
+        let most = if capacity == 0 { 0 } else { capacity / part + 1 };
+        let mut spare = Vec::with_capacity(most as usize);
+        spare.extend((0..most.min(FIRST_PARTS)).map(|_| unwritten(part)));
+        let parts = VecDeque::with_capacity(most as usize);
+        Self { parts, spare, base: 0, part, capacity, next: 0, first: 0, lost: 0, lost_total: 0 }
     }
 
     /// Writes records; each gets the next number.
@@ -159,8 +172,7 @@ impl EventRing {
 
     #[cold]
     fn add_part(&mut self) {
-        let unwritten = || vec![Stored::UNWRITTEN; self.part as usize].into_boxed_slice();
-        let part = self.spare.take().unwrap_or_else(unwritten);
+        let part = self.spare.pop().unwrap_or_else(|| unwritten(self.part));
         self.parts.push_back(part);
     }
 
@@ -175,7 +187,7 @@ impl EventRing {
         self.first += records;
         while self.base < self.first / self.part {
             self.base += 1;
-            self.spare = self.parts.pop_front().or(self.spare.take());
+            self.spare.extend(self.parts.pop_front());
         }
     }
 
@@ -287,6 +299,30 @@ mod tests {
             assert!(ring.parts.len() <= 5);
         }
         assert!(lost > 0 && ring.lost_total() == lost);
+    }
+
+    /// Parts stay, those from the start and those that a backlog needed; never more than the capacity has.
+    #[test]
+    fn the_ring_grows_only_where_more_waits_than_ever_before() {
+        let mut ring = EventRing::new(16 * PART as u32);
+        let mut out = Vec::with_capacity(20 * PART as usize);
+        let mut wait = |ring: &mut EventRing, records: u64| {
+            (0..records).for_each(|_| push(ring, 0));
+            out.clear();
+            ring.drain(&mut out, usize::MAX);
+            (ring.parts.len() + ring.spare.len()) as u64
+        };
+        for records in [1, 700, (FIRST_PARTS - 1) * PART, 90, 3 * PART, 5] {
+            assert_eq!(wait(&mut ring, records), FIRST_PARTS, "{records} fit into what was there");
+        }
+        let grown = wait(&mut ring, 8 * PART);
+        assert!((8..=9).contains(&grown), "{grown}");
+        for records in [8 * PART - 1, 17, 7 * PART] {
+            assert_eq!(wait(&mut ring, records), grown);
+        }
+        assert_eq!(wait(&mut ring, 100 * PART), 17);
+        assert!(ring.lost_total() > 0 && ring.spare.capacity() == 17);
+        assert_eq!([0, 4].map(|capacity| EventRing::new(capacity).spare.len()), [0, 2]);
     }
 
     #[test]
