@@ -104,6 +104,12 @@ impl Mark {
         }
         Ok(Self { set: u64_at(16), member: u16_at(12), members: u16_at(14) })
     }
+
+    /// For who names it at another place.
+    fn place(self) -> String {
+        let Self { member, members, .. } = self;
+        format!("it is number {} of {members}: name all of them, in their order", u32::from(member) + 1)
+    }
 }
 
 fn sum(bytes: &[u8]) -> u64 {
@@ -151,14 +157,7 @@ fn examine(marks: &[Option<Mark>], has_journal: &[bool], names: &[String]) -> Re
     let known = has_journal.first().copied().unwrap_or(false);
     if names.len() <= 1 {
         return match first {
-            Some(mark) if mark.members > 1 => wrong(
-                0,
-                format!(
-                    "it is number {} of {}: name all of them, in their order",
-                    mark.member + 1,
-                    mark.members
-                ),
-            ),
+            Some(mark) if mark.members > 1 => wrong(0, mark.place()),
             _ => Ok(None),
         };
     }
@@ -175,13 +174,7 @@ fn examine(marks: &[Option<Mark>], has_journal: &[bool], names: &[String]) -> Re
         let expected = Mark { set, member: member as u16, members: names.len() as u16 };
         let reason = match mark {
             Some(mark) if *mark == expected => continue,
-            Some(mark) if mark.set == set => {
-                format!(
-                    "it is number {} of {}: name all of them, in their order",
-                    mark.member + 1,
-                    mark.members
-                )
-            }
+            Some(mark) if mark.set == set => mark.place(),
             Some(_) => "it belongs to another set: clear it, or name its set".to_owned(),
             None if known => {
                 "its blocks are gone: is its device mounted? To begin anew, clear the others".to_owned()
@@ -268,5 +261,15 @@ mod tests {
             assert!(Mark::decode(&bad).is_err(), "byte {at}");
             assert!(Mark::decode(&bytes[..at]).is_err());
         }
+    }
+
+    /// Mutation that makes it fail: the number added up as it is stored.
+    #[test]
+    fn a_directory_with_the_last_number_that_there_is_has_its_place_said() {
+        let mark = Mark { set: 1, member: u16::MAX, members: 2 };
+        assert_eq!(Mark::decode(&mark.encode()), Ok(mark));
+        let refused = examine(&[Some(mark), None], &[true, false], &["a".to_owned(), "b".to_owned()]);
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains("it is number 65536 of 2: name all of them"), "{said}");
     }
 }

@@ -8,6 +8,8 @@ pub(crate) const MAGIC: [u8; 8] = *b"KVBMG3\r\n";
 /// Version of header and record together.
 pub(crate) const VERSION: u32 = 2;
 pub(crate) const HEADER_BYTES: usize = 4096;
+/// Bytes of the fields before the geometry.
+const NAMED_BYTES: usize = 68;
 const GEOMETRY_AT: usize = 128;
 const HEADER_CRC_AT: usize = HEADER_BYTES - 8;
 pub(crate) const MAX_GEOMETRY_BYTES: usize = HEADER_CRC_AT - GEOMETRY_AT;
@@ -69,6 +71,12 @@ impl Header {
         let geometry = bytes[GEOMETRY_AT..HEADER_CRC_AT]
             .get(..geometry_bytes as usize)
             .ok_or(FormatError::Field { field: "geometry_bytes", value: geometry_bytes.into() })?;
+        let behind = GEOMETRY_AT + geometry.len();
+        // What it says is all that is in it.
+        let unnamed = bytes[NAMED_BYTES..GEOMETRY_AT].iter().chain(&bytes[behind..HEADER_CRC_AT]);
+        if let Some(&byte) = unnamed.into_iter().find(|byte| **byte != 0) {
+            return Err(FormatError::Field { field: "reserved bytes", value: byte.into() });
+        }
         Ok(Self {
             journal_id: u64_at(bytes, 24),
             namespace: array_at(bytes, 32),
@@ -156,21 +164,26 @@ impl Record {
         if record_crc(journal_id, bytes) != u64_at(bytes, RECORD_CRC_AT) {
             return Err(RecordError::Checksum);
         }
+        // What a record says is all that is in it: of the bytes that its kind does not fill, none is set.
+        let is_empty = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let says_no_block = is_empty(&bytes[1..4]) && is_empty(&bytes[16..RECORD_CRC_AT]);
         let state = match (bytes[0], bytes[1]) {
-            (PRESENT, parent @ 0..=HAS_PARENT) => RecordState::Present {
-                identity: BlockIdentity {
-                    namespace: NamespaceId(u32_at(bytes, 52)),
-                    group: GroupId(u16::from_le_bytes(array_at(bytes, 2))),
-                    hash: SequenceHash::from_bytes(array_at(bytes, 16)),
-                    parent: (parent == HAS_PARENT).then(|| SequenceHash::from_bytes(array_at(bytes, 32))),
-                    position: u32_at(bytes, 48),
-                },
-                checksum: u64_at(bytes, 56),
-                bytes: u64_at(bytes, 64),
-            },
-            (FREE, 0) => RecordState::Free,
-            (QUARANTINED, 0) => RecordState::Quarantined,
-            (CLEAN, 0) => RecordState::Clean,
+            (PRESENT, parent @ 0..=HAS_PARENT) if parent == HAS_PARENT || is_empty(&bytes[32..48]) => {
+                RecordState::Present {
+                    identity: BlockIdentity {
+                        namespace: NamespaceId(u32_at(bytes, 52)),
+                        group: GroupId(u16::from_le_bytes(array_at(bytes, 2))),
+                        hash: SequenceHash::from_bytes(array_at(bytes, 16)),
+                        parent: (parent == HAS_PARENT).then(|| SequenceHash::from_bytes(array_at(bytes, 32))),
+                        position: u32_at(bytes, 48),
+                    },
+                    checksum: u64_at(bytes, 56),
+                    bytes: u64_at(bytes, 64),
+                }
+            }
+            (FREE, _) if says_no_block => RecordState::Free,
+            (QUARANTINED, _) if says_no_block => RecordState::Quarantined,
+            (CLEAN, _) if is_empty(&bytes[1..RECORD_CRC_AT]) => RecordState::Clean,
             _ => return Err(RecordError::Invalid),
         };
         Ok(Self { slot: BlockId(u32_at(bytes, 4)), generation: u64_at(bytes, 8), state })
@@ -296,6 +309,27 @@ mod tests {
         put(&mut bytes, HEADER_CRC_AT, &crc.to_le_bytes());
         let refused = FormatError::Field { field: "geometry_bytes", value: u32::MAX.into() };
         assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused));
+    }
+
+    /// Made to match, the checksum says nothing about bytes that no field has.
+    #[test]
+    fn what_no_field_names_is_not_passed_over() {
+        for at in [68, 127, header().geometry.len() + 128, HEADER_CRC_AT - 1] {
+            let mut bytes = header().encode();
+            bytes[at] = 3;
+            let crc = crc64(&bytes[..HEADER_CRC_AT]);
+            put(&mut bytes, HEADER_CRC_AT, &crc.to_le_bytes());
+            let refused = FormatError::Field { field: "reserved bytes", value: 3 };
+            assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused), "byte {at}");
+        }
+        // A first block has no parent, the others have no block, a mark of a shutdown has neither slot nor generation.
+        for (record, at) in [(0, 32), (0, 47), (2, 2), (2, 16), (3, 71), (3, 1), (4, 4), (4, 15), (4, 71)] {
+            let mut bytes = records()[record].encode(5);
+            bytes[at] = 1;
+            let crc = record_crc(5, &bytes);
+            put(&mut bytes, RECORD_CRC_AT, &crc.to_le_bytes());
+            assert_eq!(Record::decode(5, &bytes), Err(RecordError::Invalid), "byte {at} of record {record}");
+        }
     }
 
     proptest! {
