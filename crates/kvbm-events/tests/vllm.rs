@@ -162,6 +162,43 @@ fn invariant_5_hostile_payloads_are_errors() {
     assert!(error.contains("third frame"), "{error}");
 }
 
+/// An event may have two bytes, and takes hundreds in memory. Mutation that makes it fail: no bound but the payload's length.
+#[test]
+fn invariant_5_a_payload_of_too_many_small_events_is_an_error() {
+    let of = |count: u32| {
+        let mut bytes = vec![0x92, 0xCB, 0, 0, 0, 0, 0, 0, 0, 0, 0xDD];
+        bytes.extend(count.to_be_bytes());
+        bytes.extend([0x91, 0xA0].repeat(count as usize));
+        vllm::decode(&bytes)
+    };
+    assert_eq!(of(1 << 10).unwrap().events.len(), 1 << 10);
+    let error = of((1 << 18) + 1).unwrap_err().to_string();
+    assert!(error.contains("at most 262144 events at byte 10"), "{error}");
+}
+
+/// A map whose key is a map whose key is a map: as strings of JSON within each other, each level would double the length of the one
+/// inside, and cost a stack frame. Mutation that makes it fail: keys of any kind shown as a string of their JSON.
+#[test]
+fn invariant_5_maps_as_keys_of_maps_are_shown_in_bounded_space() {
+    let nested = |depth: usize| vllm::Raw::new([vec![0x81; depth], vec![0xC0; depth + 1]].concat()).unwrap();
+    assert_eq!(nested(1).to_string(), r#"{"null":null}"#);
+    assert_eq!(nested(2).to_string(), r#"{"81c0c0":null}"#);
+    for depth in [40, 100_000] {
+        assert!(nested(depth).to_string().len() < 5 * depth, "{depth}");
+        let extra_keys = Some(vllm::Raw::new([vec![0x91], nested(depth).bytes().to_vec()].concat()).unwrap());
+        let keyed = BlockStored {
+            extra_keys,
+            block_hashes: hashes(0..1),
+            token_ids: vec![1],
+            block_size: 1,
+            ..BlockStored::default()
+        };
+        let (mut index, mut follower) = (KvIndex::default(), Follower::new(WORKER).by_tokens(8));
+        follower.hear(&mut index, 0, &payload(vec![Event::Stored(keyed)])).unwrap();
+        assert_eq!(index.stats().blocks, 1);
+    }
+}
+
 const WORKER: Worker = Worker { source: SourceId(4), node: NodeId(2) };
 
 fn hashes(range: std::ops::Range<u64>) -> Vec<EngineHash> {

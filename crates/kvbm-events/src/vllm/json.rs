@@ -58,7 +58,7 @@ impl fmt::Display for EngineHash {
         match self {
             Self::Uint(number) => write!(f, "{number}"),
             Self::Int(number) => write!(f, "{number}"),
-            Self::Bytes(bytes) => bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+            Self::Bytes(bytes) => hex(f, bytes),
         }
     }
 }
@@ -77,7 +77,7 @@ fn value(reader: &mut Reader<'_>, f: &mut fmt::Formatter<'_>, depth: u32) -> fmt
         Head::Str(text) => string(f, &String::from_utf8_lossy(text)),
         Head::Bin(bytes) | Head::Ext(bytes) => {
             f.write_str("{\"hex\":\"")?;
-            bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+            hex(f, bytes)?;
             f.write_str("\"}")
         }
         Head::Array(len) => {
@@ -95,7 +95,13 @@ fn value(reader: &mut Reader<'_>, f: &mut fmt::Formatter<'_>, depth: u32) -> fmt
                 let key = reader.raw(1).map_err(|_| fmt::Error)?;
                 match Reader::new(key).head() {
                     Ok(Head::Str(text)) => string(f, &String::from_utf8_lossy(text))?,
-                    // JSON has no other keys than strings.
+                    // JSON has no other keys than strings. A list or a map would be a string with quotes inside, which are escaped
+                    // once more at each level: it is shown as the bytes that it is.
+                    Ok(Head::Array(_) | Head::Map(_)) => {
+                        f.write_char('"')?;
+                        hex(f, key)?;
+                        f.write_char('"')?;
+                    }
                     _ => string(f, &Raw(key.to_vec()).to_string())?,
                 }
                 f.write_char(':')?;
@@ -104,6 +110,10 @@ fn value(reader: &mut Reader<'_>, f: &mut fmt::Formatter<'_>, depth: u32) -> fmt
             f.write_char('}')
         }
     }
+}
+
+fn hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }
 
 /// JSON has no infinite numbers.

@@ -110,7 +110,8 @@ impl Names {
             let tokens = stored.block_hashes.len().checked_mul(size as usize);
             size > 0 && tokens == Some(stored.token_ids.len())
         });
-        let extra = stored.extra_keys.as_ref().map(|raw| extra_keys(raw, stored.lora_name.as_deref()));
+        let extra = stored.extra_keys.as_ref();
+        let extra = extra.map(|raw| extra_keys(raw, stored.block_hashes.len(), stored.lora_name.as_deref()));
         let mut before = parent;
         let mut room = self.max_blocks.saturating_sub(self.known.len());
         for (at, hash) in stored.block_hashes.iter().enumerate() {
@@ -173,12 +174,12 @@ impl Names {
     }
 }
 
-/// Of each block, its extra keys as JSON, without the name of the adapter, which vLLM lists among them.
-fn extra_keys(raw: &Raw, lora_name: Option<&str>) -> Vec<Option<String>> {
+/// Of each of the first `blocks` blocks, its extra keys as JSON, without the name of the adapter, which vLLM lists among them.
+fn extra_keys(raw: &Raw, blocks: usize, lora_name: Option<&str>) -> Vec<Option<String>> {
     let mut reader = Reader::new(raw.bytes());
-    let Ok(Head::Array(blocks)) = reader.head() else { return Vec::new() };
+    let Ok(Head::Array(said)) = reader.head() else { return Vec::new() };
     let mut of_blocks = Vec::new();
-    for _ in 0..blocks {
+    for _ in 0..blocks.min(said as usize) {
         let Ok(value) = reader.raw(1) else { break };
         of_blocks.push(extra_keys_of_block(value, lora_name));
     }

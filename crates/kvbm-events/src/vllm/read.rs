@@ -32,6 +32,9 @@ impl From<Malformed> for Error {
     }
 }
 
+/// Most events of a payload: far more than an engine has in one step. One of two bytes takes some hundred in memory.
+const MAX_EVENTS: u32 = 1 << 18;
+
 /// Decodes a payload.
 pub fn decode(bytes: &[u8]) -> Result<Batch, Error> {
     if bytes.len() > MAX_BYTES {
@@ -57,6 +60,10 @@ fn read_batch(reader: &mut Reader<'_>) -> Result<Batch, Malformed> {
             }
             "events" => {
                 seen += 1;
+                let too_many = reader.malformed("at most 262144 events");
+                if reader.clone().array("a list of events")? > MAX_EVENTS {
+                    return Err(too_many);
+                }
                 batch.events = list(reader, "a list of events", read_event)?;
             }
             // SGLang calls its ranks by the kind of attention.
