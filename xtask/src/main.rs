@@ -11,6 +11,7 @@ mod dependencies;
 mod event_faults;
 mod events;
 mod fetch;
+mod fuzz;
 mod gpu;
 mod kernels;
 mod miri;
@@ -52,6 +53,11 @@ usage: cargo xtask COMMAND
   event-faults [--rounds N] [--seed N] [--json FILE]
                                    random kills, partitions, stalls and restarts under block managers that publish: a
                                    follower's index equals their pools after each; N defaults to 200 rounds
+  fuzz TARGET...|--all [--seconds N] [--jobs N] [--keep]
+                                   coverage-guided fuzzing of what is read from disks, volumes and strangers, each target for N
+                                   seconds (60), N of them at a time; --keep makes the smallest corpus that covers as much the
+                                   committed one
+  fuzz TARGET --input FILE         one input again
   test-gpu                         the tests that need a CUDA device; fails where there is none
   gpu-bundle [--rehearse]          programs for a machine with a GPU and without Rust, in target/gpu-bundle; --rehearse runs
                                    them here on the test driver
@@ -109,6 +115,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => crash_test::run(&options),
             Err(text) => usage(text),
         },
+        "fuzz" => match fuzz::Options::parse(rest) {
+            Ok(options) => fuzz::run(&options),
+            Err(text) => usage(text),
+        },
         "event-faults" => match event_faults::Options::parse(rest) {
             Ok(options) => event_faults::run(&options),
             Err(text) => usage(text),
@@ -164,6 +174,7 @@ mod tests {
             "test --only nothing",
             "test-gpu x",
             "event-faults --rounds 0",
+            "fuzz nothing",
             "gpu-bundle x",
             "verify-kernels x",
             "regen-kernels --force",

@@ -4,7 +4,7 @@ use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{Workspace, cargo, line_of, succeed};
 use crate::{
-    crash_test, dependencies, events, gpu, kernels, miri, models, nats, outside, s3, smoke, tidy, zmq,
+    crash_test, dependencies, events, fuzz, gpu, kernels, miri, models, nats, outside, s3, smoke, tidy, zmq,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -57,6 +57,12 @@ const STEPS: &[Step] = &[
         quick: false,
         about: "what is durable survives kill -9 and power loss",
         run: crash_test::check,
+    },
+    Step {
+        name: "fuzz",
+        quick: false,
+        about: "a few seconds of coverage-guided fuzzing of every format",
+        run: fuzz::check,
     },
     Step {
         name: "models",
@@ -148,6 +154,7 @@ const OF_ONE_STEP: &[(&str, &str)] = &[
     ("doc", "doc"),
     ("outside", "outside"),
     ("crash", "crash-test"),
+    ("fuzz", "fuzz"),
     ("models", "models"),
     ("gpu-bundle", "gpu-bundle"),
     ("gpu-bundle", "gpu-rehearsal"),

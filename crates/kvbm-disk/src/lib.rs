@@ -46,6 +46,9 @@ mod engine;
 mod error;
 mod executor;
 pub mod fault;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod info;
 mod journal;
 pub mod medium;

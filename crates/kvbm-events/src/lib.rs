@@ -27,6 +27,9 @@ pub mod conformance;
 mod event;
 mod follower;
 mod format;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod in_process;
 mod index;
 mod manager;

@@ -41,6 +41,9 @@ mod batch;
 pub mod conformance;
 mod directory;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod key;
 mod memory;
 pub mod object;

@@ -1,0 +1,67 @@
+//! Files from the fuzzer's bytes, with checksums that match: nobody guesses those.
+
+use crate::checksum::crc64;
+use crate::journal::{HEADER_BYTES, MAGIC, RECORD_BYTES, Record};
+
+/// Bytes from the front of an input; zeros behind its end.
+pub(super) struct Input<'a>(pub(super) &'a [u8]);
+
+impl Input<'_> {
+    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (now, later) = self.0.split_at(N.min(self.0.len()));
+        self.0 = later;
+        let mut bytes = [0; N];
+        bytes[..now.len()].copy_from_slice(now);
+        bytes
+    }
+
+    pub(super) fn byte(&mut self) -> u8 {
+        let [byte] = self.take();
+        byte
+    }
+}
+
+/// A journal: the input itself, if it begins as one does. Else it says one in few bytes:
+///
+/// | bytes | what |
+/// |---|---|
+/// | 1 | bit 0: the header's checksum is wrong; bit 1: a mark of a shutdown follows the records; the other bits: so many bytes are cut off |
+/// | 68 | the beginning of the header |
+/// | 1, n | so many bytes of geometry |
+/// | 73 each | a record: what its checksum is changed by, and its first 72 bytes |
+/// | rest | the torn tail |
+pub(super) fn journal(input: &[u8]) -> Vec<u8> {
+    if input.starts_with(&MAGIC) {
+        return input.to_vec();
+    }
+    let mut input = Input(input);
+    let how = input.byte();
+    let mut bytes = header(&mut input, how & 1);
+    let mut id = [0; 8];
+    id.copy_from_slice(&bytes[24..32]);
+    while input.0.len() > RECORD_BYTES - 8 {
+        let changed = input.byte();
+        let record: [u8; RECORD_BYTES - 8] = input.take();
+        let crc = crc64(&[&id[..], &record].concat()) ^ u64::from(changed);
+        bytes.extend_from_slice(&record);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+    }
+    bytes.extend_from_slice(input.0);
+    if how & 2 != 0 {
+        bytes.extend_from_slice(&Record::CLEAN.encode(u64::from_le_bytes(id)));
+    }
+    bytes.truncate(bytes.len() - usize::from(how >> 2));
+    bytes
+}
+
+fn header(input: &mut Input<'_>, changed: u8) -> Vec<u8> {
+    let mut bytes = input.take::<68>().to_vec();
+    bytes.resize(128, 0);
+    let (geometry, rest) = input.0.split_at(usize::from(input.byte()).min(input.0.len()));
+    bytes.extend_from_slice(geometry);
+    input.0 = rest;
+    bytes.resize(HEADER_BYTES - 8, 0);
+    let crc = crc64(&bytes) ^ u64::from(changed);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+    bytes
+}

@@ -1,0 +1,159 @@
+//! What must hold whatever a store gives back: the bodies of the fuzz targets `object` and `blob_key` (`cargo xtask fuzz`). They panic where
+//! it does not hold.
+
+use crate::object::{HEADER_BYTES, open, seal};
+use crate::{BlobKey, BlobScope, BlobSlice, GetRequest, PayloadForm, PutRequest, StoredOrder};
+use crc_fast::{CrcAlgorithm, checksum};
+use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
+
+const VOLUME: VolumeId = VolumeId(1);
+
+/// An object is served, byte for byte, or is a miss; what is served would be written the same, and not with a bit flipped. So it is for
+/// the input as it is, with the header's checksum made right, and with all of them made right: nobody guesses those.
+pub fn object(input: &[u8]) {
+    let mut object = input.to_vec();
+    is_served_or_missed(&object);
+    seal_header(&mut object);
+    is_served_or_missed(&object);
+    seal_pieces(&mut object);
+    seal_header(&mut object);
+    is_served_or_missed(&object);
+}
+
+/// Text that is the path of an object is the path of that object alone.
+pub fn key(input: &[u8]) {
+    let Ok(path) = std::str::from_utf8(input) else { return };
+    let Some(key) = BlobKey::parse(path) else { return };
+    assert_eq!(key.object_path(), path);
+    assert!(path.len() <= 140, "{path}");
+    for label in [None, Some(key.label)] {
+        let scope = BlobScope { namespace: key.namespace, label };
+        assert!(scope.contains(&key) && path.starts_with(&scope.prefix()), "{path} in {scope}");
+    }
+}
+
+fn number<const N: usize>(object: &[u8], at: usize) -> u64 {
+    object[at..at + N].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+fn small(object: &[u8], at: usize) -> u32 {
+    number::<4>(object, at) as u32
+}
+
+fn sixteen(object: &[u8], at: usize) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&object[at..at + 16]);
+    bytes
+}
+
+/// Who the object says that it is, `docs/formats.md` word by word, and how many pieces it has.
+fn named(object: &[u8]) -> (BlobKey, PayloadForm) {
+    let [first_layer, num_layers, first_head, num_heads] = [48, 52, 56, 60].map(|at| small(object, at));
+    let key = BlobKey {
+        namespace: NamespaceTag::from_bytes(sixteen(object, 16)),
+        label: NamespaceId(small(object, 72)),
+        group: GroupId(number::<2>(object, 10) as u16),
+        hash: SequenceHash::from_bytes(sixteen(object, 32)),
+        slice: BlobSlice { first_layer, num_layers, first_head, num_heads },
+    };
+    let order = if number::<2>(object, 76) == 1 { StoredOrder::Universal } else { StoredOrder::Opaque };
+    (key, PayloadForm { order, pieces: small(object, 80) })
+}
+
+/// End of the table of pieces, as far as the object has it.
+fn head_bytes(object: &[u8]) -> usize {
+    let pieces = (small(object, 80) as usize).min((object.len() - HEADER_BYTES) / 8);
+    HEADER_BYTES + 8 * pieces
+}
+
+fn crc(parts: &[&[u8]]) -> [u8; 8] {
+    checksum(CrcAlgorithm::Crc64Nvme, &parts.concat()).to_le_bytes()
+}
+
+fn seal_header(object: &mut [u8]) {
+    if object.len() >= HEADER_BYTES {
+        let end = head_bytes(object);
+        let sum = crc(&[&object[..88], &object[HEADER_BYTES..end]]);
+        object[88..HEADER_BYTES].copy_from_slice(&sum);
+    }
+}
+
+fn seal_pieces(object: &mut [u8]) {
+    if object.len() < HEADER_BYTES {
+        return;
+    }
+    let end = head_bytes(object);
+    let pieces = (end - HEADER_BYTES) / 8;
+    let payload = object[(small(object, 12) as usize).clamp(end, object.len())..].to_vec();
+    let length = payload.len() / pieces.max(1);
+    for index in 0..pieces {
+        let piece = &payload[index * length..][..length];
+        let sum = crc(&[&object[..88], &(index as u32).to_le_bytes(), piece]);
+        object[HEADER_BYTES + 8 * index..][..8].copy_from_slice(&sum);
+    }
+}
+
+fn is_served_or_missed(object: &[u8]) {
+    if object.len() < HEADER_BYTES {
+        let (key, form) = named(&[0; HEADER_BYTES]);
+        assert!(read(object, key, form).is_none());
+        return;
+    }
+    let (key, form) = named(object);
+    let Some(payload) = read(object, key, form) else { return };
+    let offset = small(object, 12);
+    assert!(object.ends_with(&payload) && object.len() == offset as usize + payload.len());
+    // An alignment of the whole offset, so that the payload goes where it is.
+    let request =
+        PutRequest { key, form, pieces: vec![&payload[..payload.len() / 2], &payload[payload.len() / 2..]] };
+    let written = seal(VOLUME, &request, offset).unwrap_or_else(|error| panic!("{error}"));
+    let head = head_bytes(object);
+    assert_eq!(
+        (written.len(), &written[..head]),
+        (offset as usize, &object[..head]),
+        "it is all that it says"
+    );
+    let other = BlobKey { group: GroupId(!key.group.0), ..key };
+    assert!(read(object, other, form).is_none(), "another block has none of it");
+    is_damaged_by_a_bit(object, key, form, offset as usize);
+}
+
+/// Any bit but those between table and payload, which nobody reads.
+fn is_damaged_by_a_bit(object: &[u8], key: BlobKey, form: PayloadForm, offset: usize) {
+    let head = head_bytes(object);
+    let covered = head + object.len() - offset;
+    let bit = number::<8>(object, 88) as usize % (8 * covered);
+    let at = if bit / 8 < head { bit / 8 } else { bit / 8 - head + offset };
+    let mut damaged = object.to_vec();
+    damaged[at] ^= 1 << (bit % 8);
+    assert!(read(&damaged, key, form).is_none(), "byte {at}");
+}
+
+/// The payload, asked for as all that there may be.
+fn read(object: &[u8], key: BlobKey, form: PayloadForm) -> Option<Vec<u8>> {
+    let offset = if object.len() < HEADER_BYTES { 0 } else { small(object, 12) as usize };
+    let mut payload = vec![0; object.len().saturating_sub(offset)];
+    let (first, second) = payload.split_at_mut(object.len() % 7 % (1 + object.len().saturating_sub(offset)));
+    match open(VOLUME, object, &mut GetRequest { key, form, pieces: vec![first, second] }) {
+        Ok(()) => Some(payload),
+        Err(error) => {
+            assert!(error.is_miss() && !error.to_string().is_empty(), "{error}");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/src/corpus.rs"]
+mod corpus;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_corpora_hold() {
+        assert!(corpus::run("object", &["tests/corpus"], object) > 0);
+        assert!(corpus::run("blob_key", &[], key) > 0);
+    }
+}

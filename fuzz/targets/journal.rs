@@ -1,0 +1,3 @@
+#![no_main]
+
+kvbm_fuzz::target!(kvbm_disk::fuzz::journal, 8 << 20, 512);
