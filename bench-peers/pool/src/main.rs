@@ -187,11 +187,23 @@ fn default_policy(table: &mut Table, options: &Options) {
 }
 
 fn two_threads(table: &mut Table, options: &Options) {
-    let rounds = options.rounds;
-    let (mut ours, mut peer) = (full::<Ours>(options.blocks), full::<Peer>(options.blocks));
+    let mut peer = full::<Peer>(options.blocks);
+    for (policy, name) in [(PolicyKind::LruLeaf, ""), (DEFAULT, "_default")] {
+        two_threads_with(policy, name, &mut peer, table, options);
+    }
+}
+
+fn two_threads_with(
+    policy: PolicyKind,
+    name: &str,
+    peer: &mut Full<Peer>,
+    table: &mut Table,
+    options: &Options,
+) {
+    let mut ours = full_of(policy, options.blocks);
     for (suffix, shared) in [("", 0), ("_shared_prefix", 8)] {
         let (mut scaling, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..rounds {
+        for _ in 0..options.rounds {
             let (a, b) = ours.threads(200_000, shared);
             scaling.push(b / a);
             two.push(b);
@@ -199,8 +211,8 @@ fn two_threads(table: &mut Table, options: &Options) {
             best.push(a.max(b));
         }
         let (two, best) = (median(two), median(best));
-        table.row(&format!("two_threads_churn{suffix}"), "x one thread", median(scaling), None, None);
-        table.row(&format!("two_threads_peer{suffix}"), "M/s", two, Some(best), Some(two / best));
+        table.row(&format!("two_threads_churn{name}{suffix}"), "x one thread", median(scaling), None, None);
+        table.row(&format!("two_threads_peer{name}{suffix}"), "M/s", two, Some(best), Some(two / best));
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::fmt::Write;
 
 /// What is asked for, as a ratio to the peer.
-const AT_LEAST: [(&str, f64); 9] = [
+const AT_LEAST: [(&str, f64); 11] = [
     ("churn_1m", 6.0),
     ("churn_1m_default", 3.0),
     ("fill_1m", 6.0),
@@ -14,6 +14,8 @@ const AT_LEAST: [(&str, f64); 9] = [
     ("churn_10k", 5.0),
     ("two_threads_peer", 7.0),
     ("two_threads_peer_shared_prefix", 7.0),
+    ("two_threads_peer_default", 7.0),
+    ("two_threads_peer_default_shared_prefix", 7.0),
     ("hash_default", 0.8),
 ];
 

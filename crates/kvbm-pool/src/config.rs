@@ -33,6 +33,13 @@ pub enum PolicyKind {
     Hazard,
 }
 
+impl PolicyKind {
+    /// Whether shards can have a part of it each.
+    pub(crate) const fn has_parts(self) -> bool {
+        matches!(self, Self::LruLeaf | Self::Hazard)
+    }
+}
+
 /// What [`Registry::new`](crate::Registry::new) builds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
@@ -54,8 +61,9 @@ pub struct RegistryConfig {
     pub tenants: Vec<TenantConfig>,
     /// Parts of the registry with a lock each, so that several threads work at the same time, 1 to [`MAX_SHARDS`](Self::MAX_SHARDS);
     /// 0: as many as suit the capacity, the policy and the tenants. With several, blocks leave in about the order in which they were used
-    /// (a block may go before one that is an eighth older). Policies but `lru-leaf` see every block, and tenants' shares go by all blocks, so
-    /// these need 1. Tenants are named here or never, so the number stays right.
+    /// (a block may go before one that is an eighth older), and `hazard` chooses among those of a shard. `s3-fifo`, and a policy of your own
+    /// unless it can be split ([`EvictionPolicy::split`](crate::EvictionPolicy::split)), sees every block, and tenants' shares go by all
+    /// blocks, so these need 1. Tenants are named here or never, so the number stays right.
     pub shards: u32,
 }
 
@@ -102,15 +110,15 @@ impl RegistryConfig {
         }
     }
 
-    /// Shards of a registry with this configuration; `has_policy`: one that sees every block.
-    pub(crate) fn shards_with(&self, has_policy: bool) -> Result<usize, ConfigError> {
+    /// Shards of a registry with this configuration; `has_parts`: whether the policy may have one for each.
+    pub(crate) fn shards_with(&self, has_parts: bool) -> Result<usize, ConfigError> {
         let large = self.capacity.iter().any(|&capacity| capacity >= Self::SHARDED_FROM);
         let has_tenants = !self.tenants.is_empty();
         match self.shards {
             shards if shards > Self::MAX_SHARDS => Err(ConfigError::Shards { shards }),
-            shards if shards > 1 && has_policy => Err(ConfigError::ShardsWithPolicy { shards }),
+            shards if shards > 1 && !has_parts => Err(ConfigError::ShardsWithPolicy { shards }),
             shards if shards > 1 && has_tenants => Err(ConfigError::ShardsWithTenants { shards }),
-            0 if large && !has_policy && !has_tenants => Ok(Self::MAX_SHARDS as usize),
+            0 if large && has_parts && !has_tenants => Ok(Self::MAX_SHARDS as usize),
             shards => Ok(shards.max(1) as usize),
         }
     }
@@ -128,7 +136,7 @@ impl RegistryConfig {
         if self.event_capacity > Self::MAX_CAPACITY {
             return Err(ConfigError::Events { event_capacity: self.event_capacity });
         }
-        self.shards_with(self.policy != PolicyKind::LruLeaf)?;
+        self.shards_with(self.policy.has_parts())?;
         if self.groups.is_empty() || self.groups.len() > Self::MAX_GROUPS {
             return Err(ConfigError::Groups { groups: self.groups.len() });
         }
@@ -176,7 +184,7 @@ pub enum ConfigError {
     },
     /// A policy that sees every block, and several shards.
     #[error(
-        "{shards} shards, and an eviction policy that sees every block: give 0 or 1 shards, or take `lru-leaf`"
+        "{shards} shards, and an eviction policy that sees every block: give 0 or 1 shards, or take `lru-leaf` or `hazard`"
     )]
     ShardsWithPolicy {
         /// Shards asked for.

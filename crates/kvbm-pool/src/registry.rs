@@ -50,18 +50,31 @@ impl Registry {
 
     fn build(config: &RegistryConfig, policy: Option<Box<dyn EvictionPolicy>>) -> Result<Self, ConfigError> {
         config.validate()?;
-        let shards = config.shards_with(policy.is_some())?;
+        let wanted = config.shards_with(true)?;
+        let (shards, policies) = match policy {
+            None => (wanted, Vec::new()),
+            Some(policy) => match Self::split(policy.as_ref(), wanted) {
+                Some(parts) => (wanted, parts),
+                None => (config.shards_with(false)?, vec![policy]),
+            },
+        };
         // Only the places of keys in the table depend on the seed, nothing that anybody can see.
         let seed = std::hash::RandomState::new().hash_one(config.epoch.0);
         let shared = Shared {
             spares: Spares::default(),
-            store: Store::new(config, policy, shards, seed),
+            store: Store::new(config, policies, shards, seed),
             epoch: config.epoch,
             event_capacity: config.event_capacity as usize,
             has_tenants: !config.tenants.is_empty(),
             capacity: config.capacity,
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A part of the policy for each of several shards, where that is possible.
+    fn split(policy: &dyn EvictionPolicy, shards: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
+        let parts = if shards > 1 { policy.split(shards) } else { None };
+        parts.filter(|parts| parts.len() == shards)
     }
 
     /// A typed view of tier `T`.

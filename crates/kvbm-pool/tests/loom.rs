@@ -24,8 +24,8 @@ fn every_order(model: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Policies and numbers of shards.
-const SETUPS: [(PolicyKind, u32); 3] =
-    [(PolicyKind::LruLeaf, 1), (PolicyKind::Hazard, 1), (PolicyKind::LruLeaf, 2)];
+const SETUPS: [(PolicyKind, u32); 4] =
+    [(PolicyKind::LruLeaf, 1), (PolicyKind::Hazard, 1), (PolicyKind::LruLeaf, 2), (PolicyKind::Hazard, 2)];
 
 const G1_LOST: RegisterError = RegisterError::Lost(Lost { tier: Tier::G1 });
 

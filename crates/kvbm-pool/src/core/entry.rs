@@ -217,6 +217,11 @@ impl Entry {
         self.policy_class.set(memory.class);
     }
 
+    /// Changes the time that the policy keeps, unless that has changed since it was read: without the lock of the entry's shard.
+    pub(crate) fn change_time(&self, from: u16, to: u16) {
+        self.policy_time.change(from, to);
+    }
+
     /// Marks the block as just registered.
     #[inline]
     pub(crate) fn set_fresh(&self) {

@@ -7,9 +7,10 @@ use super::slot::Usage;
 use super::tenants::Claim;
 use super::{Core, NONE, Presence, Store};
 use crate::config::RegistryConfig;
-use crate::policy::{SlotSet, spares};
+use crate::policy::{EvictionPolicy, SlotSet, spares};
 use crate::status::TierStatus;
 use kvbm_plan::{BlockId, Tier};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Most blocks evicted in one hold of the lock.
 pub(crate) const MAX_VICTIMS: usize = RegistryConfig::MOST_EVICTED_AT_ONCE;
@@ -26,6 +27,9 @@ const MOST_FRUITLESS: usize = 8;
 
 /// Parts of victims from one shard, before it is asked again which shard has the oldest.
 const PARTS_OF_ONE: usize = 16;
+
+/// Shards that are drawn before a thread waits for one.
+const DRAWS: usize = 4;
 
 /// Letters that may wait for a shard before somebody locks it to read them.
 pub(super) const MOST_LETTERS: usize = 256;
@@ -94,7 +98,7 @@ impl Store {
         }
         let mut fruitless = 0;
         while out.len() - start < n && fruitless < MOST_FRUITLESS {
-            let Some(mut core) = self.lock_for_victims(tier) else { return };
+            let Some(mut core) = self.lock_for_victims(tier, n - (out.len() - start)) else { return };
             let number = core.number();
             let mut looked_at = 0;
             for _ in 0..PARTS_OF_ONE {
@@ -105,16 +109,55 @@ impl Store {
                 }
                 core.let_others_in();
             }
-            // A place that was looked at is gone, stale or not, unless chance passed it over: that is on the way to a victim.
+            // A place that was looked at is gone, stale or not, unless chance passed it over: that is on the way to a victim. What the
+            // policy chose is one.
             fruitless = if looked_at == 0 { fruitless + 1 } else { 0 };
             drop(core);
             self.see_to_mail();
         }
     }
 
+    /// Locks a shard for about `want` victims. None where there is nothing to evict.
+    fn lock_for_victims(&self, tier: usize, want: usize) -> Option<Core<'_>> {
+        let chosen = self.choice.chooses[tier].load(Relaxed);
+        let core = if chosen { self.lock_with_leaves(tier, want) } else { self.lock_with_oldest(tier) }?;
+        super::homes::Homes::found_victims(core.number());
+        Some(core)
+    }
+
+    /// Locks a shard for what the policy chooses: drawn, for as good as a sample of all leaves is one of the leaves of a shard, if that is
+    /// drawn as often as it has leaves. Rather one that nobody has locked.
+    fn lock_with_leaves(&self, tier: usize, want: usize) -> Option<Core<'_>> {
+        let listed = |shard: usize| self.shards[shard].shown.listed[tier].load(Relaxed);
+        let stays = self.homes.stays_for_victims(want).filter(|&shard| listed(shard) > 0);
+        if let Some(core) = stays.and_then(|shard| self.try_lock(shard)) {
+            return Some(core);
+        }
+        for _ in 0..DRAWS {
+            if let Some(core) = self.try_lock(self.draw(listed)?) {
+                return Some(core);
+            }
+        }
+        Some(self.lock(self.draw(listed)?))
+    }
+
+    /// A shard, each as often as it has leaves; none where none has any.
+    fn draw(&self, leaves: impl Fn(usize) -> u64) -> Option<usize> {
+        let counts = || (0..self.shards.len()).map(&leaves);
+        let all = counts().sum::<u64>() as usize;
+        let mut left = self.choice.draw(if all > 0 { all } else { return None });
+        let found = counts().position(|count| {
+            let here = left < count as usize;
+            left = left.saturating_sub(count as usize);
+            here
+        });
+        // What others evict meanwhile is missing at the end.
+        Some(found.unwrap_or(0))
+    }
+
     /// Locks a shard with old blocks: the one where the thread found some last, if they are old enough, or one that nobody has
-    /// locked. None where there is nothing to evict.
-    fn lock_for_victims(&self, tier: usize) -> Option<Core<'_>> {
+    /// locked.
+    fn lock_with_oldest(&self, tier: usize) -> Option<Core<'_>> {
         let (oldest, now) = self.ages(tier);
         let first = oldest.into_iter().min().filter(|&first| first != u64::MAX)?;
         let old_enough = first + now.saturating_sub(first) / TOLERANCE;
@@ -123,9 +166,7 @@ impl Store {
         order.sort_unstable_by_key(|&shard| (shard != last, oldest[shard]));
         let mut candidates = order.into_iter().filter(|&shard| oldest[shard] <= old_enough);
         let free = candidates.clone().find_map(|shard| self.try_lock(shard));
-        let core = free.or_else(|| candidates.next().map(|shard| self.lock(shard)))?;
-        super::homes::Homes::found_victims(core.number());
-        Some(core)
+        free.or_else(|| candidates.next().map(|shard| self.lock(shard)))
     }
 
     /// Letters do not pile up for a shard that nobody uses. No shard is held.
@@ -146,20 +187,44 @@ impl Core<'_> {
         if self.first().tenants.are_configured() {
             return self.evict_by_share(tier, want, claim, out);
         }
-        let set = SlotSet::of_tier(tier);
-        if self.first().policy.as_ref().is_some_and(|policy| !policy.follows_recency(set)) {
-            return self.evict_chosen(tier, want, out);
+        if self.chooses(0, tier) {
+            let listed = |number: usize| {
+                u64::from(self.shards().nth(number).map_or(0, |shard| shard.tiers[tier].listed))
+            };
+            let drawn = if self.store.is_whole() { Some(0) } else { self.store.draw(listed) };
+            if let Some(number) = drawn {
+                self.evict_chosen(number, tier, want, out);
+            }
+            let has_victim = |policy: &dyn EvictionPolicy| policy.has_victim(SlotSet::of_tier(tier));
+            return self.shards().any(|shard| shard.policy.as_deref().is_some_and(has_victim));
         }
         let age = |shard: &Shard| shard.tiers[tier].order.oldest();
         let oldest = self.numbers().zip(self.shards().map(age)).min_by_key(|&(_, age)| age);
         if let Some((number, _)) = oldest {
-            self.evict_from(number, tier, want, out);
+            self.evict_oldest(number, tier, want, out);
         }
         self.shards().any(|shard| !shard.tiers[tier].order.is_empty())
     }
 
-    /// Evicts up to `want` of the oldest blocks of a shard, at most [`MAX_VICTIMS`]. Says how many places it looked at.
+    /// Whether the policy chooses the victims of a shard that is held, rather than recency.
+    fn chooses(&mut self, number: usize, tier: usize) -> bool {
+        let policy = self.numbered(number).policy.as_ref();
+        policy.is_some_and(|policy| !policy.follows_recency(SlotSet::of_tier(tier)))
+    }
+
+    /// Evicts up to `want` blocks of a shard, at most [`MAX_VICTIMS`]: those that the policy chooses, or the oldest. Says how many places
+    /// it looked at.
     fn evict_from(&mut self, number: usize, tier: usize, want: usize, out: &mut Vec<BlockId>) -> usize {
+        if self.chooses(number, tier) {
+            let before = out.len();
+            self.evict_chosen(number, tier, want, out);
+            return out.len() - before;
+        }
+        self.evict_oldest(number, tier, want, out)
+    }
+
+    /// Evicts the oldest blocks of a shard, as [`evict_from`](Self::evict_from).
+    fn evict_oldest(&mut self, number: usize, tier: usize, want: usize, out: &mut Vec<BlockId>) -> usize {
         let mut budget = MAX_LOOKED_AT;
         for turn in 0..want.min(MAX_VICTIMS) {
             if turn.is_multiple_of(LOOKUPS) {

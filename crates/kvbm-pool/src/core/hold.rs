@@ -5,6 +5,7 @@ use super::shards::{MOST_UNUSED, Shard, Store, TOLD};
 use super::table::Table;
 use super::tiers::TierPart;
 use crate::event::{EventKind, Stored};
+use crate::policy::SlotSet;
 use crate::sync::MutexGuard;
 use kvbm_plan::{BlockId, GroupId, SequenceHash, Tier};
 use std::ops::Range;
@@ -210,15 +211,20 @@ impl Core<'_> {
         let store = self.store;
         for shard in self.shards_mut() {
             let place = &store.shards[shard.number];
-            for (tier, part) in shard.tiers.iter_mut().enumerate() {
+            let Shard { tiers, policy, .. } = shard;
+            for (tier, part) in tiers.iter_mut().enumerate() {
                 part.order.set_population((part.active + part.inactive) as usize);
                 for (shown, now) in [
                     (&place.shown.oldest[tier], part.order.oldest()),
                     (&place.shown.inactive[tier], u64::from(part.inactive)),
+                    (&place.shown.listed[tier], u64::from(part.listed)),
                 ] {
                     if shown.load(Relaxed) != now {
                         shown.store(now, Relaxed);
                     }
+                }
+                if let Some(policy) = policy {
+                    store.choice.show(tier, !policy.follows_recency(SlotSet::of_tier(tier)));
                 }
             }
         }

@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Times that a thread goes through all shards while it registers as many blocks as the largest tier has.
 const ROUNDS: usize = 4;
 
+/// Times that a thread goes on to another shard for victims that are drawn, while it stays in one to register.
+const STAYS: usize = 8;
+
 #[cfg_attr(
     any(kvbm_loom, kvbm_shuttle),
     allow(dead_code, reason = "a model's threads are one thread to the system")
@@ -19,6 +22,8 @@ struct Habits {
     /// Blocks that came there.
     stayed: Cell<usize>,
     victims: Cell<usize>,
+    /// Blocks that were evicted there.
+    evicted: Cell<usize>,
 }
 
 /// Number of the next thread that asks.
@@ -27,7 +32,7 @@ static THREADS: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     static HABITS: Habits = {
         let number = THREADS.fetch_add(1, Relaxed);
-        Habits { number, home: Cell::new(number), stayed: Cell::new(0), victims: Cell::new(number) }
+        Habits { number, home: Cell::new(number), stayed: Cell::new(0), victims: Cell::new(number), evicted: Cell::new(0) }
     };
 }
 
@@ -83,5 +88,19 @@ impl Homes {
         if !CHECKED {
             HABITS.with(|habits| habits.victims.set(shard));
         }
+    }
+
+    /// Where the thread takes the next `want` victims as well, where they are drawn: it stays for a while, so that not everything about a
+    /// shard is far away each time.
+    pub(super) fn stays_for_victims(&self, want: usize) -> Option<usize> {
+        if CHECKED {
+            return None;
+        }
+        HABITS.with(|habits| {
+            let evicted = habits.evicted.get() + want;
+            let stays = evicted <= self.stay / STAYS;
+            habits.evicted.set(if stays { evicted } else { 0 });
+            stays.then(|| habits.victims.get() % self.shards)
+        })
     }
 }

@@ -3,7 +3,6 @@
 use super::index::LOOKUPS;
 use super::{Core, NONE, Pin, Presence, Store};
 use crate::near;
-use crate::policy::BlockMemory;
 use crate::prefix::{ArrivingBlock, PrefixBlock};
 use crate::tier::{TIERS, TierMask};
 use kvbm_plan::{BlockId, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
@@ -95,27 +94,6 @@ impl Store {
     pub(crate) fn tiers_of(&self, group: GroupId, hash: SequenceHash) -> TierMask {
         let (core, found) = self.lock_any().seek(group, hash);
         found.map_or(TierMask::NONE, |index| core.tiers_of(index))
-    }
-
-    /// A use of these blocks: tail to head, on every tier that holds them.
-    pub(crate) fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
-        let mut core = self.lock_any();
-        if core.holds_all() {
-            return core.touch(group, hashes);
-        }
-        let mut found = [NONE; LOOKUPS];
-        for part in hashes.rchunks(LOOKUPS) {
-            core.find_many(group, part, &[], &mut found);
-            for (&index, &hash) in found.iter().zip(part).rev().filter(|(index, _)| **index != NONE) {
-                let mut index = Some(index);
-                if !index.is_some_and(|index| core.holds(index)) {
-                    (core, index) = core.seek(group, hash);
-                }
-                if let Some(index) = index.filter(|&index| self.entries[index].is_block(group, hash)) {
-                    core.touch_entry(index);
-                }
-            }
-        }
     }
 }
 
@@ -235,48 +213,5 @@ impl Core<'_> {
         let entry = &self.store.entries[index];
         let present = (0..TIERS).filter(|&tier| entry.presence(tier) == Presence::Present);
         present.map(|tier| Tier::SLOTTED[tier]).collect()
-    }
-
-    /// A use of these blocks, whose shards are all held.
-    fn touch(&mut self, group: GroupId, hashes: &[SequenceHash]) {
-        let mut found = std::mem::take(&mut self.first_mut().touched);
-        found.clear();
-        let mut entries = [NONE; LOOKUPS];
-        let mut parts = hashes.chunks(LOOKUPS).peekable();
-        while let Some(part) = parts.next() {
-            self.find_many(group, part, parts.peek().copied().unwrap_or_default(), &mut entries);
-            found.extend(entries[..part.len()].iter().map(|&index| self.used_entry(index)));
-        }
-        self.touch_entries(&found);
-        self.first_mut().touched = found;
-    }
-
-    /// An entry that is more than a name in a chain.
-    pub(super) fn used_entry(&self, index: u32) -> u32 {
-        if index == NONE || self.store.entries[index].is_nowhere() { NONE } else { index }
-    }
-
-    /// Blocks of one request, in order; `NONE` where there is none.
-    pub(super) fn touch_entries(&mut self, found: &[u32]) {
-        self.note_use(found);
-        for &index in found.iter().rev().filter(|&&index| index != NONE) {
-            self.touch_entry(index);
-        }
-    }
-
-    #[inline]
-    pub(super) fn touch_entry(&mut self, index: u32) {
-        let store = self.store;
-        let entry = &store.entries[index];
-        entry.last_step.set(self.short_step());
-        if self.first().policy.is_none() {
-            entry.set_memory(BlockMemory::default());
-        }
-        for tier in 0..TIERS {
-            if entry.presence(tier) == Presence::Present {
-                self.part(index, tier).order.push_young(entry.slot(tier), &store.slots[tier]);
-            }
-        }
-        self.refresh_prospects(index);
     }
 }

@@ -28,6 +28,7 @@ pub(crate) mod slot;
 pub(crate) mod table;
 pub(crate) mod tenants;
 pub(crate) mod tiers;
+pub(crate) mod touch;
 pub(crate) mod users;
 
 use crate::config::RegistryConfig;

@@ -4,11 +4,11 @@
 //! (or its group does not care, or another copy takes over). [`Core::update_evictable`] follows every change of that;
 //! the slot itself says whether the policy knows it as evictable, so telling is cheap where nothing changed.
 
-use super::entry::tag_of;
+use super::entry::{Entry, tag_of};
 use super::evict::MAX_VICTIMS;
 use super::index::LOOKUPS;
 use super::shards::Shard;
-use super::slot::Usage;
+use super::slot::{Slot, Usage};
 use super::{Core, NONE, Presence, Store};
 use crate::policy::{BlockMemory, BlockUse, Numbers, RequestPart, SlotSet};
 use crate::tier::TIERS;
@@ -35,7 +35,7 @@ impl Core<'_> {
     /// Tells the policy whether the entry's slot on `tier` may be evicted, if it does not know.
     #[inline]
     pub(crate) fn update_evictable(&mut self, index: u32, tier: usize) {
-        if self.first().policy.is_some() {
+        if self.store.choice.has_policy {
             self.update_listed(index, tier);
         }
     }
@@ -58,61 +58,98 @@ impl Core<'_> {
             return;
         }
         let set = self.set_of(index, tier);
-        if let Some(policy) = &mut self.first_mut().policy {
-            if evictable {
-                state.set_listed(true);
+        if evictable {
+            self.count_listed(state, tier, true);
+            if let Some(policy) = &mut self.shard(index).policy {
                 policy.evictable(set, slot, entry.memory(), entry.priority.get(), &mut Numbers::of(slots));
-            } else {
-                policy.kept(set, slot, &mut Numbers::of(slots));
-                state.set_listed(false);
             }
+        } else {
+            if let Some(policy) = &mut self.shard(index).policy {
+                policy.kept(set, slot, &mut Numbers::of(slots));
+            }
+            self.count_listed(state, tier, false);
         }
+    }
+
+    /// The policy may choose a slot that has a block from now on, or must not any more.
+    #[inline]
+    pub(super) fn count_listed(&mut self, state: &Slot, tier: usize, listed: bool) {
+        state.set_listed(listed);
+        let count = &mut self.part(state.entry.get(), tier).listed;
+        *count = if listed { *count + 1 } else { *count - 1 };
     }
 
     /// A listed slot is not evictable any more.
     pub(crate) fn unlist(&mut self, tier: usize, slot: u32) {
         let slots = &self.store.slots[tier];
-        let set = self.set_of(slots[slot as usize].entry.get(), tier);
-        if let Some(policy) = &mut self.first_mut().policy {
+        let state = &slots[slot as usize];
+        let index = state.entry.get();
+        let set = self.set_of(index, tier);
+        if let Some(policy) = &mut self.shard(index).policy {
             policy.kept(set, slot, &mut Numbers::of(slots));
         }
-        slots[slot as usize].set_listed(false);
+        self.count_listed(state, tier, false);
     }
 
     /// The block in `slot` was removed.
     pub(crate) fn empty(&mut self, tier: usize, slot: u32) {
         let slots = &self.store.slots[tier];
-        let set = self.set_of(slots[slot as usize].entry.get(), tier);
-        if let Some(policy) = &mut self.first_mut().policy {
+        let state = &slots[slot as usize];
+        let index = state.entry.get();
+        let set = self.set_of(index, tier);
+        if let Some(policy) = &mut self.shard(index).policy {
             policy.emptied(set, slot, &mut Numbers::of(slots));
-            if slots[slot as usize].is_listed() {
-                slots[slot as usize].set_listed(false);
+            if state.is_listed() {
+                self.count_listed(state, tier, false);
             }
         }
     }
 
-    /// A request uses these entries (`NONE` where it has a block that is nowhere).
+    /// A request uses these entries (`NONE` where it has a block that is nowhere), which are all held.
     pub(crate) fn note_use(&mut self, request: &[u32]) {
-        let entries = &self.store.entries;
-        let Some(policy) = &mut self.first_mut().policy else { return };
-        let there = |&&index: &&u32| index != NONE;
-        let Some(&deepest) = request.iter().rfind(there) else { return };
-        let uses = request.iter().filter(there).count();
-        policy.begin(Some(entries[deepest].memory()), RequestPart::Used, uses);
+        let Some(uses) = self.begin_use(request) else { return };
         for (at, &index) in request.iter().enumerate().filter(|(_, index)| **index != NONE) {
-            let entry = &entries[index];
-            if !entry.take_fresh() {
-                let block = BlockUse { tag: entry.tag(), from_tail: (request.len() - 1 - at) as u32 };
-                entry.set_memory(policy.used(&block, entry.memory()));
-            }
+            self.note_block(index, request.len() - 1 - at);
         }
         self.show(uses);
+    }
+
+    /// A request uses these entries, some of which may not be held: how many it uses.
+    pub(super) fn begin_use(&mut self, request: &[u32]) -> Option<usize> {
+        let store = self.store;
+        let there = |&&index: &&u32| index != NONE;
+        let deepest = request.iter().rfind(there)?;
+        let uses = request.iter().filter(there).count();
+        let policy = self.first_mut().policy.as_mut()?;
+        policy.begin(Some(store.entries[*deepest].memory()), RequestPart::Used, uses);
+        Some(uses)
+    }
+
+    /// The same request goes on in this hold, the first of another shard.
+    pub(super) fn go_on_with_use(&mut self, request: &[u32]) {
+        let store = self.store;
+        let deepest = request.iter().rfind(|&&index| index != NONE);
+        if let Some(policy) = &mut self.first_mut().policy {
+            policy.goes_on(deepest.map(|&index| store.entries[index].memory()));
+        }
+    }
+
+    /// A block of the request, with so many behind it.
+    #[inline]
+    pub(super) fn note_block(&mut self, index: u32, from_tail: usize) {
+        let entry = &self.store.entries[index];
+        if !entry.take_fresh()
+            && let Some(policy) = &mut self.first_mut().policy
+        {
+            let block = BlockUse { tag: entry.tag(), from_tail: from_tail as u32 };
+            entry.set_memory(policy.used(&block, entry.memory()));
+        }
     }
 
     /// The policy learns what has changed of a block that was touched.
     pub(crate) fn refresh_prospects(&mut self, index: u32) {
         let entry = &self.store.entries[index];
-        let Some(policy) = &mut self.first_mut().policy else { return };
+        let Some(policy) = &mut self.shard(index).policy else { return };
         for tier in 0..TIERS {
             if entry.presence(tier) == Presence::Present {
                 policy.touched(tier, entry.slot(tier));
@@ -124,7 +161,7 @@ impl Core<'_> {
     fn refresh_listed(&mut self, index: u32) {
         let store = self.store;
         let entry = &store.entries[index];
-        let Shard { policy: Some(policy), tenants, .. } = self.first_mut() else { return };
+        let Shard { policy: Some(policy), tenants, .. } = self.shard(index) else { return };
         let tenant = tenants.number_of(entry.namespace());
         for tier in 0..TIERS {
             if entry.presence(tier) == Presence::Present {
@@ -153,8 +190,7 @@ impl Core<'_> {
         let mut index = last.unwrap_or(NONE);
         // Where the block before, nearer to the end, counts as one that continues this.
         let mut below = [0; TIERS];
-        let mut branch = std::mem::take(&mut self.first_mut().touched);
-        branch.clear();
+        let mut branch = self.store.room();
         while index != NONE {
             let entry = &entries[index];
             if (0..TIERS).any(|tier| entry.children(tier) > below[tier]) {
@@ -168,13 +204,13 @@ impl Core<'_> {
         for &index in branch.iter().rev() {
             self.end_of_branch(index);
         }
-        self.first_mut().touched = branch;
+        self.store.keep_room(branch);
     }
 
     fn end_of_branch(&mut self, index: u32) {
         let store = self.store;
         let entry = &store.entries[index];
-        let Some(policy) = &mut self.first_mut().policy else {
+        let Some(policy) = &mut self.shard(index).policy else {
             if entry.memory() == ENDED {
                 return;
             }
@@ -238,17 +274,24 @@ impl Core<'_> {
         }
     }
 
-    /// Shows the policy the next few blocks that are somewhere, in proportion to the uses.
-    fn show(&mut self, uses: usize) {
-        let (entries, end) = (&self.store.entries, self.end() as u32);
-        let Shard { policy, observed, .. } = self.first_mut();
-        let Some(policy) = policy else { return };
-        let every = (end as usize / LOOKS_PER_USE).max(1) as u64;
-        for _ in 0..(uses * LOOKS_PER_USE).min(end as usize) {
-            *observed = if *observed + 1 >= end { 0 } else { *observed + 1 };
-            let entry = &entries[*observed];
-            if !entry.is_nowhere() {
-                entry.set_memory(policy.observe(entry.memory(), every));
+    /// Shows the policy the next few blocks that are somewhere, in proportion to the uses: also those of shards that are not held. Of
+    /// these the time is all that the policy may change, and only as long as nobody else does.
+    pub(super) fn show(&mut self, uses: usize) {
+        let (store, end, all, number) = (self.store, self.end(), self.holds_all(), self.number());
+        let Some(policy) = &mut self.first_mut().policy else { return };
+        let every = (end / LOOKS_PER_USE).max(1) as u64;
+        let looks = (uses * LOOKS_PER_USE).min(end);
+        for index in store.choice.next_looks(looks, end) {
+            let entry = &store.entries[index];
+            if entry.is_nowhere() {
+                continue;
+            }
+            let before = entry.memory();
+            let now = policy.observe(before, every);
+            if all || entry.shard() == number {
+                entry.set_memory(now);
+            } else if now.time != before.time {
+                entry.change_time(before.time, now.time);
             }
         }
     }
@@ -277,16 +320,16 @@ impl Core<'_> {
         Run { length, near: count.saturating_sub(1), next }
     }
 
-    /// Evicts what the policy chooses (see [`Core::evict`]).
-    pub(crate) fn evict_chosen(&mut self, tier: usize, want: usize, out: &mut Vec<BlockId>) -> bool {
+    /// Evicts what the policy chooses in a shard that is held, up to `want` blocks of `tier` and at most [`MAX_VICTIMS`].
+    pub(crate) fn evict_chosen(&mut self, number: usize, tier: usize, want: usize, out: &mut Vec<BlockId>) {
         let set = SlotSet::of_tier(tier);
         let mut left = want.min(MAX_VICTIMS);
         let mut run = Run::default();
         let (slots, entries) = (&self.store.slots[tier], &self.store.entries);
-        let mut chosen = std::mem::take(&mut self.first_mut().chosen);
+        let mut chosen = std::mem::take(&mut self.numbered(number).chosen);
         while left > 0 {
             chosen.clear();
-            let Some(policy) = &mut self.first_mut().policy else { break };
+            let Some(policy) = &mut self.numbered(number).policy else { break };
             let numbers = &mut Numbers::for_victims(slots, entries);
             policy.victims(set, left, &mut chosen, numbers);
             if chosen.is_empty() {
@@ -295,8 +338,8 @@ impl Core<'_> {
             let before = left;
             for &slot in &chosen {
                 // Whatever a policy answers, only what is evictable goes.
-                if left > 0 && slots.get(slot as usize).is_some_and(super::slot::Slot::is_listed) {
-                    slots[slot as usize].set_listed(false);
+                if left > 0 && self.is_listed_in(number, tier, slot) {
+                    self.count_listed(&slots[slot as usize], tier, false);
                     run = self.follow(run, tier, slot, left);
                     self.vacate(tier, slot);
                     out.push(BlockId(slot));
@@ -307,7 +350,19 @@ impl Core<'_> {
                 break;
             }
         }
-        self.first_mut().chosen = chosen;
-        self.first().policy.as_ref().is_some_and(|policy| policy.has_victim(set))
+        self.numbered(number).chosen = chosen;
+    }
+
+    /// Whether a shard that is held has a listed slot with this number.
+    #[inline]
+    fn is_listed_in(&self, number: usize, tier: usize, slot: u32) -> bool {
+        let store = self.store;
+        let Some(state) = store.slots[tier].get(slot as usize).filter(|state| state.is_listed()) else {
+            return false;
+        };
+        let index = state.entry.get();
+        // Of a slot of another shard all that was read is a hint; what the shard has itself is sure.
+        let is_its = |entry: &Entry| entry.shard() == number && entry.slot(tier) == slot;
+        store.is_whole() || (index != NONE && is_its(&store.entries[index]))
     }
 }

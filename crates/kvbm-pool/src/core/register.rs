@@ -47,6 +47,7 @@ impl Store {
             let (mut core, place) = self.find_shard(batch)?;
             // Asked in the hold in which the blocks come: a loss that is counted later takes them too.
             if !core.lacks(&batch) && core.still_keeps(place) && core.enter_chain(batch, place) {
+                core.note_arrival(identities);
                 core.register_entered(batch, blocks);
                 return Ok(());
             }

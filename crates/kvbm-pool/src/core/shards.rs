@@ -21,7 +21,7 @@ use crate::sync::{Arc, Leaf, Mutex, MutexGuard, SeenLeaf};
 use crate::tier::TIERS;
 use kvbm_plan::{BlockId, GroupId};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Entries that a shard takes from the others' at a time, and twice as many it keeps at most.
 pub(super) const VACANT_AT_ONCE: usize = 64;
@@ -35,16 +35,12 @@ pub(super) const MOST_UNUSED: usize = 64;
 /// What one lock protects.
 pub(crate) struct Shard {
     pub number: usize,
-    /// Chooses victims; none for least recently used, which is built in. Only where there is one shard.
+    /// Chooses victims of the shard; none for least recently used, which is built in.
     pub policy: Option<Box<dyn EvictionPolicy>>,
     /// Decides which blocks of some priority are passed over.
     pub(super) random: Random,
     /// Who may count on a share of every tier. Only where there is one shard.
     pub tenants: Tenants,
-    /// Where the policy looks at blocks next.
-    pub observed: u32,
-    /// Entries of a request, while it is touched.
-    pub touched: Vec<u32>,
     /// Entries of a batch that is registered.
     pub(super) entered: Vec<u32>,
     /// Slots that the policy chose.
@@ -81,9 +77,56 @@ pub(crate) struct Place {
 /// What a hold leaves to see for all, in cache lines that only change with it.
 #[repr(align(128))]
 pub(super) struct Shown {
-    /// For each tier when the oldest places of its order were written ([`Common::now`]), and its blocks without users.
+    /// For each tier when the oldest places of its order were written ([`Common::now`]), its blocks without users, and how many of them
+    /// the policy may choose.
     pub oldest: [AtomicU64; TIERS],
     pub inactive: [AtomicU64; TIERS],
+    pub listed: [AtomicU64; TIERS],
+}
+
+/// What goes by the policy, where there is one, for all shards.
+#[repr(align(128))]
+pub(super) struct Choice {
+    pub has_policy: bool,
+    /// Whether the policy chooses the victims of a tier, rather than recency, as far as is known without a lock.
+    pub chooses: [AtomicBool; TIERS],
+    /// Where the policy looks at blocks next.
+    observed: AtomicU32,
+    /// Draws shards.
+    draws: AtomicU64,
+}
+
+impl Choice {
+    fn new(has_policy: bool, seed: u64) -> Self {
+        Self {
+            has_policy,
+            chooses: Default::default(),
+            observed: AtomicU32::new(0),
+            draws: AtomicU64::new(seed),
+        }
+    }
+
+    /// Whether the policy chooses the victims of a tier now.
+    #[inline]
+    pub(super) fn show(&self, tier: usize, chooses: bool) {
+        if self.chooses[tier].load(Relaxed) != chooses {
+            self.chooses[tier].store(chooses, Relaxed);
+        }
+    }
+
+    /// The next `looks` of the entries below `end`, each of them in its turn.
+    pub(super) fn next_looks(&self, looks: usize, end: usize) -> impl Iterator<Item = u32> {
+        let end = end.max(1);
+        let from = self.observed.load(Relaxed) as usize % end;
+        // Another thread that begins at the same moment looks at the same ones: so be it.
+        self.observed.store(((from + looks) % end) as u32, Relaxed);
+        (from + 1..=from + looks).map(move |at| (at % end) as u32)
+    }
+
+    /// A number that looks random, below `end`, which must not be 0.
+    pub(super) fn draw(&self, end: usize) -> usize {
+        Random::new(self.draws.fetch_add(Random::STEP, Relaxed)).below(end)
+    }
 }
 
 /// Entries that no shard has at hand.
@@ -116,6 +159,9 @@ pub(crate) struct Store {
     bereaved: AtomicU64,
     step: AtomicU64,
     tickets: AtomicU64,
+    pub(super) choice: Choice,
+    /// Room for the entries of a request while it is touched, some for each thread.
+    pub(super) touched: [Leaf<Vec<u32>>; super::touch::ROOMS],
     orders: [Arc<Common>; TIERS],
     pub(super) homes: homes::Homes,
     pub(super) shards: Box<[Place]>,
@@ -124,7 +170,7 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn new(
         config: &RegistryConfig,
-        policy: Option<Box<dyn EvictionPolicy>>,
+        policies: Vec<Box<dyn EvictionPolicy>>,
         shards: usize,
         seed: u64,
     ) -> Self {
@@ -135,16 +181,15 @@ impl Store {
         let entries = Arena::new(capacity.iter().sum::<usize>() + hoards);
         let table = Arc::new(Table::new(entries.len(), seed));
         let orders = capacity.map(|capacity| Arc::new(Common::new(capacity, shards)));
-        let mut policy = policy;
+        let has_policy = !policies.is_empty();
+        let mut policies = policies.into_iter();
         let place = |number| {
             let tier = |tier: usize| TierPart::new(capacity[tier], number, Arc::clone(&orders[tier]));
             let shard = Shard {
                 number,
-                policy: policy.take(),
+                policy: policies.next(),
                 random: Random::new(config.policy_seed.wrapping_add(number as u64)),
                 tenants: Tenants::new(&config.tenants),
-                observed: 0,
-                touched: Vec::new(),
                 entered: Vec::new(),
                 chosen: Vec::with_capacity(super::evict::MAX_VICTIMS),
                 tiers: std::array::from_fn(tier),
@@ -166,6 +211,7 @@ impl Store {
                 shown: Shown {
                     oldest: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
                     inactive: Default::default(),
+                    listed: Default::default(),
                 },
             }
         };
@@ -187,6 +233,8 @@ impl Store {
             bereaved: AtomicU64::new(0),
             step: AtomicU64::new(0),
             tickets: AtomicU64::new(1),
+            choice: Choice::new(has_policy, config.policy_seed),
+            touched: Default::default(),
             orders,
             homes: homes::Homes::new(capacity.into_iter().max().unwrap_or(0), shards),
             shards: places,

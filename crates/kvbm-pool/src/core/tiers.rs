@@ -136,6 +136,8 @@ pub(crate) struct TierPart {
     pub arriving: u32,
     pub active: u32,
     pub inactive: u32,
+    /// Those that the policy may choose.
+    pub listed: u32,
     pub detached: u32,
     /// References held by transfers.
     pub transfer_pins: u64,
@@ -155,6 +157,7 @@ impl TierPart {
             arriving: 0,
             active: 0,
             inactive: 0,
+            listed: 0,
             detached: 0,
             transfer_pins: 0,
             copied: 0,

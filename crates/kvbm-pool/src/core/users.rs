@@ -74,19 +74,6 @@ impl Store {
         });
     }
 
-    /// A use of pinned blocks: tail to head, on every tier that holds them.
-    pub(crate) fn touch_pinned(&self, tier: usize, blocks: &[BlockId]) {
-        if self.is_whole() {
-            return self.lock(0).touch_pinned(tier, blocks);
-        }
-        self.for_each(blocks.iter().rev().map(|&block| (tier, block)), |core, tier, slot| {
-            let index = core.used_entry(core.store.slots[tier][slot as usize].entry.get());
-            if index != NONE {
-                core.touch_entry(index);
-            }
-        });
-    }
-
     /// Pins of so many blocks are for another reason now.
     pub(crate) fn repin(&self, tier: usize, blocks: usize, pin: Pin) {
         let mut core = self.lock_any();
@@ -99,16 +86,6 @@ impl Store {
 }
 
 impl Core<'_> {
-    /// A use of pinned blocks whose shards are all held.
-    fn touch_pinned(&mut self, tier: usize, blocks: &[BlockId]) {
-        let mut found = std::mem::take(&mut self.first_mut().touched);
-        found.clear();
-        let slots = &self.store.slots[tier];
-        found.extend(blocks.iter().map(|block| self.used_entry(slots[block.index()].entry.get())));
-        self.touch_entries(&found);
-        self.first_mut().touched = found;
-    }
-
     /// One more user of a Registered slot.
     #[inline]
     pub(crate) fn pin(&mut self, tier: usize, slot: u32, pin: Pin) {

@@ -138,12 +138,28 @@ impl Numbers<'_> {
 
 /// Chooses victims on all tiers of one registry.
 ///
-/// Every method runs under the registry's lock: it must be short, must not wait and must not call the registry. A
+/// Every method runs under a lock of the registry: it must be short, must not wait and must not call the registry. A
 /// request is `begin`, then `registered` or `used` for each of its blocks.
+///
+/// A registry of several shards has a part of the policy for each ([`split`](Self::split)), under the shard's lock. What is said of a slot
+/// (`evictable`, `kept`, `emptied`, `touched`, `victims`, `has_victim`) is said to the part of the shard that the slot's block belongs
+/// to for as long as it is on any tier; all else, to any part.
 pub trait EvictionPolicy: Send {
+    /// As many policies as that, which together take the place of this one, to which nothing was said yet: one for each shard. None where
+    /// one must see every block: then the registry has one shard, and a second thread waits for the first.
+    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
+        let _ = parts;
+        None
+    }
+
     /// Blocks of a request come: those that are there (`used`) or those that are new (`registered`). `before` is what is
     /// kept of the last block there of the former, or of the block before the first of the latter.
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize);
+
+    /// The request that began in another part goes on in this one: `before` is as there.
+    fn goes_on(&mut self, before: Option<BlockMemory>) {
+        let _ = before;
+    }
 
     /// Blocks with these tags are about to come or to be forgotten, each told on its own later: whatever is remembered of
     /// them in far memory is better read now, for all at once.
@@ -243,13 +259,16 @@ pub(crate) fn spares(priority: u8, random: &mut Random) -> bool {
 pub(crate) struct Random(u64);
 
 impl Random {
+    /// From one number to the next.
+    pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     #[inline]
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(Self::STEP);
         mix(self.0)
     }
 

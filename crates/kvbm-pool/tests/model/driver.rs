@@ -94,8 +94,7 @@ impl Driver {
         let spied = (victims != Victims::Foretold).then(|| Arc::new(Mutex::new(Seen::default())));
         let registry = match &spied {
             Some(seen) if victims == Victims::Watched => {
-                let spy = Spy { seen: Arc::clone(seen), random: rng.next() };
-                Registry::with_policy(&config, Box::new(spy))
+                Registry::with_policy(&config, Box::new(Spy::new(Arc::clone(seen), rng.next())))
             }
             _ => Registry::new(&config),
         };

@@ -53,10 +53,13 @@ fn agrees_with_the_naive_model_over_random_operations() {
     run_all(PolicyKind::LruLeaf, 1, Victims::Foretold);
 }
 
-/// What a policy is told at every moment is what the model knows to be evictable, and nothing else goes.
+/// What a policy is told at every moment is what the model knows to be evictable, and nothing else goes; also where each shard has a part
+/// of it.
 #[test]
 fn a_policy_knows_exactly_what_may_be_evicted() {
-    run_all(PolicyKind::LruLeaf, 1, Victims::Watched);
+    for shards in [1, 2, 4] {
+        run_all(PolicyKind::LruLeaf, shards, Victims::Watched);
+    }
 }
 
 /// Whatever the policy, and with priorities, only blocks go that may, and as long as one may, there is room.
@@ -67,10 +70,12 @@ fn every_policy_agrees_with_the_naive_model() {
     }
 }
 
-/// Over several shards, which share nothing but what goes on between parents and children: the same.
+/// Over several shards, which share nothing but what goes on between parents and children, and what the policy learns: the same.
 #[test]
 fn several_shards_agree_with_the_naive_model() {
-    for shards in [2, 4] {
-        run_all(PolicyKind::LruLeaf, shards, Victims::Told);
+    for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
+        for shards in [2, 4] {
+            run_all(policy, shards, Victims::Told);
+        }
     }
 }

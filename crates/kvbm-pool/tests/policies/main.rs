@@ -6,7 +6,7 @@ mod replay;
 mod workloads;
 
 use kvbm_pool::PolicyKind;
-use replay::{hit_ratio, registry};
+use replay::{hit_ratio, registry, sharded};
 use workloads::{AGENTS, Agents, Pause, Random, SESSIONS, Sessions, agentic, endings, trace, with_pauses};
 
 const NO_HINTS: replay::EndHint<'static> = &|_| false;
@@ -48,6 +48,37 @@ fn hazard_keeps_what_the_traces_use_again() {
             assert!(ratio >= least, "{name}, {capacity} blocks: {ratio} is below {least}");
         }
     }
+}
+
+/// Each of eight shards sees a part of the blocks and chooses among its own: what the policy learns and remembers is one for all, so they
+/// keep as much, but for chance.
+#[test]
+fn shards_keep_as_much_as_one() {
+    for (name, capacity) in [(CONVERSATION, 20_000), (SYNTHETIC, 20_000)] {
+        if let Some(requests) = requests_of(name) {
+            as_much_as_one(name, &requests, capacity);
+        }
+    }
+    let many = Agents { open: 160, prompts: 20, ..AGENTS };
+    as_much_as_one("agents", &agentic(many, 6000, 9), 20_000);
+    let pausing = Sessions { open: 160, ..SESSIONS };
+    as_much_as_one("sessions", &with_pauses(pausing, 6000, 90), 20_000);
+}
+
+/// 0.4 points less at most: as much as seeds differ.
+fn as_much_as_one(name: &str, requests: &[Vec<u64>], capacity: u32) {
+    let [one, several] = [1, 8].map(|shards| {
+        let ratio =
+            |seed| hit_ratio(requests, &sharded(PolicyKind::Hazard, capacity, seed, shards), NO_HINTS);
+        let mut ratios: Vec<f64> = (1..=5).map(ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios
+    });
+    eprintln!(
+        "{:+.2} points, {one:.4?}, over eight shards {several:.4?}: {name}",
+        100.0 * (several[2] - one[2])
+    );
+    assert!(several[2] > one[2] - 0.004, "{name}, {capacity} blocks: {one:?}, over eight shards {several:?}");
 }
 
 /// Hints that are right nine times of ten are worth much; those that are wrong half of the time cost next to nothing.

@@ -9,12 +9,14 @@ use std::sync::{Barrier, Mutex};
 use world::{World, hashes};
 
 /// Policies and numbers of shards.
-const SETUPS: [(PolicyKind, u32); 5] = [
+const SETUPS: [(PolicyKind, u32); 7] = [
     (PolicyKind::LruLeaf, 1),
     (PolicyKind::S3Fifo, 1),
     (PolicyKind::Hazard, 1),
     (PolicyKind::LruLeaf, 2),
     (PolicyKind::LruLeaf, 5),
+    (PolicyKind::Hazard, 2),
+    (PolicyKind::Hazard, 5),
 ];
 
 /// Set to a number of rounds for a long run (`cargo xtask test` has the short one).

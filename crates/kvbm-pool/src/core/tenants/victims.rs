@@ -70,7 +70,7 @@ impl Core<'_> {
         for &slot in &chosen {
             let Some(state) = slots.get(slot as usize).filter(|state| state.is_listed()) else { continue };
             let index = state.entry.get();
-            state.set_listed(false);
+            self.count_listed(state, set.tier, false);
             if victim.is_none() && self.set_of(index, set.tier) == set {
                 victim = Some(slot);
             } else {

@@ -1,6 +1,11 @@
 //! What is remembered of blocks that are gone: eight bytes each, in sets of one cache line.
+//!
+//! A block may come back in another shard of the registry than it went from, so all shards have one history, without a lock. An entry is one
+//! number, which is read and written as a whole: what is found was put in for a block with this tag, at some time. Two threads that
+//! write the same entry at the same time forget a block. Nothing but a guess hangs on either.
 
 use crate::policy::BlockMemory;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const WAYS: usize = 8;
 const USED: u64 = 1 << 63;
@@ -8,12 +13,11 @@ const USED: u64 = 1 << 63;
 /// Tag (upper 32 bits of it), time and class of blocks, the oldest of a set forgotten first.
 pub(crate) struct History {
     sets: Box<[Set]>,
-    cursor: usize,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Default)]
 #[repr(C, align(64))]
-struct Set([u64; WAYS]);
+struct Set([AtomicU64; WAYS]);
 
 /// Bytes for each entry.
 pub(crate) const BYTES: usize = size_of::<Set>() / WAYS;
@@ -36,55 +40,66 @@ fn unpack(record: u64) -> BlockMemory {
 impl History {
     /// Room for `entries` or a little more.
     pub(crate) fn new(entries: usize) -> Self {
-        Self { sets: vec![Set([0; WAYS]); entries.div_ceil(WAYS).max(1)].into_boxed_slice(), cursor: 0 }
+        let sets = entries.div_ceil(WAYS).max(1);
+        Self { sets: (0..sets).map(|_| Set::default()).collect() }
     }
 
     #[inline]
-    fn set(&self, tag: u64) -> usize {
-        (((tag >> 32) * self.sets.len() as u64) >> 32) as usize
+    fn set(&self, tag: u64) -> &[AtomicU64; WAYS] {
+        &self.sets[(((tag >> 32) * self.sets.len() as u64) >> 32) as usize].0
     }
 
     /// Reads the sets of `tags` for no other reason than to have them near, all at the same time.
     pub(crate) fn fetch(&self, tags: &[u64]) {
-        std::hint::black_box(tags.iter().fold(0, |all, &tag| all | self.sets[self.set(tag)].0[0]));
+        std::hint::black_box(tags.iter().fold(0, |all, &tag| all | self.set(tag)[0].load(Relaxed)));
     }
 
     /// Takes what is remembered of a block.
-    pub(crate) fn take(&mut self, tag: u64) -> Option<BlockMemory> {
-        let set = self.set(tag);
+    pub(crate) fn take(&self, tag: u64) -> Option<BlockMemory> {
         let wanted = USED | tag_bits(tag);
-        let found = self.sets[set].0.iter_mut().find(|record| **record & (USED | TAG_MASK) == wanted)?;
-        Some(unpack(std::mem::take(found)))
+        for place in self.set(tag) {
+            let record = place.load(Relaxed);
+            if record & (USED | TAG_MASK) == wanted {
+                forget(place, record);
+                return Some(unpack(record));
+            }
+        }
+        None
     }
 
     /// Remembers a block that is gone, in place of the longest unused of its set. `age` tells ages.
-    pub(crate) fn put(&mut self, tag: u64, memory: BlockMemory, age: impl Fn(u16) -> u16) {
-        let set = self.set(tag);
-        let oldest =
-            |record: &&mut u64| if **record & USED == 0 { u32::MAX } else { u32::from(age(**record as u16)) };
-        if let Some(record) = self.sets[set].0.iter_mut().max_by_key(oldest) {
-            *record = pack(tag, memory);
+    pub(crate) fn put(&self, tag: u64, memory: BlockMemory, age: impl Fn(u16) -> u16) {
+        let oldest = |place: &&AtomicU64| match place.load(Relaxed) {
+            record if record & USED == 0 => u32::MAX,
+            record => u32::from(age(record as u16)),
+        };
+        if let Some(place) = self.set(tag).iter().max_by_key(oldest) {
+            place.store(pack(tag, memory), Relaxed);
         }
     }
 
-    /// Shows the entries of the next set.
-    pub(crate) fn observe(&mut self, mut each: impl FnMut(BlockMemory) -> Option<BlockMemory>) {
-        self.cursor = if self.cursor + 1 >= self.sets.len() { 0 } else { self.cursor + 1 };
-        for record in &mut self.sets[self.cursor].0 {
-            if *record & USED != 0 {
-                *record = match each(unpack(*record)) {
-                    Some(memory) => {
-                        *record & !0xff_ffff | u64::from(memory.class) << 16 | u64::from(memory.time)
-                    }
-                    None => 0,
-                };
+    /// Shows the entries of a set; those of which `each` says so are forgotten.
+    pub(crate) fn observe(&self, set: usize, mut each: impl FnMut(BlockMemory) -> bool) {
+        for place in &self.sets[set].0 {
+            let record = place.load(Relaxed);
+            if record & USED != 0 && each(unpack(record)) {
+                forget(place, record);
             }
         }
     }
 
-    /// Sets of entries, each of which is shown once in as many calls.
+    /// Sets of entries.
     pub(crate) fn sets(&self) -> usize {
         self.sets.len()
+    }
+}
+
+/// Unless there is another one by now.
+#[inline]
+fn forget(place: &AtomicU64, record: u64) {
+    // An instruction that locks the line costs more than all the rest; what is put there meanwhile may be lost.
+    if place.load(Relaxed) == record {
+        place.store(0, Relaxed);
     }
 }
 
@@ -95,7 +110,7 @@ mod tests {
 
     #[test]
     fn gives_back_what_it_was_given_and_forgets_the_oldest_of_a_set() {
-        let mut history = History::new(64);
+        let history = History::new(64);
         let memory = |time| BlockMemory { time, class: 0xa5 };
         for n in 0..1000_u64 {
             history.put(mix(n), memory(n as u16), |time| 1000 - time);
@@ -114,19 +129,19 @@ mod tests {
 
     #[test]
     fn observation_reaches_every_entry_and_may_forget_it() {
-        let mut history = History::new(80);
+        let history = History::new(80);
         for n in 0..20 {
             history.put(mix(n), BlockMemory { time: 7, class: n as u8 }, |time| time);
         }
-        let (mut seen, sets) = (0, history.sets());
-        for _ in 0..sets {
-            history.observe(|memory| {
+        let mut seen = 0;
+        for set in 0..history.sets() {
+            history.observe(set, |memory| {
                 seen += 1;
-                (memory.class % 2 == 0).then_some(BlockMemory { time: 9, ..memory })
+                memory.class % 2 == 1
             });
         }
         let left: Vec<_> = (0..20).filter_map(|n| history.take(mix(n))).collect();
         assert_eq!((seen, left.len()), (20, 10));
-        assert!(left.iter().all(|memory| memory.time == 9));
+        assert!(left.iter().all(|memory| memory.time == 7));
     }
 }

@@ -8,9 +8,12 @@
 //! All that is followed on a tier only where it was shown to keep more of what is used again than recency does, and as long as
 //! it is ([`trial`]).
 //!
+//! Where the registry has several shards each has a part of the policy, with the leaves of the shard. What is learnt is one for all ([`common`]).
+//!
 //! Nothing is fitted to a workload: time is counted in block uses and measured against the capacity, and what a class
 //! or a hint is worth is what was seen of it. A hint that is often wrong costs nothing for long.
 
+mod common;
 pub(super) mod history;
 mod leaves;
 mod model;
@@ -18,12 +21,13 @@ mod trial;
 
 use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, RequestPart, Sets, SlotSet};
 use crate::core::NONE;
+use crate::sync::Arc;
 use crate::tier::TIERS;
-use history::History;
+use common::Common;
 use leaves::Leaves;
-use model::Model;
+use model::Seen;
 use std::cmp::Ordering;
-use trial::{Rate, Trial};
+use trial::Rate;
 
 /// Leaves looked at for a victim, and how many lie side by side.
 const SAMPLE: usize = 64;
@@ -37,6 +41,8 @@ const UNITS: usize = 1024;
 const OLDEST: u16 = 40_000;
 /// Blocks used between two looks into the history, at eight entries each.
 const USES_PER_LOOK: u64 = 4;
+/// Classes of which a part says what it saw, while one class is fitted.
+const GIVEN_PER_FIT: u64 = 4;
 
 // A class: uses, turn, distance from the tail (two bits each), ended.
 const USES: u8 = 0b11;
@@ -77,30 +83,22 @@ impl Next {
 struct Candidates {
     leaves: Leaves,
     next: Next,
+    /// The clock when the sample was taken behind which `next` follows: what was used since is none of it.
+    sampled: u64,
 }
 
-/// The policy "hazard".
+/// The policy "hazard", or the part of it that a shard has.
 pub struct Hazard {
-    model: Model,
-    history: History,
+    common: Arc<Common>,
     sets: Sets<Candidates>,
-    trials: [Option<Trial>; TIERS],
+    /// What this part saw, and has not given to all.
+    seen: Seen,
+    /// When it gives something next, of which class.
+    next_given: u64,
+    given: usize,
     random: Random,
-    /// Blocks used so far, and how many make a unit of time.
-    uses: u64,
-    unit_shift: u32,
-    /// Slots of the largest tier.
-    largest: usize,
-    /// Turn of the request that is under way, its blocks so far, and which part of it was told last.
+    /// Turn of the request that is under way.
     turn: u8,
-    pending: u64,
-    part: RequestPart,
-    /// Uses between two steps of fitting, and between two of fading.
-    fit_every: u64,
-    fade_every: u64,
-    next_fit: u64,
-    next_fade: u64,
-    next_look: u64,
 }
 
 impl Hazard {
@@ -109,25 +107,19 @@ impl Hazard {
 
     /// For tiers of `capacity` slots.
     pub fn new(capacity: [usize; TIERS], seed: u64) -> Self {
-        let largest = capacity.into_iter().max().unwrap_or(0);
-        let fade_every = (largest as u64).max(4096);
+        Self::part(&Arc::new(Common::new(capacity, seed, 1)), 0)
+    }
+
+    fn part(common: &Arc<Common>, number: u64) -> Self {
+        let candidates = |slots| Candidates { leaves: Leaves::new(slots), next: Next::NOTHING, sampled: 0 };
         Self {
-            model: Model::new(),
-            history: History::new((HISTORY * largest).min(LONG_HISTORY).max(largest / 2)),
-            sets: Sets::new(capacity, |slots| Candidates { leaves: Leaves::new(slots), next: Next::NOTHING }),
-            trials: capacity.map(|slots| (slots > 0).then(|| Trial::new(slots, seed))),
-            random: Random::new(seed),
-            uses: 0,
-            largest,
-            unit_shift: (largest / UNITS).max(1).ilog2(),
+            sets: Sets::new(common.capacity, candidates),
+            seen: Seen::new(),
+            next_given: 0,
+            given: 0,
+            random: Random::new(common.seed.wrapping_add(number)),
             turn: 0,
-            pending: 0,
-            part: RequestPart::Registered,
-            fit_every: (fade_every / model::CLASSES as u64).max(16),
-            fade_every,
-            next_fit: 0,
-            next_fade: fade_every,
-            next_look: 0,
+            common: Arc::clone(common),
         }
     }
 }
@@ -135,11 +127,11 @@ impl Hazard {
 impl Hazard {
     #[inline]
     fn now(&self) -> u16 {
-        (self.uses >> self.unit_shift) as u16
+        self.common.now()
     }
 
     fn units_per_turnover(&self) -> f32 {
-        (self.largest >> self.unit_shift).max(1) as f32
+        (self.common.largest >> self.common.unit_shift).max(1) as f32
     }
 
     #[inline]
@@ -149,7 +141,12 @@ impl Hazard {
 
     #[inline]
     fn worth_of(&self, time: u16, class: usize, priority: u8) -> f32 {
-        self.model.worth(class, self.age(time).min(OLDEST)) * (1.0 + f32::from(priority))
+        self.worth_at(self.age(time), class, priority)
+    }
+
+    #[inline]
+    fn worth_at(&self, age: u16, class: usize, priority: u8) -> f32 {
+        self.common.worth.of(class, age.min(OLDEST)) * (1.0 + f32::from(priority))
     }
 
     /// The leaf of least worth in a sample. The next least is the bar for what is not sampled.
@@ -165,61 +162,92 @@ impl Hazard {
             }
         }
         let [first, second] = least.0;
-        self.sets.at(set).next = Next::after(second);
+        let sampled = self.common.uses();
+        let candidates = self.sets.at(set);
+        (candidates.next, candidates.sampled) = (Next::after(second), sampled);
         (first.slot != NONE).then_some(first.slot)
     }
 
     #[inline]
     fn offer(&self, set: SlotSet, from: usize, count: usize, least: &mut Least) {
         let Some(candidates) = self.sets.get(set) else { return };
+        let now = self.now();
         for &leaf in candidates.leaves.window(from, count) {
-            let worth = self.worth_of(leaf.time(), leaf.class(), leaf.priority());
-            least.offer(Offer { worth, age: self.age(leaf.time()), slot: leaf.slot() });
+            let age = now.wrapping_sub(leaf.time());
+            let worth = self.worth_at(age, leaf.class(), leaf.priority());
+            least.offer(Offer { worth, age, slot: leaf.slot() });
         }
     }
 
     /// A block of a request is used: both ways of choosing victims show whether they would have had it.
     #[inline]
-    fn try_both(&mut self, tag: u64, memory: BlockMemory) {
-        let (now, model) = (self.now(), &self.model);
-        for trial in self.trials.iter_mut().flatten().filter(|trial| trial.draws(tag)) {
+    fn try_both(&self, tag: u64, memory: BlockMemory) {
+        for (trial, request) in self.common.trials_of(tag) {
+            let now = self.now();
             let rate = |memory: BlockMemory| {
                 let age = now.wrapping_sub(memory.time).min(OLDEST);
-                Rate { worth: model.worth(class_of(memory), age), age }
+                Rate { worth: self.common.worth.of(class_of(memory), age), age }
             };
-            trial.used(tag, memory, rate);
+            trial.used(request, tag, memory, rate);
         }
     }
 
     /// A block was found resting, which it is in `every` uses of others once.
     fn saw_rest(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
         let age = self.age(memory.time);
-        let time = every as f32 / (1_u64 << self.unit_shift) as f32;
-        self.model.saw_rest(class_of(memory), age.min(OLDEST), time);
+        let time = self.common.time(every);
+        self.seen.saw_rest(class_of(memory), age.min(OLDEST), time);
         if age > OLDEST { BlockMemory { time: self.now().wrapping_sub(OLDEST), ..memory } } else { memory }
     }
 
-    /// Learns from blocks that are gone, and keeps the model up to date.
+    /// Learns from blocks that are gone, and keeps what blocks are worth up to date.
     fn learn(&mut self) {
-        while self.next_look < self.uses {
-            self.next_look += USES_PER_LOOK;
-            let every = (self.history.sets() as u64) * USES_PER_LOOK;
-            let time = every as f32 / (1_u64 << self.unit_shift) as f32;
-            let (now, model) = (self.now(), &mut self.model);
-            self.history.observe(|memory| {
+        let Self { common, seen, .. } = self;
+        let (now, time) = (common.now(), common.time(common.every()));
+        for set in common.due_sets() {
+            common.history.observe(set, |memory| {
                 let age = now.wrapping_sub(memory.time);
-                model.saw_rest(class_of(memory), age.min(OLDEST), time);
-                (age <= OLDEST).then_some(memory)
+                seen.saw_rest(class_of(memory), age.min(OLDEST), time);
+                age > OLDEST
             });
         }
-        if self.next_fade < self.uses {
-            self.next_fade = self.uses + self.fade_every;
-            self.model.fade();
+        let fades = common.is_time_to_fade();
+        match &common.seen {
+            None => {
+                if fades {
+                    seen.fade();
+                }
+                common.due_classes().for_each(|class| common.worth.fit(class, seen));
+            }
+            Some(all) => {
+                if fades {
+                    all.lock().fade();
+                }
+                for class in common.due_classes() {
+                    common.worth.fit(class, &all.lock());
+                }
+                self.give();
+            }
         }
-        while self.next_fit < self.uses {
-            self.next_fit += self.fit_every;
-            self.model.fit_next();
+    }
+
+    /// Gives to all what this part saw of the next few classes.
+    fn give(&mut self) {
+        let uses = self.common.uses();
+        let Some(all) = self.common.seen.as_ref().filter(|_| self.next_given < uses) else { return };
+        let every = (self.common.fit_every() / GIVEN_PER_FIT).max(1);
+        let due = (uses - self.next_given).div_ceil(every);
+        self.next_given += due * every;
+        let mut all = all.lock();
+        for _ in 0..due.min(model::CLASSES as u64) {
+            self.seen.give(self.given, &mut all);
+            self.given = (self.given + 1) % model::CLASSES;
         }
+    }
+
+    /// Turn of a request that uses blocks of which the last is kept so.
+    fn turn_after(&mut self, before: Option<BlockMemory>) -> u8 {
+        before.map_or(0, |memory| step(turn_of(memory), 3, &mut self.random))
     }
 
     /// What is kept of a block that is used for the `count`-th time (0 to 3 stand for 0, 1, 2-3 and more).
@@ -235,7 +263,7 @@ impl Hazard {
     /// A use of a block of which `memory` was kept: counted, and the new count of its uses.
     fn count_use(&mut self, memory: BlockMemory) -> u8 {
         let age = self.age(memory.time).min(OLDEST);
-        self.model.saw_use(class_of(memory), age);
+        self.seen.saw_use(class_of(memory), age);
         step(memory.class & USES, 2, &mut self.random)
     }
 }
@@ -259,31 +287,33 @@ fn turn_of(memory: BlockMemory) -> u8 {
 }
 
 impl EvictionPolicy for Hazard {
+    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
+        let common = Arc::new(Common::new(self.common.capacity, self.common.seed, parts));
+        let part = |number| Box::new(Self::part(&common, number)) as Box<dyn EvictionPolicy>;
+        Some((0..parts as u64).map(part).collect())
+    }
+
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
-        // A request's blocks count as used when it is over: until then the blocks of others have rested only as long as they
-        // were seen to rest.
-        if part == RequestPart::Used || self.part == RequestPart::Registered || before.is_none() {
-            self.uses += std::mem::take(&mut self.pending);
-            self.trials.iter_mut().flatten().for_each(Trial::begin);
-        }
-        self.pending += blocks as u64;
+        self.common.begin(before.is_some(), part, blocks);
         self.sets.each().for_each(|candidates| candidates.next = Next::NOTHING);
-        self.part = part;
         self.turn = match (before, part) {
-            (None, _) => 0,
-            (Some(memory), RequestPart::Used) => step(turn_of(memory), 3, &mut self.random),
             // The block before was used in this same request.
             (Some(memory), RequestPart::Registered) => turn_of(memory),
+            (before, _) => self.turn_after(before),
         };
         self.learn();
     }
 
+    fn goes_on(&mut self, before: Option<BlockMemory>) {
+        self.turn = self.turn_after(before);
+    }
+
     fn expect(&self, tags: &[u64]) {
-        self.history.fetch(tags);
+        self.common.history.fetch(tags);
     }
 
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
-        let count = match self.history.take(block.tag) {
+        let count = match self.common.history.take(block.tag) {
             Some(memory) => {
                 let turn = step(turn_of(memory), 3, &mut self.random);
                 self.turn = self.turn.max(turn);
@@ -305,7 +335,7 @@ impl EvictionPolicy for Hazard {
 
     fn ended(&mut self, tag: u64, memory: BlockMemory) -> BlockMemory {
         let memory = BlockMemory { class: memory.class | 1 << ENDED_SHIFT, ..memory };
-        for trial in self.trials.iter_mut().flatten().filter(|trial| trial.draws(tag)) {
+        for (trial, _) in self.common.trials_of(tag) {
             trial.changed(tag, memory);
         }
         memory
@@ -317,7 +347,7 @@ impl EvictionPolicy for Hazard {
 
     fn forgotten(&mut self, tag: u64, memory: BlockMemory) {
         let now = self.now();
-        self.history.put(tag, memory, |time| now.wrapping_sub(time));
+        self.common.history.put(tag, memory, |time| now.wrapping_sub(time));
     }
 
     fn evictable(
@@ -339,7 +369,11 @@ impl EvictionPolicy for Hazard {
     }
 
     fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>) {
-        let follow = self.sets.at(set).next.take().filter(|&slot| numbers.get(slot).is_some());
+        let uses = self.common.uses();
+        let candidates = self.sets.at(set);
+        // A victim that follows was found in this same request: no other has come since.
+        let follow = candidates.next.take().filter(|_| candidates.sampled == uses);
+        let follow = follow.filter(|&slot| numbers.get(slot).is_some());
         let victim = follow.or_else(|| self.sample(set));
         if let Some(slot) = victim {
             self.sets.at(set).leaves.remove(slot, numbers);
@@ -348,7 +382,7 @@ impl EvictionPolicy for Hazard {
     }
 
     fn follows_recency(&self, set: SlotSet) -> bool {
-        self.trials[set.tier].as_ref().is_some_and(|trial| !trial.is_ahead())
+        self.common.trials[set.tier].as_ref().is_some_and(|trial| !trial.is_ahead())
     }
 
     fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {

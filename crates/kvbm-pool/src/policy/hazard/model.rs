@@ -8,6 +8,8 @@
 //! Rates of which little is known lean on the rate of all classes at that age, and those on 1 / age, which makes an
 //! untaught model evict in order of recency.
 
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 /// Ranges of age: 0, 1, 2, 3, then two for each power of two.
 pub(crate) const AGES: usize = 32;
 pub(crate) const CLASSES: usize = 128;
@@ -18,16 +20,30 @@ const GUESS: f32 = 4.0;
 const KEEP: f32 = 0.97;
 
 #[derive(Clone, Copy)]
-struct Seen {
+struct Count {
     uses: f32,
     time: f32,
 }
 
-pub(crate) struct Model {
-    seen: Box<[[Seen; AGES]]>,
-    all: [Seen; AGES],
-    worth: Box<[[f32; AGES]]>,
-    next: usize,
+impl Count {
+    const NOTHING: Self = Self { uses: 0.0, time: 0.0 };
+
+    fn add(&mut self, other: Self) {
+        self.uses += other.uses;
+        self.time += other.time;
+    }
+}
+
+/// What was seen of blocks. Where there are several parts of the policy each has some, which it gives to all now and then: what many
+/// threads write at every use of a block must not lie in one place.
+pub(crate) struct Seen {
+    classes: Box<[[Count; AGES]]>,
+    all: [Count; AGES],
+}
+
+/// What blocks are worth, from what was seen. Anybody reads it at any time; a number of it is changed as a whole.
+pub(crate) struct Worth {
+    classes: Box<[[AtomicU32; AGES]]>,
 }
 
 /// Which range an age belongs to.
@@ -49,26 +65,17 @@ fn first_of(range: usize) -> f32 {
     ((2 + range % 2) << (log - 1)) as f32
 }
 
-impl Model {
+impl Seen {
     pub(crate) fn new() -> Self {
-        let nothing = Seen { uses: 0.0, time: 0.0 };
-        let mut model = Self {
-            seen: vec![[nothing; AGES]; CLASSES].into_boxed_slice(),
-            all: [nothing; AGES],
-            worth: vec![[0.0; AGES]; CLASSES].into_boxed_slice(),
-            next: 0,
-        };
-        for _ in 0..CLASSES {
-            model.fit_next();
-        }
-        model
+        let classes = vec![[Count::NOTHING; AGES]; CLASSES].into_boxed_slice();
+        Self { classes, all: [Count::NOTHING; AGES] }
     }
 
     /// A block of `class` was used at `age`.
     #[inline]
     pub(crate) fn saw_use(&mut self, class: usize, age: u16) {
         let range = range_of(age);
-        self.seen[class][range].uses += 1.0;
+        self.classes[class][range].uses += 1.0;
         self.all[range].uses += 1.0;
     }
 
@@ -76,35 +83,52 @@ impl Model {
     #[inline]
     pub(crate) fn saw_rest(&mut self, class: usize, age: u16, time: f32) {
         let range = range_of(age);
-        self.seen[class][range].time += time;
+        self.classes[class][range].time += time;
         self.all[range].time += time;
-    }
-
-    /// What keeping a block is worth: larger is better.
-    #[inline]
-    pub(crate) fn worth(&self, class: usize, age: u16) -> f32 {
-        self.worth[class][range_of(age)]
     }
 
     /// Makes room for newer observations.
     pub(crate) fn fade(&mut self) {
-        let fade = |seen: &mut Seen| {
+        let fade = |seen: &mut Count| {
             seen.uses *= KEEP;
             seen.time *= KEEP;
         };
-        self.seen.iter_mut().flatten().for_each(fade);
+        self.classes.iter_mut().flatten().for_each(fade);
         self.all.iter_mut().for_each(fade);
     }
 
-    /// Brings the worth of one class up to date, each in its turn.
-    pub(crate) fn fit_next(&mut self) {
-        let class = self.next;
-        self.next = (self.next + 1) % CLASSES;
+    /// Gives away what was seen of `class`.
+    pub(crate) fn give(&mut self, class: usize, to: &mut Self) {
+        for (range, count) in self.classes[class].iter_mut().enumerate() {
+            let count = std::mem::replace(count, Count::NOTHING);
+            to.classes[class][range].add(count);
+            to.all[range].add(count);
+        }
+    }
+}
+
+impl Worth {
+    pub(crate) fn new() -> Self {
+        let none = || std::array::from_fn(|_| AtomicU32::new(0));
+        let worth = Self { classes: (0..CLASSES).map(|_| none()).collect() };
+        let nothing = Seen::new();
+        (0..CLASSES).for_each(|class| worth.fit(class, &nothing));
+        worth
+    }
+
+    /// What keeping a block is worth: larger is better.
+    #[inline]
+    pub(crate) fn of(&self, class: usize, age: u16) -> f32 {
+        f32::from_bits(self.classes[class][range_of(age)].load(Relaxed))
+    }
+
+    /// Brings the worth of one class up to date.
+    pub(crate) fn fit(&self, class: usize, seen: &Seen) {
         let (mut used, mut spent) = ([0.0; AGES], [0.0; AGES]);
         for range in 0..AGES {
             let width = first_of(range + 1) - first_of(range);
             let by_age = 1.0 / (1.0 + first_of(range) + width / 2.0);
-            let rate = leaning(self.seen[class][range], leaning(self.all[range], by_age));
+            let rate = leaning(seen.classes[class][range], leaning(seen.all[range], by_age));
             used[range] = 1.0 - (-rate * width).exp();
             // The mean time in the range of a block that may be used in it.
             spent[range] = if rate * width > 1e-3 { used[range] / rate } else { width };
@@ -117,13 +141,13 @@ impl Model {
                 left *= 1.0 - used[range];
                 best = best.max(uses / time);
             }
-            self.worth[class][from] = best;
+            self.classes[class][from].store(best.to_bits(), Relaxed);
         }
     }
 }
 
 /// A rate from what was seen, and from a guess that counts for [`GUESS`] uses.
-fn leaning(seen: Seen, guess: f32) -> f32 {
+fn leaning(seen: Count, guess: f32) -> f32 {
     (seen.uses + GUESS) / (seen.time + GUESS / guess)
 }
 
@@ -145,32 +169,61 @@ mod tests {
 
     #[test]
     fn an_untaught_model_goes_by_recency() {
-        let model = Model::new();
+        let worth = Worth::new();
         for ages in [0_u16, 1, 2, 4, 8, 100, 1000, 10_000, 60_000].windows(2) {
-            assert!(model.worth(5, ages[0]) > model.worth(5, ages[1]), "{ages:?}");
+            assert!(worth.of(5, ages[0]) > worth.of(5, ages[1]), "{ages:?}");
+        }
+    }
+
+    fn fit(worth: &Worth, seen: &Seen) {
+        (0..CLASSES).for_each(|class| worth.fit(class, seen));
+    }
+
+    /// Class 1 is used at age 1000 as a rule, class 2 never.
+    fn teach(seen: &mut Seen, times: usize) {
+        for _ in 0..times {
+            for age in [10, 100, 500] {
+                seen.saw_rest(1, age, 100.0);
+                seen.saw_rest(2, age, 100.0);
+                seen.saw_rest(2, 4 * age, 100.0);
+            }
+            seen.saw_use(1, 1000);
         }
     }
 
     #[test]
     fn what_was_seen_counts_and_fades() {
-        let mut model = Model::new();
-        let fit = |model: &mut Model| (0..CLASSES).for_each(|_| model.fit_next());
-        // Class 1 is used at age 1000 as a rule, class 2 never.
-        for _ in 0..5000 {
-            for age in [10, 100, 500] {
-                model.saw_rest(1, age, 100.0);
-                model.saw_rest(2, age, 100.0);
-                model.saw_rest(2, 4 * age, 100.0);
-            }
-            model.saw_use(1, 1000);
-        }
-        fit(&mut model);
-        assert!(model.worth(1, 900) > 20.0 * model.worth(2, 900));
-        assert!(model.worth(1, 900) > model.worth(1, 100), "the nearer the use the better");
+        let (mut seen, worth) = (Seen::new(), Worth::new());
+        teach(&mut seen, 5000);
+        fit(&worth, &seen);
+        assert!(worth.of(1, 900) > 20.0 * worth.of(2, 900));
+        assert!(worth.of(1, 900) > worth.of(1, 100), "the nearer the use the better");
         for _ in 0..2000 {
-            model.fade();
+            seen.fade();
         }
-        fit(&mut model);
-        assert!((model.worth(1, 900) / model.worth(2, 900) - 1.0).abs() < 0.01);
+        fit(&worth, &seen);
+        assert!((worth.of(1, 900) / worth.of(2, 900) - 1.0).abs() < 0.01);
+    }
+
+    /// What several have seen of it together is what one would have seen.
+    #[test]
+    fn what_parts_saw_comes_together() {
+        let (mut one, mut all) = (Seen::new(), Seen::new());
+        teach(&mut one, 800);
+        for _ in 0..8 {
+            let mut part = Seen::new();
+            teach(&mut part, 100);
+            (0..CLASSES).for_each(|class| part.give(class, &mut all));
+            (0..CLASSES).for_each(|class| part.give(class, &mut all));
+        }
+        let [of_one, of_all] = [&one, &all].map(|seen| {
+            let worth = Worth::new();
+            fit(&worth, seen);
+            worth
+        });
+        for (class, age) in [(1, 900), (2, 900), (3, 50)] {
+            let (one, all) = (of_one.of(class, age), of_all.of(class, age));
+            assert!((one / all - 1.0).abs() < 1e-3, "class {class}: {one}, {all}");
+        }
     }
 }

@@ -48,6 +48,16 @@ impl Rated {
         self.above = NONE;
     }
 
+    /// The block of the request that was used last.
+    pub(super) fn above(&self) -> Option<u64> {
+        (self.above != NONE).then(|| self.index.tag(self.above))
+    }
+
+    /// Another request goes on, behind the block that it used last, if that is still there.
+    pub(super) fn go_on_behind(&mut self, above: Option<u64>) {
+        self.above = above.and_then(|tag| self.index.find(tag)).unwrap_or(NONE);
+    }
+
     /// What is kept of a block has changed.
     pub(super) fn changed(&mut self, tag: u64, memory: BlockMemory) {
         if let Some(at) = self.index.find(tag) {
