@@ -150,10 +150,14 @@ impl Workers {
         move || {
             for (rank, engine) in &engines {
                 let Some(engine) = engine.upgrade() else { continue };
-                for dir in engine.info().dirs {
+                let (info, stats, disk) = (engine.info(), engine.stats(), counters.disks.rank(*rank));
+                for dir in info.dirs {
                     counters.disks.errors(*rank, &dir.location).raise_to(dir.io_errors);
                 }
-                counters.disks.failed_snapshots(*rank).raise_to(engine.stats().failed_snapshots);
+                disk.failed_snapshots.raise_to(stats.failed_snapshots);
+                disk.renewed.raise_to(stats.renewed);
+                disk.given_up.raise_to(stats.given_up);
+                disk.unsynced.set(info.unsynced_blocks);
             }
         }
     }

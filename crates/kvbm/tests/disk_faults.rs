@@ -301,6 +301,12 @@ fn a_directory_that_lost_its_blocks_takes_no_other_down() {
         let series = format!("kvbm_disk_errors_total{{rank=\"0\",dir=\"{location}\"}} {errors}");
         assert!(errors == 0 && text.contains(&series), "{series}");
     }
+    for series in
+        ["failed_snapshots_total", "renewed_blocks_total", "given_up_blocks_total", "unsynced_blocks"]
+    {
+        let line = format!("kvbm_disk_{series}{{rank=\"0\"}} 0\n");
+        assert!(text.contains(&line), "{line} in {text}");
+    }
 
     let slots = slot_file(second.path());
     let lost = std::fs::metadata(&slots).unwrap().len() / BLOCK;

@@ -1,8 +1,12 @@
 //! What the disk tiers of this process are counted by: brought up to date from the engines before it is read.
 
-use super::counters::Counter;
+use super::counters::{Counter, Gauge};
+use super::expose::{Labels, counter_value};
 use kvbm_plan::Rank;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Counters of the disk tier of each rank, and of each of its directories.
@@ -10,7 +14,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct DiskMetrics {
     /// By rank and name.
     dirs: Mutex<BTreeMap<(Rank, String), Arc<Counter>>>,
-    snapshots: Mutex<BTreeMap<Rank, Arc<Counter>>>,
+    ranks: Mutex<BTreeMap<Rank, Arc<DiskCounters>>>,
+}
+
+/// Counters of the disk tier of a rank.
+#[derive(Debug, Default)]
+pub struct DiskCounters {
+    /// Times that its journal could not be replaced by a shorter one, as on a full disk.
+    pub failed_snapshots: Counter,
+    /// Blocks that are served and whose sync failed: not durable before they are written again.
+    pub unsynced: Gauge,
+    /// Blocks that were written again for that.
+    pub renewed: Counter,
+    /// Blocks that could not be, and are gone.
+    pub given_up: Counter,
 }
 
 impl DiskMetrics {
@@ -21,19 +38,54 @@ impl DiskMetrics {
         Arc::clone(dirs.entry((rank, dir.to_owned())).or_default())
     }
 
-    /// Times that a rank's journal could not be replaced by a shorter one, as on a full disk.
-    pub fn failed_snapshots(&self, rank: Rank) -> Arc<Counter> {
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(snapshots.entry(rank).or_default())
+    /// Those of a rank.
+    pub fn rank(&self, rank: Rank) -> Arc<DiskCounters> {
+        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(ranks.entry(rank).or_default())
     }
 
-    pub(super) fn all_errors(&self) -> Vec<(Rank, String, u64)> {
-        let dirs = self.dirs.lock().unwrap_or_else(PoisonError::into_inner);
-        dirs.iter().map(|((rank, dir), errors)| (*rank, dir.clone(), errors.get())).collect()
-    }
-
-    pub(super) fn all_failed_snapshots(&self) -> Vec<(Rank, u64)> {
-        let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshots.iter().map(|(rank, failed)| (*rank, failed.get())).collect()
+    /// Nothing where no worker of this process has a disk.
+    pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let dirs = self.dirs.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if dirs.is_empty() {
+            return Ok(());
+        }
+        let help = "Operations that the device of a directory failed";
+        let mut metric = encoder.encode_descriptor("disk_errors", help, None, MetricType::Counter)?;
+        for ((rank, dir), errors) in &dirs {
+            let labels: Labels<'_> = &[("rank", &rank.0.to_string()), ("dir", dir)];
+            counter_value(&mut metric.encode_family(&labels)?, errors.get())?;
+        }
+        type Read = fn(&DiskCounters) -> &Counter;
+        let each: [(&str, &str, Read); 3] = [
+            (
+                "disk_failed_snapshots",
+                "Times that the journal of the disk tier could not be replaced by a shorter one",
+                |disk| &disk.failed_snapshots,
+            ),
+            ("disk_renewed_blocks", "Blocks that were written again because their sync had failed", |disk| {
+                &disk.renewed
+            }),
+            (
+                "disk_given_up_blocks",
+                "Blocks that are gone because their sync had failed and they could not be written again",
+                |disk| &disk.given_up,
+            ),
+        ];
+        for (name, help, read) in each {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (rank, disk) in &ranks {
+                let labels: Labels<'_> = &[("rank", &rank.0.to_string())];
+                counter_value(&mut metric.encode_family(&labels)?, read(disk).get())?;
+            }
+        }
+        let help = "Blocks that are served and not durable, because their sync failed";
+        let mut metric = encoder.encode_descriptor("disk_unsynced_blocks", help, None, MetricType::Gauge)?;
+        for (rank, disk) in &ranks {
+            let labels: Labels<'_> = &[("rank", &rank.0.to_string())];
+            metric.encode_family(&labels)?.encode_gauge(&disk.unsynced.get())?;
+        }
+        Ok(())
     }
 }

@@ -26,7 +26,7 @@ impl Collector for Exposition {
         self.paths(&mut encoder)?;
         super::ranks::encode(self.0.ranks(), &mut encoder)?;
         super::tenants::encode(self.0.tenants(), &mut encoder)?;
-        self.disks(&mut encoder)?;
+        self.0.disks.encode(&mut encoder)?;
         self.volumes(&mut encoder)
     }
 }
@@ -129,28 +129,6 @@ impl Exposition {
                 let labels: Labels<'_> = &[("tier", tier.as_str()), ("state", state.as_str())];
                 metric.encode_family(&labels)?.encode_gauge(&self.0.tier(tier).slots(*state).get())?;
             }
-        }
-        Ok(())
-    }
-
-    /// Nothing where no worker of this process has a disk.
-    fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let (dirs, snapshots) = (self.0.disks.all_errors(), self.0.disks.all_failed_snapshots());
-        if dirs.is_empty() {
-            return Ok(());
-        }
-        let help = "Operations that the device of a directory failed";
-        let mut metric = encoder.encode_descriptor("disk_errors", help, None, MetricType::Counter)?;
-        for (rank, dir, errors) in dirs {
-            let labels: Labels<'_> = &[("rank", &rank.0.to_string()), ("dir", &dir)];
-            counter_value(&mut metric.encode_family(&labels)?, errors)?;
-        }
-        let help = "Times that the journal of the disk tier could not be replaced by a shorter one";
-        let mut metric =
-            encoder.encode_descriptor("disk_failed_snapshots", help, None, MetricType::Counter)?;
-        for (rank, failed) in snapshots {
-            let labels: Labels<'_> = &[("rank", &rank.0.to_string())];
-            counter_value(&mut metric.encode_family(&labels)?, failed)?;
         }
         Ok(())
     }

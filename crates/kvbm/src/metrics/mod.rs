@@ -38,7 +38,7 @@ pub use counters::{
     Counter, Counters, DropReason, EvictReason, Gauge, InFlight, PathMetrics, PathSummary, RecoveryOutcome,
     SlotState, TierMetrics, VolumeCounters,
 };
-pub use disks::DiskMetrics;
+pub use disks::{DiskCounters, DiskMetrics};
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
 pub use ranks::RankMetrics;
 pub use server::{MetricsServer, ServeError};

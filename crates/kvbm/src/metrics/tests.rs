@@ -85,7 +85,7 @@ fn each_handle_counts_its_own_series() {
 }
 
 #[test]
-fn each_directory_of_a_disk_has_its_errors_brought_up_to_date_before_they_are_read() {
+fn what_a_disk_counts_is_brought_up_to_date_before_it_is_read() {
     let metrics = Metrics::new();
     assert!(!metrics.encode().contains("disk_errors"), "no disk, nothing to tell");
     let (counters, devices) = (metrics.counters(), [("/a", 0), ("/b", 7)]);
@@ -93,14 +93,25 @@ fn each_directory_of_a_disk_has_its_errors_brought_up_to_date_before_they_are_re
         for (dir, errors) in devices {
             counters.disks.errors(Rank(1), dir).raise_to(errors);
         }
-        counters.disks.failed_snapshots(Rank(1)).raise_to(3);
+        let disk = counters.disks.rank(Rank(1));
+        disk.failed_snapshots.raise_to(3);
+        disk.renewed.raise_to(5);
+        disk.given_up.raise_to(2);
+        disk.unsynced.set(4);
     });
     let text = metrics.encode();
     for (dir, errors) in devices {
         let series = format!("kvbm_disk_errors_total{{rank=\"1\",dir=\"{dir}\"}}");
         assert_eq!(value(&text, &series), Some(errors as f64), "{text}");
     }
-    assert_eq!(value(&text, "kvbm_disk_failed_snapshots_total{rank=\"1\"}"), Some(3.0), "{text}");
+    for (series, expected) in [
+        ("kvbm_disk_failed_snapshots_total", 3.0),
+        ("kvbm_disk_renewed_blocks_total", 5.0),
+        ("kvbm_disk_given_up_blocks_total", 2.0),
+        ("kvbm_disk_unsynced_blocks", 4.0),
+    ] {
+        assert_eq!(value(&text, &format!("{series}{{rank=\"1\"}}")), Some(expected), "{text}");
+    }
 }
 
 #[test]
