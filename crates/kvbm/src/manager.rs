@@ -358,8 +358,8 @@ impl<G> KvBlockManager<G> {
     }
 
     /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
-    /// allows, G3 is made durable, and what was forgotten is removed from volumes. What was not saved is in the report; removals that are
-    /// not confirmed in time are in the log.
+    /// allows, G3 is made durable, and what was forgotten is removed from volumes. What was not saved is in the report, and
+    /// whether removals were not confirmed in time.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let deadline = deadline(timeout);
         let mut report = self.leader.shut_down(deadline);

@@ -46,6 +46,8 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// Why the flush failed, if it did.
     pub flush_error: Option<FlushError>,
+    /// Ranks and volumes that have not confirmed what `forget` and `clear` removed there: another manager may find it. Repeat it there.
+    pub removals_unconfirmed: usize,
     /// Events that nobody took in time: followers learn of them from the next life.
     pub events_unpublished: u64,
 }
@@ -62,9 +64,9 @@ pub struct ClearError {
 }
 
 impl ShutdownReport {
-    /// Whether everything that could be saved was.
+    /// Whether everything that could be saved was, and everything that was removed is gone for good.
     pub fn is_complete(&self) -> bool {
-        self.drained && self.not_saved == 0 && self.flush_error.is_none()
+        self.drained && self.not_saved == 0 && self.flush_error.is_none() && self.removals_unconfirmed == 0
     }
 }
 
@@ -130,11 +132,18 @@ impl Leader {
             Err(FlushError::NoDisk) => (None, None),
             Err(error) => (None, Some(error)),
         };
-        self.wait_purges(deadline);
+        let removals_unconfirmed = self.wait_purges(deadline) + self.ranks.unconfirmed();
         self.close();
         self.drop_queued();
         let not_saved = lasting.map_or(0, |last| self.not_saved(last));
-        ShutdownReport { durable_blocks, not_saved, drained, flush_error, events_unpublished: 0 }
+        ShutdownReport {
+            durable_blocks,
+            not_saved,
+            drained,
+            flush_error,
+            removals_unconfirmed,
+            events_unpublished: 0,
+        }
     }
 
     /// The tier that blocks are saved on: the disk, else volumes.
@@ -285,15 +294,20 @@ impl Leader {
         }
     }
 
-    /// These slots of G3 hold nothing that may be found after a restart.
+    /// These slots of G3 hold nothing that may be found after a restart. Noted for every rank until that has made it durable.
     pub(crate) fn release(&self, slots: &[BlockId]) {
         for part in slots.chunks(Command::MAX_RELEASE) {
+            self.ranks.note_released(part);
             let command = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
-            for (rank, failure) in self.broadcast(&command) {
-                tracing::warn!(
-                    target: "kvbm", %rank, %failure,
-                    "slots of G3 not released: a restart may find their blocks again"
-                );
+            let unreached = self.broadcast(&command);
+            for rank in self.ranks.all() {
+                match unreached.iter().find(|(missed, _)| *missed == rank) {
+                    Some((_, failure)) => tracing::warn!(
+                        target: "kvbm", %rank, %failure,
+                        "slots of G3 not released: its worker is told when it starts again; a restart of the manager before that may find their blocks"
+                    ),
+                    None => self.ranks.released_told(rank, part),
+                }
             }
         }
     }

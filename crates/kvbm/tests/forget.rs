@@ -112,7 +112,9 @@ fn a_rank_that_was_away_is_told_what_was_forgotten() {
     ranks.set(1, Mode::Answer);
     ranks.start(1);
     let all = Command::Release { tier: Tier::G3, blocks: (0..16).map(kvbm::plan::BlockId).collect() };
-    assert_eq!(ranks.commands(1), [forget, all, Command::Flush { token: 0 }]);
+    let told = ranks.commands(1);
+    assert_eq!(told[..2], [forget, all]);
+    assert!(matches!(told[2..], [Command::Flush { .. }]), "{told:?}");
     ranks.start(1);
     assert_eq!(ranks.commands(1).len(), 3, "and once");
 }
@@ -153,14 +155,16 @@ fn a_rank_that_ended_before_a_removal_was_durable_is_told_again() {
             ranks.start(1);
         });
         assert_eq!(removals(1), 2);
-        let last = |rank| ranks.commands(rank).last().cloned();
-        assert_eq!(last(1), Some(Command::Flush { token: 0 }));
+        let Some(Command::Flush { token }) = ranks.commands(1).last().cloned() else { panic!("asked to") };
         ranks.start(1);
         assert_eq!(removals(1), 3, "the second worker ended before it had made it durable, too");
+        ranks.flushed(1, token);
+        ranks.start(1);
+        assert_eq!(removals(1), 4, "what it said comes late, and does not speak for the third one");
         ranks.set(1, Mode::Answer);
         ranks.start(1);
         ranks.start(1);
-        assert_eq!(removals(1), 4, "the next one has");
+        assert_eq!(removals(1), 5, "the next one has");
         ranks.start(0);
         assert_eq!(removals(0), 1, "as this one had at once");
     }
@@ -187,6 +191,61 @@ fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
     let released = Command::Release { tier: Tier::G3, blocks: slots };
     assert_eq!(ranks.commands(0)[before..], [released], "its record must not survive a restart");
     assert_eq!(manager.status().tiers[2].arriving, 0);
+}
+
+/// It may have written the block whole, and not have heard that it is nobody's.
+#[test]
+fn a_rank_that_cannot_be_told_that_what_was_on_its_way_is_forgotten_is_told_when_it_starts_again() {
+    for mode in [Mode::Dead, Mode::Silent] {
+        let ranks = Ranks::new(2);
+        let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+        ranks.start(0);
+        ranks.start(1);
+        let blocks = fill(&manager, &tokens(&manager, 1, 2), 0);
+        ranks.set_all(Mode::Hold);
+        manager.offload(&blocks, Tier::G2).unwrap();
+        let answer = |rank| {
+            let plan = ranks.next_plan(rank);
+            ranks.done(rank, &plan);
+            plan
+        };
+        answer(0);
+        answer(1);
+        manager.forget(manager.namespace());
+        answer(1);
+        ranks.set(1, mode);
+        let down = answer(0);
+        assert!(manager.wait_offloads(soon()));
+        let slots: Vec<_> = down.blocks.iter().map(|block| block.dst).collect();
+        let release = Command::Release { tier: Tier::G3, blocks: slots };
+        let releases = |rank| ranks.commands(rank).iter().filter(|&command| *command == release).count();
+        let heard = usize::from(mode == Mode::Silent);
+        assert_eq!([releases(0), releases(1)], [1, heard]);
+        ranks.set(1, Mode::Answer);
+        ranks.start(1);
+        assert_eq!(releases(1), heard + 1, "{mode:?}: nothing says that it was durable");
+        ranks.start(1);
+        assert_eq!(releases(1), heard + 1, "{mode:?}: now it is");
+        // The others have it since the flush that a removal ends with.
+        manager.flush(Duration::from_secs(60)).unwrap();
+        ranks.start(0);
+        assert_eq!(releases(0), 1);
+    }
+}
+
+#[test]
+fn a_shutdown_says_which_removals_nobody_confirmed() {
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |_| ());
+    ranks.set(1, Mode::Dead);
+    manager.forget(manager.namespace());
+    let report = manager.shutdown(Duration::from_secs(60));
+    assert_eq!(report.removals_unconfirmed, 1);
+    assert!(!report.is_complete());
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |_| ());
+    manager.forget(manager.namespace());
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod support;
 
 use kvbm::config::Config;
-use kvbm::plan::Command;
+use kvbm::plan::{Command, Message};
 use kvbm::pool::RegisterError;
 use kvbm::{
     BlockId, Blocks, Complete, EngineError, FailureKind, G1, KvBlockManager, Lost, OffloadError, Owned,
@@ -218,6 +218,54 @@ fn a_slot_is_not_condemned_for_what_was_lost_in_it() {
     assert_eq!(manager.status().tiers[1].quarantined, 0);
     assert_eq!(manager.metrics().tier(Tier::G2).corrupt.get(), 0);
     assert!(all_slots_are_back(&manager));
+}
+
+/// A repair may have found them bad while the worker was away: nothing that is sent there would arrive, again and again.
+#[test]
+fn slots_that_a_worker_finds_out_of_use_when_it_starts_again_are_so_for_all() {
+    let (ranks, manager) = manager([16, 16, 16], |config| {
+        config.offload.g1_g2.write_through = true;
+        config.offload.g2_g3.write_through = true;
+    });
+    let sequence = tokens(&manager, 1, 4);
+    drop(fill(&manager, &sequence, 0));
+    assert!(manager.wait_offloads(soon()));
+    for tier in [Tier::G1, Tier::G2] {
+        assert_eq!(manager.clear(tier), Ok(4));
+    }
+    let recovered = |slots: &[u32]| Message::Recovered {
+        rank: Rank(1),
+        tier: Tier::G3,
+        blocks: Vec::new(),
+        unusable: slots.iter().copied().map(BlockId).collect(),
+        last: true,
+    };
+    assert_eq!(manager.look_up(&sequence).len(), 4);
+    ranks.send(1, &recovered(&[2, 9, 4000]));
+    ranks.start(1);
+    assert_eq!(manager.look_up(&sequence).len(), 2, "block 2 lies in slot 2");
+    assert_eq!(manager.status().tiers[2].quarantined, 2, "one with a block, one without");
+    ranks.send(1, &recovered(&[2, 9]));
+    assert_eq!(manager.status().tiers[2].quarantined, 2, "again");
+
+    // One that something is on its way to goes out of use when that is over.
+    ranks.set_all(Mode::Hold);
+    drop(fill(&manager, &tokens(&manager, 2, 1), 0));
+    let answer = |rank| {
+        let plan = ranks.next_plan(rank);
+        ranks.done(rank, &plan);
+        plan
+    };
+    answer(0);
+    answer(1);
+    let down = [ranks.next_plan(0), ranks.next_plan(1)];
+    let slot = down[0].blocks[0].dst;
+    ranks.send(1, &recovered(&[slot.0]));
+    assert_eq!(manager.status().tiers[2].quarantined, 2);
+    ranks.done(0, &down[0]);
+    ranks.fail(1, &down[1], 0, FailureKind::Io);
+    assert!(manager.wait_offloads(soon()));
+    assert_eq!(manager.status().tiers[2].quarantined, 3);
 }
 
 fn ids<const N: usize>(ids: [u32; N]) -> [BlockId; N] {

@@ -100,14 +100,17 @@ impl Leader {
             }
             Ok(Message::Flushed { rank, epoch, token, outcome }) => {
                 if epoch == self.settings.epoch {
-                    if token == 0 && matches!(outcome, FlushOutcome::Durable { .. }) {
-                        self.ranks.caught_up(rank);
+                    if matches!(outcome, FlushOutcome::Durable { .. }) {
+                        self.ranks.caught_up(rank, token);
                     }
                     self.flushes.answer(rank, token, outcome);
                 }
             }
             Ok(Message::Recovered { rank, tier, blocks, unusable, last }) => {
-                self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
+                let again = self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
+                if let Some(part) = again {
+                    self.disk_opened_again(part.unusable);
+                }
             }
             Ok(Message::Volume { rank, epoch, token, answer }) => {
                 if epoch == self.settings.epoch {

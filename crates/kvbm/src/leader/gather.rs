@@ -38,7 +38,14 @@ impl<T> Default for Gather<T> {
 }
 
 impl<T> Gather<T> {
-    /// A question to the first so many ranks. Tokens begin at 1: 0 is for what nobody waits for.
+    /// A token that no question has: for what nobody waits for.
+    pub(crate) fn token(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.last += 1;
+        state.last
+    }
+
+    /// A question to the first so many ranks.
     pub(crate) fn start(self: &Arc<Self>, ranks: usize) -> Asked<T> {
         self.start_from(Rank(0), ranks)
     }
@@ -49,14 +56,11 @@ impl<T> Gather<T> {
     }
 
     fn start_from(self: &Arc<Self>, first: Rank, ranks: usize) -> Asked<T> {
-        let mut state = self.state.lock();
-        state.last += 1;
-        let token = state.last;
+        let token = self.token();
         let complete = Arc::new(Signal::default());
         let answers = (0..ranks).map(|_| None).collect();
         let pending = Pending { first: first.0, answers, complete: Arc::clone(&complete) };
-        state.pending.insert(token, pending);
-        drop(state);
+        self.state.lock().pending.insert(token, pending);
         Asked { gather: Arc::clone(self), token, complete }
     }
 

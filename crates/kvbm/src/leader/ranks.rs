@@ -2,12 +2,11 @@
 
 use super::answers::Item;
 use super::operation::PlanPart;
+use super::removals::Missed;
 use super::{Leader, given_up};
 use crate::status::RankStatus;
 use crate::worker::LinkError;
-use kvbm_plan::{
-    Command, Failure, FailureKind, FlushOutcome, NamespaceId, Path, PlanId, Rank, Tier, VolumeAnswer,
-};
+use kvbm_plan::{Failure, FailureKind, FlushOutcome, Path, PlanId, Rank, Tier, VolumeAnswer};
 use kvbm_pool::{Losses, Lost};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -16,76 +15,18 @@ use std::time::{Duration, Instant};
 
 /// All ranks, as the leader sees them.
 pub(crate) struct Ranks {
-    each: Vec<State>,
+    pub(super) each: Vec<State>,
     /// How long a rank may stay away until it is given up; 0 for ever.
     lost_after: Duration,
     /// Starts of workers that were handed over.
     told: AtomicU64,
 }
 
-struct State {
+pub(super) struct State {
     /// Given up: nothing is sent to it.
     lost: AtomicBool,
     contact: Mutex<Contact>,
-    missed: Mutex<Missed>,
-}
-
-/// Removals from G3 that a rank is not known to have made durable: it could not be told, or may have ended before its disk had them. Its
-/// worker hears of them when it starts again. What stays noted for too long costs blocks on that disk, and is never wrong.
-#[derive(Default)]
-struct Missed {
-    /// Each with its number, where the worker was told.
-    removals: Vec<(Removal, Option<u64>)>,
-    /// The last such number.
-    told: u64,
-    /// That of the last one which a new worker was told, before it was asked to make them durable.
-    caught_up: u64,
-}
-
-/// What is removed from a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Removal {
-    Namespace(NamespaceId),
-    /// Whatever lies in slots that nothing uses.
-    Unused,
-}
-
-/// Beyond so many namespaces a rank is told to drop all that is unused.
-const MAX_MISSED: usize = 1024;
-
-impl Missed {
-    fn find(&mut self, removal: Removal) -> Option<&mut (Removal, Option<u64>)> {
-        self.removals.iter_mut().find(|(noted, _)| *noted == removal)
-    }
-
-    /// Before the rank is told, also where it was told earlier.
-    fn note(&mut self, removal: Removal) {
-        let is_full = self.removals.len() >= MAX_MISSED && self.find(removal).is_none();
-        let removal = if is_full { Removal::Unused } else { removal };
-        match self.find(removal) {
-            Some((_, told)) => *told = None,
-            None => self.removals.push((removal, None)),
-        }
-    }
-
-    fn is_told(&mut self, removal: Removal) {
-        let number = self.told + 1;
-        if let Some((_, told)) = self.find(removal) {
-            *told = Some(number);
-            self.told = number;
-        }
-    }
-
-    /// What was told up to this number is durable.
-    fn durable(&mut self, upto: u64) {
-        self.removals.retain(|(_, told)| told.is_none_or(|told| told > upto));
-    }
-
-    /// A new worker was told nothing. What it has to be told.
-    fn anew(&mut self) -> Vec<Removal> {
-        self.removals.iter_mut().for_each(|(_, told)| *told = None);
-        self.removals.iter().map(|(removal, _)| *removal).collect()
-    }
+    pub(super) missed: Mutex<Missed>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -108,7 +49,7 @@ impl Ranks {
         Self { each: (0..ranks).map(state).collect(), lost_after, told: AtomicU64::new(0) }
     }
 
-    fn get(&self, rank: Rank) -> Option<&State> {
+    pub(super) fn get(&self, rank: Rank) -> Option<&State> {
         self.each.get(rank.index())
     }
 
@@ -129,17 +70,9 @@ impl Ranks {
         }
     }
 
-    /// A start was handled: its worker is sent what the leader wants of it.
-    fn start_is_handled(&self, rank: Rank) {
-        if let Some(state) = self.get(rank) {
-            let mut contact = state.contact.lock();
-            // At once: a first worker that counted and still waited would pass for one that took another's place.
-            contact.starts += 1;
-            contact.started = Some(Instant::now());
-            contact.waiting = contact.waiting.saturating_sub(1);
-            contact.closed = None;
-            state.lost.store(false, Ordering::Release);
-        }
+    /// A start that was handed over has its turn.
+    fn turn(&self, rank: Rank) -> Turn<'_> {
+        Turn(self.get(rank))
     }
 
     /// How many starts were handed over, of all ranks.
@@ -174,43 +107,39 @@ impl Ranks {
         }
     }
 
-    /// Something is to be removed from all disks: noted for every rank before any is told, under the lock `disk_order`.
-    pub(crate) fn note_removal(&self, removal: Removal) {
-        self.each.iter().for_each(|state| state.missed.lock().note(removal));
-    }
-
-    /// The worker of a rank was sent a removal, after it was noted and under the same lock.
-    pub(crate) fn removal_told(&self, rank: Rank, removal: Removal) {
-        if let Some(state) = self.get(rank) {
-            state.missed.lock().is_told(removal);
-        }
-    }
-
-    /// How far each rank was told what to remove: what a flush that begins now makes durable, see [`removals_durable`](Self::removals_durable).
-    pub(crate) fn removals_told(&self) -> Vec<u64> {
-        self.each.iter().map(|state| state.missed.lock().told).collect()
-    }
-
-    /// A rank has made durable what it was told up to there.
-    pub(crate) fn removals_durable(&self, rank: Rank, upto: u64) {
-        if let Some(state) = self.get(rank) {
-            state.missed.lock().durable(upto);
-        }
-    }
-
-    /// A rank has made durable what its new worker was told first.
-    pub(super) fn caught_up(&self, rank: Rank) {
-        if let Some(state) = self.get(rank) {
-            let mut missed = state.missed.lock();
-            let upto = missed.caught_up;
-            missed.durable(upto);
-        }
-    }
-
     /// Whether a rank's line has been closed for too long.
     fn stays_away(&self, contact: &Contact, now: Instant) -> bool {
         let closed = |since| now.saturating_duration_since(since) >= self.lost_after;
         !self.lost_after.is_zero() && contact.closed.is_some_and(closed)
+    }
+}
+
+/// A start that is being handled. Where that fails, its worker is not taken in: the line counts as closed, until another one starts or the
+/// rank is given up.
+struct Turn<'a>(Option<&'a State>);
+
+impl Turn<'_> {
+    /// Its worker is sent what the leader wants of it.
+    fn handled(mut self) {
+        if let Some(state) = self.0.take() {
+            let mut contact = state.contact.lock();
+            // At once: a first worker that counted and still waited would pass for one that took another's place.
+            contact.starts += 1;
+            contact.started = Some(Instant::now());
+            contact.waiting = contact.waiting.saturating_sub(1);
+            contact.closed = None;
+            state.lost.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(state) = self.0 {
+            let mut contact = state.contact.lock();
+            contact.waiting = contact.waiting.saturating_sub(1);
+            contact.closed.get_or_insert_with(Instant::now);
+        }
     }
 }
 
@@ -254,6 +183,7 @@ impl Leader {
         let Some(state) = self.ranks.get(rank) else { return };
         // The rank is not given up meanwhile.
         let _order = self.disk_order.lock();
+        let turn = self.ranks.turn(rank);
         let earlier = state.contact.lock().starts;
         let was_lost = self.ranks.is_lost(rank);
         if was_lost || earlier > 0 {
@@ -264,45 +194,12 @@ impl Leader {
         }
         // Before anything reaches the new worker: a flush that it answers says nothing about what only the one before was told.
         let missed = state.missed.lock().anew();
-        self.ranks.start_is_handled(rank);
+        turn.handled();
         if let Some(metrics) = self.metrics.ranks().get(rank.index()) {
             metrics.lost.set(0);
         }
         // Still under the lock: no block was sent to its disk since.
-        self.catch_up(rank, state, &missed);
-    }
-
-    /// Tells a rank's new worker what was removed from G3 and is not known to be durable there.
-    fn catch_up(&self, rank: Rank, state: &State, missed: &[Removal]) {
-        if missed.is_empty() {
-            return;
-        }
-        tracing::info!(target: "kvbm", %rank, removals = missed.len(), "a rank is told what was removed from G3 while it was away");
-        for &removal in missed {
-            let sent = match removal {
-                Removal::Namespace(namespace) => {
-                    self.send_to(rank, &Command::Forget { tier: Tier::G3, namespace })
-                }
-                Removal::Unused => {
-                    self.registry.free_slots(Tier::G3).chunks(Command::MAX_RELEASE).try_for_each(|part| {
-                        self.send_to(rank, &Command::Release { tier: Tier::G3, blocks: part.to_vec() })
-                    })
-                }
-            };
-            match sent {
-                Ok(()) => state.missed.lock().is_told(removal),
-                Err(failure) => tracing::warn!(
-                    target: "kvbm", %rank, %failure, ?removal,
-                    "a rank could not be told what was removed from G3: its worker is told when it starts again; where the manager ends before that, repeat it"
-                ),
-            }
-        }
-        {
-            let mut missed = state.missed.lock();
-            missed.caught_up = missed.told;
-        }
-        // Nobody waits for it: without it, this is durable a commit later. Until it is answered or another flush is, all of it stays noted.
-        let _unreached = self.send_to(rank, &Command::Flush { token: 0 });
+        self.catch_up(rank, &missed);
     }
 
     /// Gives up ranks whose line stays closed, and lets go of what earlier workers of a rank owe.
@@ -381,35 +278,7 @@ mod tests {
     const RANK: Rank = Rank(1);
 
     fn started(ranks: &Ranks) {
-        ranks.start_is_handled(RANK);
-    }
-
-    #[test]
-    fn a_removal_is_noted_until_a_flush_after_it_was_told_is_durable() {
-        let [one, other] = [1, 2].map(|name| Removal::Namespace(NamespaceId(name)));
-        let mut missed = Missed::default();
-        missed.note(one);
-        let before = missed.told;
-        missed.is_told(one);
-        missed.durable(before);
-        assert_eq!(missed.removals, [(one, Some(1))], "that flush may have been asked before");
-        missed.note(other);
-        let upto = missed.told;
-        missed.note(one);
-        missed.is_told(one);
-        missed.durable(upto);
-        assert_eq!(missed.removals, [(one, Some(2)), (other, None)], "told again since; not told at all");
-        let upto = missed.told;
-        assert_eq!(missed.anew(), [one, other]);
-        missed.durable(upto);
-        assert_eq!(missed.removals.len(), 2, "that worker is gone");
-        missed.is_told(other);
-        missed.is_told(one);
-        missed.durable(missed.told);
-        assert_eq!(missed.removals, []);
-        (0..MAX_MISSED as u32 + 7).for_each(|name| missed.note(Removal::Namespace(NamespaceId(name))));
-        assert_eq!(missed.removals.len(), MAX_MISSED + 1);
-        assert_eq!(missed.removals.last(), Some(&(Removal::Unused, None)));
+        ranks.turn(RANK).handled();
     }
 
     #[test]
@@ -451,5 +320,23 @@ mod tests {
         ranks.found_closed(RANK, 5);
         assert!(ranks.line(RANK).is_err());
         assert!(ranks.line(Rank(7)).is_ok(), "no such rank: nothing is sent");
+    }
+
+    #[test]
+    fn a_start_whose_handling_failed_closes_the_line_until_the_next_one() {
+        let ranks = Ranks::new(2, Duration::from_secs(9));
+        for starts in 1..4 {
+            ranks.start_is_told(RANK);
+            drop(ranks.turn(RANK));
+            assert!(ranks.line(RANK).is_err(), "that worker may be told to read what it never had");
+            let contact = *ranks.get(RANK).expect("there").contact.lock();
+            assert!(
+                ranks.stays_away(&contact, Instant::now() + Duration::from_secs(10)),
+                "it can be given up"
+            );
+            ranks.start_is_told(RANK);
+            started(&ranks);
+            assert_eq!(ranks.line(RANK), Ok(starts));
+        }
     }
 }

@@ -40,12 +40,12 @@ impl Recoveries {
         Self { ranks, complete: Signal::default(), capacity: capacity as usize }
     }
 
-    /// A part of what a rank found on G3; parts after the last change nothing.
-    pub(crate) fn answer(&self, rank: Rank, tier: Tier, part: Part) {
+    /// A part of what a rank found on G3. Given back where the rank had said all before: its worker has started again.
+    pub(crate) fn answer(&self, rank: Rank, tier: Tier, part: Part) -> Option<Part> {
         let mut ranks = self.ranks.lock();
-        let Some(found) = ranks.get_mut(rank.index()) else { return };
-        if tier != Tier::G3 || found.last {
-            return;
+        let found = ranks.get_mut(rank.index()).filter(|_| tier == Tier::G3)?;
+        if found.last {
+            return Some(part);
         }
         let complete = extend(&mut found.blocks, part.blocks, self.capacity)
             & extend(&mut found.unusable, part.unusable, self.capacity);
@@ -57,11 +57,18 @@ impl Recoveries {
             drop(ranks);
             self.complete.set();
         }
+        None
     }
 
     /// Waits for every rank. `None` if one did not answer by `deadline`.
     pub(crate) fn wait(&self, deadline: Instant) -> Option<Common> {
-        self.complete.wait_until(deadline).then(|| common(&std::mem::take(&mut *self.ranks.lock())))
+        self.complete.wait_until(deadline).then(|| common(&self.take()))
+    }
+
+    /// What was said; what comes from now on is of workers that start again.
+    fn take(&self) -> Vec<Part> {
+        let said = Part { last: true, ..Part::default() };
+        self.ranks.lock().iter_mut().map(|part| std::mem::replace(part, said.clone())).collect()
     }
 }
 

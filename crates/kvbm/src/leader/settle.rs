@@ -142,15 +142,38 @@ impl Leader {
         }
     }
 
+    /// A worker that started again found these slots out of use on its disk, as a repair leaves them: no rank writes there, and what the
+    /// others have there is not whole.
+    pub(super) fn disk_opened_again(&self, mut unusable: Vec<BlockId>) {
+        unusable.retain(|slot| slot.0 < self.registry.capacity(Tier::G3));
+        if unusable.is_empty() {
+            return;
+        }
+        let mut doomed = self.doomed.lock();
+        doomed.append(&mut unusable);
+        doomed.sort_unstable();
+        doomed.dedup();
+        drop(doomed);
+        self.retire_doomed();
+    }
+
     /// Takes bad slots out of use that the registry did not know to hold a block when they were found.
     fn retire_doomed(&self) {
+        if self.doomed.lock().is_empty() {
+            return;
+        }
+        // Nothing arrives meanwhile.
+        let _order = self.disk_order.lock();
         let mut doomed = self.doomed.lock();
-        if !doomed.is_empty() {
-            let is_out = |block: BlockId| {
-                self.registry.quarantine(Tier::G3, block) != Quarantine::NotRegistered
-                    || self.registry.retire(Tier::G3, &[block]) > 0
-            };
-            doomed.retain(|&block| !is_out(block));
+        let is_out = |block: BlockId| {
+            self.registry.quarantine(Tier::G3, block) != Quarantine::NotRegistered
+                || self.registry.retire(Tier::G3, &[block]) > 0
+        };
+        doomed.retain(|&block| !is_out(block));
+        let status = self.registry.occupancy(Tier::G3);
+        if status.arriving + status.held == 0 {
+            // With nothing on its way to them, those that are left were out of use before.
+            doomed.clear();
         }
     }
 

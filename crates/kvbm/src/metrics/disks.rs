@@ -46,6 +46,7 @@ impl DiskMetrics {
 
     /// Nothing where no worker of this process has a disk.
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Read = fn(&DiskCounters) -> &Counter;
         let dirs = self.dirs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if dirs.is_empty() {
@@ -57,7 +58,6 @@ impl DiskMetrics {
             let labels: Labels<'_> = &[("rank", &rank.0.to_string()), ("dir", dir)];
             counter_value(&mut metric.encode_family(&labels)?, errors.get())?;
         }
-        type Read = fn(&DiskCounters) -> &Counter;
         let each: [(&str, &str, Read); 3] = [
             (
                 "disk_failed_snapshots",

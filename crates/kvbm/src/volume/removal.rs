@@ -127,24 +127,25 @@ impl Leader {
         }
     }
 
-    /// Waits until what was forgotten is removed from every volume, or `deadline` passes: nobody asks for it after this manager.
-    pub(crate) fn wait_purges(&self, deadline: Instant) {
+    /// Waits until what was forgotten is removed from every volume, or `deadline` passes: nobody asks for it after this manager. Volumes
+    /// that have not confirmed it.
+    pub(crate) fn wait_purges(&self, deadline: Instant) -> usize {
         loop {
             let now = Instant::now();
             self.tend_volumes(now);
             let mut pending = self.volumes.all();
             pending.retain(|volume| volume.purges.lock().are_pending());
             if pending.is_empty() {
-                return;
+                return 0;
             }
             if now >= deadline {
-                for volume in pending {
+                for volume in &pending {
                     tracing::warn!(
                         target: "kvbm", volume = %volume.descriptor.id,
                         "shut down before removals were confirmed: what was forgotten may be found there later; forget it again"
                     );
                 }
-                return;
+                return pending.len();
             }
             std::thread::sleep(POLL.min(deadline - now));
         }

@@ -146,6 +146,13 @@ impl Ranks {
         self.send(rank, &Message::Ready { rank: Rank(rank as u16), epoch, volumes: true });
     }
 
+    /// A worker of the rank says that a flush is durable.
+    pub fn flushed(&self, rank: usize, token: u64) {
+        let (epoch, _) = self.lock()[rank].line.clone().unwrap();
+        let outcome = FlushOutcome::Durable { blocks: 0 };
+        self.send(rank, &Message::Flushed { rank: Rank(rank as u16), epoch, token, outcome });
+    }
+
     pub fn send(&self, rank: usize, message: &Message) {
         self.send_bytes(rank, wire::encode_message(message).unwrap());
     }
@@ -200,10 +207,7 @@ impl WorkerLink for Link {
             (_, command) => {
                 self.ranks.lock()[self.rank].commands.push(command.clone());
                 if let (true, Command::Flush { token }) = (mode != Mode::Silent, command) {
-                    let (epoch, _) = self.ranks.lock()[self.rank].line.clone().unwrap();
-                    let outcome = FlushOutcome::Durable { blocks: 0 };
-                    let rank = Rank(self.rank as u16);
-                    self.ranks.send(self.rank, &Message::Flushed { rank, epoch, token, outcome });
+                    self.ranks.flushed(self.rank, token);
                 }
             }
         }

@@ -1,0 +1,262 @@
+//! What was removed from G3 and a rank is not known to have made durable. Its worker hears of it when it starts again.
+
+use super::Leader;
+use super::ranks::Ranks;
+use kvbm_plan::{BlockId, Command, NamespaceId, Rank, Tier};
+use std::collections::{BTreeMap, HashSet};
+
+/// What is removed from a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    Namespace(NamespaceId),
+    /// Whatever lies in slots that nothing uses.
+    Unused,
+}
+
+/// Beyond so many namespaces, or slots, a rank is told to drop all that is unused.
+const MAX_MISSED: usize = 1024;
+const MAX_SLOTS: usize = 1 << 16;
+
+/// Removals that a rank may not have: it could not be told, or may have ended before its disk had them. What stays noted for too long costs
+/// blocks on that disk, and is never wrong.
+#[derive(Default)]
+pub(super) struct Missed {
+    /// Each with its number, where the worker was told.
+    removals: Vec<(Removal, Option<u64>)>,
+    /// The same of slots: a block that was on its way when it was removed may be complete there.
+    slots: BTreeMap<BlockId, Option<u64>>,
+    /// The last such number.
+    told: u64,
+    /// The flush that a new worker was asked for behind all of it, by its token, and how far it had been told then.
+    catching_up: Option<(u64, u64)>,
+}
+
+/// What a new worker has to be told.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Due {
+    removals: Vec<Removal>,
+    slots: Vec<BlockId>,
+}
+
+impl Missed {
+    fn find(&mut self, removal: Removal) -> Option<&mut (Removal, Option<u64>)> {
+        self.removals.iter_mut().find(|(noted, _)| *noted == removal)
+    }
+
+    /// Before the rank is told, also where it was told earlier.
+    fn note(&mut self, removal: Removal) {
+        let is_full = self.removals.len() >= MAX_MISSED && self.find(removal).is_none();
+        let removal = if is_full { Removal::Unused } else { removal };
+        match self.find(removal) {
+            Some((_, told)) => *told = None,
+            None => self.removals.push((removal, None)),
+        }
+    }
+
+    fn note_slots(&mut self, slots: &[BlockId]) {
+        self.slots.extend(slots.iter().map(|&slot| (slot, None)));
+        if self.slots.len() > MAX_SLOTS {
+            self.slots.clear();
+            self.note(Removal::Unused);
+        }
+    }
+
+    fn is_told(&mut self, removal: Removal) {
+        let number = self.told + 1;
+        if let Some((_, told)) = self.find(removal) {
+            *told = Some(number);
+            self.told = number;
+        }
+    }
+
+    fn are_told(&mut self, slots: &[BlockId]) {
+        self.told += 1;
+        for slot in slots {
+            if let Some(told) = self.slots.get_mut(slot) {
+                *told = Some(self.told);
+            }
+        }
+    }
+
+    /// What was told up to this number is durable.
+    fn durable(&mut self, upto: u64) {
+        let stays = |told: &Option<u64>| told.is_none_or(|told| told > upto);
+        self.removals.retain(|(_, told)| stays(told));
+        self.slots.retain(|_, told| stays(told));
+    }
+
+    /// A new worker was told nothing. What it has to be told.
+    pub(super) fn anew(&mut self) -> Due {
+        self.removals.iter_mut().for_each(|(_, told)| *told = None);
+        self.slots.values_mut().for_each(|told| *told = None);
+        self.catching_up = None;
+        let removals = self.removals.iter().map(|(removal, _)| *removal).collect();
+        Due { removals, slots: self.slots.keys().copied().collect() }
+    }
+}
+
+impl Ranks {
+    /// Something is to be removed from all disks: noted for every rank before any is told, under the lock `disk_order`.
+    pub(crate) fn note_removal(&self, removal: Removal) {
+        self.each.iter().for_each(|state| state.missed.lock().note(removal));
+    }
+
+    /// These slots hold nothing any more that may be found: noted for every rank before any is told.
+    pub(crate) fn note_released(&self, slots: &[BlockId]) {
+        self.each.iter().for_each(|state| state.missed.lock().note_slots(slots));
+    }
+
+    /// The worker of a rank was sent a removal, after it was noted and under the same lock.
+    pub(crate) fn removal_told(&self, rank: Rank, removal: Removal) {
+        if let Some(state) = self.get(rank) {
+            state.missed.lock().is_told(removal);
+        }
+    }
+
+    /// The worker of a rank was sent that slots were released, after that was noted.
+    pub(crate) fn released_told(&self, rank: Rank, slots: &[BlockId]) {
+        if let Some(state) = self.get(rank) {
+            state.missed.lock().are_told(slots);
+        }
+    }
+
+    /// How far each rank was told what to remove: what a flush that begins now makes durable, see [`removals_durable`](Self::removals_durable).
+    pub(crate) fn removals_told(&self) -> Vec<u64> {
+        self.each.iter().map(|state| state.missed.lock().told).collect()
+    }
+
+    /// A rank has made durable what it was told up to there.
+    pub(crate) fn removals_durable(&self, rank: Rank, upto: u64) {
+        if let Some(state) = self.get(rank) {
+            state.missed.lock().durable(upto);
+        }
+    }
+
+    /// A rank has answered a flush. Where it is the one that its worker was asked for when it started, not the one of a worker before it, it
+    /// has made durable what it was told first.
+    pub(super) fn caught_up(&self, rank: Rank, token: u64) {
+        if let Some(state) = self.get(rank) {
+            let mut missed = state.missed.lock();
+            if let Some((_, upto)) = missed.catching_up.take_if(|(asked, _)| *asked == token) {
+                missed.durable(upto);
+            }
+        }
+    }
+
+    /// Ranks whose disks may still have something that was removed.
+    pub(crate) fn unconfirmed(&self) -> usize {
+        let lacks = |missed: &Missed| !missed.removals.is_empty() || !missed.slots.is_empty();
+        self.each.iter().filter(|state| lacks(&state.missed.lock())).count()
+    }
+}
+
+impl Leader {
+    /// Tells a rank's new worker what was removed from G3 and is not known to be durable there. Under the lock `disk_order`: no block was
+    /// sent to its disk since it started.
+    pub(super) fn catch_up(&self, rank: Rank, due: &Due) {
+        let Some(state) = self.ranks.get(rank) else { return };
+        if *due == Due::default() {
+            return;
+        }
+        let (removals, slots) = (due.removals.len(), due.slots.len());
+        tracing::info!(target: "kvbm", %rank, removals, slots, "a rank is told what was removed from G3 while it was away");
+        for &removal in &due.removals {
+            let sent = match removal {
+                Removal::Namespace(namespace) => {
+                    self.send_to(rank, &Command::Forget { tier: Tier::G3, namespace })
+                }
+                Removal::Unused => {
+                    let free = self.registry.free_slots(Tier::G3);
+                    free.chunks(Command::MAX_RELEASE).try_for_each(|part| self.send_release(rank, part))
+                }
+            };
+            match sent {
+                Ok(()) => state.missed.lock().is_told(removal),
+                Err(failure) => tracing::warn!(
+                    target: "kvbm", %rank, %failure, ?removal,
+                    "a rank could not be told what was removed from G3: its worker is told when it starts again; where the manager ends before that, repeat it"
+                ),
+            }
+        }
+        self.catch_up_slots(rank, &due.slots);
+        // Nobody waits for it: without it, this is durable a commit later. Until it is answered or another flush is, all of it stays noted.
+        let token = self.flushes.token();
+        {
+            let mut missed = state.missed.lock();
+            missed.catching_up = Some((token, missed.told));
+        }
+        let _unreached = self.send_to(rank, &Command::Flush { token });
+    }
+
+    /// Those that another block has by now stay noted: it may not be durable there either.
+    fn catch_up_slots(&self, rank: Rank, slots: &[BlockId]) {
+        if slots.is_empty() {
+            return;
+        }
+        let free: HashSet<BlockId> = self.registry.free_slots(Tier::G3).into_iter().collect();
+        let free: Vec<BlockId> = slots.iter().filter(|slot| free.contains(slot)).copied().collect();
+        for part in free.chunks(Command::MAX_RELEASE) {
+            // What it does not hear of stays noted.
+            if self.send_release(rank, part).is_ok() {
+                self.ranks.released_told(rank, part);
+            }
+        }
+    }
+
+    fn send_release(&self, rank: Rank, slots: &[BlockId]) -> Result<(), kvbm_plan::Failure> {
+        self.send_to(rank, &Command::Release { tier: Tier::G3, blocks: slots.to_vec() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_is_noted_until_a_flush_after_it_was_told_is_durable() {
+        let [one, other] = [1, 2].map(|name| Removal::Namespace(NamespaceId(name)));
+        let mut missed = Missed::default();
+        missed.note(one);
+        let before = missed.told;
+        missed.is_told(one);
+        missed.durable(before);
+        assert_eq!(missed.removals, [(one, Some(1))], "that flush may have been asked before");
+        missed.note(other);
+        let upto = missed.told;
+        missed.note(one);
+        missed.is_told(one);
+        missed.durable(upto);
+        assert_eq!(missed.removals, [(one, Some(2)), (other, None)], "told again since; not told at all");
+        let upto = missed.told;
+        assert_eq!(missed.anew().removals, [one, other]);
+        missed.durable(upto);
+        assert_eq!(missed.removals.len(), 2, "that worker is gone");
+        missed.is_told(other);
+        missed.is_told(one);
+        missed.durable(missed.told);
+        assert_eq!(missed.removals, []);
+        (0..MAX_MISSED as u32 + 7).for_each(|name| missed.note(Removal::Namespace(NamespaceId(name))));
+        assert_eq!(missed.removals.len(), MAX_MISSED + 1);
+        assert_eq!(missed.removals.last(), Some(&(Removal::Unused, None)));
+    }
+
+    #[test]
+    fn slots_are_noted_alike_and_too_many_of_them_are_all() {
+        let [one, other] = [[BlockId(3)], [BlockId(5)]];
+        let mut missed = Missed::default();
+        missed.note_slots(&one);
+        missed.are_told(&one);
+        missed.note_slots(&other);
+        missed.durable(missed.told);
+        assert_eq!(missed.anew(), Due { removals: vec![], slots: other.to_vec() }, "the one is durable");
+        missed.are_told(&other);
+        let upto = missed.told;
+        missed.anew();
+        missed.durable(upto);
+        assert_eq!(missed.slots.len(), 1, "that worker is gone");
+        let many: Vec<_> = (0..=MAX_SLOTS as u32).map(BlockId).collect();
+        missed.note_slots(&many);
+        missed.are_told(&many);
+        assert_eq!(missed.anew(), Due { removals: vec![Removal::Unused], slots: vec![] });
+    }
+}
