@@ -283,6 +283,11 @@ impl Index {
         removed
     }
 
+    /// What can land yet of an earlier registration of the same place, which is over; at the latest then.
+    pub(super) fn inherit(&mut self, earlier: &Self, until: Instant) {
+        self.writes.inherit(&earlier.writes, until);
+    }
+
     /// Forgets what cannot land any more.
     pub(super) fn tidy_writes(&mut self, now: Instant) {
         self.writes.tidy(now);

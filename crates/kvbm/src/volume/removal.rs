@@ -118,6 +118,7 @@ impl Leader {
 
     /// Sees to removals that are not confirmed, and to full volumes. Called again and again.
     pub(crate) fn tend_volumes(&self, now: Instant) {
+        drop(self.volumes.former(now));
         for volume in self.volumes.all() {
             volume.index.lock().tidy_writes(now);
             self.tend_purges(&volume, now);

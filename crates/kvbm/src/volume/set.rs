@@ -2,6 +2,7 @@
 
 use super::hello::Hellos;
 use super::log::{Change, Log};
+use super::writes::Landing;
 use super::{VolumeTier, configured};
 use crate::config::{Config, VolumeLookup, VolumeOffload};
 use crate::leader::gather::Gather;
@@ -10,11 +11,11 @@ use kvbm_plan::{
     BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier, VolumeAnswer, VolumeDescriptor, VolumeId,
 };
 use kvbm_pool::TierStatus;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What goes for every volume.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +41,9 @@ pub(crate) struct Volumes {
     /// this leader's to close.
     pub(super) changing: Mutex<BTreeSet<VolumeId>>,
     tiers: RwLock<Vec<Arc<VolumeTier>>>,
+    /// Volumes that were unregistered while copies to them could still land. One that is registered at the same place has to know: a
+    /// removal there is not over before that.
+    former: Mutex<Vec<Arc<VolumeTier>>>,
     /// How often a rank started.
     starts: AtomicU64,
     log: Arc<Mutex<Log>>,
@@ -62,6 +66,7 @@ impl Volumes {
             hellos: Hellos::default(),
             changing: Mutex::default(),
             tiers: RwLock::default(),
+            former: Mutex::default(),
             starts: AtomicU64::new(0),
             log: Arc::new(Mutex::new(Log::new(config.events.ring_capacity as usize))),
             metrics,
@@ -85,7 +90,19 @@ impl Volumes {
     pub(super) fn tier(&self, descriptor: VolumeDescriptor, blocks: Option<u64>) -> Arc<VolumeTier> {
         let counters = self.metrics.volume(descriptor.id);
         let (pause, log) = (self.policy.longest_pause, Arc::clone(&self.log));
-        Arc::new(VolumeTier::new(descriptor, blocks, pause, log, counters))
+        let tier = VolumeTier::new(descriptor, blocks, pause, log, counters);
+        let now = Instant::now();
+        for former in self.former(now).iter().filter(|former| former.descriptor.uri == tier.descriptor.uri) {
+            tier.index.lock().inherit(&former.index.lock(), now + former.descriptor.deadline);
+        }
+        Arc::new(tier)
+    }
+
+    /// Unregistered volumes that still matter.
+    pub(super) fn former(&self, now: Instant) -> MutexGuard<'_, Vec<Arc<VolumeTier>>> {
+        let mut former = self.former.lock();
+        former.retain(|tier| tier.index.lock().landing(None, now) != Landing::Over);
+        former
     }
 
     pub(super) fn enter(&self, tier: Arc<VolumeTier>) {
@@ -97,7 +114,9 @@ impl Volumes {
     pub(super) fn remove(&self, id: VolumeId) -> Option<Arc<VolumeTier>> {
         let mut tiers = self.tiers.write();
         let at = tiers.iter().position(|tier| tier.descriptor.id == id)?;
-        Some(tiers.remove(at))
+        let tier = tiers.remove(at);
+        self.former(Instant::now()).push(Arc::clone(&tier));
+        Some(tier)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -192,4 +211,47 @@ fn mixed(root: SequenceHash, id: VolumeId) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(namespace: u32) -> BlockIdentity {
+        BlockIdentity {
+            namespace: NamespaceId(namespace),
+            group: GroupId(0),
+            hash: SequenceHash::from_bytes([namespace as u8; 16]),
+            parent: None,
+            position: 0,
+        }
+    }
+
+    #[test]
+    fn what_can_land_yet_is_known_when_the_place_is_registered_again() {
+        let volumes = Volumes::new(&Config::default(), true, Metrics::new());
+        let deadline = Duration::from_secs(30);
+        let register = |id: u32, uri: &str| {
+            let tier =
+                volumes.tier(VolumeDescriptor { deadline, ..VolumeDescriptor::new(VolumeId(id), uri) }, None);
+            volumes.enter(Arc::clone(&tier));
+            tier
+        };
+        let landing = |tier: &VolumeTier| {
+            let index = tier.index.lock();
+            [1, 2, 3].map(|namespace| index.landing(Some(NamespaceId(namespace)), Instant::now()))
+        };
+        let first = register(1, "file:///a");
+        for namespace in [1, 2] {
+            first.index.lock().begin(&block(namespace));
+        }
+        first.index.lock().fail(&block(1), Instant::now() + deadline);
+        volumes.remove(VolumeId(1)).expect("registered").index.lock().retire();
+        let again = register(7, "file:///a");
+        assert_eq!(landing(&again), [Landing::Doubtful, Landing::Doubtful, Landing::Over], "under any id");
+        assert_eq!(landing(&register(8, "file:///b")), [Landing::Over; 3], "another place");
+        first.index.lock().fail(&block(2), Instant::now());
+        volumes.remove(VolumeId(7));
+        assert_eq!(volumes.former(Instant::now() + 2 * deadline).len(), 0, "once nothing can land any more");
+    }
 }

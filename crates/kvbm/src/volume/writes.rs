@@ -42,6 +42,16 @@ impl Writes {
         }
     }
 
+    /// What could land by an earlier registration of the place still can; copies of it that are under way, until then.
+    pub(super) fn inherit(&mut self, earlier: &Self, until: Instant) {
+        let under_way = earlier.under_way.keys().map(|namespace| (*namespace, until));
+        for (namespace, until) in earlier.doubtful.iter().map(|(one, until)| (*one, *until)).chain(under_way)
+        {
+            let known = self.doubtful.entry(namespace).or_insert(until);
+            *known = until.max(*known);
+        }
+    }
+
     /// Forgets doubts that are over.
     pub(super) fn tidy(&mut self, now: Instant) {
         self.doubtful.retain(|_, until| *until > now);
