@@ -64,6 +64,7 @@ impl Store {
         }
         let mut core = if out.len() - start == n { return Ok(()) } else { self.lock_all() };
         core.first_mut().tenants.hold(index, claim, n);
+        let mut hopeful = false;
         loop {
             let missing = n - (out.len() - start);
             let taken = self.free[index].lock().take(&self.slots[index], missing, out) as usize;
@@ -71,9 +72,13 @@ impl Store {
             if missing == 0 {
                 return Ok(());
             }
-            // Hopeless requests evict nothing.
-            let more = missing <= core.given_at_most(index, claim, missing)
-                && core.evict(index, missing, claim, out);
+            // Hopeless requests evict nothing. What was hopeful may have become hopeless: others were let in.
+            hopeful = if hopeful {
+                core.might_give(index, claim, missing)
+            } else {
+                core.will_give(index, claim, missing)
+            };
+            let more = hopeful && core.evict(index, missing, claim, out);
             if out.len() - start < n && !more {
                 self.give_back(index, &out[start..]);
                 out.truncate(start);
@@ -310,6 +315,7 @@ impl Core<'_> {
         let part = self.part(index, tier);
         part.inactive -= 1;
         part.add_held(1);
+        self.count_idle_for_tenant(index, tier, false);
         self.count_for_tenant(index, tier, false);
         if heir != NONE {
             store.entries[index].slots[tier].set(heir);

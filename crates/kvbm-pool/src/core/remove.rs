@@ -171,6 +171,7 @@ impl Core<'_> {
             return true;
         }
         part.inactive -= 1;
+        self.count_idle_for_tenant(index, tier, false);
         self.count_for_tenant(index, tier, false);
         let mut free = store.free[tier].lock();
         if usage == Usage::Tainted {

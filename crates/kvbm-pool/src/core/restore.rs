@@ -115,6 +115,7 @@ impl Core<'_> {
         entry.last_step.set(self.short_step());
         entry.slots[tier].set(block.0);
         self.count_for_tenant(index, tier, true);
+        self.count_idle_for_tenant(index, tier, true);
         self.set_presence(index, tier, Presence::Present);
     }
 }

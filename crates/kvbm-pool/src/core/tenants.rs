@@ -6,8 +6,10 @@
 //!
 //! Nothing is kept for a block: its namespace says whose it is.
 
+mod room;
 mod victims;
 
+use super::slot::Usage;
 use super::{Core, NONE, Store};
 use crate::config::RegistryConfig;
 use crate::policy::SlotSet;
@@ -27,6 +29,8 @@ pub(crate) type Claim = Option<u8>;
 struct On {
     /// Slots with blocks of its: registered, copies of these, on their way, removed while somebody uses them.
     blocks: u32,
+    /// Those of them that are registered and have no users.
+    idle: u32,
     /// Slots of exclusive batches that were allocated for it.
     held: u32,
     pinned: u32,
@@ -138,6 +142,14 @@ impl Tenants {
         *blocks = if there { *blocks + 1 } else { blocks.saturating_sub(1) };
     }
 
+    /// A registered slot of a tier with a block of the namespace has no users any more, or has some now, or goes.
+    fn count_idle(&mut self, tier: usize, namespace: NamespaceId, more: bool) {
+        let number = self.number_of(namespace);
+        let idle = &mut self.all[number].on[tier].idle;
+        debug_assert!(more || *idle > 0, "a slot comes into use that was not idle");
+        *idle = if more { *idle + 1 } else { idle.saturating_sub(1) };
+    }
+
     /// A tenant's share in blocks of a tier with `usable` slots: together exactly these.
     fn limit(&self, number: Number, usable: u32) -> u32 {
         if number > 0 {
@@ -153,16 +165,16 @@ impl Tenants {
         i64::from(blocks) + i64::from(held) - i64::from(self.limit(number, usable))
     }
 
-    /// How many blocks can be given at most for who claims them: of `inactive` all, unless it is over its share and stays so when it has
-    /// given what it has itself. Then it gets what others have beyond their shares.
-    fn given_at_most(&self, tier: usize, usable: u32, claim: Claim, inactive: usize) -> usize {
-        let Some(claim) = claim.map(usize::from) else { return inactive };
-        let blocks = |number: Number| i64::from(self.all[number].on[tier].blocks);
-        if self.excess(claim, tier, usable) <= blocks(claim) {
-            return inactive;
-        }
-        let gives = |number| self.excess(number, tier, usable).clamp(0, blocks(number)) as usize;
-        (0..self.all.len()).map(gives).sum::<usize>().min(inactive)
+    /// How many blocks are given for who claims them where each tenant has so many to give: all, unless it is over its share and stays
+    /// so when it has given what it has itself. Then it gets what others have beyond their shares.
+    fn given(&self, tier: usize, usable: u32, claim: Claim, has: impl Fn(Number) -> u32) -> usize {
+        let excess = |number: Number| self.excess(number, tier, usable);
+        let stays_over = claim.map(usize::from).is_some_and(|claim| excess(claim) > i64::from(has(claim)));
+        let gives = |number: Number| match i64::from(has(number)) {
+            all if stays_over => excess(number).clamp(0, all) as usize,
+            all => all as usize,
+        };
+        (0..self.all.len()).map(gives).sum()
     }
 
     /// So many blocks of a tenant were evicted.
@@ -271,13 +283,6 @@ impl Core<'_> {
         claims.into_iter().map(|claim| (claim, Cow::Owned(part(claim)))).collect()
     }
 
-    /// Blocks of `tier` that could be given at most for who claims them, counted no more exactly than it takes to say
-    /// whether these are `wanted`: where they are not enough, nobody gives one.
-    pub(crate) fn given_at_most(&self, tier: usize, claim: Claim, wanted: usize) -> usize {
-        let evictable = self.evictable_at_most(tier, wanted);
-        self.first().tenants.given_at_most(tier, self.usable(tier), claim, evictable)
-    }
-
     /// Slots that were allocated for nobody in particular, or somebody else, are for blocks of a namespace.
     pub(crate) fn claim_for(&mut self, tier: usize, claim: &mut Claim, namespace: NamespaceId, n: usize) {
         let tenants = &mut self.first_mut().tenants;
@@ -297,6 +302,10 @@ impl Core<'_> {
         }
         let Store { slots, entries, keeps, .. } = self.store;
         let is_its = |index: u32| entries[index].namespace() == namespace;
+        let is_idle = |tier: usize, slot: u32| {
+            let state = &slots[tier][slot as usize];
+            state.usage() == Usage::Registered && state.refs() == 0
+        };
         let theirs: Vec<(usize, u32)> = (0..TIERS)
             .flat_map(|tier| (0..slots[tier].len() as u32).map(move |slot| (tier, slot)))
             .filter(|&(tier, slot)| {
@@ -309,6 +318,9 @@ impl Core<'_> {
                 self.unlist(tier, slot);
             }
             self.first_mut().tenants.count(tier, namespace, false);
+            if is_idle(tier, slot) {
+                self.first_mut().tenants.count_idle(tier, namespace, false);
+            }
         }
         let pins = keeps.lock().of(is_its);
         let tenants = &mut self.first_mut().tenants;
@@ -320,6 +332,9 @@ impl Core<'_> {
         tenants.count_pins(namespace, pins, true);
         for &(tier, slot) in &theirs {
             self.first_mut().tenants.count(tier, namespace, true);
+            if is_idle(tier, slot) {
+                self.first_mut().tenants.count_idle(tier, namespace, true);
+            }
             self.update_evictable(slots[tier][slot as usize].entry.get(), tier);
         }
         self.first_mut().tiers.iter_mut().for_each(|tier| tier.order.look_again());
@@ -332,6 +347,14 @@ impl Core<'_> {
         let (store, tenants) = (self.store, &mut self.first_mut().tenants);
         if tenants.are_configured() {
             tenants.count(tier, store.entries[index].namespace(), there);
+        }
+    }
+    /// A registered slot of an entry has no users any more, or has some now, or goes.
+    #[inline]
+    pub(crate) fn count_idle_for_tenant(&mut self, index: u32, tier: usize, more: bool) {
+        if self.store.has_tenants {
+            let namespace = self.store.entries[index].namespace();
+            self.first_mut().tenants.count_idle(tier, namespace, more);
         }
     }
 }

@@ -93,8 +93,13 @@ impl Core<'_> {
         if state.is_listed() {
             self.unlist(tier, slot);
         }
-        let part = self.part(state.entry.get(), tier);
-        if state.refs() == 0 && state.usage() == Usage::Registered {
+        let index = state.entry.get();
+        let idle = state.refs() == 0 && state.usage() == Usage::Registered;
+        if idle {
+            self.count_idle_for_tenant(index, tier, false);
+        }
+        let part = self.part(index, tier);
+        if idle {
             part.inactive -= 1;
             part.active += 1;
         }
@@ -150,6 +155,7 @@ impl Core<'_> {
         }
         if left == 0 {
             entry.take_fresh();
+            self.count_idle_for_tenant(index, tier, true);
             self.update_evictable(index, tier);
         }
     }

@@ -3,7 +3,9 @@
 
 use super::{GROUP, registries, share, tenant};
 use kvbm_plan::{BlockIdentity, NamespaceId, SequenceHash, Tier};
-use kvbm_pool::{BlockChain, Blocks, Cached, Duplicates, G1, Registry, RegistryConfig, Reset, TenantId};
+use kvbm_pool::{
+    BlockChain, Blocks, Cached, Duplicates, G1, Registry, RegistryConfig, Reset, TenantId, TierMask,
+};
 use std::collections::HashMap;
 
 const CAPACITY: usize = 48;
@@ -24,6 +26,7 @@ struct Block {
     tenant: usize,
     parent: Option<SequenceHash>,
     users: usize,
+    pinned: bool,
 }
 
 struct Model {
@@ -58,10 +61,10 @@ impl Model {
         if tenant > 0 { limit(tenant) } else { CAPACITY - (1..4).map(limit).sum::<usize>() }
     }
 
-    /// Blocks of each tenant that nobody uses and that nothing in use continues.
+    /// Blocks of each tenant that nobody uses or has pinned, and that nothing in use continues.
     fn evictable(&self) -> [usize; 4] {
         let mut needed: HashMap<SequenceHash, bool> = HashMap::new();
-        for (hash, block) in self.blocks.iter().filter(|(_, block)| block.users > 0) {
+        for (hash, block) in self.blocks.iter().filter(|(_, block)| block.users > 0 || block.pinned) {
             let (mut hash, mut parent) = (Some(*hash), block.parent);
             while let Some(at) = hash {
                 needed.insert(at, true);
@@ -76,16 +79,11 @@ impl Model {
         count
     }
 
-    /// How many blocks each tenant gives for `n` of another's (or of nobody in particular), and whether that is enough.
+    /// How many blocks each tenant gives for `n` of another's (or of nobody in particular), and whether that is enough: if not,
+    /// nobody gives any.
     fn givers(&self, claim: Option<usize>, n: usize) -> ([usize; 4], bool) {
         let mut gives = [0; 4];
         let missing = n.saturating_sub(self.free());
-        if missing > self.blocks.values().filter(|block| block.users == 0).count() {
-            return (gives, false);
-        }
-        if missing > self.given_at_most(claim, n) {
-            return (gives, false);
-        }
         let evictable = self.evictable();
         for _ in 0..missing {
             let excess = |tenant: usize| {
@@ -97,24 +95,10 @@ impl Model {
             let giver = (0..4)
                 .filter(|&tenant| gives[tenant] < evictable[tenant] && (excess(tenant) > 0 || !is_over))
                 .max_by_key(|&tenant| (excess(tenant), claim == Some(tenant), tenant));
-            let Some(giver) = giver else { return (gives, false) };
+            let Some(giver) = giver else { return ([0; 4], false) };
             gives[giver] += 1;
         }
         (gives, true)
-    }
-
-    /// Who is over its share, and stays so without what it has itself, gets what others have beyond theirs.
-    fn given_at_most(&self, claim: Option<usize>, n: usize) -> usize {
-        let excess = |tenant: usize| {
-            let asked = if claim == Some(tenant) { n } else { 0 };
-            (self.blocks_of(tenant) + self.held_by(tenant) + asked).saturating_sub(self.limit(tenant))
-        };
-        match claim {
-            Some(tenant) if excess(tenant) > self.blocks_of(tenant) => {
-                (0..4).map(|other| excess(other).min(self.blocks_of(other))).sum()
-            }
-            _ => usize::MAX,
-        }
     }
 
     fn snapshot(&self) -> HashMap<SequenceHash, BlockIdentity> {
@@ -138,7 +122,7 @@ impl Model {
             self.blocks.keys().copied().filter(|hash| !there.contains_key(hash)).collect();
         for hash in gone {
             let block = self.blocks.remove(&hash).unwrap();
-            assert_eq!(block.users, 0, "{}: a block in use", self.name);
+            assert!(block.users == 0 && !block.pinned, "{}: a block that had to stay", self.name);
             gave[block.tenant] += 1;
         }
         assert_eq!(gave, expected, "{}: {n} for {claim:?}", self.name);
@@ -148,12 +132,34 @@ impl Model {
         got.ok()
     }
 
-    fn request(&mut self, random: &mut Random) {
-        let (namespace, tenant) = NAMESPACES[random.below(NAMESPACES.len())];
-        // Branches part behind their second block.
+    /// Branches part behind their second block.
+    fn chain(random: &mut Random, namespace: u32) -> Vec<SequenceHash> {
         let (branch, length) = (random.below(7) as u32, 1 + random.below(12));
         let mut hashes = super::chain(namespace, 100, 2);
         hashes.extend(super::chain(namespace, branch, length));
+        hashes
+    }
+
+    /// Pins what is there of a chain, where that is not too much, until the next iteration.
+    fn pin(&mut self, random: &mut Random) {
+        let (namespace, _) = NAMESPACES[random.below(NAMESPACES.len())];
+        let hashes = Self::chain(random, namespace);
+        let until = self.registry.iteration() + 1;
+        if self.registry.pin(GROUP, &hashes, TierMask::ALL, until).is_ok() {
+            for hash in hashes {
+                self.blocks.entry(hash).and_modify(|block| block.pinned = true);
+            }
+        }
+    }
+
+    fn iterate(&mut self) {
+        self.registry.step();
+        self.blocks.values_mut().for_each(|block| block.pinned = false);
+    }
+
+    fn request(&mut self, random: &mut Random) {
+        let (namespace, tenant) = NAMESPACES[random.below(NAMESPACES.len())];
+        let hashes = Self::chain(random, namespace);
         let cached = self.registry.pool::<G1>().match_sequence_hashes(GROUP, &hashes);
         self.count_users(&cached, 1);
         self.used.push(cached);
@@ -162,7 +168,10 @@ impl Model {
             let partial = fresh.init_sequence(NamespaceId(namespace), GROUP, found as u32).unwrap();
             if let Ok((done, _)) = partial.commit(BlockChain::of_hashes(&hashes)) {
                 for identity in done.identities() {
-                    self.blocks.insert(identity.hash, Block { tenant, parent: identity.parent, users: 1 });
+                    self.blocks.insert(
+                        identity.hash,
+                        Block { tenant, parent: identity.parent, users: 1, pinned: false },
+                    );
                 }
                 self.used.push(self.registry.pool::<G1>().register(done, Duplicates::Reuse).unwrap());
             }
@@ -238,6 +247,8 @@ fn who_gives_follows_from_the_shares_alone() {
                     0 => model.hold(&mut random),
                     1 => drop(model.allocate(None, 1)),
                     2 => model.change_share(&mut random),
+                    3 => model.pin(&mut random),
+                    4 => model.iterate(),
                     _ => model.request(&mut random),
                 }
                 model.let_go(&mut random);

@@ -43,30 +43,61 @@ impl Order {
         budget: &mut usize,
         is_theirs: impl Fn(u32) -> bool,
     ) -> Option<u32> {
+        let (slot, after) = self.find(tenant, slots, budget, is_theirs)?;
+        self.seen[tenant] = after;
+        slots[slot as usize].place.set(NONE);
+        Some(slot)
+    }
+
+    /// The same, but leaves it where it is.
+    pub(crate) fn look_for(
+        &mut self,
+        tenant: usize,
+        slots: &[Slot],
+        budget: &mut usize,
+        is_theirs: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        self.find(tenant, slots, budget, is_theirs).map(|(slot, _)| slot)
+    }
+
+    /// The oldest slot of a tenant's, and what was seen when that has been looked at.
+    fn find(
+        &mut self,
+        tenant: usize,
+        slots: &[Slot],
+        budget: &mut usize,
+        is_theirs: impl Fn(u32) -> bool,
+    ) -> Option<(u32, Seen)> {
         let first = self.first();
         if self.seen.len() <= tenant {
             self.seen.resize(tenant + 1, Seen { from: first, to: first });
         }
         while *budget > 0 {
             let Seen { from, to } = self.seen[tenant];
-            let (id, index) = if let Some((number, at)) = self.last_before(from) {
-                self.seen[tenant].from = number;
-                at
+            let (after, (id, index)) = if let Some((number, at)) = self.last_before(from) {
+                (Seen { from: number, to }, at)
             } else {
                 let (number, at) = self.next_from(to)?;
-                self.seen[tenant].to = number + 1;
-                at
+                (Seen { from, to: number + 1 }, at)
             };
             *budget -= 1;
             let slot = self.segments[id as usize].places[index];
             let state = &slots[slot as usize];
             let place = self.tag | id << LEN_BITS | index as u32;
             if state.place.get() == place && is_theirs(state.entry.get()) {
-                state.place.set(NONE);
-                return Some(slot);
+                return Some((slot, after));
             }
+            self.seen[tenant] = after;
         }
         None
+    }
+
+    /// Slots in all places that were not looked at for a tenant, whosever they are.
+    pub(crate) fn unseen(&self, tenant: usize, slots: &[Slot]) -> impl Iterator<Item = u32> {
+        let first = self.first();
+        let Seen { from, to } = self.seen.get(tenant).copied().unwrap_or(Seen { from: first, to: first });
+        let places = self.places(0..from, slots).chain(self.places(to..u64::MAX, slots));
+        places.filter_map(|(_, slot)| slot)
     }
 
     /// The youngest place before `number`: its number, segment and index there.

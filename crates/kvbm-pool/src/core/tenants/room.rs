@@ -1,0 +1,123 @@
+//! Whether a request can be met, known before anything goes for it: one that is refused takes nothing.
+//!
+//! Counts of what nobody uses refuse most of those. But some of that may have to stay, because something in use continues it, or because
+//! it is pinned: where a tenant has such blocks, those that could go are counted one by one, no more than are needed.
+
+use super::super::evict::MAX_LOOKED_AT;
+use super::super::slot::Usage;
+use super::super::{Core, NONE, Presence};
+use super::{Claim, Number, On};
+use crate::policy::SlotSet;
+use std::collections::{HashMap, HashSet};
+
+/// Entries that would be evicted.
+#[derive(Default)]
+struct Gone {
+    all: HashSet<u32>,
+    /// How many of them continue others that stay so far.
+    children: HashMap<u32, u32>,
+    /// Slots that they leave.
+    slots: u32,
+}
+
+impl Core<'_> {
+    /// Whether `wanted` blocks of `tier` might be given for who claims them. If not, nobody gives one.
+    pub(crate) fn might_give(&self, tier: usize, claim: Claim, wanted: usize) -> bool {
+        let tenants = &self.first().tenants;
+        let idle = |number: Number| tenants.all[number].on[tier].idle;
+        wanted <= self.evictable_at_most(tier, wanted)
+            && (!tenants.are_configured() || wanted <= tenants.given(tier, self.usable(tier), claim, idle))
+    }
+
+    /// Whether they will be, as things are now. Exact where there are tenants.
+    pub(crate) fn will_give(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
+        let might = self.might_give(tier, claim, wanted);
+        if !might || !self.first().tenants.are_configured() {
+            return might;
+        }
+        let usable = self.usable(tier);
+        let tenants = &self.first().tenants;
+        // Those who give first are asked first.
+        let mut numbers: Vec<Number> = (0..tenants.all.len()).collect();
+        numbers.sort_by_key(|&number| std::cmp::Reverse(tenants.excess(number, tier, usable)));
+        let mut counted = vec![0; numbers.len()];
+        numbers.into_iter().any(|number| {
+            counted[number] = self.count_evictable(SlotSet { tier, tenant: number }, wanted);
+            wanted <= self.first().tenants.given(tier, usable, claim, |number| counted[number])
+        })
+    }
+
+    /// How many blocks of a set could go one after the other, as far as `enough`.
+    fn count_evictable(&mut self, set: SlotSet, enough: usize) -> u32 {
+        let SlotSet { tier, tenant } = set;
+        let On { blocks, idle, pinned, .. } = self.first().tenants.all[tenant].on[tier];
+        if blocks == idle && pinned == 0 {
+            return idle;
+        }
+        while idle > 0 && !self.pass_over(set) {
+            self.let_others_in();
+        }
+        let slots = &self.store.slots[tier];
+        let mut gone = Gone::default();
+        for slot in self.first().tiers[tier].order.unseen(tenant, slots) {
+            if gone.slots as usize >= enough {
+                break;
+            }
+            if self.set_of(slots[slot as usize].entry.get(), tier) == set {
+                self.let_go(tier, slot, &mut gone);
+            }
+        }
+        gone.slots
+    }
+
+    /// Passes over what is first in the order and none of the set's, or may not go: it was looked at then, as by who evicts. False where
+    /// there may be more of that.
+    fn pass_over(&mut self, set: SlotSet) -> bool {
+        let SlotSet { tier, tenant } = set;
+        let mut budget = MAX_LOOKED_AT;
+        while budget > 0 {
+            let store = self.store;
+            let (entries, slots) = (&store.entries, &store.slots[tier]);
+            let shard = self.first_mut();
+            let (tenants, order) = (&shard.tenants, &mut shard.tiers[tier].order);
+            let is_theirs =
+                |index: u32| index != NONE && tenants.number_of(entries[index].namespace()) == tenant;
+            let Some(slot) = order.look_for(tenant, slots, &mut budget, is_theirs) else { return budget > 0 };
+            if self.may_go(tier, slot) {
+                return true;
+            }
+            slots[slot as usize].place.set(NONE);
+        }
+        false
+    }
+
+    /// The block in a slot would be evicted, if it may be, and then those before it that nothing else continues.
+    fn let_go(&self, tier: usize, slot: u32, gone: &mut Gone) {
+        let (entries, slots) = (&self.store.entries, &self.store.slots[tier]);
+        let mut slot = slot;
+        loop {
+            let state = &slots[slot as usize];
+            let index = state.entry.get();
+            let entry = &entries[index];
+            let in_use = state.usage() != Usage::Registered || state.refs() > 0;
+            if in_use || self.is_kept(index, tier) || gone.all.contains(&index) {
+                return;
+            }
+            // Where there is a copy, that takes over.
+            let goes = state.link.get() == NONE;
+            let is_full = self.store.is_full(entry.group());
+            let left = entry.children(tier) - gone.children.get(&index).copied().unwrap_or(0);
+            if goes && is_full && left > 0 {
+                return;
+            }
+            gone.all.insert(index);
+            gone.slots += 1;
+            let parent = entry.parent.get();
+            if !goes || !is_full || parent == NONE || entries[parent].presence(tier) != Presence::Present {
+                return;
+            }
+            *gone.children.entry(parent).or_default() += 1;
+            slot = entries[parent].slot(tier);
+        }
+    }
+}
