@@ -217,18 +217,21 @@ fn two_threads_with(
 }
 
 fn matches(table: &mut Table, options: &Options) {
-    let mut sides = [const { Vec::new() }; 2];
-    for _ in 0..options.rounds.min(3) {
-        sides[0].push(rows::matching::<Ours>(options.blocks));
-        sides[1].push(rows::matching::<Peer>(options.blocks));
+    // As prompts are registered, and as decoding does it: then no two blocks of a chain lie side by side.
+    for (suffix, at_once) in [("", rows::BATCH), ("_one_by_one", 1)] {
+        let mut sides = [const { Vec::new() }; 2];
+        for _ in 0..options.rounds.min(3) {
+            sides[0].push(rows::matching::<Ours>(options.blocks, at_once));
+            sides[1].push(rows::matching::<Peer>(options.blocks, at_once));
+        }
+        let mut row = |name: &str, value: fn(&rows::Matching) -> f64| {
+            let [a, b] = sides.each_ref().map(|side| side.iter().map(value).collect());
+            table.time(&format!("{name}{suffix}"), a, b);
+        };
+        row("match_cached_10k_1m", |matching| matching.cached);
+        row("match_active_10k_1m", |matching| matching.active);
+        row("drop_10k_1m", |matching| matching.dropped);
     }
-    let mut row = |name: &str, value: fn(&rows::Matching) -> f64| {
-        let [a, b] = sides.each_ref().map(|side| side.iter().map(value).collect());
-        table.time(name, a, b);
-    };
-    row("match_cached_10k_1m", |matching| matching.cached);
-    row("match_active_10k_1m", |matching| matching.active);
-    row("drop_10k_1m", |matching| matching.dropped);
 }
 
 fn heap_rows(table: &mut Table, options: &Options) {

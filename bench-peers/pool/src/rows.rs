@@ -149,13 +149,14 @@ pub struct Matching {
     pub dropped: f64,
 }
 
-pub fn matching<S: Side>(capacity: usize) -> Matching {
+/// Blocks come to the pool `at_once` in a batch.
+pub fn matching<S: Side>(capacity: usize, at_once: usize) -> Matching {
     let side = S::new(capacity);
     let chains: Vec<_> = (0..(capacity / LONG) as u64).map(|seed| S::chain(seed, LONG, 0)).collect();
     // The blocks of a chain must not lie in one row: its parts are registered in turn with those of the others.
-    for from in (0..LONG).step_by(BATCH) {
+    for from in (0..LONG).step_by(at_once) {
         for chain in &chains {
-            let blocks = BATCH.min(LONG - from);
+            let blocks = at_once.min(LONG - from);
             drop(side.register(side.allocate(blocks), chain, from));
         }
         side.keep_house();

@@ -3,7 +3,7 @@
 use super::field::{U8, U16, U32, U64};
 use super::{MAX_SHARDS, NONE, Presence};
 use crate::policy::{BlockMemory, mix};
-use crate::tier::TIERS;
+use crate::tier::{TIERS, TierMask};
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use std::sync::OnceLock;
 
@@ -270,7 +270,30 @@ impl Entry {
     /// Nearest tier with the block.
     #[inline]
     pub(crate) fn nearest(&self) -> Option<usize> {
-        (0..TIERS).find(|&tier| self.presence(tier) == Presence::Present)
+        self.nearest_of(PresentOn::ALL)
+    }
+
+    /// Nearest of some tiers with the block.
+    #[inline]
+    pub(crate) fn nearest_of(&self, tiers: PresentOn) -> Option<usize> {
+        let present = self.presence_bits.get() & tiers.0;
+        (present != 0).then(|| present.trailing_zeros() as usize / 2)
+    }
+}
+
+/// Some tiers, as the bits of which one is set where a block is Present on one of them.
+#[derive(Clone, Copy)]
+pub(crate) struct PresentOn(u8);
+
+/// Of the two bits of a tier that one is set for Present alone.
+const PRESENT: u8 = Presence::Present as u8;
+const _: () = assert!(PRESENT == 0b10 && (Presence::Absent as u8 | Presence::Arriving as u8) & PRESENT == 0);
+
+impl PresentOn {
+    const ALL: Self = Self(PRESENT | PRESENT << 2 | PRESENT << 4);
+
+    pub(crate) fn some_of(tiers: TierMask) -> Self {
+        Self(tiers.iter().fold(0, |bits, tier| bits | PRESENT << (2 * tier.index())))
     }
 }
 

@@ -21,46 +21,6 @@ impl Core<'_> {
         table.find(&table.key(group, hash), &self.store.entries)
     }
 
-    /// The entries of up to [`LOOKUPS`] blocks of a group, `NONE` for those that have none. In passes, each of which reads
-    /// memory that does not depend on the pass's other reads: the machine waits for the slowest, not for the sum. `next`
-    /// are blocks that are looked up after these: what that reads first is read with what these read last.
-    #[inline]
-    pub(crate) fn find_many(
-        &self,
-        group: GroupId,
-        hashes: &[SequenceHash],
-        next: &[SequenceHash],
-        out: &mut [u32; LOOKUPS],
-    ) {
-        let (table, entries) = (self.table(), &self.store.entries);
-        let mut keys = [Key::NONE; LOOKUPS];
-        for (hash, key) in hashes.iter().zip(&mut keys) {
-            *key = table.key(group, *hash);
-        }
-        let keys = &keys[..hashes.len().min(LOOKUPS)];
-        table.fetch(keys);
-        let mut guesses = [None; LOOKUPS];
-        for (key, guess) in keys.iter().zip(&mut guesses) {
-            *guess = table.guess(key);
-            if let Some(index) = *guess {
-                near::prefetch(&entries[index]);
-            }
-        }
-        let mut sure = [false; LOOKUPS];
-        for (at, ((key, guess), sure)) in keys.iter().zip(&guesses).zip(&mut sure).enumerate() {
-            if let Some(&next) = next.get(at) {
-                table.prefetch(&table.key(group, next));
-            }
-            *sure = guess.is_some_and(|index: u32| entries[index].is_block(key.group, key.hash));
-        }
-        for (at, found) in out.iter_mut().take(keys.len()).enumerate() {
-            *found = match guesses[at] {
-                Some(index) if sure[at] => index,
-                _ => table.find(&keys[at], entries).unwrap_or(NONE),
-            };
-        }
-    }
-
     /// Reads the table's lines of up to [`LOOKUPS`] blocks, so that they are near when each is asked for.
     pub(crate) fn fetch(&self, blocks: impl Iterator<Item = (GroupId, SequenceHash)>) {
         let table = self.table();

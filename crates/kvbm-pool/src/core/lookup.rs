@@ -1,5 +1,7 @@
 //! Looking up.
 
+use super::ahead::Ahead;
+use super::entry::PresentOn;
 use super::index::LOOKUPS;
 use super::{Core, NONE, Pin, Presence, Store};
 use crate::near;
@@ -97,6 +99,27 @@ impl Store {
     }
 }
 
+/// What a match takes of a part of its blocks.
+#[derive(Default)]
+struct Useful {
+    slots: [u32; LOOKUPS],
+    tiers: [u8; LOOKUPS],
+    count: usize,
+    namespace: Option<NamespaceId>,
+    then: Then,
+}
+
+/// How a match goes on behind a part.
+#[derive(Clone, Copy, Default)]
+enum Then {
+    /// With the next part, if there is one.
+    #[default]
+    Part,
+    /// In another shard.
+    Shard(usize),
+    Nothing,
+}
+
 /// Times that a walk may change its shard without having found a block.
 const MOST_STOPS: usize = 8;
 
@@ -109,7 +132,7 @@ impl Core<'_> {
         tiers: TierMask,
     ) -> Option<(u32, usize)> {
         let index = self.find(group, hash)?;
-        self.nearest_of(index, tiers).map(|tier| (index, tier))
+        self.store.entries[index].nearest_of(PresentOn::some_of(tiers)).map(|tier| (index, tier))
     }
 
     /// Goes on with a match as far as the blocks belong to shards that are held. Returns the shard of the next one, if there
@@ -122,66 +145,67 @@ impl Core<'_> {
         out: &mut impl FnMut(PrefixBlock),
         result: &mut Found,
     ) -> Option<usize> {
-        let store = self.store;
         let useful = &useful[result.count..];
         // Most often nothing is there.
         let first = useful.first().and_then(|&hash| self.find(group, hash))?;
         if !self.holds(first) {
-            return Some(store.entries[first].shard());
+            return Some(self.store.entries[first].shard());
         }
-        self.nearest_of(first, tiers)?;
-        // The next part is looked up while the slots of this one come near.
-        let mut parts = useful.chunks(LOOKUPS).peekable();
-        let (mut found, mut next) = ([NONE; LOOKUPS], [NONE; LOOKUPS]);
-        let mut part = parts.next()?;
-        self.find_many(group, part, parts.peek().copied().unwrap_or_default(), &mut found);
+        let tiers = PresentOn::some_of(tiers);
+        self.store.entries[first].nearest_of(tiers)?;
+        let mut ahead = Ahead::new(self, group, useful.chunks(LOOKUPS));
+        let mut part = self.useful_of(ahead.next(self)?, tiers);
         loop {
-            self.fetch_slots(&found[..part.len()], tiers);
-            let is_whole = found[part.len() - 1] != NONE;
-            let following = parts.next().filter(|_| is_whole);
-            if let Some(following) = following {
-                self.find_many(group, following, parts.peek().copied().unwrap_or_default(), &mut next);
-            }
-            for &index in &found[..part.len()] {
-                if index != NONE && !self.holds(index) {
-                    return Some(store.entries[index].shard());
+            // The next part is looked up while the slots of this one come near.
+            let following = match part.then {
+                Then::Part => ahead.next(self).map(|found| self.useful_of(found, tiers)),
+                Then::Nothing | Then::Shard(_) => None,
+            };
+            for (&slot, &tier) in part.slots.iter().zip(&part.tiers).take(part.count) {
+                let tier = usize::from(tier);
+                if !self.store.slots[tier][slot as usize].add_another_ref() {
+                    self.pin(tier, slot, Pin::Use);
                 }
-                let tier = self.nearest_of(index, tiers)?;
-                let entry = &store.entries[index];
-                let slot = entry.slot(tier);
-                result.namespace = entry.namespace();
-                self.pin(tier, slot, Pin::Use);
                 out(PrefixBlock { block: BlockId(slot), tier: Tier::SLOTTED[tier] });
-                result.count += 1;
+            }
+            result.count += part.count;
+            result.namespace = part.namespace.unwrap_or(result.namespace);
+            if let Then::Shard(shard) = part.then {
+                return Some(shard);
             }
             part = following?;
-            std::mem::swap(&mut found, &mut next);
         }
     }
 
-    /// Asks for the slots of entries, for soon.
+    /// The slots of the blocks of these entries on their nearest tiers, up to the first that is on none of `tiers` or not held.
+    /// They are asked for, for soon.
     #[inline]
-    fn fetch_slots(&self, found: &[u32], tiers: TierMask) {
+    fn useful_of(&self, found: &[u32], tiers: PresentOn) -> Useful {
         let store = self.store;
-        for &index in found {
-            if let Some(tier) = self.nearest_of(index, tiers)
-                && let Some(slot) = store.slots[tier].get(store.entries[index].slot(tier) as usize)
-            {
-                near::prefetch(slot);
+        let own = if self.holds_all() { None } else { Some(self.number()) };
+        let mut useful = Useful::default();
+        for ((&index, slot), on) in found.iter().zip(&mut useful.slots).zip(&mut useful.tiers) {
+            if index == NONE {
+                useful.then = Then::Nothing;
+                break;
             }
+            let entry = &store.entries[index];
+            let shard = entry.shard();
+            if own.is_some_and(|own| own != shard) {
+                useful.then = Then::Shard(shard);
+                break;
+            }
+            let Some(tier) = entry.nearest_of(tiers) else {
+                useful.then = Then::Nothing;
+                break;
+            };
+            (*slot, *on) = (entry.slot(tier), tier as u8);
+            near::prefetch(&store.slots[tier][*slot as usize]);
+            useful.count += 1;
         }
-    }
-
-    /// The nearest of `tiers` on which an entry's block is.
-    #[inline]
-    fn nearest_of(&self, index: u32, tiers: TierMask) -> Option<usize> {
-        if index == NONE {
-            return None;
-        }
-        let entry = &self.store.entries[index];
-        let on =
-            |tier: &usize| tiers.contains(Tier::SLOTTED[*tier]) && entry.presence(*tier) == Presence::Present;
-        (0..TIERS).find(on)
+        let last = useful.count.checked_sub(1).map(|last| found[last]);
+        useful.namespace = last.map(|index| store.entries[index].namespace());
+        useful
     }
 
     /// Which blocks the longest useful prefix consists of. A Full prefix is taken from the front as far as it goes,

@@ -4,6 +4,7 @@
 //! shard or of all. An entry's presence on a tier changes only in [`Core::set_presence`], which keeps the child counts, the copy
 //! counts and the event ring in step with it: an event can be neither forgotten nor false.
 
+mod ahead;
 pub(crate) mod arrive;
 pub(crate) mod entry;
 pub(crate) mod evict;

@@ -132,6 +132,19 @@ impl Slot {
         }
     }
 
+    /// One reference more, if there are some already: then nothing else changes. False, and nothing happens, where there is none, or
+    /// as many as can be.
+    #[inline]
+    pub(crate) fn add_another_ref(&self) -> bool {
+        let word = self.word.get();
+        // A listed slot has more in these bits than any count.
+        let has_some = (word & (LISTED | MAX_REFS)).wrapping_sub(1) < MAX_REFS - 1;
+        if has_some {
+            self.word.set(word + 1);
+        }
+        has_some
+    }
+
     /// One reference less; says how many are left.
     #[inline]
     pub(crate) fn drop_ref(&self) -> u32 {
@@ -192,10 +205,26 @@ mod tests {
     #[test]
     fn saturated_references_stay() {
         let slot = Slot { word: U32::new(MAX_REFS - 1), ..Slot::new() };
-        slot.add_ref();
+        assert!(slot.add_another_ref());
+        assert!(!slot.add_another_ref());
         slot.add_ref();
         assert_eq!(slot.drop_ref(), MAX_REFS);
         assert_eq!(slot.usage(), Usage::Free);
+    }
+
+    #[test]
+    fn another_reference_is_one_beside_others() {
+        let slot = Slot::new();
+        slot.set_usage(Usage::Registered);
+        assert!(!slot.add_another_ref());
+        slot.set_listed(true);
+        slot.set_number(Some(7));
+        assert!(!slot.add_another_ref());
+        assert_eq!((slot.number(), slot.refs()), (Some(7), 0));
+        slot.set_listed(false);
+        slot.add_ref();
+        assert!(slot.add_another_ref());
+        assert_eq!((slot.refs(), slot.usage()), (2, Usage::Registered));
     }
 
     #[test]

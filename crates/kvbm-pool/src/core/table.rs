@@ -41,6 +41,22 @@ impl Key {
         Self { group: GroupId(0), hash: SequenceHash::from_bytes([0; 16]), mixed: 0 };
 }
 
+/// Which line of a key is looked at.
+#[derive(Clone, Copy)]
+pub(crate) enum Looked {
+    Home,
+    /// The one behind it.
+    Next,
+}
+
+/// What a line says of a key.
+pub(crate) enum Guess {
+    Entry(u32),
+    /// It is in a line further on, if it is anywhere.
+    Further,
+    Nothing,
+}
+
 /// The right to change the table: its lock, a leaf lock; or nothing, where there is one shard, whose lock is all that it takes.
 pub(crate) struct Writing<'a>(Option<SeenLeafGuard<'a, ()>>);
 
@@ -162,22 +178,36 @@ impl Table {
     /// Asks for the home line of `key`, for later.
     #[inline]
     pub(crate) fn prefetch(&self, key: &Key) {
-        near::prefetch(&self.lines[self.home(key.mixed)]);
+        self.prefetch_line(key, Looked::Home);
     }
 
-    /// The first entry in the home line of `key` that its tag fits: its entry most often, if it has one.
+    /// Asks for a line of `key`, for later.
     #[inline]
-    pub(crate) fn guess(&self, key: &Key) -> Option<u32> {
-        let line = &self.lines[self.home(key.mixed)];
+    pub(crate) fn prefetch_line(&self, key: &Key, which: Looked) {
+        near::prefetch(&self.lines[self.line(key, which)]);
+    }
+
+    #[inline]
+    fn line(&self, key: &Key, which: Looked) -> usize {
+        let home = self.home(key.mixed);
+        match which {
+            Looked::Home => home,
+            Looked::Next => self.next(home),
+        }
+    }
+
+    /// The first entry in a line of `key` that its tag fits: its entry most often, if it has one.
+    #[inline]
+    pub(crate) fn guess(&self, key: &Key, which: Looked) -> Guess {
+        let line = &self.lines[self.line(key, which)];
         let mut lanes = line.lanes(Self::tag(key.mixed));
         while lanes != 0 {
-            let index = self.untagged(key.mixed, line.entries[Line::first(lanes)].get());
-            if index.is_some() {
-                return index;
+            if let Some(index) = self.untagged(key.mixed, line.entries[Line::first(lanes)].get()) {
+                return Guess::Entry(index);
             }
             lanes &= lanes - 1;
         }
-        None
+        if line.overflow() == 0 { Guess::Nothing } else { Guess::Further }
     }
 
     /// Adds a key that is not there; `index` is below the number that the table is for.

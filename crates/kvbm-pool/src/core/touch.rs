@@ -4,6 +4,7 @@
 //! Where a request's blocks are in several shards, one is locked after the other. Entries that were looked up before that are hints; what
 //! has moved meanwhile is looked for again.
 
+use super::ahead::Ahead;
 use super::homes::Homes;
 use super::index::LOOKUPS;
 use super::{Core, NONE, Presence, Store};
@@ -95,11 +96,9 @@ impl Core<'_> {
 
     /// The entries of blocks that are somewhere, `NONE` for others. Of a shard that is not held they are hints.
     fn find_used(&self, group: GroupId, hashes: &[SequenceHash], found: &mut Vec<u32>) {
-        let mut entries = [NONE; LOOKUPS];
-        let mut parts = hashes.chunks(LOOKUPS).peekable();
-        while let Some(part) = parts.next() {
-            self.find_many(group, part, parts.peek().copied().unwrap_or_default(), &mut entries);
-            found.extend(entries[..part.len()].iter().map(|&index| self.used_entry(index)));
+        let mut ahead = Ahead::new(self, group, hashes.chunks(LOOKUPS));
+        while let Some(entries) = ahead.next(self) {
+            found.extend(entries.iter().map(|&index| self.used_entry(index)));
         }
     }
 
