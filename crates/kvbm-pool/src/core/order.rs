@@ -62,6 +62,7 @@ impl Segment {
 pub(crate) struct Common {
     /// Segments that were begun: how old a segment is, is how many came after it.
     begun: AtomicU64,
+    shards: usize,
     /// Places that no segment has, where there are several shards: the heap has as much as all need together, wherever the blocks are,
     /// and not as much as each ever needed.
     unused: Option<Leaf<Vec<Places>>>,
@@ -71,13 +72,13 @@ impl Common {
     /// For a tier of `capacity` slots.
     pub(crate) fn new(capacity: usize, shards: usize) -> Self {
         if shards == 1 || capacity == 0 {
-            return Self::default();
+            return Self { shards, ..Self::default() };
         }
         // The first and the last segments of each shard are not full.
         let valid = capacity.div_ceil(LEN) + 3 * shards;
         let mut unused = Vec::with_capacity(2 * valid);
         unused.resize_with(valid, new_places);
-        Self { begun: AtomicU64::new(0), unused: Some(Leaf::new(unused)) }
+        Self { begun: AtomicU64::new(0), shards, unused: Some(Leaf::new(unused)) }
     }
 
     /// Segments begun so far.
@@ -115,7 +116,9 @@ const MIDDLE: u64 = 1 << 62;
 impl Order {
     /// Of one shard on a tier of `capacity` slots: at most that many places are valid.
     pub(crate) fn new(capacity: usize, shard: usize, common: Arc<Common>) -> Self {
-        let long = Self::long(capacity);
+        // Of several shards each has room for half again its part; one that comes to have more grows.
+        let part = if common.shards > 1 { capacity / common.shards * 3 / 2 } else { capacity };
+        let long = Self::long(part);
         let most = long + long / 4;
         Self {
             common,

@@ -33,7 +33,7 @@ impl Leaf {
 }
 
 /// Leaves of a part of the array: it grows by parts, since most blocks are no leaves most of the time.
-const PART: usize = 4096;
+const PART: usize = 1024;
 
 /// The array. Where a slot is in it is its number ([`Numbers`]).
 pub(crate) struct Leaves {
@@ -42,8 +42,8 @@ pub(crate) struct Leaves {
 }
 
 impl Leaves {
-    pub(crate) fn new(capacity: usize) -> Self {
-        Self { parts: Vec::with_capacity(capacity.div_ceil(PART)), len: 0 }
+    pub(crate) const fn new() -> Self {
+        Self { parts: Vec::new(), len: 0 }
     }
 
     /// Adds `slot`, or changes what is known of it.
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn grows_by_parts_and_windows_stay_in_one() {
         let slots = 2 * PART as u32 + 100;
-        let mut leaves = Leaves::new(slots as usize);
+        let mut leaves = Leaves::new();
         let states = listed(slots);
         let mut numbers = Numbers::of(&states);
         for slot in 0..slots {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn slots_come_change_and_go() {
-        let mut leaves = Leaves::new(8);
+        let mut leaves = Leaves::new();
         let states = listed(8);
         let mut numbers = Numbers::of(&states);
         let memory = |time, class| BlockMemory { time, class };

@@ -34,7 +34,7 @@ const SAMPLE: usize = 64;
 const WINDOW: usize = 8;
 /// Entries of the history for each slot of the largest tier; where that is more than [`LONG_HISTORY`], fewer, down to a half.
 const HISTORY: usize = 4;
-const LONG_HISTORY: usize = 1 << 19;
+const LONG_HISTORY: usize = 500_000;
 /// Units of time in which as many blocks are used as the largest tier holds.
 const UNITS: usize = 1024;
 /// Blocks older than this count as of this age. A block is looked at long before its time wraps.
@@ -111,7 +111,7 @@ impl Hazard {
     }
 
     fn part(common: &Arc<Common>, number: u64) -> Self {
-        let candidates = |slots| Candidates { leaves: Leaves::new(slots), next: Next::NOTHING, sampled: 0 };
+        let candidates = |_| Candidates { leaves: Leaves::new(), next: Next::NOTHING, sampled: 0 };
         Self {
             sets: Sets::new(common.capacity, candidates),
             seen: Seen::new(),
