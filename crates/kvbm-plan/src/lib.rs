@@ -9,6 +9,9 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod identity;
 mod ids;
 mod location;

@@ -26,6 +26,9 @@ mod damaged;
 mod error;
 mod execute;
 mod flush;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 mod geometry;
 mod handle;
 mod host;
