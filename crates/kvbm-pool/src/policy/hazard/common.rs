@@ -4,10 +4,10 @@
 
 use super::history::History;
 use super::model::{self, Seen, Worth};
-use super::trial::Trial;
-use super::{HISTORY, LONG_HISTORY, UNITS, USES_PER_LOOK};
+use super::trial::{Rate, Trial};
+use super::{HISTORY, LONG_HISTORY, OLDEST, UNITS, USES_PER_LOOK, class_of};
 use crate::core::homes::Homes;
-use crate::policy::RequestPart;
+use crate::policy::{BlockMemory, RequestPart};
 use crate::sync::Leaf;
 use crate::tier::TIERS;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -49,9 +49,18 @@ struct Request {
     pending: AtomicU64,
     /// Whether its blocks are those that are there, so far.
     in_use: AtomicBool,
-    /// On which tiers some of its blocks are in the sample.
-    drawn: [AtomicBool; TIERS],
+    drawn: Leaf<Drawn>,
 }
+
+/// Blocks of a request that are in the sample of some trial: those that were not played yet, and whether there was any.
+#[derive(Default)]
+struct Drawn {
+    blocks: Vec<(u64, BlockMemory)>,
+    any: bool,
+}
+
+/// So many of them are played in one hold: what another thread has changed of a trial is far.
+const AT_ONCE: usize = 32;
 
 impl Common {
     /// For tiers of `capacity` slots, in so many parts.
@@ -105,30 +114,69 @@ impl Common {
             // A request's blocks count as used when it is over: until then the blocks of others have rested only as long as they
             // were seen to rest.
             self.clock.uses.fetch_add(request.pending.swap(0, Relaxed), Relaxed);
-            for (trial, drawn) in self.trials.iter().zip(&request.drawn) {
-                // Where there is one part, requests without a block in the sample count as well, and cost no other thread anything.
-                if let Some(trial) = trial
-                    && (self.seen.is_none() || drawn.swap(false, Relaxed))
-                {
-                    trial.begin(number);
-                }
-            }
+            self.end(number);
         }
         request.pending.fetch_add(blocks as u64, Relaxed);
         request.in_use.store(part == RequestPart::Used, Relaxed);
     }
 
-    /// The trials in whose sample a block is, for the calling thread's request.
+    /// A block of the calling thread's request is used: both ways of choosing victims show whether they would have had it. With one part that
+    /// is now, else before the next request of the thread begins.
     #[inline]
-    pub(super) fn trials_of(&self, tag: u64) -> impl Iterator<Item = (&Trial, usize)> {
-        let drawn = self.trials.iter().enumerate().filter_map(move |(tier, trial)| {
-            trial.as_ref().filter(|trial| trial.draws(tag)).map(|trial| (tier, trial))
-        });
-        drawn.map(|(tier, trial)| {
-            let number = self.request();
-            self.requests[number].drawn[tier].store(true, Relaxed);
-            (trial, number)
-        })
+    pub(super) fn try_both(&self, tag: u64, memory: BlockMemory) {
+        if !self.trials.iter().flatten().any(|trial| trial.draws(tag)) {
+            return;
+        }
+        if self.seen.is_none() {
+            return self.play(0, &[(tag, memory)], false);
+        }
+        let number = self.request();
+        let mut drawn = self.requests[number].drawn.lock();
+        drawn.any = true;
+        drawn.blocks.push((tag, memory));
+        if drawn.blocks.len() >= AT_ONCE {
+            let mut blocks = std::mem::take(&mut drawn.blocks);
+            drop(drawn);
+            self.play(number, &blocks, false);
+            blocks.clear();
+            self.requests[number].drawn.lock().blocks = blocks;
+        }
+    }
+
+    /// The request with this number is over.
+    fn end(&self, number: usize) {
+        // With one part requests without a block in a sample count as well: they cost no other thread anything.
+        if self.seen.is_none() {
+            return self.play(0, &[], true);
+        }
+        let mut drawn = std::mem::take(&mut *self.requests[number].drawn.lock());
+        if drawn.any {
+            self.play(number, &drawn.blocks, true);
+            drawn.blocks.clear();
+        }
+        self.requests[number].drawn.lock().blocks = drawn.blocks;
+    }
+
+    /// Plays the next blocks of a request; then it is over, perhaps.
+    fn play(&self, number: usize, blocks: &[(u64, BlockMemory)], is_over: bool) {
+        let now = self.now();
+        let rate = |memory: BlockMemory| {
+            let age = now.wrapping_sub(memory.time).min(OLDEST);
+            Rate { worth: self.worth.of(class_of(memory), age), age }
+        };
+        for trial in self.trials.iter().flatten() {
+            let mut drawn = blocks.iter().copied().filter(|&(tag, _)| trial.draws(tag)).peekable();
+            if is_over || drawn.peek().is_some() {
+                trial.play(number, drawn, is_over, rate);
+            }
+        }
+    }
+
+    /// What is kept of a block has changed.
+    pub(super) fn changed(&self, tag: u64, memory: BlockMemory) {
+        for trial in self.trials.iter().flatten().filter(|trial| trial.draws(tag)) {
+            trial.changed(tag, memory);
+        }
     }
 
     /// Sets of the history that are to be looked at: each of them once in [`every`](Self::every) uses.

@@ -27,7 +27,6 @@ use common::Common;
 use leaves::Leaves;
 use model::Seen;
 use std::cmp::Ordering;
-use trial::Rate;
 
 /// Leaves looked at for a victim, and how many lie side by side.
 const SAMPLE: usize = 64;
@@ -179,19 +178,6 @@ impl Hazard {
         }
     }
 
-    /// A block of a request is used: both ways of choosing victims show whether they would have had it.
-    #[inline]
-    fn try_both(&self, tag: u64, memory: BlockMemory) {
-        for (trial, request) in self.common.trials_of(tag) {
-            let now = self.now();
-            let rate = |memory: BlockMemory| {
-                let age = now.wrapping_sub(memory.time).min(OLDEST);
-                Rate { worth: self.common.worth.of(class_of(memory), age), age }
-            };
-            trial.used(request, tag, memory, rate);
-        }
-    }
-
     /// A block was found resting, which it is in `every` uses of others once.
     fn saw_rest(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
         let age = self.age(memory.time);
@@ -322,22 +308,20 @@ impl EvictionPolicy for Hazard {
             None => 0,
         };
         let memory = self.memory(count, block.from_tail);
-        self.try_both(block.tag, memory);
+        self.common.try_both(block.tag, memory);
         memory
     }
 
     fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory {
         let count = self.count_use(memory);
         let memory = self.memory(count, block.from_tail);
-        self.try_both(block.tag, memory);
+        self.common.try_both(block.tag, memory);
         memory
     }
 
     fn ended(&mut self, tag: u64, memory: BlockMemory) -> BlockMemory {
         let memory = BlockMemory { class: memory.class | 1 << ENDED_SHIFT, ..memory };
-        for (trial, _) in self.common.trials_of(tag) {
-            trial.changed(tag, memory);
-        }
+        self.common.changed(tag, memory);
         memory
     }
 

@@ -5,7 +5,7 @@
 //! What each use would have been worth is the same for both, so their difference is told apart from chance sooner than either.
 //!
 //! All shards have one trial of a tier: what is kept of a request that goes through several, and of two that two threads make at the same
-//! time, stays apart. Its lock is taken for blocks of the sample alone.
+//! time, stays apart. Its lock is taken for blocks of the sample alone, several at a time.
 
 mod index;
 mod rated;
@@ -101,22 +101,22 @@ impl Trial {
         tag.wrapping_mul(self.salt) >> (u64::BITS - DRAWN) < self.drawn
     }
 
-    /// A request with this number begins, and the one before with this number is over.
-    pub(super) fn begin(&self, request: usize) {
-        let mut both = self.both.lock();
-        both.begin(request);
-        self.ahead.store(both.ahead, Relaxed);
-    }
-
-    /// The next block of the request that is in the sample.
-    pub(super) fn used(
+    /// The next blocks of the request with this number that are in the sample; then it is over, perhaps, and another with this number begins.
+    pub(super) fn play(
         &self,
         request: usize,
-        tag: u64,
-        memory: BlockMemory,
+        blocks: impl Iterator<Item = (u64, BlockMemory)>,
+        is_over: bool,
         rate: impl Fn(BlockMemory) -> Rate,
     ) {
-        self.both.lock().used(request, tag, memory, rate);
+        let mut both = self.both.lock();
+        for (tag, memory) in blocks {
+            both.used(request, tag, memory, &rate);
+        }
+        if is_over {
+            both.begin(request);
+            self.ahead.store(both.ahead, Relaxed);
+        }
     }
 
     /// What is kept of a block of the sample has changed.
@@ -175,9 +175,8 @@ mod tests {
     fn the_policy_is_followed_while_it_is_ahead() {
         let trial = Trial::new(2, 0, 1);
         let request = |tag: u64| {
-            trial.begin(0);
             let rate = |memory: BlockMemory| Rate { worth: f32::from(u8::from(memory.class == 1)), age: 0 };
-            trial.used(0, tag, BlockMemory { time: 0, class: tag as u8 }, rate);
+            trial.play(0, [(tag, BlockMemory { time: 0, class: tag as u8 })].into_iter(), true, rate);
             trial.is_ahead()
         };
         let right: Vec<bool> = (0..300).map(|turn| request(1 + turn % 3)).collect();
@@ -203,9 +202,9 @@ mod tests {
         let rate = |_| Rate { worth: 1.0, age: 0 };
         let trial = Trial::new(8, 0, 2);
         let play = |turns: &[(usize, u64)]| {
-            (0..2).for_each(|request| trial.begin(request));
+            (0..2).for_each(|request| trial.play(request, std::iter::empty(), true, rate));
             for &(request, tag) in turns {
-                trial.used(request, tag, BlockMemory::default(), rate);
+                trial.play(request, [(tag, BlockMemory::default())].into_iter(), false, rate);
             }
             let both = trial.both.lock();
             both.requests
