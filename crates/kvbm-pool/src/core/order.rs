@@ -11,6 +11,7 @@ mod seen;
 
 use super::slot::Slot;
 use super::{MAX_SHARDS, NONE};
+use crate::near;
 use crate::sync::{Arc, Leaf};
 use seen::Seen;
 use std::collections::VecDeque;
@@ -28,6 +29,9 @@ pub(crate) const BYTES_PER_SLOT: usize = size_of::<u32>() * 3 / 2;
 
 /// Places cleaned for each use while that is under way.
 const CLEANED_PER_USE: usize = 4;
+
+/// A place that is cleaned asks for the slot of the place that is so much later.
+const CLEANED_AHEAD: usize = 16;
 
 /// As many as a segment has, or none where it is not in use.
 type Places = Box<[u32]>;
@@ -275,6 +279,10 @@ impl Order {
             let number = segment.first();
             let place = self.tag | from << LEN_BITS | segment.head as u32;
             let slot = segment.places[segment.head];
+            let soon = segment.places.get(segment.head + CLEANED_AHEAD);
+            if let Some(soon) = soon.and_then(|&soon| slots.get(soon as usize)) {
+                near::prefetch(soon);
+            }
             segment.head += 1;
             if slots[slot as usize].place.get() == place {
                 self.move_to(to, number, slot, slots);

@@ -3,7 +3,11 @@
 use super::prospects::ENDED;
 use super::slot::Usage;
 use super::{Core, NONE, Pin, Store};
+use crate::near;
 use kvbm_plan::{BlockId, BlockIdentity};
+
+/// A slot is asked for twice so many blocks before it is its turn, the entry that it names so many.
+const STEPS_AHEAD: usize = 16;
 
 impl Store {
     /// Does something for each of `blocks`, which the caller pins, under the lock of its shard.
@@ -43,7 +47,25 @@ impl Store {
 
     /// One user less of each of `blocks`, the last block first, so that the first is the youngest.
     pub(crate) fn unpin_all(&self, tier: usize, blocks: &[BlockId], pin: Pin) {
-        self.unpin_each(blocks.iter().rev().map(|&block| (tier, block)), pin);
+        self.unpin_each(self.coming_near(tier, blocks), pin);
+    }
+
+    /// `blocks`, which the caller pins, the last one first. What is kept of each is asked for some blocks before.
+    fn coming_near<'a>(
+        &'a self,
+        tier: usize,
+        blocks: &'a [BlockId],
+    ) -> impl Iterator<Item = (usize, BlockId)> + 'a {
+        let slots = &self.slots[tier];
+        (0..blocks.len()).rev().map(move |at| {
+            if let Some(far) = at.checked_sub(2 * STEPS_AHEAD) {
+                near::prefetch(&slots[blocks[far].index()]);
+            }
+            if let Some(next) = at.checked_sub(STEPS_AHEAD) {
+                near::prefetch(&self.entries[slots[blocks[next].index()].entry.get()]);
+            }
+            (tier, blocks[at])
+        })
     }
 
     /// What a pinned block holds.
