@@ -219,19 +219,29 @@ fn two_threads_with(
 fn matches(table: &mut Table, options: &Options) {
     // As prompts are registered, and as decoding does it: then no two blocks of a chain lie side by side.
     for (suffix, at_once) in [("", rows::BATCH), ("_one_by_one", 1)] {
-        let mut sides = [const { Vec::new() }; 2];
-        for _ in 0..options.rounds.min(3) {
-            sides[0].push(rows::matching::<Ours>(options.blocks, at_once));
-            sides[1].push(rows::matching::<Peer>(options.blocks, at_once));
-        }
-        let mut row = |name: &str, value: fn(&rows::Matching) -> f64| {
-            let [a, b] = sides.each_ref().map(|side| side.iter().map(value).collect());
-            table.time(&format!("{name}{suffix}"), a, b);
+        let matching = |policy| {
+            let side = Ours::with_policy(options.blocks, policy);
+            rows::matching(side, options.blocks, at_once)
         };
-        row("match_cached_10k_1m", |matching| matching.cached);
-        row("match_active_10k_1m", |matching| matching.active);
-        row("drop_10k_1m", |matching| matching.dropped);
+        let (mut ours, mut default, mut peer) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..options.rounds.min(3) {
+            ours.push(matching(PolicyKind::LruLeaf));
+            default.push(matching(DEFAULT));
+            peer.push(rows::matching(Peer::new(options.blocks), options.blocks, at_once));
+        }
+        matching_rows(suffix, &ours, &peer, table);
+        matching_rows(&format!("_default{suffix}"), &default, &peer, table);
     }
+}
+
+fn matching_rows(suffix: &str, ours: &[rows::Matching], peer: &[rows::Matching], table: &mut Table) {
+    let mut row = |name: &str, value: fn(&rows::Matching) -> f64| {
+        let [a, b] = [ours, peer].map(|side| side.iter().map(value).collect());
+        table.time(&format!("{name}{suffix}"), a, b);
+    };
+    row("match_cached_10k_1m", |matching| matching.cached);
+    row("match_active_10k_1m", |matching| matching.active);
+    row("drop_10k_1m", |matching| matching.dropped);
 }
 
 fn heap_rows(table: &mut Table, options: &Options) {

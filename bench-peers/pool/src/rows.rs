@@ -2,9 +2,13 @@
 
 use crate::clock::{cpu_seconds, involuntary_switches, median, quantile, thread_time};
 use crate::heap;
+use crate::ours::Ours;
 use crate::side::Side;
-use kvbm_pool::RegistryConfig;
+use kvbm_plan::Tier;
+use kvbm_pool::measure_holds;
 use std::collections::VecDeque;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 /// Blocks of a sequence in the throughput rows.
@@ -104,32 +108,6 @@ impl<S: Side> Full<S> {
         (one, 2.0 * total / start.elapsed().as_secs_f64() / 1e6)
     }
 
-    /// The 99.9th percentile of how long a call takes that evicts as many blocks as one lock hold does at most, in
-    /// microseconds: an upper bound of each of the holds in which 1,024 blocks are evicted. Samples in which the thread
-    /// lost its CPU do not count.
-    pub fn hold(&mut self, samples: usize) -> f64 {
-        const HOLD: usize = RegistryConfig::MOST_EVICTED_AT_ONCE;
-        let mut times = Vec::with_capacity(samples);
-        while times.len() < samples {
-            let chains = self.chains(1024 / HOLD, HOLD, 0);
-            let mut fresh = Vec::with_capacity(chains.len());
-            for _ in 0..chains.len() {
-                let switches = involuntary_switches();
-                let start = Instant::now();
-                fresh.push(self.side.allocate(HOLD));
-                let time = start.elapsed();
-                if involuntary_switches() == switches {
-                    times.push(time.as_secs_f64() * 1e6);
-                }
-            }
-            for (fresh, chain) in fresh.into_iter().zip(&chains) {
-                drop(self.side.register(fresh, chain, 0));
-            }
-            self.side.keep_house();
-        }
-        quantile(times, 0.999)
-    }
-
     /// Calls of the allocator per block over `blocks` of steady churn.
     pub fn allocations(&mut self, blocks: usize) -> f64 {
         let chains = self.chains(blocks.div_ceil(BATCH), BATCH, 0);
@@ -142,6 +120,35 @@ impl<S: Side> Full<S> {
     }
 }
 
+impl Full<Ours> {
+    /// The 99.9th percentile of how long a lock is held while 1,024 blocks are evicted in a call, in microseconds. A second thread
+    /// wants all locks all the time. Holds of calls in which the thread lost its CPU do not count.
+    pub fn hold(&mut self, samples: usize) -> f64 {
+        let mut times = Vec::with_capacity(samples);
+        let done = AtomicBool::new(false);
+        let registry = self.side.registry.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    black_box(registry.occupancy(Tier::G1));
+                }
+            });
+            while times.len() < samples {
+                let chains = self.chains(1, 1024, 0);
+                let switches = involuntary_switches();
+                let (fresh, holds) = measure_holds(|| self.side.allocate(1024));
+                if involuntary_switches() == switches {
+                    times.extend(holds.iter().map(|hold| hold.as_secs_f64() * 1e6));
+                }
+                drop(self.side.register(fresh, &chains[0], 0));
+                self.side.keep_house();
+            }
+            done.store(true, Relaxed);
+        });
+        quantile(times, 0.999)
+    }
+}
+
 /// Microseconds to match 10,000 cached blocks, to match them while another holds them, and to let go of them.
 pub struct Matching {
     pub cached: f64,
@@ -149,9 +156,8 @@ pub struct Matching {
     pub dropped: f64,
 }
 
-/// Blocks come to the pool `at_once` in a batch.
-pub fn matching<S: Side>(capacity: usize, at_once: usize) -> Matching {
-    let side = S::new(capacity);
+/// Blocks come to the pool of `side`, which is empty, `at_once` in a batch.
+pub fn matching<S: Side>(side: S, capacity: usize, at_once: usize) -> Matching {
     let chains: Vec<_> = (0..(capacity / LONG) as u64).map(|seed| S::chain(seed, LONG, 0)).collect();
     // The blocks of a chain must not lie in one row: its parts are registered in turn with those of the others.
     for from in (0..LONG).step_by(at_once) {

@@ -46,6 +46,8 @@ mod config;
 mod core;
 mod error;
 mod event;
+#[cfg(feature = "hold-times")]
+mod hold_times;
 mod losses;
 mod metadata;
 mod near;
@@ -67,6 +69,8 @@ pub use blocks::{Blocks, MutableBlock};
 pub use config::{ConfigError, GroupConfig, PolicyKind, RegistryConfig};
 pub use error::{AllocError, PinError, RegisterError, Rejected, SequenceError, TtlError};
 pub use event::{Drained, EventBacklog, EventKind, EventRecord};
+#[cfg(feature = "hold-times")]
+pub use hold_times::measure_holds;
 pub use losses::{Losses, Lost};
 pub use metadata::BlockMetadata;
 pub use pinned::{Cached, ImmutableBlock, Pinned, PublishHandle, RegistrationHandle};

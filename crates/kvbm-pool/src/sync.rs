@@ -48,6 +48,20 @@ mod imp {
     pub(crate) struct MutexGuard<'a, T> {
         waiting: &'a AtomicUsize,
         guard: parking_lot::MutexGuard<'a, T>,
+        #[cfg(feature = "hold-times")]
+        hold: crate::hold_times::Hold,
+    }
+
+    impl<'a, T> MutexGuard<'a, T> {
+        #[inline]
+        fn new(waiting: &'a AtomicUsize, guard: parking_lot::MutexGuard<'a, T>) -> Self {
+            Self {
+                waiting,
+                guard,
+                #[cfg(feature = "hold-times")]
+                hold: crate::hold_times::Hold::begin(),
+            }
+        }
     }
 
     impl<T> Mutex<T> {
@@ -63,7 +77,7 @@ mod imp {
         #[inline]
         pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             let guard = self.lock.try_lock()?;
-            Some(MutexGuard { waiting: &self.waiting, guard })
+            Some(MutexGuard::new(&self.waiting, guard))
         }
 
         #[cold]
@@ -71,7 +85,7 @@ mod imp {
             self.waiting.fetch_add(1, Relaxed);
             let guard = self.wait_awake().unwrap_or_else(|| self.lock.lock());
             self.waiting.fetch_sub(1, Relaxed);
-            MutexGuard { waiting: &self.waiting, guard }
+            MutexGuard::new(&self.waiting, guard)
         }
 
         fn wait_awake(&self) -> Option<parking_lot::MutexGuard<'_, T>> {
@@ -105,7 +119,13 @@ mod imp {
         /// Lets those who wait take the lock before the caller has it again.
         pub(crate) fn bump(this: &mut Self) {
             let waiting = this.waiting;
+            #[cfg(feature = "hold-times")]
+            this.hold.end();
             parking_lot::MutexGuard::unlocked(&mut this.guard, || pause_for(waiting));
+            #[cfg(feature = "hold-times")]
+            {
+                this.hold = crate::hold_times::Hold::begin();
+            }
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) struct Core<'a> {
     pub(super) held: Held<'a>,
 }
 
+#[cfg_attr(feature = "hold-times", expect(clippy::large_enum_variant, reason = "for benchmarks alone"))]
 pub(super) enum Held<'a> {
     One(MutexGuard<'a, Shard>),
     /// As many as there are shards.
