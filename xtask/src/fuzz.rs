@@ -236,7 +236,8 @@ impl Fuzzer {
         )
     }
 
-    /// Replaces the committed corpus by the smallest part of it and of all that was found that covers as much.
+    /// Replaces the committed corpus by the smallest part of it and of all that was found that covers as much. Files that somebody named
+    /// stay: they are there for what they mean.
     fn keep(&self, target: &Target) -> anyhow::Result<()> {
         let (corpus, work) = (self.corpus(target), self.scratch("corpus", target)?);
         let fresh = self.scratch("kept", target)?;
@@ -254,8 +255,8 @@ impl Fuzzer {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         succeed(&mut merge)?;
-        for file in files(&corpus)? {
-            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        for file in files(&corpus)?.iter().filter(|file| was_found(file)) {
+            fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
         }
         let kept = files(&fresh)?;
         for file in &kept {
@@ -270,6 +271,12 @@ impl Fuzzer {
 fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     entries.map(|entry| Ok(entry?.path())).collect()
+}
+
+/// The fuzzer names what it finds by its SHA-1.
+fn was_found(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.len() == 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// One line about a run, from what the fuzzer printed.
@@ -340,6 +347,12 @@ mod tests {
             );
             assert!(target.seeds.iter().all(|seeds| root.join(seeds).is_dir()), "{}", target.name);
         }
+    }
+
+    #[test]
+    fn files_with_a_name_of_their_own_stay() {
+        assert!(was_found(Path::new("corpus/stripes/e8ec87d0e65f60cbb3756984acaf1db63b64ee07")));
+        assert!(!was_found(Path::new("e8ec87d0e65f60cbb3756984acaf1db63b64ee07/last_number")));
     }
 
     #[test]

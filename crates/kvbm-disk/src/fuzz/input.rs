@@ -57,7 +57,8 @@ pub(super) fn journal(input: &[u8]) -> Vec<u8> {
 fn header(input: &mut Input<'_>, changed: u8) -> Vec<u8> {
     let mut bytes = input.take::<68>().to_vec();
     bytes.resize(128, 0);
-    let (geometry, rest) = input.0.split_at(usize::from(input.byte()).min(input.0.len()));
+    let length = usize::from(input.byte());
+    let (geometry, rest) = input.0.split_at(length.min(input.0.len()));
     bytes.extend_from_slice(geometry);
     input.0 = rest;
     bytes.resize(HEADER_BYTES - 8, 0);
