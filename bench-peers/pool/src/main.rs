@@ -6,6 +6,7 @@
 
 mod clock;
 mod heap;
+mod manager;
 mod ours;
 mod peer;
 mod plot;
@@ -28,12 +29,13 @@ const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--block
   --json FILE    where the rows go (`-`: standard output)\n\
   --rounds N     repetitions of every measurement, 1 to 99 (default 5)\n\
   --blocks N     blocks of the large pool, 20000 to 4000000 (default 1000000: the rows' names mean that)\n\
-  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,threads (or none)\n\
+  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,threads,manager (or none)\n\
   --with FILE    rows that are not measured now are those of this earlier report\n\
   --plot FILE    draws the ratios as an SVG\n";
 
 /// What is measured together.
-const GROUPS: [&str; 9] = ["hash", "heap", "match", "fill", "small", "large", "default", "threads", "none"];
+const GROUPS: [&str; 10] =
+    ["hash", "heap", "match", "fill", "small", "large", "default", "threads", "manager", "none"];
 
 struct Options {
     json: Option<String>,
@@ -273,7 +275,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     eprintln!("{:26} {:14} {:>12} {:>12} {:>9}", "row", "unit", Ours::name(), Peer::name(), "ratio");
     let mut table = Table::default();
-    let groups: [(&str, fn(&mut Table, &Options)); 8] = [
+    let groups: [(&str, fn(&mut Table, &Options)); 9] = [
         ("hash", hashing),
         ("heap", heap_rows),
         ("match", matches),
@@ -282,6 +284,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("large", large),
         ("default", default_policy),
         ("threads", two_threads),
+        ("manager", manager::rows),
     ];
     for (name, measure) in groups {
         if options.wants(name) {

@@ -1,0 +1,101 @@
+//! The same churn through `KvBlockManager`: what is registered in G1 is also copied to G2, by workers that move no bytes.
+
+use crate::clock::median;
+use crate::rows::BATCH;
+use crate::side::{block_number, mix};
+use crate::{Options, Table};
+use kvbm::config::{Blocks, EvictionPolicy, ModelConfig};
+use kvbm::{BlockChain, KvBlockManager, Namespace, Owned, SequenceHash};
+use std::time::{Duration, Instant};
+
+/// Blocks that one thread registers for a figure.
+const CHURN: usize = 200_000;
+
+type Chain = Vec<SequenceHash>;
+
+fn chain(seed: u64) -> Chain {
+    let hash = |index| {
+        let low = block_number(seed, index, 0);
+        SequenceHash::from_bytes((u128::from(mix(low)) << 64 | u128::from(low)).to_le_bytes())
+    };
+    (0..BATCH).map(hash).collect()
+}
+
+/// A manager whose tiers are full, and a source of chains that it has not seen.
+struct Managed {
+    manager: KvBlockManager<Owned>,
+    next: u64,
+}
+
+impl Managed {
+    fn full(device: usize, host: usize, eviction: EvictionPolicy) -> Self {
+        let mut builder = KvBlockManager::<Owned>::builder()
+            .model(ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() })
+            .namespace(Namespace::new("bench").weights("1"))
+            .device(Blocks(device as u32));
+        if host > 0 {
+            builder = builder.host(Blocks(host as u32));
+        }
+        let built = builder.configure(|config| config.policy.eviction = eviction).build_metadata_only();
+        let mut managed = Self { manager: built.expect("a valid configuration"), next: 0 };
+        let chains = managed.chains(device.max(host));
+        managed.run(&chains);
+        managed
+    }
+
+    fn chains(&mut self, blocks: usize) -> Vec<Chain> {
+        let first = self.next;
+        self.next += blocks.div_ceil(BATCH) as u64;
+        (first..self.next).map(chain).collect()
+    }
+
+    /// Requests that find nothing: allocate, register, let go.
+    fn run(&self, chains: &[Chain]) {
+        for chain in chains {
+            let fresh = self.manager.allocate(BATCH).expect("enough is evictable");
+            let committed = self.manager.commit(fresh, BlockChain::of_hashes(chain), 0);
+            let (complete, _) = committed.expect("a whole chain");
+            drop(self.manager.register(complete).expect("it begins a sequence"));
+        }
+    }
+
+    /// Million blocks per second of wall time with one thread, and with two. Copies that are asked for are over by then.
+    fn threads(&mut self) -> (f64, f64) {
+        let parts = [(); 3].map(|()| self.chains(CHURN));
+        let [one, left, right] = &parts;
+        let total = (one.len() * BATCH) as f64;
+        let rate = |blocks: f64, work: &dyn Fn()| {
+            let start = Instant::now();
+            work();
+            let deadline = Instant::now() + Duration::from_secs(60);
+            assert!(self.manager.wait_offloads(deadline), "copies take no time");
+            blocks / start.elapsed().as_secs_f64() / 1e6
+        };
+        let alone = rate(total, &|| self.run(one));
+        let both = rate(2.0 * total, &|| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| self.run(left));
+                scope.spawn(|| self.run(right));
+            });
+        });
+        (alone, both)
+    }
+}
+
+pub fn rows(table: &mut Table, options: &Options) {
+    for (suffix, host, eviction) in [
+        ("", options.blocks, EvictionPolicy::LruLeaf),
+        ("_g1_only", 0, EvictionPolicy::LruLeaf),
+        ("_default", options.blocks, EvictionPolicy::Hazard),
+    ] {
+        let mut managed = Managed::full(options.blocks, host, eviction);
+        let (mut one, mut scaling) = (Vec::new(), Vec::new());
+        for _ in 0..options.rounds {
+            let (alone, both) = managed.threads();
+            one.push(alone);
+            scaling.push(both / alone);
+        }
+        table.row(&format!("manager_churn{suffix}"), "M/s", median(one), None, None);
+        table.row(&format!("two_threads_manager{suffix}"), "x one thread", median(scaling), None, None);
+    }
+}
