@@ -1,4 +1,5 @@
 //! Every byte that comes back is the byte that went away.
+#![cfg(feature = "worker")]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod support;

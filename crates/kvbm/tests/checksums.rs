@@ -1,4 +1,5 @@
 //! Wrong bytes on every way that a block can take: a miss, out of use, counted and told; never served.
+#![cfg(feature = "worker")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Disks outlive the number of ranks: what a deployment left, one of another size takes over, or says why not.
+#![cfg(feature = "worker")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! What the manager tells the world: events, status, metrics.
+#![cfg(feature = "worker")]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod support;

@@ -531,6 +531,7 @@ fn a_worker_that_starts_again_has_nothing_in_memory_and_owes_nothing_for_good() 
     assert_eq!(g1_blocks(&manager, &sequence), 0, "a late answer changes nothing");
 }
 
+#[cfg(feature = "worker")]
 #[test]
 fn workers_of_this_process_are_not_given_up_while_they_live() {
     let built = KvBlockManager::<Owned>::builder()

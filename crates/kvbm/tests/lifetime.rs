@@ -1,4 +1,5 @@
 //! Ends: of handles, of managers, of the service.
+#![cfg(feature = "worker")]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod support;

@@ -3,10 +3,9 @@
 
 mod support;
 
-use kvbm::config::{Bytes, DiskEngine, EvictionPolicy, ModelConfig};
+use kvbm::config::{Bytes, EvictionPolicy};
 use kvbm::metrics::DropReason;
 use kvbm::{KvBlockManager, OffloadError, Owned, Path, Tier, TokenSequence};
-use std::time::Duration;
 use support::script::{Mode, Ranks};
 use support::{books, fill, soon, tokens};
 
@@ -170,8 +169,10 @@ fn a_full_queue_lets_the_oldest_of_equal_worth_go_and_counts_them() {
     assert_eq!(copied, 16);
 }
 
+#[cfg(feature = "worker")]
 #[test]
 fn a_burst_onto_a_slow_disk_loses_no_block_silently() {
+    use kvbm::config::{DiskEngine, ModelConfig};
     const BURST: u32 = 10_000;
     let dir = tempfile::tempdir().unwrap();
     // One write at a time, and a queue of one block: a disk that keeps up with the burst on the whole still falls behind at times.
@@ -199,7 +200,7 @@ fn a_burst_onto_a_slow_disk_loses_no_block_silently() {
         line.contains("offload_dropped") && line.contains(r#"reason="queue_full""#) && line.contains("g2_g3")
     });
     assert!(line.is_some_and(|line| line.ends_with(&format!(" {given_up}"))), "{line:?}");
-    assert_eq!(manager.flush(Duration::from_secs(60)).unwrap().durable_blocks, stored);
+    assert_eq!(manager.flush(std::time::Duration::from_secs(60)).unwrap().durable_blocks, stored);
     let sampled = (1..=BURST).step_by(97).map(|start| tokens(&manager, start, 1));
     assert!(sampled.filter(|sequence| on(&manager, sequence, Tier::G2) == 1).count() > 0);
 }

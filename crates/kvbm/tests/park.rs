@@ -1,4 +1,5 @@
 //! A preempted sequence's private blocks: saved, brought back, never anybody else's.
+#![cfg(feature = "worker")]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod support;

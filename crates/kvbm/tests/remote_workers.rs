@@ -1,5 +1,6 @@
 //! A leader and its workers in other processes, over sockets: volumes are registered and unregistered while they run, and a worker that
 //! starts again learns of them. The workers are this test binary, started anew.
+#![cfg(feature = "worker")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 

@@ -1,4 +1,5 @@
 //! Two deployments on one disk and one volume: neither takes the other's room, nor its blocks.
+#![cfg(feature = "worker")]
 
 mod support;
 

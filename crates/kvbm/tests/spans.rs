@@ -1,4 +1,5 @@
 //! What takes time is a span. Alone in its process, for the subscriber is the process's.
+#![cfg(feature = "worker")]
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod support;

@@ -3,7 +3,7 @@
 
 mod support;
 
-use kvbm::{Cached, G1, KvBlockManager, Namespace, Owned, TenantError, Tier, TokenSequence};
+use kvbm::{Cached, G1, KvBlockManager, Namespace, Owned, TenantError, TokenSequence};
 use support::{books, soon, tokens};
 
 /// Makes a request of a namespace present on G1.
@@ -143,6 +143,7 @@ fn a_tenants_namespace_is_a_part_of_the_managers() {
     assert_ne!(salted.tenant("acme").tag(), plain.tenant("acme").tag());
 }
 
+#[cfg(feature = "worker")]
 #[test]
 fn what_is_on_disk_is_its_tenants_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,7 +166,7 @@ fn what_is_on_disk_is_its_tenants_after_a_restart() {
     }
     assert!(manager.wait_offloads(soon()));
     let on_disk = |manager: &KvBlockManager<Owned>| -> Vec<u32> {
-        manager.status().tenants.iter().map(|tenant| tenant.tiers[Tier::G3.index()].blocks).collect()
+        manager.status().tenants.iter().map(|tenant| tenant.tiers[kvbm::Tier::G3.index()].blocks).collect()
     };
     assert_eq!(on_disk(&manager), [4, 6]);
     assert!(manager.shutdown(std::time::Duration::from_secs(60)).is_complete());

@@ -1,4 +1,5 @@
 //! Blocks travel down the tiers and come back byte for byte.
+#![cfg(feature = "worker")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! G4 through the manager: blocks go to a volume, come back verified, and every fault of the volume is a miss.
+#![cfg(feature = "worker")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Copies to a volume, reads of it, removals from it and damage on it, from several threads at once: what is known to be on the volume is
 //! there, whatever came before what. `KVBM_FUZZ_ROUNDS=200 cargo test -p kvbm --test volume_races` for longer.
+#![cfg(feature = "worker")]
 
 #[path = "../../kvbm-volume/tests/support/random.rs"]
 mod random;

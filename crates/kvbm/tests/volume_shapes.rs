@@ -1,4 +1,5 @@
 //! A volume holds blocks in an order that knows nothing of ranks: what a deployment wrote, one of another size reads.
+#![cfg(feature = "worker")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Several volumes, that come and go while the manager runs.
+#![cfg(feature = "worker")]
 
 mod support;
 

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use kvbm_plan::{FailureKind, Path, Rank, Tier};
+use kvbm_plan::{FailureKind, Path, Tier};
 
 use super::*;
 
@@ -84,6 +84,7 @@ fn each_handle_counts_its_own_series() {
     expect("kvbm_transfer_blocks_total{path=\"other\"}".into(), 7);
 }
 
+#[cfg(feature = "worker")]
 #[test]
 fn what_a_disk_counts_is_brought_up_to_date_before_it_is_read() {
     let metrics = Metrics::new();
@@ -91,9 +92,9 @@ fn what_a_disk_counts_is_brought_up_to_date_before_it_is_read() {
     let (counters, devices) = (metrics.counters(), [("/a", 0), ("/b", 7)]);
     metrics.refresh_by(move || {
         for (dir, errors) in devices {
-            counters.disks.errors(Rank(1), dir).raise_to(errors);
+            counters.disks.errors(kvbm_plan::Rank(1), dir).raise_to(errors);
         }
-        let disk = counters.disks.rank(Rank(1));
+        let disk = counters.disks.rank(kvbm_plan::Rank(1));
         disk.failed_snapshots.raise_to(3);
         disk.renewed.raise_to(5);
         disk.given_up.raise_to(2);
