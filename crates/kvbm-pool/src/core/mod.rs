@@ -24,6 +24,7 @@ pub(crate) mod prospects;
 pub(crate) mod register;
 pub(crate) mod remove;
 pub(crate) mod restore;
+pub(crate) mod select;
 pub(crate) mod shards;
 pub(crate) mod slot;
 pub(crate) mod table;

@@ -1,12 +1,13 @@
 //! Removal on request: of a selection, or of one slot whose bytes are bad. What is in use becomes invisible at once
 //! and its slot comes back after its last user.
 
+use super::select::Selected;
 use super::slot::Usage;
 use super::{Core, NONE, Presence};
-use crate::registry::{Quarantine, Removed, Selection};
+use crate::registry::{Quarantine, Removed};
 use crate::status::EvictionReason;
 use crate::tier::TierMask;
-use kvbm_plan::{BlockId, SequenceHash, Tier};
+use kvbm_plan::{BlockId, Tier};
 
 /// How far a removal goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,67 +18,7 @@ pub(crate) enum Reach {
     InUse,
 }
 
-/// A block found by [`Core::select`]; checked again when it is removed, for the lock was open in between.
-pub(crate) struct Selected {
-    index: u32,
-    position: u32,
-    hash: SequenceHash,
-}
-
 impl Core<'_> {
-    /// Blocks of a selection on `tiers`, children before their parents.
-    pub(crate) fn select(&self, selection: Selection, tiers: TierMask) -> Vec<Selected> {
-        let below = match selection {
-            Selection::Subtree { group, hash } => match self.find(group, hash) {
-                Some(root) => self.subtree(root),
-                None => return Vec::new(),
-            },
-            _ => Vec::new(),
-        };
-        let entries = &self.store.entries;
-        let chosen = |&index: &u32| {
-            let entry = &entries[index];
-            let matches = match selection {
-                Selection::All => true,
-                Selection::Group(group) => entry.group() == group,
-                Selection::Namespace(namespace) => entry.namespace() == namespace,
-                Selection::Subtree { .. } => below[index as usize] == Some(true),
-            };
-            matches && self.is_on_any(index, tiers)
-        };
-        let selected = |index: u32| {
-            let entry = &entries[index];
-            Selected { index, position: entry.position.get(), hash: entry.hash() }
-        };
-        let mut found: Vec<Selected> = self.in_use().filter(chosen).map(selected).collect();
-        found.sort_unstable_by_key(|selected| std::cmp::Reverse(selected.position));
-        found
-    }
-
-    fn is_on_any(&self, index: u32, tiers: TierMask) -> bool {
-        let entry = &self.store.entries[index];
-        tiers.iter().any(|tier| entry.presence(tier.index()) != Presence::Absent)
-    }
-
-    /// For each entry whether it is `root` or continues it, found by walking up until an answer is known.
-    fn subtree(&self, root: u32) -> Vec<Option<bool>> {
-        let mut below: Vec<Option<bool>> = vec![None; self.end()];
-        below[root as usize] = Some(true);
-        for start in self.in_use() {
-            let mut at = start;
-            while at != NONE && below[at as usize].is_none() {
-                at = self.store.entries[at].parent.get();
-            }
-            let answer = at != NONE && below[at as usize] == Some(true);
-            let mut at = start;
-            while at != NONE && below[at as usize].is_none() {
-                below[at as usize] = Some(answer);
-                at = self.store.entries[at].parent.get();
-            }
-        }
-        below
-    }
-
     /// Removes selected blocks that are still what they were.
     pub(crate) fn remove(
         &mut self,

@@ -4,6 +4,7 @@ use super::Registry;
 use crate::core::Store;
 use crate::core::evict::MAX_VICTIMS;
 use crate::core::remove::Reach;
+use crate::core::select::Choice;
 use crate::core::slot::Usage;
 use crate::losses::Losses;
 use crate::status::EvictionReason;
@@ -67,27 +68,36 @@ impl Registry {
         self.remove(Selection::Subtree { group, hash }, tiers)
     }
 
+    /// The same for several blocks at once: the registry is looked through once for all of them.
+    pub fn remove_subtrees(&self, blocks: &[(GroupId, SequenceHash)], tiers: TierMask) -> Removed {
+        let mut removed = Removed::default();
+        let how = (Reach::InUse, EvictionReason::Removed);
+        self.remove_in_parts(&Choice::Subtrees(blocks), tiers, how, &mut removed);
+        removed
+    }
+
     /// Removes the blocks of a selection that are on `tiers` now. Blocks in use become invisible too; their slots come
-    /// back after their last user. Blocks on their way will not become visible. Scans the registry once under the
-    /// lock, then removes in small parts.
+    /// back after their last user. Blocks on their way will not become visible. Looks the registry through once, then removes, both in
+    /// small parts between which others have their turn: of what is registered meanwhile some may go as well.
     pub fn remove(&self, selection: Selection, tiers: TierMask) -> Removed {
         self.remove_if(selection, tiers, Reach::InUse)
     }
 
     fn remove_if(&self, selection: Selection, tiers: TierMask, reach: Reach) -> Removed {
         let mut removed = Removed::default();
-        self.remove_in_parts(selection, tiers, (reach, EvictionReason::Removed), &mut removed);
+        let how = (reach, EvictionReason::Removed);
+        self.remove_in_parts(&Choice::By(selection), tiers, how, &mut removed);
         removed
     }
 
     fn remove_in_parts(
         &self,
-        selection: Selection,
+        choice: &Choice<'_>,
         tiers: TierMask,
         (reach, reason): (Reach, EvictionReason),
         removed: &mut Removed,
     ) {
-        let selected = self.shared.store.lock_all().select(selection, tiers);
+        let selected = self.shared.store.select(choice, tiers);
         for part in selected.chunks(MAX_VICTIMS) {
             self.shared.store.lock_all().remove(part, tiers, reach, reason, removed);
         }
@@ -101,10 +111,10 @@ impl Registry {
     pub fn lose(&self, tiers: TierMask) -> Removed {
         let mut lost = Removed::default();
         let how = (Reach::InUse, EvictionReason::Lost);
-        self.remove_in_parts(Selection::All, tiers, how, &mut lost);
+        self.remove_in_parts(&Choice::By(Selection::All), tiers, how, &mut lost);
         let mut core = self.shared.store.lock_all();
         core.count_loss(tiers);
-        let left = core.select(Selection::All, tiers);
+        let left = core.select_all(tiers);
         core.remove(&left, tiers, how.0, how.1, &mut lost);
         lost
     }

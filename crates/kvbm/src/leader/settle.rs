@@ -6,6 +6,7 @@ use crate::error::{BlockFailure, condemns_source, lost};
 use crate::metrics::DropReason;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
 use kvbm_pool::{AnyArrivals, Completion, Losses, Lost, Quarantine, TierMask};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 impl Leader {
@@ -177,17 +178,25 @@ impl Leader {
         }
     }
 
-    /// A block of the disk that is not there after all (its slot was being overwritten when the last process ended) is on no list
-    /// any more, nor is what continues it.
+    /// Blocks of the disk that are not there after all (their slots were being overwritten when the last process ended) are on no list
+    /// any more, nor is what continues them: of each chain the topmost one says it all.
     fn drop_missing(&self, moves: &[Move], failures: &[Option<Failure>]) {
-        for (step, slot) in moves.iter().zip(failures) {
-            let missing = slot.as_ref().is_some_and(|failure| failure.kind == FailureKind::Missing);
-            if missing && step.from == Tier::G3 {
-                let tiers = [Tier::G3].into_iter().collect();
-                let removed = self.registry.remove_subtree(step.identity.group, step.identity.hash, tiers);
-                tracing::info!(target: "kvbm", hash = %step.identity.hash, blocks = removed.blocks, "not on disk after all");
-            }
+        let is_missing = |failure: &Option<Failure>| {
+            failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::Missing)
+        };
+        let missing =
+            moves.iter().zip(failures).filter(|(step, slot)| step.from == Tier::G3 && is_missing(slot));
+        let missing: Vec<_> = missing.map(|(step, _)| step.identity).collect();
+        if missing.is_empty() {
+            return;
         }
+        let gone: HashSet<_> = missing.iter().map(|block| (block.group, block.hash)).collect();
+        let continues =
+            |block: &BlockIdentity| block.parent.is_some_and(|parent| gone.contains(&(block.group, parent)));
+        let topmost: Vec<_> =
+            missing.iter().filter(|block| !continues(block)).map(|block| (block.group, block.hash)).collect();
+        let removed = self.registry.remove_subtrees(&topmost, TierMask::only(Tier::G3));
+        tracing::info!(target: "kvbm", missing = missing.len(), blocks = removed.blocks, "not on disk after all");
     }
 
     /// Slots of G3 whose block did not become visible may hold a complete record, which a restart would find.

@@ -1,0 +1,179 @@
+//! Which blocks a removal takes: all entries are looked at, in parts between which others are let in.
+
+use super::{Core, NONE, Presence, Store};
+use crate::registry::Selection;
+use crate::tier::TierMask;
+use kvbm_plan::{GroupId, SequenceHash};
+use std::ops::Range;
+
+/// Entries looked at in one part.
+const LOOKED_AT: usize = 2048;
+
+/// A block that was selected; checked again when it is removed, for the lock was open in between.
+pub(crate) struct Selected {
+    pub(super) index: u32,
+    pub(super) position: u32,
+    pub(super) hash: SequenceHash,
+}
+
+/// What is selected.
+pub(crate) enum Choice<'a> {
+    By(Selection),
+    /// These blocks and everything that continues one of them.
+    Subtrees(&'a [(GroupId, SequenceHash)]),
+}
+
+/// For entries that were looked at, whether they are one of some blocks or continue one. An answer holds for as long as the entry is that
+/// of the same block: a part of the block's hash is in it.
+#[derive(Default)]
+struct Below {
+    answers: Vec<u32>,
+}
+
+const KNOWN: u32 = 0b10;
+const YES: u32 = 0b01;
+
+impl Below {
+    fn note(&mut self, index: u32, hash: SequenceHash, is_below: bool) {
+        let index = index as usize;
+        if self.answers.len() <= index {
+            self.answers.resize(index + 1, 0);
+        }
+        self.answers[index] = part_of(hash) | KNOWN | if is_below { YES } else { 0 };
+    }
+
+    fn get(&self, index: u32, hash: SequenceHash) -> Option<bool> {
+        let answer = *self.answers.get(index as usize)?;
+        (answer & !YES == part_of(hash) | KNOWN).then_some(answer & YES != 0)
+    }
+}
+
+fn part_of(hash: SequenceHash) -> u32 {
+    hash.to_u128() as u32 & !(KNOWN | YES)
+}
+
+impl Store {
+    /// Blocks of a choice that are on `tiers`, children before their parents. Of what comes and goes meanwhile some may be among them.
+    pub(crate) fn select(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
+        let mut core = self.lock_all();
+        let mut below = Below::default();
+        if let Some(found) = core.select_ends(choice, tiers, &mut below) {
+            return found;
+        }
+        let (mut found, mut at) = (Vec::new(), 0);
+        while at < core.end() {
+            let part = at..(at + LOOKED_AT).min(core.end());
+            at = part.end;
+            core.select_among(part, choice, tiers, &mut below, &mut found);
+            core.let_others_in();
+        }
+        drop(core);
+        sort(&mut found);
+        found
+    }
+}
+
+fn sort(found: &mut [Selected]) {
+    found.sort_unstable_by_key(|selected| std::cmp::Reverse(selected.position));
+}
+
+impl Core<'_> {
+    /// Everything on `tiers`, children before their parents, in this hold, of all shards.
+    pub(crate) fn select_all(&self, tiers: TierMask) -> Vec<Selected> {
+        let mut found = Vec::new();
+        self.select_among(
+            0..self.end(),
+            &Choice::By(Selection::All),
+            tiers,
+            &mut Below::default(),
+            &mut found,
+        );
+        sort(&mut found);
+        found
+    }
+
+    /// The blocks at the top of subtrees, noted in `below`; all that is selected, where nothing continues one of them.
+    fn select_ends(&self, choice: &Choice<'_>, tiers: TierMask, below: &mut Below) -> Option<Vec<Selected>> {
+        let only;
+        let tops = match choice {
+            Choice::By(Selection::Subtree { group, hash }) => {
+                only = [(*group, *hash)];
+                &only
+            }
+            Choice::By(_) => return None,
+            Choice::Subtrees(tops) => *tops,
+        };
+        let found: Vec<u32> = tops.iter().filter_map(|&(group, hash)| self.find(group, hash)).collect();
+        for &index in &found {
+            below.note(index, self.store.entries[index].hash(), true);
+        }
+        let is_end = |&index: &u32| self.store.entries[index].links.get() == 0;
+        if !found.iter().all(is_end) {
+            return None;
+        }
+        let mut ends: Vec<Selected> = found
+            .iter()
+            .filter(|&&index| self.is_on_any(index, tiers))
+            .map(|&index| self.selected(index))
+            .collect();
+        sort(&mut ends);
+        Some(ends)
+    }
+
+    fn selected(&self, index: u32) -> Selected {
+        let entry = &self.store.entries[index];
+        Selected { index, position: entry.position.get(), hash: entry.hash() }
+    }
+
+    /// Those of a choice among the entries with these indices. All shards are held.
+    fn select_among(
+        &self,
+        indices: Range<usize>,
+        choice: &Choice<'_>,
+        tiers: TierMask,
+        below: &mut Below,
+        found: &mut Vec<Selected>,
+    ) {
+        let entries = &self.store.entries;
+        for index in indices.start as u32..indices.end as u32 {
+            let entry = &entries[index];
+            if !entry.in_use() || !self.is_on_any(index, tiers) {
+                continue;
+            }
+            let is_chosen = match *choice {
+                Choice::By(Selection::All) => true,
+                Choice::By(Selection::Group(group)) => entry.group() == group,
+                Choice::By(Selection::Namespace(namespace)) => entry.namespace() == namespace,
+                Choice::By(Selection::Subtree { .. }) | Choice::Subtrees(_) => self.is_below(index, below),
+            };
+            if is_chosen {
+                found.push(self.selected(index));
+            }
+        }
+    }
+
+    fn is_on_any(&self, index: u32, tiers: TierMask) -> bool {
+        let entry = &self.store.entries[index];
+        tiers.iter().any(|tier| entry.presence(tier.index()) != Presence::Absent)
+    }
+
+    /// Whether an entry is one of the blocks noted in `below` or continues one, found by walking up until an answer is known.
+    fn is_below(&self, start: u32, below: &mut Below) -> bool {
+        let entries = &self.store.entries;
+        let known =
+            |below: &Below, at: u32| if at == NONE { Some(false) } else { below.get(at, entries[at].hash()) };
+        let mut at = start;
+        let answer = loop {
+            match known(below, at) {
+                Some(answer) => break answer,
+                None => at = entries[at].parent.get(),
+            }
+        };
+        let mut at = start;
+        while known(below, at).is_none() {
+            below.note(at, entries[at].hash(), answer);
+            at = entries[at].parent.get();
+        }
+        answer
+    }
+}
