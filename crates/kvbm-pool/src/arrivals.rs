@@ -71,7 +71,8 @@ pub enum Completion {
         /// Slot of the other copy.
         block: BlockId,
     },
-    /// The block was removed (clear, forget, a loss) while it was on its way, or this arrival was over already: not visible.
+    /// The block was removed (clear, forget, a loss) while it was on its way, or, in a Full group, the tier neither has nor awaits its
+    /// parent any more, or this arrival was over already: not visible.
     Removed,
 }
 
@@ -139,17 +140,19 @@ impl AnyArrivals {
         self.complete_each([index]).pop().unwrap_or(Completion::Removed)
     }
 
-    /// The same for several blocks under one lock; answers are in the order of `indices`.
+    /// The same for several blocks, one after the other; answers are in the order of `indices`. Parents go before their children.
     pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<Completion> {
         let indices: Vec<usize> = indices.into_iter().collect();
         let mut completions = Vec::with_capacity(indices.len());
-        let mut core = self.shared.store.lock_all();
+        let store = &self.shared.store;
+        let mut held = None;
         for index in indices {
             let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) else {
                 completions.push(Completion::Removed);
                 continue;
             };
-            let completion = core.complete_arrival(self.tier.index(), block);
+            let (core, completion) = store.complete_arrival(held.take(), self.tier.index(), block);
+            held = Some(core);
             self.arrivals[index] = match completion {
                 Completion::Stored => Arrival::Completed { block },
                 Completion::Existing { block } => Arrival::Completed { block },
@@ -178,7 +181,8 @@ impl AnyArrivals {
 
     fn end(&mut self, index: usize, reusable: bool) {
         if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
-            self.shared.store.lock_all().fail_arrival(self.tier.index(), block, reusable);
+            let (store, tier) = (&self.shared.store, self.tier.index());
+            store.go_to_slot(None, tier, block).fail_arrival(tier, block, reusable);
             self.arrivals[index] = Arrival::Failed;
         }
     }
@@ -214,12 +218,19 @@ impl AnyArrivals {
 impl Drop for AnyArrivals {
     fn drop(&mut self) {
         let tier = self.tier.index();
-        let mut core = self.shared.store.lock_all();
+        let store = &self.shared.store;
+        let mut held = None;
         for arrival in self.arrivals.iter().rev() {
             match *arrival {
-                Arrival::Reserved { block, .. } => core.fail_arrival(tier, block, true),
+                Arrival::Reserved { block, .. } => {
+                    let mut core = store.go_to_slot(held.take(), tier, block);
+                    core.fail_arrival(tier, block, true);
+                    held = Some(core);
+                }
                 Arrival::Present { block } | Arrival::Completed { block } => {
+                    let mut core = store.go_to_slot(held.take(), tier, block);
                     core.unpin(tier, block.0, Pin::Transfer);
+                    held = Some(core);
                 }
                 Arrival::Joined { .. } | Arrival::Failed | Arrival::Refused(_) => {}
             }

@@ -72,7 +72,7 @@ impl RegistryConfig {
     pub const MAX_CAPACITY: u32 = (1 << 28) - 1;
 
     /// Most blocks evicted in one hold of the lock: a longer call lets others in between.
-    pub const MOST_EVICTED_AT_ONCE: usize = 16;
+    pub const MOST_EVICTED_AT_ONCE: usize = 32;
 
     /// Most shards.
     pub const MAX_SHARDS: u32 = 8;

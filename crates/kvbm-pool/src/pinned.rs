@@ -59,7 +59,7 @@ impl Pinned {
     /// How many uses the eviction policy expects of each block while as many blocks are used as the largest tier holds; `None`
     /// where it does not estimate that.
     pub fn expected_reuse(&self) -> Vec<Option<f32>> {
-        self.shared.store.lock_all().expected_reuse(self.tier.index(), &self.ids)
+        self.shared.store.expected_reuse(self.tier.index(), &self.ids)
     }
 
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
@@ -149,6 +149,11 @@ impl Pinned {
         let registration = self.registration(index)?;
         let announced_before = self.shared.store.events.lock().next_seq();
         Some(PublishHandle { registration, announced_before })
+    }
+
+    /// Priorities of the blocks ([`BlockMetadata`]), in order.
+    pub fn priorities(&self) -> Vec<u8> {
+        self.shared.store.priorities(self.tier.index(), &self.ids)
     }
 
     /// Metadata of block `index`.

@@ -229,7 +229,7 @@ impl Registry {
         let (losses, mut ids) = (self.losses(), Vec::new());
         if self.capacity(tier) > 0 && not_on.index() < crate::tier::TIERS {
             ids.reserve(n.min(self.capacity(tier) as usize));
-            self.shared.store.lock_all().coldest(tier.index(), n, not_on.index(), min_idle, &mut ids);
+            self.shared.store.coldest([tier.index(), not_on.index()], n, min_idle, &mut ids);
         }
         Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer, losses }
     }
@@ -237,11 +237,12 @@ impl Registry {
     /// Up to `n` blocks of `tier` that may be evicted soon and are neither on `not_on` nor on their way there, pinned for a
     /// transfer, parents before children. Under `lru-leaf` these are the oldest `share` (0 to 1) of its eviction order;
     /// other policies may take any block next, so with one they all are, unless `share` is 0. Each use of a block puts it
-    /// before this once: call it after every registration or arrival on the tier.
+    /// before this once: call it after every registration or arrival on the tier. Where there are several shards, one whose order has
+    /// hardly anything new is left for a later call (a sixteenth of the share at most).
     pub fn uncopied_victims(&self, tier: Tier, share: f64, n: usize, not_on: Tier) -> Pinned {
         let (losses, mut ids) = (self.losses(), Vec::new());
         if self.capacity(tier) > 0 && not_on.index() < crate::tier::TIERS {
-            self.shared.store.lock_all().uncopied_victims(tier.index(), share, n, not_on.index(), &mut ids);
+            self.shared.store.uncopied_victims([tier.index(), not_on.index()], share, n, &mut ids);
         }
         Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer, losses }
     }
@@ -258,6 +259,12 @@ impl Registry {
     /// Where the slots of `tier` are.
     pub fn occupancy(&self, tier: Tier) -> TierStatus {
         self.shared.store.status(tier)
+    }
+
+    /// Blocks of `tier` that are neither free, nor quarantined, nor on the next lower tier: [`TierStatus::not_copied_lower`], for who
+    /// asks often. Where several shards are, it locks none, and does not count what other threads change at this moment.
+    pub fn not_copied_lower(&self, tier: Tier) -> u32 {
+        self.shared.store.not_copied_lower(tier)
     }
 
     /// What happened on `tier` so far.

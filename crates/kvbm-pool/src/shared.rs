@@ -87,7 +87,7 @@ impl Shared {
         let mut pins = Vec::with_capacity(identities.len() + 1);
         let mut arrivals = Vec::with_capacity(identities.len());
         let mut rooms = Vec::new();
-        let mut core = self.store.lock_all();
+        let (mut core, mut ground) = self.store.lock_for_arrivals(index, identities);
         for (claim, part) in core.by_tenant(identities) {
             let needed = core.prepare_arrivals(index, &part, &mut pins);
             let ids = Vec::with_capacity(needed);
@@ -103,7 +103,7 @@ impl Shared {
             }
             room.ids.reverse();
         }
-        let mut core = self.store.lock_all();
+        let (mut core, entered) = self.store.enter_arrivals(index, identities, &mut ground);
         let mut no_room = Vec::new();
         if is_any {
             for (at, identity) in identities.iter().enumerate() {
@@ -111,20 +111,22 @@ impl Shared {
                 // The namespace may have been made another tenant's meanwhile, for whom no room was made.
                 let room = rooms.iter_mut().find(|(room, _)| room.claim == claim);
                 let room = room.map_or(&mut no_room, |(room, _)| &mut room.ids);
-                arrivals.push(match core.check_identity(at, identity) {
-                    Ok(()) => core.begin_arrival(index, identity, metadata, room),
+                let entry = entered.as_ref().and_then(|entered| entered.get(at).copied());
+                arrivals.push(match self.store.check_identity(at, identity) {
+                    Ok(()) => core.begin_arrival(index, identity, entry, metadata, room),
                     Err(_) => Arrival::Refused(Refusal::BadIdentity),
                 });
             }
         }
+        core.leave_ground(index, &mut ground, entered, arrivals.first());
         let tenants = &mut core.first_mut().tenants;
         for (room, needed) in &rooms {
             tenants.let_go(index, room.claim, needed - room.ids.len());
         }
-        for block in pins.iter().rev() {
-            core.unpin(index, block.0, Pin::Transfer);
-        }
+        core.unpin_from(index, &mut pins);
         drop(core);
+        // Those in shards that were held only while room was made.
+        self.store.unpin_all(index, &pins, Pin::Transfer);
         if !is_any {
             refused?;
         }

@@ -393,6 +393,115 @@ fn an_arrival_completes_while_its_tier_is_lost() {
     }
 }
 
+/// A fork with room on G2, whose right end is in another shard than its first block, which is on G2 as well.
+fn copied_fork() -> Fork {
+    let left = hashes(1, 2);
+    let right = vec![left[0], hashes(2, 2)[1]];
+    let fork = Fork { world: World::sharded([3, 3, 0], PolicyKind::LruLeaf, 2), left, right };
+    drop(fork.world.register(&fork.left, 0, Duplicates::Reuse));
+    Fork::register_right(&fork.world, &fork.right);
+    assert_eq!(fork.copy(0..1), [Some(Completion::Stored)]);
+    fork
+}
+
+impl Fork {
+    /// Copies blocks of the right chain to G2; nothing of those that are not brought there.
+    fn copy(&self, blocks: std::ops::Range<usize>) -> Vec<Option<Completion>> {
+        let identities = &world::identities(&self.right)[blocks];
+        let Ok(mut arrivals) = self.world.registry.begin_arrivals(Tier::G2, identities) else {
+            return Vec::new();
+        };
+        let reserved: Vec<usize> = arrivals.reserved().map(|(index, ..)| index).collect();
+        let mut completions = vec![None; identities.len()];
+        for index in reserved {
+            completions[index] = Some(arrivals.complete(index));
+        }
+        completions
+    }
+
+    fn is_copied(&self, block: usize) -> bool {
+        self.world.registry.tiers_of(GROUP, self.right[block]).contains(Tier::G2)
+    }
+
+    /// With no handle left: nothing keeps a block on either tier.
+    fn all_may_go(&self) {
+        self.world.check();
+        let upper = self.world.pool().get_mutable_blocks(3).unwrap();
+        let lower = self.world.registry.pool::<G2>().get_mutable_blocks(3).unwrap();
+        assert_eq!((upper.len(), lower.len(), self.world.registry.known_blocks()), (3, 3, 0));
+    }
+}
+
+/// The parent counts what comes before it can go: a copy never comes behind a parent that was evicted.
+#[test]
+fn a_copy_begins_in_one_shard_while_its_parent_is_evicted_in_another() {
+    every_order(|| {
+        let fork = copied_fork();
+        let world = fork.world.clone();
+        let evicting = thread::spawn(move || {
+            let pool = world.registry.pool::<G2>();
+            // Beside the copy there is room for one more, and for two only where its parent goes.
+            drop(pool.get_mutable_blocks(3).or_else(|_| pool.get_mutable_blocks(2)));
+        });
+        if let Ok(mut arrivals) =
+            fork.world.registry.begin_arrivals(Tier::G2, &world::identities(&fork.right)[1..])
+            && arrivals.complete(0) == Completion::Stored
+        {
+            assert!(fork.is_copied(0), "what is held keeps its parent");
+        }
+        evicting.join().unwrap();
+        fork.all_may_go();
+    });
+}
+
+#[test]
+fn a_copy_begins_in_one_shard_while_its_parent_is_removed_in_another() {
+    every_order(|| {
+        let fork = copied_fork();
+        let (world, root) = (fork.world.clone(), fork.right[0]);
+        let removing =
+            thread::spawn(move || world.registry.remove_subtree(GROUP, root, TierMask::only(Tier::G2)));
+        let completion = fork.copy(1..2);
+        removing.join().unwrap();
+        assert!(!fork.is_copied(0));
+        assert!(!fork.is_copied(1) || completion == [Some(Completion::Stored)]);
+        fork.all_may_go();
+    });
+}
+
+/// Whoever is second joins the first, and takes the place back that it had.
+#[test]
+fn two_threads_copy_the_same_block_behind_a_parent_in_another_shard() {
+    every_order(|| {
+        let fork = copied_fork();
+        let other = Fork { world: fork.world.clone(), left: fork.left.clone(), right: fork.right.clone() };
+        let there = thread::spawn(move || other.copy(1..2));
+        let here = fork.copy(1..2);
+        let there = there.join().unwrap();
+        assert!([here, there].contains(&vec![Some(Completion::Stored)]), "one of them brings it");
+        assert!(fork.is_copied(1));
+        fork.all_may_go();
+    });
+}
+
+#[test]
+fn an_arrival_completes_while_that_of_its_parent_in_another_shard_fails() {
+    every_order(|| {
+        let fork = copied_fork();
+        fork.world.registry.remove_subtree(GROUP, fork.right[0], TierMask::only(Tier::G2));
+        let identities = world::identities(&fork.right);
+        let parent = fork.world.registry.begin_arrivals(Tier::G2, &identities[..1]).unwrap();
+        let mut child = fork.world.registry.begin_arrivals(Tier::G2, &identities[1..]).unwrap();
+        let failing = thread::spawn(move || drop(parent));
+        let completion = child.complete(0);
+        assert_eq!(fork.is_copied(1), completion == Completion::Stored);
+        failing.join().unwrap();
+        assert!(!fork.is_copied(0));
+        drop(child);
+        fork.all_may_go();
+    });
+}
+
 /// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are not free.
 #[test]
 fn an_allocation_races_restoring() {

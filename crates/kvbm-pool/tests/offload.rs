@@ -182,3 +182,50 @@ fn under_a_policy_of_its_own_mind_every_block_is_a_victim() {
         assert_eq!(registry.uncopied_victims(Tier::G1, 0.2, 20, Tier::G2).len(), expected, "{policy:?}");
     }
 }
+
+/// A chain whose first block is on neither tier cannot go down, however long it is; what else is there goes, and no block twice.
+#[test]
+fn a_long_backlog_goes_in_order_and_what_lacks_an_ancestor_stays() {
+    for shards in [1, 4] {
+        let config = RegistryConfig { shards, ..RegistryConfig::new([2000, 2000, 0]) };
+        let registry = Registry::new(&config).unwrap();
+        let pool = registry.pool::<G1>();
+        let (broken, whole, root) = (hashes(1, 700), hashes(2, 700), hashes(3, 20));
+        register(&pool, GROUP, &broken);
+        register(&pool, GROUP, &whole);
+        register(&pool, GROUP, &root);
+        // Ends of a shared beginning, most of them in other shards.
+        let ends: Vec<_> = (4..12).map(|end| [root.clone(), hashes(end, 20)].concat()).collect();
+        for end in &ends {
+            let known = pool.match_sequence_hashes(GROUP, &root);
+            let partial =
+                pool.get_mutable_blocks(20).unwrap().init_sequence(NamespaceId(0), GROUP, 20).unwrap();
+            drop(
+                pool.register(partial.commit(BlockChain::of_hashes(end)).unwrap().0, Duplicates::Reuse)
+                    .unwrap(),
+            );
+            drop(known);
+        }
+        let first = pool.match_sequence_hashes(GROUP, &broken[..1]);
+        registry.quarantine(Tier::G1, first.block_ids()[0]);
+        drop(first);
+
+        let mut chosen: Vec<SequenceHash> = Vec::new();
+        let mut batches = Vec::new();
+        for share in [0.5, 1.0, 1.0] {
+            let blocks = registry.uncopied_victims(Tier::G1, share, 600, Tier::G2);
+            assert!(blocks.len() <= 600);
+            let identities = blocks.identities();
+            chosen.extend(identities.iter().map(|identity| identity.hash));
+            // On its way, so that it is not chosen again.
+            let arrivals = registry.begin_arrivals(Tier::G2, &identities).unwrap();
+            assert_eq!(arrivals.reserved().count(), blocks.len(), "parents come before their children");
+            batches.push((arrivals, blocks));
+        }
+        let distinct: std::collections::HashSet<_> = chosen.iter().collect();
+        assert_eq!(distinct.len(), chosen.len(), "no block twice");
+        assert_eq!(chosen.len(), 700 + 20 + 8 * 20, "{shards} shards: all but those that lack an ancestor");
+        assert!(!broken.iter().any(|hash| distinct.contains(hash)));
+        assert!(registry.coldest(Tier::G1, 2000, Tier::G2, 0).is_empty());
+    }
+}

@@ -1,134 +1,67 @@
-//! Arrivals: slots that a transfer fills. Nothing is visible before it is complete.
+//! How arrivals end: what is complete becomes visible, in the shard of each block, one after the other. Nothing is visible before.
 
-use super::prospects::FAR_FROM_TAIL;
 use super::slot::Usage;
-use super::{Core, NONE, Pin, Presence};
-use crate::arrivals::{Arrival, Completion, Refusal};
-use crate::metadata::BlockMetadata;
-use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
+use super::{Core, NONE, Pin, Presence, Store};
+use crate::arrivals::Completion;
+use kvbm_plan::BlockId;
+
+/// Times that it is looked whether a parent in another shard stays, before all are locked.
+const MOST_LOOKS: usize = 4;
+
+impl Store {
+    /// Holds the shard of a slot whose arrival is the caller's, or whose block the caller pins.
+    pub(crate) fn go_to_slot<'a>(&'a self, held: Option<Core<'a>>, tier: usize, block: BlockId) -> Core<'a> {
+        let shard = self.shard_of_slot(tier, block.0);
+        match held {
+            Some(core) => core.go(shard),
+            None => self.lock(shard),
+        }
+    }
+
+    /// The bytes of a reserved slot are complete and verified: the block becomes Present, pinned once for the
+    /// transfer. Not where the tier neither has nor awaits the parent that it needs.
+    pub(crate) fn complete_arrival<'a>(
+        &'a self,
+        held: Option<Core<'a>>,
+        tier: usize,
+        block: BlockId,
+    ) -> (Core<'a>, Completion) {
+        let mut core = self.go_to_slot(held, tier, block);
+        for _ in 0..MOST_LOOKS {
+            let Some(parent) = core.parent_of_slot(tier, block) else {
+                let completion = core.complete_arrival(tier, block, true);
+                return (core, completion);
+            };
+            let is_coming = |core: &Core<'_>| core.store.entries[parent].presence(tier) != Presence::Absent;
+            if core.holds(parent) {
+                let completion = core.complete_arrival(tier, block, is_coming(&core));
+                return (core, completion);
+            }
+            // Under its lock what was told of the parent has a number. The block keeps it in use.
+            let own = core.number();
+            core = core.go(self.shard_of(parent));
+            let (there, bereaved) = (is_coming(&core), self.bereaved());
+            core = core.go(own);
+            if bereaved == self.bereaved() {
+                let completion = core.complete_arrival(tier, block, there);
+                return (core, completion);
+            }
+        }
+        drop(core);
+        self.complete_arrival(Some(self.lock_all()), tier, block)
+    }
+}
 
 impl Core<'_> {
-    /// What must not be evicted while room is made for `identities`: those of them that are there, and parents.
-    /// Pins them into `pins`; returns how many slots are needed.
-    pub(crate) fn prepare_arrivals(
-        &mut self,
-        tier: usize,
-        identities: &[BlockIdentity],
-        pins: &mut Vec<BlockId>,
-    ) -> usize {
-        let mut needed = 0;
-        for (index, identity) in identities.iter().enumerate() {
-            match self.presence_of(tier, identity.group, identity.hash) {
-                (Presence::Arriving, _) => {}
-                (Presence::Present, slot) => self.pin_into(tier, slot, pins),
-                (Presence::Absent, _) => {
-                    let (admitted, parent) = self.admits(tier, identity, &identities[..index]);
-                    needed += usize::from(admitted);
-                    if let Some(slot) = parent {
-                        self.pin_into(tier, slot, pins);
-                    }
-                }
-            }
-        }
-        needed
-    }
-
-    fn presence_of(&self, tier: usize, group: GroupId, hash: SequenceHash) -> (Presence, u32) {
-        match self.find(group, hash) {
-            Some(found) => {
-                let entry = &self.store.entries[found];
-                (entry.presence(tier), entry.slot(tier))
-            }
-            None => (Presence::Absent, NONE),
-        }
-    }
-
-    fn pin_into(&mut self, tier: usize, slot: u32, pins: &mut Vec<BlockId>) {
-        self.pin(tier, slot, Pin::Transfer);
-        pins.push(BlockId(slot));
-    }
-
-    /// Whether a block may be brought to `tier` after those of `earlier`, and the parent's slot if it is there now.
-    fn admits(
-        &self,
-        tier: usize,
-        identity: &BlockIdentity,
-        earlier: &[BlockIdentity],
-    ) -> (bool, Option<u32>) {
-        let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
-            return (true, None);
-        };
-        match self.presence_of(tier, identity.group, parent) {
-            (Presence::Present, slot) => (true, Some(slot)),
-            (Presence::Arriving, _) => (true, None),
-            (Presence::Absent, _) => {
-                let same = |other: &BlockIdentity| other.hash == parent && other.group == identity.group;
-                (earlier.iter().rev().any(same), None)
-            }
-        }
-    }
-
-    /// Decides for one identity, taking a Held slot from `room` where one is needed.
-    pub(crate) fn begin_arrival(
-        &mut self,
-        tier: usize,
-        identity: &BlockIdentity,
-        metadata: BlockMetadata,
-        room: &mut Vec<BlockId>,
-    ) -> Arrival {
-        match self.presence_of(tier, identity.group, identity.hash) {
-            (Presence::Present, slot) => {
-                self.pin(tier, slot, Pin::Transfer);
-                return Arrival::Present { block: BlockId(slot) };
-            }
-            (Presence::Arriving, slot) => {
-                return Arrival::Joined { ticket: self.store.slots[tier][slot as usize].ticket() };
-            }
-            (Presence::Absent, _) => {}
-        }
-        if self.store.is_full(identity.group)
-            && let Some(parent) = identity.parent
-        {
-            let there = self.find(identity.group, parent).is_some_and(|found| {
-                let entry = &self.store.entries[found];
-                entry.presence(tier) != Presence::Absent && entry.comes_before(identity.position)
-            });
-            if !there {
-                return Arrival::Refused(Refusal::MissingParent { parent });
-            }
-        }
-        match room.pop() {
-            Some(block) => self.reserve(tier, identity, metadata, block),
-            None => Arrival::Refused(Refusal::NoRoom),
-        }
-    }
-
-    fn reserve(
-        &mut self,
-        tier: usize,
-        identity: &BlockIdentity,
-        metadata: BlockMetadata,
-        block: BlockId,
-    ) -> Arrival {
+    /// Entry of the parent that the block in a slot needs on its tier.
+    fn parent_of_slot(&self, tier: usize, block: BlockId) -> Option<u32> {
         let store = self.store;
-        let index = self.find_or_insert(identity, None, store.home(1));
-        self.recall(index, FAR_FROM_TAIL);
-        let ticket = store.new_ticket();
-        let part = self.part(index, tier);
-        part.drop_held(1);
-        part.arriving += 1;
-        let state = &store.slots[tier][block.index()];
-        state.entry.set(index);
-        state.set_usage(Usage::Arriving);
-        state.set_ticket(ticket);
-        let entry = &store.entries[index];
-        if entry.is_nowhere() {
-            entry.priority.set(metadata.priority);
+        let index = store.slots[tier][block.index()].entry.get();
+        if index == NONE {
+            return None;
         }
-        entry.slots[tier].set(block.0);
-        self.count_for_tenant(index, tier, true);
-        self.set_presence(index, tier, Presence::Arriving);
-        Arrival::Reserved { block, ticket }
+        let entry = &store.entries[index];
+        Some(entry.parent.get()).filter(|&parent| parent != NONE && store.is_full(entry.group()))
     }
 
     /// The entry's arrival on `tier` will not become visible: the block was registered by another, or removed. The
@@ -139,13 +72,17 @@ impl Core<'_> {
         entry.add_link();
     }
 
-    /// The bytes of a reserved slot are complete and verified: the block becomes Present, pinned once for the
-    /// transfer.
-    pub(crate) fn complete_arrival(&mut self, tier: usize, block: BlockId) -> Completion {
+    /// See [`Store::complete_arrival`]; `with_parent`: the parent is there, or on its way, or not needed.
+    fn complete_arrival(&mut self, tier: usize, block: BlockId, with_parent: bool) -> Completion {
         let store = self.store;
         let state = &store.slots[tier][block.index()];
         let index = state.entry.get();
         match state.usage() {
+            // Its parent failed, or was removed alone: nobody could find the block.
+            Usage::Arriving if !with_parent => {
+                self.fail_arrival(tier, block, true);
+                Completion::Removed
+            }
             Usage::Arriving => {
                 state.clear_ticket();
                 state.set_usage(Usage::Registered);

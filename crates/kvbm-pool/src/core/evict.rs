@@ -1,5 +1,6 @@
 //! Making room: which block goes, and how it goes.
 
+use super::hold::PARTS_OF_A_HOLD;
 use super::index::LOOKUPS;
 use super::mail::LETTERS_AT_ONCE;
 use super::shards::Shard;
@@ -12,10 +13,10 @@ use crate::status::TierStatus;
 use kvbm_plan::{BlockId, Tier};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Most blocks evicted in one hold of the lock.
-pub(crate) const MAX_VICTIMS: usize = RegistryConfig::MOST_EVICTED_AT_ONCE;
+/// Most blocks evicted before others who wait are let in: a part of what one hold does where nobody waits.
+pub(crate) const MAX_VICTIMS: usize = RegistryConfig::MOST_EVICTED_AT_ONCE / PARTS_OF_A_HOLD;
 
-/// Most places of the eviction order looked at in one hold of the lock.
+/// Most places of the eviction order looked at for them.
 pub(crate) const MAX_LOOKED_AT: usize = 16 * MAX_VICTIMS;
 
 /// How much younger a shard's oldest blocks may be than those of all, as a part of the age of these, to be taken as well. With
@@ -307,6 +308,8 @@ impl Core<'_> {
     /// then the block stays.
     #[inline]
     pub(crate) fn vacate(&mut self, tier: usize, slot: u32) {
+        #[cfg(test)]
+        super::counts::one_is_evicted();
         let store = self.store;
         let state = &store.slots[tier][slot as usize];
         let (index, heir) = (state.entry.get(), state.link.get());

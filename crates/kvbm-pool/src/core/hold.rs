@@ -24,7 +24,12 @@ pub(crate) struct Told {
 pub(crate) struct Core<'a> {
     pub store: &'a Store,
     pub(super) held: Held<'a>,
+    /// Parts of long work that this hold has had.
+    pub(super) parts: usize,
 }
+
+/// Parts of long work in one hold where nobody waits.
+pub(super) const PARTS_OF_A_HOLD: usize = 2;
 
 #[cfg_attr(feature = "hold-times", expect(clippy::large_enum_variant, reason = "for benchmarks alone"))]
 pub(super) enum Held<'a> {
@@ -215,10 +220,14 @@ impl Core<'_> {
             let Shard { tiers, policy, .. } = shard;
             for (tier, part) in tiers.iter_mut().enumerate() {
                 part.order.set_population((part.active + part.inactive) as usize);
+                let first = part.order.first();
                 for (shown, now) in [
                     (&place.shown.oldest[tier], part.order.oldest()),
                     (&place.shown.inactive[tier], u64::from(part.inactive)),
                     (&place.shown.listed[tier], u64::from(part.listed)),
+                    (&place.shown.copied[tier], u64::from(part.copied())),
+                    (&place.shown.places[tier], part.order.end() - first),
+                    (&place.shown.watched[tier], part.order.watched().saturating_sub(first)),
                 ] {
                     if shown.load(Relaxed) != now {
                         shown.store(now, Relaxed);
@@ -241,7 +250,8 @@ impl Core<'_> {
         }
     }
 
-    /// Lets a waiting thread in, if there is one, in the middle of long work. Nothing that was found before means anything after.
+    /// Lets a waiting thread in, if there is one, between two parts of long work, and ends the hold after so many parts in any case:
+    /// another one begins. Nothing that was found before means anything after.
     pub(crate) fn let_others_in(&mut self) {
         // Who comes later waits no longer for that than for a part of the work itself.
         if self.first().unused.len() >= MOST_UNUSED {
@@ -251,9 +261,11 @@ impl Core<'_> {
             Held::One(shard) => MutexGuard::is_wanted(shard),
             Held::All(shards) => shards.iter().flatten().any(MutexGuard::is_wanted),
         };
-        if !wanted {
+        self.parts += 1;
+        if !wanted && self.parts < PARTS_OF_A_HOLD {
             return;
         }
+        self.parts = 0;
         self.publish();
         let store = self.store;
         match &mut self.held {

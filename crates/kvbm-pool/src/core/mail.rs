@@ -70,6 +70,8 @@ impl Core<'_> {
     /// since are given up. Nothing was found yet, so nobody is about to use one of them.
     #[inline]
     pub(super) fn read_mail(&mut self) {
+        #[cfg(test)]
+        super::counts::a_hold_begins();
         let most = if self.holds_all() { usize::MAX } else { LETTERS_AT_ONCE };
         let mut any = false;
         for number in self.numbers() {

@@ -6,6 +6,9 @@
 
 mod ahead;
 pub(crate) mod arrive;
+pub(crate) mod begin;
+#[cfg(test)]
+mod counts;
 pub(crate) mod entry;
 pub(crate) mod evict;
 pub(crate) mod expire;

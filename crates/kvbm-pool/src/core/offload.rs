@@ -1,16 +1,37 @@
 //! Which blocks to copy down before they would be evicted.
+//!
+//! Shards are looked at one after the other, one lock at a time, the one with the oldest blocks first. A block goes after its ancestors
+//! that are missing below; where one of these belongs to another shard, all are locked for that block. A hold makes so many steps (places
+//! of the order, ancestors) before others are let in, and no ancestor is looked at twice in a call.
 
 use super::slot::Usage;
-use super::tiers::TierPart;
-use super::{Core, NONE, Pin, Presence};
-use kvbm_plan::BlockId;
+use super::{Core, MAX_SHARDS, NONE, Pin, Presence, Store};
+use kvbm_plan::{BlockId, SequenceHash};
+use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// Places of the eviction order looked at in one hold of the lock.
+/// Places of eviction orders looked at in one call.
 const MAX_LOOKED_AT: usize = 4096;
 
-/// What a walk along the eviction order looks for, and what it has found.
+/// Steps until others are let in.
+const STEPS_AT_ONCE: usize = 256;
+
+/// A shard's next victims are looked at when this part of them is new, so that not every call locks every shard.
+const LAG: u64 = 16;
+
+/// Where a walk along an order stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    /// Where the next call goes on.
+    Cursor,
+    /// Places before it are done with.
+    Watched,
+}
+
+/// What a walk along the eviction orders looks for, and what it has found.
 struct Search<'a> {
+    mark: Mark,
     /// Whose order.
     shard: usize,
     tier: usize,
@@ -20,115 +41,200 @@ struct Search<'a> {
     min_idle: u64,
     /// Whether blocks that somebody holds are wanted as well.
     pinned_too: bool,
+    /// Places that may be looked at.
+    budget: usize,
+    /// Steps since others were let in.
+    steps: usize,
+    /// A block whose ancestors are in several shards.
+    across: Option<u32>,
+    /// Entries of the blocks in `out`, and of those that lack an ancestor on both tiers.
+    chosen: HashSet<u32>,
+    broken: HashSet<u32>,
     missing: Vec<u32>,
     out: &'a mut Vec<BlockId>,
 }
 
-impl Core<'_> {
+impl<'a> Search<'a> {
+    fn new(mark: Mark, [tier, not_on]: [usize; 2], n: usize, out: &'a mut Vec<BlockId>) -> Self {
+        Self {
+            mark,
+            shard: 0,
+            tier,
+            not_on,
+            n,
+            min_idle: 0,
+            pinned_too: false,
+            budget: MAX_LOOKED_AT,
+            steps: 0,
+            across: None,
+            chosen: HashSet::new(),
+            broken: HashSet::new(),
+            missing: Vec::new(),
+            out,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.out.len() < self.n
+    }
+
+    fn is_over(&self) -> bool {
+        !self.has_room() || self.budget == 0
+    }
+}
+
+/// What stands before a block on its way down.
+enum Line {
+    /// Its ancestors are below, on their way there, chosen, or in `missing` with it.
+    Whole,
+    /// One of them is on neither tier.
+    Broken,
+    /// One of them belongs to a shard that is not held.
+    Elsewhere,
+}
+
+impl Store {
     /// Shards by the age of the oldest blocks in their orders, the oldest first.
-    fn by_age(&self, tier: usize) -> Vec<usize> {
-        let mut shards: Vec<usize> = self.numbers().collect();
-        let ages: Vec<u64> = self.parts(tier).map(|part| part.order.oldest()).collect();
-        shards.sort_by_key(|&shard| ages.get(shard));
-        shards
+    fn by_age(&self, tier: usize) -> impl Iterator<Item = usize> + use<> {
+        let (ages, _) = self.ages(tier);
+        let mut shards: [usize; MAX_SHARDS] = std::array::from_fn(|shard| shard);
+        let count = self.shards.len();
+        shards[..count].sort_by_key(|&shard| ages[shard]);
+        shards.into_iter().take(count)
     }
 
-    /// Pins up to `out`'s spare room of unpinned blocks of `tier`, oldest first, that are neither on `not_on` nor on
-    /// their way there and were not used for `min_idle` iterations. A block comes after its ancestors that are missing
-    /// on `not_on`; one of whose ancestors is on neither tier is left out. Starts where the
-    /// last call stopped. All shards are held.
-    pub(crate) fn coldest(
-        &mut self,
-        tier: usize,
-        n: usize,
-        not_on: usize,
-        min_idle: u64,
-        out: &mut Vec<BlockId>,
-    ) {
-        let missing = Vec::new();
-        let mut search = Search { shard: 0, tier, not_on, n, min_idle, pinned_too: false, missing, out };
-        let mut budget = MAX_LOOKED_AT;
-        for shard in self.by_age(tier) {
+    /// Pins up to `n` unpinned blocks of `tier`, oldest first, that are neither on `not_on` nor on their way there and were not used for
+    /// `min_idle` iterations. A block comes after its ancestors that are missing on `not_on`; one of whose ancestors is on neither
+    /// tier is left out. Starts where the last call stopped.
+    pub(crate) fn coldest(&self, tiers: [usize; 2], n: usize, min_idle: u64, out: &mut Vec<BlockId>) {
+        let mut search = Search { min_idle, ..Search::new(Mark::Cursor, tiers, n, out) };
+        for shard in self.by_age(search.tier) {
+            if search.is_over() {
+                return;
+            }
             search.shard = shard;
-            let TierPart { order, cursor, .. } = &self.numbered(shard).tiers[tier];
-            let first = order.first();
-            let start = if (first..order.end()).contains(cursor) { *cursor } else { first };
+            let mut core = self.lock(shard);
+            let order = &core.first().tiers[search.tier].order;
+            let (first, cursor) = (order.first(), core.first().tiers[search.tier].cursor);
+            let start = if (first..order.end()).contains(&cursor) { cursor } else { first };
             // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
-            let mut at = self.search(start..u64::MAX, &mut budget, &mut search);
-            if budget > 0 && search.out.len() < n {
-                at = self.search(first..start, &mut budget, &mut search);
+            core = self.walk(core, start..u64::MAX, &mut search);
+            if !search.is_over() {
+                drop(self.walk(core, first..start, &mut search));
             }
-            self.numbered(shard).tiers[tier].cursor = at;
         }
     }
 
-    /// Chooses among the places with these numbers, until enough is chosen or `budget` places were looked at. Returns
-    /// the number to go on from.
-    fn search(&mut self, numbers: Range<u64>, budget: &mut usize, search: &mut Search<'_>) -> u64 {
-        let mut at = numbers.start;
-        while search.out.len() < search.n {
-            let slots = &self.store.slots[search.tier];
-            let order = &self.numbered(search.shard).tiers[search.tier].order;
-            let Some((number, slot)) = order.places(at..numbers.end, slots).next().filter(|_| *budget > 0)
-            else {
-                return at;
-            };
-            *budget -= 1;
-            if let Some(slot) = slot {
-                self.choose(slot, search);
-            }
-            // Where room ended there may be only ancestors in it: the block itself comes next time.
-            at = if search.out.len() < search.n { number + 1 } else { number };
-        }
-        at
-    }
-
-    /// Pins up to `n` blocks that are among the next victims of `tier` and are neither on `not_on` nor on their way
+    /// Pins up to `n` blocks that are among the next victims of a tier and are neither on the other nor on their way
     /// there; ancestors first, as for [`coldest`](Self::coldest). The next victims are the oldest `share` of the
-    /// eviction order; a policy that goes by something else may take any block next, and so may tenants' shares: with these they
+    /// eviction orders; a policy that goes by something else may take any block next, and so may tenants' shares: with these they
     /// all count.
     ///
-    /// Each place of the order is looked at once. What is pinned then is copied as well: it would not be found again
+    /// Each place of an order is looked at once. What is pinned then is copied as well: it would not be found again
     /// before its next use.
-    pub(crate) fn uncopied_victims(
-        &mut self,
-        tier: usize,
-        share: f64,
-        n: usize,
-        not_on: usize,
-        out: &mut Vec<BlockId>,
-    ) {
-        let any = self.first().policy.is_some() || self.first().tenants.are_configured();
-        let share = if any && share > 0.0 { 1.0 } else { share.clamp(0.0, 1.0) };
-        let missing = Vec::new();
-        let mut search = Search { shard: 0, tier, not_on, n, min_idle: 0, pinned_too: true, missing, out };
-        let mut budget = MAX_LOOKED_AT;
-        for shard in self.by_age(tier) {
+    pub(crate) fn uncopied_victims(&self, tiers: [usize; 2], share: f64, n: usize, out: &mut Vec<BlockId>) {
+        let any = (self.choice.has_policy || self.has_tenants) && share > 0.0;
+        let share = if any { 1.0 } else { share.clamp(0.0, 1.0) };
+        let mut search = Search { pinned_too: true, ..Search::new(Mark::Watched, tiers, n, out) };
+        for shard in self.by_age(search.tier) {
+            if search.is_over() {
+                return;
+            }
+            if !self.is_due(shard, search.tier, share, if any { u64::MAX } else { LAG }) {
+                continue;
+            }
             search.shard = shard;
-            let order = &self.numbered(shard).tiers[tier].order;
+            let core = self.lock(shard);
+            let order = &core.first().tiers[search.tier].order;
             let (first, end) = (order.first(), order.end());
             let target = first + ((end - first) as f64 * share) as u64;
             let start = order.watched().max(first);
-            let at = self.search(start..target.max(start), &mut budget, &mut search);
-            self.numbered(shard).tiers[tier].order.watch(at);
+            drop(self.walk(core, start..target.max(start), &mut search));
         }
     }
 
-    /// Pins the block in `slot`, if it is wanted, with the ancestors that must go before it.
-    fn choose(&mut self, slot: u32, search: &mut Search<'_>) {
-        let &mut Search { tier, not_on, n, .. } = search;
-        if !self.is_wanted(slot, search) {
-            return;
+    /// Whether more than one of `lag` of a shard's next victims have not been looked at; as its last hold left it, without its lock.
+    fn is_due(&self, shard: usize, tier: usize, share: f64, lag: u64) -> bool {
+        let shown = &self.shards[shard].shown;
+        let next = (shown.places[tier].load(Relaxed) as f64 * share) as u64;
+        let new = next.saturating_sub(shown.watched[tier].load(Relaxed));
+        self.is_whole() || new > next / lag
+    }
+
+    /// Walks along the order of the shard that is held, and locks all where a block needs that. The shard is held again at the end.
+    fn walk<'a>(&'a self, core: Core<'a>, numbers: Range<u64>, search: &mut Search<'_>) -> Core<'a> {
+        let mut core = core;
+        core.set_mark(search, numbers.start);
+        loop {
+            core.search(numbers.end, search);
+            let Some(slot) = search.across.take() else { return core };
+            drop(core);
+            let mut all = self.lock_all();
+            all.choose(slot, search);
+            drop(all);
+            core = self.lock(search.shard);
         }
-        search.missing.clear();
-        let index = self.store.slots[tier][slot as usize].entry.get();
-        if self.missing_ancestors(index, tier, not_on, search.out, &mut search.missing) {
-            // Topmost first; where room ends, what is in stays a chain.
-            for &slot in search.missing.iter().rev().take(n - search.out.len()) {
-                self.pin(tier, slot, Pin::Transfer);
-                search.out.push(BlockId(slot));
+    }
+}
+
+impl Core<'_> {
+    fn mark(&self, search: &Search<'_>) -> u64 {
+        let part = &self.first().tiers[search.tier];
+        match search.mark {
+            Mark::Cursor => part.cursor,
+            Mark::Watched => part.order.watched(),
+        }
+    }
+
+    fn set_mark(&mut self, search: &Search<'_>, number: u64) {
+        let part = &mut self.first_mut().tiers[search.tier];
+        match search.mark {
+            Mark::Cursor => part.cursor = number,
+            Mark::Watched => part.order.watch(number),
+        }
+    }
+
+    /// Chooses among the places from the mark to number `end`, until the search is over or a block needs all locks. One shard is held.
+    fn search(&mut self, end: u64, search: &mut Search<'_>) {
+        while !search.is_over() && search.across.is_none() {
+            self.step_on(search);
+            let slots = &self.store.slots[search.tier];
+            let order = &self.first().tiers[search.tier].order;
+            let Some((number, slot)) = order.places(self.mark(search)..end, slots).next() else { return };
+            search.budget -= 1;
+            if let Some(slot) = slot
+                && !self.choose(slot, search)
+            {
+                search.across = Some(slot);
             }
+            // Where room ended there may be only ancestors in it: the block itself comes next time.
+            self.set_mark(search, if search.has_room() { number + 1 } else { number });
         }
+    }
+
+    /// One step more. Says whether others were let in before it.
+    fn step_on(&mut self, search: &mut Search<'_>) -> bool {
+        search.steps += 1;
+        let enough = search.steps > STEPS_AT_ONCE;
+        if enough {
+            search.steps = 0;
+            self.let_others_in();
+        }
+        enough
+    }
+
+    /// Pins the block in `slot`, if it is wanted, with the ancestors that must go before it. False where that takes all locks.
+    fn choose(&mut self, slot: u32, search: &mut Search<'_>) -> bool {
+        if !self.is_wanted(slot, search) {
+            return true;
+        }
+        let index = self.store.slots[search.tier][slot as usize].entry.get();
+        match self.line(slot, index, search) {
+            Line::Whole => self.pin_line(search),
+            Line::Broken => search.broken.extend(&search.missing),
+            Line::Elsewhere => return false,
+        }
+        true
     }
 
     fn is_wanted(&self, slot: u32, search: &Search<'_>) -> bool {
@@ -142,36 +248,62 @@ impl Core<'_> {
         entry.presence(search.not_on) == Presence::Absent && idle >= min_idle
     }
 
-    /// Slots of the block and of its ancestors that are missing on `not_on` and not in `chosen`, lowest first. False
-    /// where one of them is not on `tier` either.
-    fn missing_ancestors(
-        &self,
-        mut index: u32,
-        tier: usize,
-        not_on: usize,
-        chosen: &[BlockId],
-        missing: &mut Vec<u32>,
-    ) -> bool {
+    /// Collects the entries of the block in `slot` and of its ancestors that are missing below, lowest first. Of those in other shards
+    /// it sees some moment's state, which is all that the answer is worth to whoever copies them.
+    fn line(&mut self, slot: u32, index: u32, search: &mut Search<'_>) -> Line {
         let store = self.store;
+        let hash = store.entries[index].hash();
         let chain = store.is_full(store.entries[index].group());
-        while index != NONE {
-            let entry = &store.entries[index];
-            if entry.presence(not_on) != Presence::Absent {
-                return true;
+        let mut above = index;
+        search.missing.clear();
+        while above != NONE {
+            if self.step_on(search) && !self.is_in(search.tier, slot, index, hash) {
+                // Gone meanwhile.
+                search.missing.clear();
+                return Line::Broken;
             }
-            if entry.presence(tier) != Presence::Present {
-                return false;
+            let entry = &store.entries[above];
+            if entry.presence(search.not_on) != Presence::Absent || search.chosen.contains(&above) {
+                return Line::Whole;
             }
-            let slot = entry.slot(tier);
-            if chosen.contains(&BlockId(slot)) {
-                return true;
+            if entry.presence(search.tier) != Presence::Present || search.broken.contains(&above) {
+                return Line::Broken;
             }
-            missing.push(slot);
-            if !chain {
-                return true;
+            if !self.holds(above) {
+                return Line::Elsewhere;
             }
-            index = entry.parent.get();
+            search.missing.push(above);
+            above = if chain { entry.parent.get() } else { NONE };
         }
-        true
+        Line::Whole
+    }
+
+    /// Whether the block with this entry and hash is (still) the one in a slot. Then its ancestors are what they were.
+    fn is_in(&self, tier: usize, slot: u32, index: u32, hash: SequenceHash) -> bool {
+        let state = &self.store.slots[tier][slot as usize];
+        state.usage() == Usage::Registered
+            && state.entry.get() == index
+            && self.holds(index)
+            && self.store.entries[index].hash() == hash
+    }
+
+    /// Pins what [`line`](Self::line) has collected, topmost first; where room ends, what is in stays a chain.
+    fn pin_line(&mut self, search: &mut Search<'_>) {
+        let store = self.store;
+        while search.has_room()
+            && let Some(index) = search.missing.pop()
+        {
+            self.step_on(search);
+            let entry = &store.entries[index];
+            // Others may have been let in since it was collected.
+            let is_there = self.holds(index) && entry.presence(search.tier) == Presence::Present;
+            if !is_there || entry.presence(search.not_on) != Presence::Absent {
+                return;
+            }
+            let slot = entry.slot(search.tier);
+            self.pin(search.tier, slot, Pin::Transfer);
+            search.chosen.insert(index);
+            search.out.push(BlockId(slot));
+        }
     }
 }

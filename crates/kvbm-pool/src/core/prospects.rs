@@ -31,6 +31,21 @@ struct Run {
     next: u32,
 }
 
+impl Store {
+    /// What the policy expects of pinned blocks, in order.
+    pub(crate) fn expected_reuse(&self, tier: usize, blocks: &[BlockId]) -> Vec<Option<f32>> {
+        if !self.choice.has_policy {
+            return vec![None; blocks.len()];
+        }
+        let mut expected = Vec::with_capacity(blocks.len());
+        self.for_each(blocks.iter().map(|&block| (tier, block)), |core, tier, slot| {
+            let memory = core.store.entries[core.store.slots[tier][slot as usize].entry.get()].memory();
+            expected.push(core.first().policy.as_ref().and_then(|policy| policy.expected_reuse(memory)));
+        });
+        expected
+    }
+}
+
 impl Core<'_> {
     /// Tells the policy whether the entry's slot on `tier` may be evicted, if it does not know.
     #[inline]
@@ -173,13 +188,6 @@ impl Core<'_> {
                 }
             }
         }
-    }
-
-    /// What the policy expects of the blocks in these slots of `tier`.
-    pub(crate) fn expected_reuse(&self, tier: usize, ids: &[BlockId]) -> Vec<Option<f32>> {
-        let (store, policy) = (self.store, self.first().policy.as_ref());
-        let of = |id: &BlockId| store.entries[store.slots[tier][id.index()].entry.get()].memory();
-        ids.iter().map(|id| policy.and_then(|policy| policy.expected_reuse(of(id)))).collect()
     }
 
     /// The caller says that nothing will continue a request: its blocks from the end up to the first that something

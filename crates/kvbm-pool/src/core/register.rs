@@ -31,10 +31,10 @@ pub(crate) struct Batch<'a> {
 
 /// A parent in another shard, which counts the first block of a batch already: one child and one link more than it has.
 #[derive(Clone, Copy)]
-struct Place {
-    parent: u32,
+pub(crate) struct Place {
+    pub(super) parent: u32,
     /// [`Store::bereaved`] when it began to.
-    bereaved: u64,
+    pub(super) bereaved: u64,
 }
 
 impl Store {
@@ -46,7 +46,7 @@ impl Store {
         if !self.is_whole() && self.is_chain(identities) {
             let (mut core, place) = self.find_shard(batch)?;
             // Asked in the hold in which the blocks come: a loss that is counted later takes them too.
-            if !core.lacks(&batch) && core.still_keeps(place) && core.enter_chain(batch, place) {
+            if !core.lacks(&batch) && core.still_keeps(place) && core.enter_chain(identities, place) {
                 core.note_arrival(identities);
                 core.register_entered(batch, blocks);
                 return Ok(());
@@ -67,9 +67,22 @@ impl Store {
     }
 
     /// Whether each of the identities continues the one before, in a Full group.
-    fn is_chain(&self, identities: &[BlockIdentity]) -> bool {
+    pub(super) fn is_chain(&self, identities: &[BlockIdentity]) -> bool {
         let Some(first) = identities.first() else { return false };
         self.is_full(first.group) && identities.windows(2).all(|pair| follows(&pair[0], &pair[1]))
+    }
+
+    /// Whether an identity makes sense here at all.
+    pub(crate) fn check_identity(&self, index: usize, identity: &BlockIdentity) -> Result<(), RegisterError> {
+        let (group, hash) = (identity.group, identity.hash);
+        if self.group(group).is_none() {
+            let groups = self.groups.len();
+            return Err(RegisterError::UnknownGroup { index, group, groups });
+        }
+        if !identity.is_consistent() || identity.parent == Some(hash) {
+            return Err(RegisterError::BadIdentity { index, hash, position: identity.position });
+        }
+        Ok(())
     }
 
     /// Locks the shard where a chain goes; in another one its parent keeps a place for it.
@@ -109,7 +122,7 @@ impl Core<'_> {
     /// Whether all of a batch may be registered.
     fn check_registration(&self, identities: &[BlockIdentity]) -> Result<(), RegisterError> {
         for (index, identity) in identities.iter().enumerate() {
-            self.check_identity(index, identity)?;
+            self.store.check_identity(index, identity)?;
             let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
                 continue;
             };
@@ -129,21 +142,8 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Whether an identity makes sense here at all.
-    pub(crate) fn check_identity(&self, index: usize, identity: &BlockIdentity) -> Result<(), RegisterError> {
-        let (group, hash) = (identity.group, identity.hash);
-        if self.store.group(group).is_none() {
-            let groups = self.store.groups.len();
-            return Err(RegisterError::UnknownGroup { index, group, groups });
-        }
-        if !identity.is_consistent() || identity.parent == Some(hash) {
-            return Err(RegisterError::BadIdentity { index, hash, position: identity.position });
-        }
-        Ok(())
-    }
-
     /// The place that was kept for a block is not needed.
-    fn give_up_place(&mut self, parent: u32, tier: usize) {
+    pub(super) fn give_up_place(&mut self, parent: u32, tier: usize) {
         self.child_left(parent, tier);
         self.store.entries[parent].drop_link();
         self.unused(parent);
@@ -159,8 +159,11 @@ impl Core<'_> {
     /// Makes entries for the blocks of a chain in the shard that is held, behind a parent there or one that keeps a place. False
     /// where a block has an entry that cannot be used here, or no entry is vacant: then nothing of it is left when this hold ends,
     /// and the parent still keeps the place.
-    fn enter_chain(&mut self, batch: Batch<'_>, place: Option<Place>) -> bool {
-        let first = &batch.identities[0];
+    pub(super) fn enter_chain(&mut self, identities: &[BlockIdentity], place: Option<Place>) -> bool {
+        let Some(first) = identities.first() else {
+            self.first_mut().entered.clear();
+            return true;
+        };
         let mut above = match place {
             Some(Place { parent, .. }) => Some(parent),
             None => first.parent.and_then(|parent| self.find(first.group, parent)),
@@ -170,7 +173,7 @@ impl Core<'_> {
         }
         let mut entered = std::mem::take(&mut self.first_mut().entered);
         entered.clear();
-        let mut parts = batch.identities.chunks(LOOKUPS).peekable();
+        let mut parts = identities.chunks(LOOKUPS).peekable();
         let mut place = place;
         // The block that the place was for.
         let mut placed = None;

@@ -58,7 +58,7 @@ impl Core<'_> {
         for index in by_position {
             let RecoveredBlock { block, identity } = &blocks[index];
             let unusable = slots[block.index()].usage() == Usage::Quarantined;
-            if unusable || self.check_identity(index, identity).is_err() {
+            if unusable || self.store.check_identity(index, identity).is_err() {
                 outcome.invalid += 1;
                 outcome.rejected.push(*block);
             } else if self.has_parent(identity) {

@@ -19,7 +19,7 @@ use crate::event::EventRing;
 use crate::policy::{EvictionPolicy, Random};
 use crate::sync::{Arc, Leaf, Mutex, MutexGuard, SeenLeaf};
 use crate::tier::TIERS;
-use kvbm_plan::{BlockId, GroupId};
+use kvbm_plan::{BlockId, GroupId, Tier};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -82,6 +82,11 @@ pub(super) struct Shown {
     pub oldest: [AtomicU64; TIERS],
     pub inactive: [AtomicU64; TIERS],
     pub listed: [AtomicU64; TIERS],
+    /// Its blocks that are on the tier below as well.
+    pub copied: [AtomicU64; TIERS],
+    /// Places of its order, and how many of the oldest were looked at by whoever copies victims before they go.
+    pub places: [AtomicU64; TIERS],
+    pub watched: [AtomicU64; TIERS],
 }
 
 /// What goes by the policy, where there is one, for all shards.
@@ -212,6 +217,9 @@ impl Store {
                     oldest: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
                     inactive: Default::default(),
                     listed: Default::default(),
+                    copied: Default::default(),
+                    places: Default::default(),
+                    watched: Default::default(),
                 },
             }
         };
@@ -278,7 +286,7 @@ impl Store {
 
     #[inline]
     fn hold<'a>(&'a self, guard: MutexGuard<'a, Shard>) -> Core<'a> {
-        let mut core = Core { store: self, held: Held::One(guard) };
+        let mut core = Core { store: self, held: Held::One(guard), parts: 0 };
         core.read_mail();
         core
     }
@@ -288,7 +296,9 @@ impl Store {
         if self.is_whole() {
             return self.lock(0);
         }
-        let mut core = Core { store: self, held: Held::All(self.guards()) };
+        #[cfg(test)]
+        super::counts::all_are_locked();
+        let mut core = Core { store: self, held: Held::All(self.guards()), parts: 0 };
         core.read_mail();
         core
     }
@@ -360,6 +370,21 @@ impl Store {
     pub(super) fn about_evictable(&self, tier: usize) -> u64 {
         let inactive: u64 = self.shards.iter().map(|place| place.shown.inactive[tier].load(Relaxed)).sum();
         inactive.saturating_sub(u64::from(self.kept[tier].load(Relaxed)))
+    }
+
+    /// Blocks of `tier` that are neither free, nor out of use, nor on the tier below, as the last hold of each shard left it. Where there
+    /// are several shards none is locked.
+    pub(crate) fn not_copied_lower(&self, tier: Tier) -> u32 {
+        let index = tier.index();
+        if index >= TIERS || self.is_whole() {
+            return self.status(tier).not_copied_lower;
+        }
+        let copied: u64 = self.shards.iter().map(|place| place.shown.copied[index].load(Relaxed)).sum();
+        let in_use = {
+            let free = self.free[index].lock();
+            self.slots[index].len() as u32 - free.free - free.quarantined
+        };
+        in_use.saturating_sub(u32::try_from(copied).unwrap_or(u32::MAX))
     }
 
     /// Slots in exclusive use are free again.

@@ -176,6 +176,12 @@ impl TierPart {
         self.held = self.held.wrapping_sub(count);
     }
 
+    /// Blocks here that are on the tier below as well.
+    #[inline]
+    pub(crate) fn copied(&self) -> u32 {
+        self.copied
+    }
+
     /// Counts a change of presence here against the presence below.
     pub(crate) fn count_copy(&mut self, below: Presence, old: Presence, new: Presence) {
         let count = match below {

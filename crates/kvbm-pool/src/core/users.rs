@@ -11,7 +11,7 @@ const STEPS_AHEAD: usize = 16;
 
 impl Store {
     /// Does something for each of `blocks`, which the caller pins, under the lock of its shard.
-    fn for_each(
+    pub(super) fn for_each(
         &self,
         blocks: impl IntoIterator<Item = (usize, BlockId)>,
         mut work: impl FnMut(&mut Core<'_>, usize, u32),
@@ -87,6 +87,16 @@ impl Store {
     pub(crate) fn priority(&self, tier: usize, block: BlockId) -> u8 {
         let core = self.lock(self.shard_of_slot(tier, block.0));
         core.store.entries[self.slots[tier][block.index()].entry.get()].priority.get()
+    }
+
+    /// Priorities of pinned blocks, in order.
+    pub(crate) fn priorities(&self, tier: usize, blocks: &[BlockId]) -> Vec<u8> {
+        let mut priorities = Vec::with_capacity(blocks.len());
+        self.for_each(blocks.iter().map(|&block| (tier, block)), |core, tier, slot| {
+            let index = core.store.slots[tier][slot as usize].entry.get();
+            priorities.push(core.store.entries[index].priority.get());
+        });
+        priorities
     }
 
     /// What pinned blocks hold, in order.

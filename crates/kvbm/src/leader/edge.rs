@@ -64,12 +64,11 @@ struct Place {
 /// Uses that are expected of a block of these, in the mean, times its priority. Where the policy expects nothing in particular,
 /// the priority alone tells them apart.
 fn worth_of(blocks: &Pinned) -> Worth {
-    let priority = |index| blocks.metadata(index).map_or(0.0, |metadata| f32::from(metadata.priority));
-    let worth = |(index, reuse): (usize, Option<f32>)| match reuse {
-        Some(reuse) => reuse.max(0.0) * (1.0 + priority(index)),
-        None => priority(index),
+    let worth = |(reuse, priority): (Option<f32>, u8)| match reuse {
+        Some(reuse) => reuse.max(0.0) * (1.0 + f32::from(priority)),
+        None => f32::from(priority),
     };
-    let sum: f32 = blocks.expected_reuse().into_iter().enumerate().map(worth).sum();
+    let sum: f32 = blocks.expected_reuse().into_iter().zip(blocks.priorities()).map(worth).sum();
     let mean = sum / blocks.len().max(1) as f32;
     // Without a sign: that of zero would make it the dearest.
     if mean.is_finite() { mean.abs().to_bits() } else { 0 }

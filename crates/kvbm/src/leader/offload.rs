@@ -229,8 +229,12 @@ impl Leader {
     }
 
     fn check_watermark(&self, edge: &Edge, round: Round) {
-        let status = self.registry.occupancy(edge.path.src);
-        let excess = edge.excess(status.not_copied_lower as usize, status.capacity as usize);
+        if edge.triggers.watermark >= 1.0 {
+            return;
+        }
+        let src = edge.path.src;
+        let occupied = self.registry.not_copied_lower(src) as usize;
+        let excess = edge.excess(occupied, self.registry.capacity(src) as usize);
         if excess == 0 {
             return;
         }

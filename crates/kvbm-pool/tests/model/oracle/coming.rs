@@ -93,6 +93,11 @@ impl Oracle {
 
     pub(crate) fn complete(&mut self, tier: usize, slot: u32) -> Option<u32> {
         match self.tiers[tier].slots[slot as usize] {
+            // Its parent failed, or was removed alone.
+            Slot::Arriving(node) if !self.admits(tier, node) => {
+                self.fail(tier, slot, true);
+                None
+            }
             Slot::Arriving(node) => {
                 self.tiers[tier].arriving.remove(&node);
                 self.tiers[tier].slots[slot as usize] = Slot::Registered(node);

@@ -1,0 +1,124 @@
+//! What the calling thread's holds are like: how many blocks go in one, and how often all shards are locked.
+
+use std::cell::Cell;
+
+thread_local! {
+    static ALL: Cell<usize> = const { Cell::new(0) };
+    static EVICTED: Cell<usize> = const { Cell::new(0) };
+    static MOST: Cell<usize> = const { Cell::new(0) };
+}
+
+pub(super) fn all_are_locked() {
+    ALL.set(ALL.get() + 1);
+}
+
+pub(super) fn a_hold_begins() {
+    EVICTED.set(0);
+}
+
+pub(super) fn one_is_evicted() {
+    EVICTED.set(EVICTED.get() + 1);
+    MOST.set(MOST.get().max(EVICTED.get()));
+}
+
+/// Times that all shards were locked while `work` ran, and the most blocks that were evicted in one hold.
+pub(super) fn of(work: impl FnOnce()) -> (usize, usize) {
+    ALL.set(0);
+    MOST.set(0);
+    work();
+    (ALL.get(), MOST.get())
+}
+
+#[cfg(not(any(kvbm_loom, kvbm_shuttle)))]
+mod tests {
+    use super::of;
+    use crate::{
+        BlockChain, Cached, Completion, Duplicates, G1, PolicyKind, Registry, RegistryConfig, TierTag,
+    };
+    use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
+
+    const GROUP: GroupId = GroupId(0);
+
+    fn registry(shards: u32, policy: PolicyKind) -> Registry {
+        let config = RegistryConfig { policy, shards, ..RegistryConfig::new([1024, 1024, 0]) };
+        Registry::new(&config).expect("a valid configuration")
+    }
+
+    fn chain(number: u8, length: u16) -> Vec<SequenceHash> {
+        let hash = |index: u16| {
+            SequenceHash::from_bytes((u128::from(number) << 64 | u128::from(index)).to_le_bytes())
+        };
+        (0..length).map(hash).collect()
+    }
+
+    fn register<T: TierTag>(registry: &Registry, chain: &[SequenceHash], from: usize) -> Cached<T> {
+        let pool = registry.pool::<T>();
+        let fresh = pool.get_mutable_blocks(chain.len() - from).expect("there is room");
+        let partial = fresh.init_sequence(NamespaceId(0), GROUP, from as u32).expect("a position in range");
+        let complete = partial.commit(BlockChain::of_hashes(chain)).expect("a whole chain").0;
+        pool.register(complete, Duplicates::Reuse).expect("its parent is there")
+    }
+
+    fn identities(chain: &[SequenceHash]) -> Vec<BlockIdentity> {
+        BlockIdentity::chain(NamespaceId(0), GROUP, chain).collect()
+    }
+
+    /// What a manager with a tier below does for a registration.
+    fn copy_down(registry: &Registry, chain: &[SequenceHash], from: usize, held: &Cached<G1>) {
+        assert_eq!(held.expected_reuse().len() + held.priorities().len(), 2 * held.len());
+        let mut arrivals =
+            registry.begin_arrivals(Tier::G2, &identities(chain)[from..]).expect("there is room");
+        assert!(arrivals.complete_all().iter().all(|completion| *completion == Completion::Stored));
+        drop(arrivals.into_pinned());
+        assert!(registry.not_copied_lower(Tier::G1) < 1024 - held.len() as u32, "what is held is copied");
+        drop(registry.uncopied_victims(Tier::G1, 0.2, 100, Tier::G2));
+        drop(registry.coldest(Tier::G1, 100, Tier::G2, 0));
+    }
+
+    #[test]
+    fn a_registration_and_its_copy_lock_one_shard_at_a_time() {
+        let registry = registry(4, PolicyKind::LruLeaf);
+        let root = chain(0, 8);
+        let held = register::<G1>(&registry, &root, 0);
+        copy_down(&registry, &root, 0, &held);
+        for number in 1..=40 {
+            // Also behind a parent in another shard, and where victims are needed on both tiers.
+            let forked = [root.clone(), chain(number, 50)].concat();
+            let (all, _) = of(|| {
+                let held = register::<G1>(&registry, &forked, 8);
+                copy_down(&registry, &forked, 8, &held);
+            });
+            assert_eq!(all, 0, "chain {number}");
+        }
+        drop(held);
+        assert_eq!(registry.pool::<G1>().get_mutable_blocks(1024).map(|blocks| blocks.len()), Ok(1024));
+    }
+
+    #[test]
+    fn blocks_that_come_from_elsewhere_lock_one_shard_at_a_time() {
+        let registry = registry(4, PolicyKind::LruLeaf);
+        let (all, _) = of(|| {
+            for number in 0..10 {
+                let blocks = identities(&chain(number, 100));
+                for part in [&blocks[..60], &blocks[60..]] {
+                    registry.begin_arrivals(Tier::G2, part).expect("there is room").complete_all();
+                }
+            }
+        });
+        assert_eq!(all, 0);
+    }
+
+    #[test]
+    fn a_hold_evicts_so_many_blocks_also_where_nobody_waits() {
+        for (shards, policy) in [(1, PolicyKind::LruLeaf), (4, PolicyKind::LruLeaf), (1, PolicyKind::Hazard)]
+        {
+            let registry = registry(shards, policy);
+            (0..8).for_each(|number| drop(register::<G1>(&registry, &chain(number, 128), 0)));
+            let (_, most) = of(|| drop(registry.pool::<G1>().get_mutable_blocks(1024).expect("all may go")));
+            assert!(
+                (1..=RegistryConfig::MOST_EVICTED_AT_ONCE).contains(&most),
+                "{policy:?}, {shards} shards: {most}"
+            );
+        }
+    }
+}
