@@ -13,19 +13,19 @@
 //! Nothing is fitted to a workload: time is counted in block uses and measured against the capacity, and what a class
 //! or a hint is worth is what was seen of it. A hint that is often wrong costs nothing for long.
 
-mod common;
 pub(super) mod history;
 mod leaves;
 mod model;
+mod parts;
 mod trial;
 
 use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, RequestPart, Sets, SlotSet};
 use crate::core::NONE;
 use crate::sync::Arc;
 use crate::tier::TIERS;
-use common::Common;
 use leaves::Leaves;
 use model::Seen;
+use parts::Common;
 use std::cmp::Ordering;
 
 /// Leaves looked at for a victim, and how many lie side by side.
