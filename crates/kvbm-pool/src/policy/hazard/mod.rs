@@ -8,7 +8,7 @@
 //! All that is followed on a tier only where it was shown to keep more of what is used again than recency does, and as long as
 //! it is ([`trial`]).
 //!
-//! Where the registry has several shards each has a part of the policy, with the leaves of the shard. What is learnt is one for all ([`common`]).
+//! Where the registry has several shards each has a part of the policy, with the leaves of the shard. What is learnt is one for all ([`parts`]).
 //!
 //! Nothing is fitted to a workload: time is counted in block uses and measured against the capacity, and what a class
 //! or a hint is worth is what was seen of it. A hint that is often wrong costs nothing for long.
