@@ -189,13 +189,18 @@ impl AnyArrivals {
 
     /// Ends the arrivals: what is Present or Completed stays pinned, in order; what is still reserved fails.
     pub fn into_pinned(mut self) -> Pinned {
+        self.take_pinned()
+    }
+
+    /// What is Present or Completed by now, pinned, in order. What is still reserved stays so.
+    pub fn take_pinned(&mut self) -> Pinned {
         let ids: Vec<BlockId> = self.arrivals.iter().filter_map(Self::pinned_block).collect();
         for arrival in &mut self.arrivals {
             if Self::pinned_block(arrival).is_some() {
                 *arrival = Arrival::Failed;
             }
         }
-        let Self { tier, losses, .. } = self;
+        let Self { tier, losses, .. } = *self;
         Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer, losses }
     }
 

@@ -45,3 +45,8 @@ pub(crate) fn lost(lost: Lost, story: &str) -> Failure {
 pub(crate) fn condemns_source(kind: FailureKind) -> bool {
     kind == FailureKind::Corrupt
 }
+
+/// Whether what failed like this may have been written, or be written yet, by a store whose answer is late.
+pub(crate) fn may_land(kind: FailureKind) -> bool {
+    !matches!(kind, FailureKind::Full | FailureKind::Predecessor)
+}

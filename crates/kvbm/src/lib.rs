@@ -44,6 +44,7 @@
 mod for_engine_authors {}
 
 pub mod admission;
+mod breaker;
 mod builder;
 pub mod config;
 mod describe;

@@ -189,7 +189,8 @@ impl<G> KvBlockManager<G> {
     }
 
     /// The longest prefix of `chain` that is on some tier, pinned where it is nearest while the result is held. Counts
-    /// as one use of every block in it.
+    /// as one use of every block in it. While disks fail or do not answer, the prefix ends before the first block that only they have
+    /// ([`Status::disk_down`]).
     ///
     /// With volumes, the prefix goes on with blocks that are thought to be on the one that has most of them ([`Tier::G4`], not
     /// pinned): what an onboard does not find it leaves out. For a chain that is not known yet volumes are asked, in a few round trips
@@ -198,6 +199,7 @@ impl<G> KvBlockManager<G> {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
         let mut prefix = self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes());
+        self.leader.leave_out_disk(&mut prefix);
         // On every tier that holds them: a block that is hot in G1 does not grow cold below. The whole chain, since the eviction
         // policy asks how far a block is from the end of its request.
         self.leader.registry.touch(ONLY_GROUP, chain.hashes());

@@ -359,6 +359,7 @@ impl Onboarding {
     fn let_go(&self, interests: &[Interest], reason: &Failure) -> bool {
         let mut late = false;
         for interest in interests {
+            self.leader.keep_arrived(&interest.operation);
             match interest.release(reason) {
                 Released::Over => {
                     interest.operation.settled.wait_until(deadline(SETTLEMENT));
@@ -367,6 +368,7 @@ impl Onboarding {
                 Released::Abandoned => {
                     late = true;
                     self.leader.cancel(&interest.operation);
+                    self.leader.tell_of_kept(&interest.operation);
                 }
             }
         }

@@ -202,6 +202,7 @@ impl Leader {
         const SETTLEMENT: Duration = Duration::from_secs(10);
         if !operation.settled.wait_until(operation.deadline) {
             let late = expired(what, operation.limit);
+            self.keep_arrived(operation);
             self.abandon(operation, &late);
             if !operation.settled.wait_until(deadline(SETTLEMENT)) {
                 return Err(late);

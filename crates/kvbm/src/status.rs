@@ -21,6 +21,9 @@ pub struct Status {
     /// G3: the disk engine of every rank of this process, in order.
     #[cfg(feature = "worker")]
     pub disks: Vec<DiskStatus>,
+    /// Whether reads from G3 failed lately or were not answered in time: its blocks are not found until one is again. A request tries it
+    /// after each pause of at most 30 s.
+    pub disk_down: bool,
     /// Every rank, in order.
     pub ranks: Vec<RankStatus>,
     /// G4: every volume, by id.
@@ -102,6 +105,7 @@ impl Leader {
             paths: Path::ALL.into_iter().map(path).collect(),
             #[cfg(feature = "worker")]
             disks: Vec::new(),
+            disk_down: self.is_disk_down(),
             ranks: self.rank_status(),
             volumes: self.volumes.all().iter().map(|volume| self.volume_status(volume)).collect(),
             tenants: self.tenant_status(),
@@ -140,6 +144,7 @@ impl Leader {
             metrics.evictions(EvictReason::Corrupt).raise_to(counters.quarantined);
             metrics.evictions(EvictReason::RankLost).raise_to(counters.lost);
         }
+        self.metrics.disks.down.set(u64::from(self.is_disk_down()));
         self.refresh_tenant_metrics();
         for volume in self.volumes.all() {
             volume.counters.blocks.set(volume.len() as u64);

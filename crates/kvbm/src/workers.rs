@@ -8,6 +8,7 @@ pub use predecessor::TookOver;
 use crate::config::{
     self, BandwidthModel, Config, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VerifyHost,
 };
+use crate::leader::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::metrics::Metrics;
 use crate::status::DiskStatus;
 use crate::volume::local::volume_tier;
@@ -449,13 +450,16 @@ fn paths(config: &Config) -> PathConfigs {
     let batch_blocks = (CALL_BYTES / config.rank_block_bytes().max(1)).clamp(1, 16) as usize;
     let depth_blocks = 2 * batch_blocks * volumes.threads as usize;
     let volume = PathConfig { threads: 1, depth_blocks, batch_blocks, ..memory };
+    // Plans of reads are small where blocks are large: as many blocks wait as of others.
+    let smaller = MAX_PLAN_BLOCKS / max_read_blocks(config.rank_block_bytes());
+    let read = |path: PathConfig| PathConfig { queue_plans: path.queue_plans * smaller, ..path };
     PathConfigs {
         g1_g2: memory,
         g2_g1: memory,
         g2_g3: disk,
-        g3_g2: disk,
-        g3_g1: disk,
+        g3_g2: read(disk),
+        g3_g1: read(disk),
         g2_g4: volume,
-        g4_g1: volume,
+        g4_g1: read(volume),
     }
 }

@@ -8,6 +8,7 @@ use crate::config::{
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
 use crate::leader::edge::Edge;
 use crate::leader::offload::Offloads;
+use crate::leader::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::leader::wear::WearBudget;
 use crate::leader::{BlockCosts, Leader, Settings};
 use crate::manager::KvBlockManager;
@@ -27,8 +28,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long the ranks may take to say what they found on their disks.
 pub(super) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for a large prefix.
-const MAX_PLAN_BLOCKS: usize = 128;
 /// How often transfers past their deadline are looked for.
 const EXPIRY_TICK: Duration = Duration::from_millis(50);
 
@@ -94,6 +93,7 @@ impl Core {
             epoch: registry.epoch(),
             ranks: config.parallelism.tensor_parallel as usize,
             max_plan_blocks: MAX_PLAN_BLOCKS,
+            max_read_blocks: max_read_blocks(config.rank_block_bytes()),
             transfer_deadline: config.transfer.deadline,
             read_deadline: config.disk.read_deadline,
             block_costs: block_costs(&config),

@@ -155,7 +155,10 @@ section! {
         /// `dir`: blocks are read, verified, cut anew and written. What is not done by then stays there, as it does with 0. This once,
         /// the writes count against no budget.
         take_over: Duration = Duration::from_secs(60), [""];
-        /// After this time a read counts as failed and the caller is told to recompute.
+        /// After this time a read counts as failed, and the caller gets the part of the prefix that arrived and is told to recompute the
+        /// rest. A read of many blocks has more: beside this the time that its bytes take at half the speed that the disk had lately (64 MiB/s
+        /// where that is not known), no more than computing them takes (where `policy.prefill_tokens_per_s` says so), and at
+        /// most `transfer.deadline` altogether.
         read_deadline: Duration = Duration::from_secs(5), [""];
         /// After this time a worker gives up making what was written durable, and says so.
         flush_deadline: Duration = Duration::from_secs(60), [""];
@@ -177,7 +180,8 @@ section! {
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Payloads begin at a multiple of this in their object: a power of two.
         alignment: u32 = 1, ["bytes"];
-        /// After this time a call counts as failed: a read is a miss, a copy is dropped.
+        /// After this time a call counts as failed: a copy is dropped, a read is a miss. A prefix has more where it is long, as that of
+        /// `disk.read_deadline` has, and what of it arrived in time is used.
         deadline: Duration = Duration::from_secs(5), [""];
     }
 }
@@ -305,7 +309,7 @@ edge! {
 section! {
     /// How bytes are moved.
     TransferConfig, "transfer", |config| config.transfer, {
-        /// Plans that each path queues; more are refused.
+        /// Plans of 128 blocks that each path queues, or as many blocks in smaller ones; more are refused.
         queue_depth: u32 = 256, ["plans per path"];
         /// Threads that copy between memories.
         threads: u32 = 2, ["threads per path and rank"];

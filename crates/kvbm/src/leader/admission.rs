@@ -17,6 +17,11 @@ const KEEP: f64 = 0.95;
 /// A speed that was measured longer ago than this is not known any more: a path that is slow gets another chance.
 const VALID: Duration = Duration::from_secs(600);
 
+/// How much longer than lately a read may take: others read at the same time.
+const PATIENCE: u32 = 2;
+/// Bytes a second of a disk or volume of which nothing is known yet: a slow one.
+const UNKNOWN_BYTES_PER_S: u64 = 64 << 20;
+
 /// What the leader knows of the deployment's costs, apart from what it measures.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BlockCosts {
@@ -25,12 +30,13 @@ pub(crate) struct BlockCosts {
     pub(crate) recompute: Option<Duration>,
 }
 
-/// How long blocks took along each path lately, from when their plan was sent.
+/// How long blocks took along each path lately, while it had any. Plans that overlap share that time.
 #[derive(Default)]
 pub(crate) struct Speeds {
     paths: Mutex<HashMap<Path, Speed>>,
 }
 
+#[derive(Clone, Copy)]
 struct Speed {
     seconds: f64,
     blocks: f64,
@@ -45,10 +51,15 @@ impl Speeds {
 
     fn saw_at(&self, path: Path, blocks: usize, elapsed: Duration, now: Instant) {
         let mut paths = self.paths.lock();
-        let speed = paths.entry(path).or_insert(Speed { seconds: 0.0, blocks: 0.0, seen: now });
-        if now.saturating_duration_since(speed.seen) > VALID {
-            *speed = Speed { seconds: 0.0, blocks: 0.0, seen: now };
+        // What one plan waited for the ones before it, those have been counted for.
+        let valid = |speed: &&mut Speed| now.saturating_duration_since(speed.seen) <= VALID;
+        let alone = paths.get_mut(&path).filter(valid).map(|speed| now.saturating_duration_since(speed.seen));
+        let fresh = Speed { seconds: 0.0, blocks: 0.0, seen: now };
+        let speed = paths.entry(path).or_insert(fresh);
+        if alone.is_none() {
+            *speed = fresh;
         }
+        let elapsed = alone.map_or(elapsed, |alone| elapsed.min(alone));
         speed.seconds = speed.seconds * KEEP + elapsed.as_secs_f64();
         speed.blocks = speed.blocks * KEEP + blocks as f64;
         speed.seen = now;
@@ -64,6 +75,19 @@ impl Speeds {
 }
 
 impl Leader {
+    /// How long it may take to read so many blocks along `path`, behind what is under way there: at half the speed that it had lately,
+    /// and no longer than computing them takes, where that is known.
+    pub(crate) fn time_of_read(&self, path: Path, blocks: usize) -> Duration {
+        let BlockCosts { bytes, recompute, .. } = self.settings.block_costs;
+        let measured = self.speeds.per_block(path, Instant::now());
+        let unknown = || Duration::from_secs_f64(bytes as f64 / UNKNOWN_BYTES_PER_S as f64);
+        let each = measured.map_or_else(unknown, |time| time.saturating_mul(PATIENCE));
+        let times =
+            |time: Duration, blocks: usize| time.saturating_mul(u32::try_from(blocks).unwrap_or(u32::MAX));
+        let read = times(each, blocks.saturating_add(self.inflight.blocks_on(path)));
+        recompute.map_or(read, |recompute| read.min(times(recompute, blocks)))
+    }
+
     /// What the policy admits of `blocks`, which are in the order of an offer. The others are counted and let go.
     pub(crate) fn admitted(&self, edge: &Edge, trigger: Trigger, blocks: Pinned) -> Pinned {
         if blocks.is_empty() {
@@ -147,12 +171,25 @@ mod tests {
         let ms = |speed: Option<Duration>| speed.map(|time| time.as_micros().div_ceil(10));
         assert_eq!(ms(speeds.per_block(path, at(1))), Some(100));
         assert_eq!(speeds.per_block(Path::G2_G1, at(1)), None, "another path");
-        for _ in 0..200 {
-            speeds.saw_at(path, 16, Duration::from_millis(80), at(2));
+        for second in 2..202 {
+            speeds.saw_at(path, 16, Duration::from_millis(80), at(second));
         }
-        assert_eq!(ms(speeds.per_block(path, at(2))), Some(500), "the newer ones count");
-        assert_eq!(speeds.per_block(path, at(2 + 601)), None, "too long ago");
-        speeds.saw_at(path, 100, Duration::from_millis(100), at(2 + 700));
-        assert_eq!(ms(speeds.per_block(path, at(2 + 700))), Some(100), "begins anew");
+        assert_eq!(ms(speeds.per_block(path, at(201))), Some(500), "the newer ones count");
+        assert_eq!(speeds.per_block(path, at(201 + 601)), None, "too long ago");
+        speeds.saw_at(path, 100, Duration::from_millis(100), at(201 + 700));
+        assert_eq!(ms(speeds.per_block(path, at(201 + 700))), Some(100), "begins anew");
+    }
+
+    /// Mutation that makes it fail: `elapsed` counts whole.
+    #[test]
+    fn plans_that_overlap_share_the_time_of_their_path() {
+        let (speeds, path, start) = (Speeds::default(), Path::G3_G1, Instant::now());
+        // Sent together, ended one after the other.
+        for number in 1..=20 {
+            let elapsed = Duration::from_millis(8 * number);
+            speeds.saw_at(path, 8, elapsed, start + elapsed);
+        }
+        let block = speeds.per_block(path, start).expect("enough was seen");
+        assert_eq!(block.as_micros().div_ceil(10), 100);
     }
 }

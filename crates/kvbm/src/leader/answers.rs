@@ -154,6 +154,7 @@ impl Leader {
         let unsettled = operation.merge(*first, &finished.failures);
         self.count_plan(finished);
         if let Some(unsettled) = unsettled {
+            self.note_disk_reads(operation, &unsettled.parts.moves, &unsettled.failures);
             self.settle(operation, unsettled);
         }
     }

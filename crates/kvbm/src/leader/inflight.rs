@@ -3,6 +3,7 @@
 //! A plan is finished when every rank has answered once. An answer of an earlier epoch, for an unknown plan, from an
 //! unknown rank or from a rank that already answered changes nothing, so messages may be repeated or late.
 
+use crate::error::may_land;
 use kvbm_plan::{BlockOutcome, Epoch, Failure, FailureKind, Path, PlanId, Rank, TransferReport};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -156,6 +157,17 @@ impl<O> Inflight<O> {
         self.table.lock().plans.values().filter(|pending| pending.path == path).count()
     }
 
+    /// Blocks of the plans in flight on `path`.
+    pub(crate) fn blocks_on(&self, path: Path) -> usize {
+        let table = self.table.lock();
+        table
+            .plans
+            .values()
+            .filter(|pending| pending.path == path)
+            .map(|pending| pending.failures.len())
+            .sum()
+    }
+
     /// Ids of the plans whose operation `select` picks.
     pub(crate) fn select(&self, mut select: impl FnMut(&O) -> bool) -> Vec<PlanId> {
         let table = self.table.lock();
@@ -164,7 +176,7 @@ impl<O> Inflight<O> {
 }
 
 impl<O> Pending<O> {
-    /// The first failure of a block, on whichever rank, is the one that is told.
+    /// The first failure of a block, on whichever rank, is the one that is told; one that left no bytes gives way to one that may have.
     fn merge(&mut self, rank: Rank, blocks: Vec<BlockOutcome>) {
         if blocks.len() != self.failures.len() {
             let detail =
@@ -176,10 +188,9 @@ impl<O> Pending<O> {
             return;
         }
         for (slot, outcome) in self.failures.iter_mut().zip(blocks) {
-            if let BlockOutcome::Failed(failure) = outcome {
-                slot.get_or_insert_with(|| {
-                    Failure::new(failure.kind, format!("rank {rank}: {}", failure.detail))
-                });
+            let BlockOutcome::Failed(Failure { kind, detail }) = outcome else { continue };
+            if slot.as_ref().is_none_or(|known| may_land(kind) && !may_land(known.kind)) {
+                *slot = Some(Failure::new(kind, format!("rank {rank}: {detail}")));
             }
         }
     }
@@ -215,7 +226,7 @@ mod tests {
     fn a_plan_finishes_when_every_rank_answered_once() {
         let inflight = Inflight::new(Epoch(2), 2);
         let plan = inflight.enter("op", PATH, 3);
-        assert_eq!(inflight.on_path(PATH), 1);
+        assert_eq!((inflight.on_path(PATH), inflight.blocks_on(PATH)), (1, 3));
         assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Waiting));
         assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Ignored), "answered twice");
         assert!(matches!(inflight.answer(report(plan, 9, done(3))), Answer::Ignored), "no such rank");
@@ -250,6 +261,23 @@ mod tests {
         assert!(finished.failures[0].is_none());
         let failure = finished.failures[1].as_ref().expect("block 1 failed on rank 1");
         assert_eq!((failure.kind, failure.detail.as_str()), (FailureKind::Corrupt, "rank 1: slot 4"));
+    }
+
+    #[test]
+    fn a_failure_that_may_have_left_bytes_is_told_rather_than_one_that_did_not() {
+        use FailureKind::{Corrupt, Deadline, Full, Io, Predecessor};
+        for (kinds, told) in
+            [([Full, Deadline], Deadline), ([Predecessor, Full], Predecessor), ([Io, Corrupt], Io)]
+        {
+            let inflight = Inflight::new(Epoch(2), 2);
+            let plan = inflight.enter((), PATH, 1);
+            let failed = |kind| vec![BlockOutcome::Failed(Failure::new(kind, "planted"))];
+            assert!(matches!(inflight.answer(report(plan, 0, failed(kinds[0]))), Answer::Waiting));
+            let Answer::Finished(finished) = inflight.answer(report(plan, 1, failed(kinds[1]))) else {
+                panic!("finished")
+            };
+            assert_eq!(finished.failures[0].as_ref().map(|failure| failure.kind), Some(told));
+        }
     }
 
     #[test]

@@ -6,9 +6,11 @@
 mod admission;
 mod ancestors;
 mod answers;
+mod disk_reads;
 pub(crate) mod edge;
 pub(crate) mod gather;
 pub(crate) mod inflight;
+mod late;
 pub(crate) mod offload;
 pub(crate) mod operation;
 pub(crate) mod plans;
@@ -29,6 +31,7 @@ use crate::worker::WorkerLink;
 pub(crate) use admission::BlockCosts;
 use admission::Speeds;
 use answers::Inbox;
+use disk_reads::DiskReads;
 use gather::Gather;
 use inflight::Inflight;
 use kvbm_plan::{BlockId, Command, Epoch, Failure, FailureKind, FlushOutcome, Path, PlanId, Rank, Tier};
@@ -52,9 +55,11 @@ pub(crate) struct Settings {
     pub(crate) ranks: usize,
     /// Blocks of one plan.
     pub(crate) max_plan_blocks: usize,
+    /// Blocks of one plan that reads from a disk or a volume.
+    pub(crate) max_read_blocks: usize,
     /// After this a transfer counts as failed.
     pub(crate) transfer_deadline: Duration,
-    /// After this a read from disk counts as failed: recomputing is faster.
+    /// After this, and the time that its bytes take, a read from disk counts as failed: recomputing is faster.
     pub(crate) read_deadline: Duration,
     pub(crate) block_costs: BlockCosts,
     /// How long a rank may stay away until it is given up; 0 for ever.
@@ -70,6 +75,7 @@ pub(crate) struct Leader {
     pub(crate) offloads: Offloads,
     pub(crate) admission: Arc<dyn AdmissionPolicy>,
     speeds: Speeds,
+    disk_reads: DiskReads,
     pub(crate) joins: Joins,
     /// G4.
     pub(crate) volumes: Volumes,
@@ -116,6 +122,7 @@ impl Leader {
             offloads,
             admission,
             speeds: Speeds::default(),
+            disk_reads: DiskReads::default(),
             joins: Joins::default(),
             volumes,
             flushes: Arc::default(),
@@ -234,9 +241,7 @@ impl Leader {
     pub(crate) fn expire(self: &Arc<Self>, now: Instant) {
         self.tend_volumes(now);
         self.watch_ranks(now);
-        for operation in self.operations(|operation| operation.deadline <= now) {
-            self.abandon(&operation, &operation::expired("transfer", operation.limit));
-        }
+        self.expire_operations(now);
     }
 }
 

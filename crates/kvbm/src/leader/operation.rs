@@ -11,7 +11,9 @@ use kvbm_plan::{BlockId, BlockIdentity, Endpoint, Failure, FailureKind, Path, Ti
 use kvbm_pool::{AnyArrivals, Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// One block of an operation.
@@ -86,12 +88,18 @@ pub(crate) struct Operation {
     pub(crate) settled: Signal,
     /// Open from the first plan to the settlement.
     pub(crate) span: tracing::Span,
+    /// What it says of the disk that it reads from has been taken.
+    has_spoken: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
     parts: Option<Parts>,
     failures: Vec<Option<Failure>>,
+    /// Blocks that all ranks have answered for.
+    answered: Vec<bool>,
+    /// Blocks from the front that count as arrived although the operation is not over.
+    kept: usize,
     plans_left: usize,
     abandoned: Option<Failure>,
     /// Callers that still want the result.
@@ -122,6 +130,8 @@ pub(crate) struct PlanPart {
 pub(crate) struct Unsettled {
     pub(crate) parts: Parts,
     pub(crate) failures: Vec<Option<Failure>>,
+    /// Blocks from the front that have counted as arrived before, and did.
+    pub(crate) kept: usize,
     pub(crate) promise: Promise,
 }
 
@@ -174,6 +184,8 @@ impl Operation {
         let state = State {
             parts: Some(parts),
             failures,
+            answered: vec![false; blocks],
+            kept: 0,
             plans_left: plans,
             abandoned: None,
             interested: 0,
@@ -188,6 +200,7 @@ impl Operation {
             deadline: deadline(limit),
             settled: Signal::default(),
             span,
+            has_spoken: AtomicBool::new(false),
             state: Mutex::new(state),
         })
     }
@@ -208,19 +221,49 @@ impl Operation {
                 slot.clone_from(failure);
             }
         }
+        state.answered.iter_mut().skip(first).take(failures.len()).for_each(|answered| *answered = true);
         state.plans_left = state.plans_left.saturating_sub(1);
         if state.plans_left > 0 {
             return None;
         }
         let parts = state.parts.take()?;
         let mut failures = std::mem::take(&mut state.failures);
+        let kept = state.kept;
         if let Some(reason) = &state.abandoned {
-            for slot in &mut failures {
+            for slot in failures.iter_mut().skip(kept) {
                 slot.get_or_insert_with(|| reason.clone());
             }
         }
         let promise = Promise { operation: Arc::clone(self), moves: parts.moves.clone(), kept: false };
-        Some(Unsettled { parts, failures, promise })
+        Some(Unsettled { parts, failures, kept, promise })
+    }
+
+    /// Whether the caller is the first one to ask what it says of the disk.
+    pub(crate) fn speaks_of_disk(&self) -> bool {
+        !self.has_spoken.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether any of its blocks from `tier` has arrived; `None` where it has none from there, or is over.
+    pub(crate) fn has_arrived_from(&self, tier: Tier) -> Option<bool> {
+        let state = self.state.lock();
+        let moves = &state.parts.as_ref()?.moves;
+        let mut reads = (0..moves.len()).filter(|&at| moves[at].from == tier).peekable();
+        reads.peek()?;
+        Some(reads.any(|at| state.answered[at] && state.failures[at].is_none()))
+    }
+
+    /// What has arrived from the front on counts from now on, although later blocks are still on their way: `keep` makes such blocks
+    /// visible, and says of how many from the first on that is so. Nothing of an operation that was given up, or is over.
+    pub(crate) fn keep_front(&self, keep: impl FnOnce(&mut Parts, Range<usize>) -> usize) {
+        let mut state = self.state.lock();
+        let State { parts: Some(parts), failures, answered, kept, abandoned: None, .. } = &mut *state else {
+            return;
+        };
+        let arrived = answered.iter().zip(failures).skip(*kept);
+        let arrived = arrived.take_while(|(answered, failure)| **answered && failure.is_none()).count();
+        if arrived > 0 {
+            *kept += keep(parts, *kept..*kept + arrived);
+        }
     }
 
     fn settle(&self, outcome: Outcome) {
@@ -238,8 +281,8 @@ impl Operation {
         woken.wake();
     }
 
-    /// Gives up: whatever still arrives is not made visible. Waiters are told `reason` now; the slots come back when the
-    /// workers are done with them. `false` if the operation had settled.
+    /// Gives up: whatever still arrives is not made visible. Waiters are told `reason` now, of all but what was
+    /// [kept](Self::keep_front); the slots come back when the workers are done with them. `false` if the operation had settled.
     pub(crate) fn abandon(&self, reason: &Failure) -> bool {
         let mut state = self.state.lock();
         if state.parts.is_none() || state.abandoned.is_some() {
@@ -253,9 +296,13 @@ impl Operation {
     }
 
     fn give_up(&self, state: &mut State, reason: &Failure) {
-        let moves = state.parts.iter().flat_map(|parts| &parts.moves);
+        let arrived = match state.parts.as_mut().map(|parts| &mut parts.destination) {
+            Some(Destination::Reserved { arrivals, .. }) if state.kept > 0 => Some(arrivals.take_pinned()),
+            _ => None,
+        };
+        let moves = state.parts.iter().flat_map(|parts| &parts.moves).skip(state.kept);
         let failures = moves.map(|step| step.failed(self.to, reason.clone())).collect();
-        state.outcome = Outcome { arrived: None, failures };
+        state.outcome = Outcome { arrived, failures };
         state.abandoned = Some(reason.clone());
     }
 
@@ -268,17 +315,19 @@ impl Operation {
     /// One more caller that wants the result. An operation that nobody wanted any more is wanted again; `None` where it was given up
     /// because it is late.
     pub(crate) fn join(self: &Arc<Self>, now: Instant) -> Option<Interest> {
+        let mut given_up = Outcome::default();
         let mut state = self.state.lock();
         if state.abandoned.is_some() {
             if now >= self.deadline {
                 return None;
             }
             state.abandoned = None;
-            state.outcome = Outcome::default();
+            given_up = std::mem::take(&mut state.outcome);
             self.settled.reset();
         }
         state.interested += 1;
         drop(state);
+        drop(given_up);
         Some(Interest { operation: Arc::clone(self), joined: true })
     }
 
@@ -359,7 +408,6 @@ mod tests {
     use super::*;
     use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Wake};
 
     fn operation(limit: Duration) -> Arc<Operation> {

@@ -1,18 +1,32 @@
 //! Cutting an operation into plans.
 
 use crate::leader::operation::Move;
-use kvbm_plan::{BlockTransfer, TransferPlan};
+use kvbm_plan::{BlockTransfer, Tier, TransferPlan};
 use std::ops::Range;
 
-/// Runs of moves from one tier, at most `max_blocks` each: a plan has one source tier and group, and several plans in flight keep a
-/// path busy from end to end.
-pub(crate) fn ranges(moves: &[Move], max_blocks: usize) -> Vec<Range<usize>> {
-    let max_blocks = max_blocks.clamp(1, TransferPlan::MAX_BLOCKS);
+/// Blocks of one plan: enough to hide the cost of a plan, few enough that several are under way for a large prefix.
+pub(crate) const MAX_PLAN_BLOCKS: usize = 128;
+/// Bytes of one plan that reads from a disk or a volume: of a prefix that comes too slowly, what arrived counts plan by plan. As much as a
+/// worker hands to a disk at a time.
+const MAX_READ_BYTES: u64 = 8 << 20;
+
+/// Blocks of one plan that reads blocks of so many bytes on each rank from a disk or a volume.
+pub(crate) fn max_read_blocks(rank_block_bytes: u64) -> usize {
+    let blocks = MAX_READ_BYTES / rank_block_bytes.max(1);
+    usize::try_from(blocks).unwrap_or(usize::MAX).clamp(1, MAX_PLAN_BLOCKS)
+}
+
+/// Runs of moves from one tier, at most `max_blocks` of that each: a plan has one source tier and group, and several plans in flight keep
+/// a path busy from end to end.
+pub(crate) fn ranges(moves: &[Move], max_blocks: impl Fn(Tier) -> usize) -> Vec<Range<usize>> {
+    let max_blocks = |tier| max_blocks(tier).clamp(1, TransferPlan::MAX_BLOCKS);
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for (index, step) in moves.iter().enumerate() {
         let joins = |range: &&mut Range<usize>| {
             let first = &moves[range.start];
-            range.len() < max_blocks && first.from == step.from && first.identity.group == step.identity.group
+            range.len() < max_blocks(step.from)
+                && first.from == step.from
+                && first.identity.group == step.identity.group
         };
         match ranges.last_mut().filter(joins) {
             Some(range) => range.end = index + 1,
@@ -30,7 +44,7 @@ pub(crate) fn transfers(moves: &[Move]) -> Vec<BlockTransfer> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
+    use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 
     fn step(from: Tier) -> Move {
         let identity = BlockIdentity {
@@ -46,9 +60,10 @@ mod tests {
     #[test]
     fn a_plan_has_one_source_tier_and_a_bounded_size() {
         let moves = [Tier::G2, Tier::G2, Tier::G2, Tier::G3, Tier::G3, Tier::G2].map(step);
-        assert_eq!(ranges(&moves, 2), [0..2, 2..3, 3..5, 5..6]);
-        assert_eq!(ranges(&moves, 100), [0..3, 3..5, 5..6]);
-        assert!(ranges(&[], 100).is_empty());
+        assert_eq!(ranges(&moves, |_| 2), [0..2, 2..3, 3..5, 5..6]);
+        assert_eq!(ranges(&moves, |_| 100), [0..3, 3..5, 5..6]);
+        assert_eq!(ranges(&moves, |tier| if tier == Tier::G3 { 1 } else { 100 }), [0..3, 3..4, 4..5, 5..6]);
+        assert!(ranges(&[], |_| 100).is_empty());
         assert_eq!(transfers(&moves).len(), 6);
     }
 }

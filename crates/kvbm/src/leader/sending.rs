@@ -62,23 +62,33 @@ impl Leader {
     /// Makes an operation that is not under way yet: nothing can answer for it before [`send`](Self::send).
     pub(crate) fn prepare(&self, purpose: Purpose, to: Tier, parts: Parts) -> Prepared {
         let moves = parts.moves.clone();
-        let ranges = plans::ranges(&moves, self.settings.max_plan_blocks);
-        let limit = self.limit(&moves, parts.volume.as_deref());
+        let most = |from| match from {
+            Tier::G1 | Tier::G2 => self.settings.max_plan_blocks,
+            Tier::G3 | Tier::G4 => self.settings.max_read_blocks,
+        };
+        let ranges = plans::ranges(&moves, most);
+        let limit = self.limit(&moves, to, parts.volume.as_deref());
         let operation = Operation::new(purpose, to, limit, parts, ranges.len());
         Prepared { operation, moves, ranges }
     }
 
-    /// How long these moves may take.
-    pub(crate) fn limit(&self, moves: &[Move], volume: Option<&VolumeTier>) -> Duration {
-        let reads = |tier: Tier| moves.iter().any(|step| step.from == tier);
-        let mut limit = self.settings.transfer_deadline;
-        if reads(Tier::G3) {
-            limit = limit.min(self.settings.read_deadline);
+    /// How long these moves may take. What is read from below has the deadline of its tier, and beside it the time that all the bytes take:
+    /// a device that works is not given up because much is asked of it.
+    pub(crate) fn limit(&self, moves: &[Move], to: Tier, volume: Option<&VolumeTier>) -> Duration {
+        let most = self.settings.transfer_deadline;
+        let deadlines = [
+            (Tier::G3, Some(self.settings.read_deadline)),
+            (Tier::G4, volume.map(|volume| volume.descriptor.deadline)),
+        ];
+        let (mut limit, mut beside) = (most, Duration::ZERO);
+        for (tier, deadline) in deadlines {
+            let blocks = moves.iter().filter(|step| step.from == tier).count();
+            if let Some(deadline) = deadline.filter(|_| blocks > 0) {
+                limit = limit.min(deadline);
+                beside = beside.saturating_add(self.time_of_read(Path::new(tier, to), blocks));
+            }
         }
-        match volume {
-            Some(volume) if reads(Tier::G4) => limit.min(volume.descriptor.deadline),
-            _ => limit,
-        }
+        limit.saturating_add(beside).min(most)
     }
 
     /// Sends the plans of an operation.

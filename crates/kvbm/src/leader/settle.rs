@@ -14,11 +14,11 @@ impl Leader {
     pub(super) fn settle(self: &Arc<Self>, operation: &Arc<Operation>, unsettled: Unsettled) {
         let _inside = operation.span.enter();
         // Dropped in the opposite order: should this panic, whoever waits is told after what was held is let go.
-        let Unsettled { promise, parts, mut failures } = unsettled;
-        self.lose(operation.to, &parts, &mut failures);
+        let Unsettled { promise, parts, mut failures, kept } = unsettled;
+        self.lose(operation.to, &parts, &mut failures, kept);
         let joinable = Joinable { leader: self, operation, moves: promise.moves() };
         if let Some(check) = &parts.source_check {
-            for (index, slot) in failures.iter_mut().enumerate() {
+            for (index, slot) in failures.iter_mut().enumerate().skip(kept) {
                 if slot.is_none() {
                     *slot = check(index);
                 }
@@ -33,7 +33,7 @@ impl Leader {
             Destination::Reserved { arrivals, places } => {
                 let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
                 let chained = operation.purpose == Purpose::Onboard;
-                let arrivals = complete(arrivals, &places, &parts.moves, &mut failures, chained);
+                let arrivals = complete((arrivals, &places, kept), &parts.moves, &mut failures, chained);
                 if order.is_some() {
                     self.release_lost(&parts.moves, &failures);
                 }
@@ -67,13 +67,14 @@ impl Leader {
 
     /// What was read from, or written to, a tier that was lost since it was known to be there did not arrive, whatever the ranks say: a
     /// worker that started anew may have copied what it never had. Its answers come after its start has been handled.
-    fn lose(&self, to: Tier, parts: &Parts, failures: &mut [Option<Failure>]) {
+    /// What had counted before was there then.
+    fn lose(&self, to: Tier, parts: &Parts, failures: &mut [Option<Failure>], kept: usize) {
         let is_lost = |tier: &Tier| self.registry.is_lost(*tier, parts.losses);
         let tiers: TierMask = Tier::SLOTTED.into_iter().filter(is_lost).collect();
         if tiers.is_empty() {
             return;
         }
-        for (step, slot) in parts.moves.iter().zip(failures) {
+        for (step, slot) in parts.moves.iter().zip(failures).skip(kept) {
             let tier = [step.from, to].into_iter().find(|&tier| tiers.contains(tier));
             if let (None, Some(tier)) = (&slot, tier) {
                 self.metrics.path(Path::new(step.from, to)).failures(FailureKind::Lost).add(1);
@@ -220,11 +221,10 @@ impl Drop for Joinable<'_> {
     }
 }
 
-/// Makes arrivals visible, first block first. In a chain, what comes after a failure is failed too: a prefix has no
-/// holes. Elsewhere only blocks behind a failed parent are.
+/// Makes arrivals visible, first block first, behind the so many that are. In a chain, what comes after a failure is failed too: a
+/// prefix has no holes. Elsewhere only blocks behind a failed parent are.
 fn complete(
-    mut arrivals: AnyArrivals,
-    places: &[usize],
+    (mut arrivals, places, kept): (AnyArrivals, &[usize], usize),
     moves: &[Move],
     failures: &mut [Option<Failure>],
     chained: bool,
@@ -240,10 +240,10 @@ fn complete(
             broken.push(step.identity.hash);
         }
     }
-    let whole =
-        places.iter().zip(failures.iter()).filter(|(_, slot)| slot.is_none()).map(|(&place, _)| place);
+    let rest = places.iter().zip(failures.iter()).skip(kept);
+    let whole = rest.filter(|(_, slot)| slot.is_none()).map(|(&place, _)| place);
     let completions = arrivals.complete_each(whole);
-    let removed = failures.iter_mut().filter(|slot| slot.is_none()).zip(completions);
+    let removed = failures.iter_mut().skip(kept).filter(|slot| slot.is_none()).zip(completions);
     for (slot, _) in removed.filter(|(_, completion)| *completion == Completion::Removed) {
         *slot = Some(Failure::new(FailureKind::Missing, "the block was removed while it was on its way"));
     }

@@ -12,6 +12,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Counters of the disk tier of each rank, and of each of its directories.
 #[derive(Debug, Default)]
 pub struct DiskMetrics {
+    /// 1 while disks are left alone because their reads failed or were not answered in time.
+    pub down: Gauge,
+    /// Blocks that were not offered meanwhile.
+    pub left_out: Counter,
     /// By rank and name.
     dirs: Mutex<BTreeMap<(Rank, String), Arc<Counter>>>,
     ranks: Mutex<BTreeMap<Rank, Arc<DiskCounters>>>,
@@ -44,8 +48,15 @@ impl DiskMetrics {
         Arc::clone(ranks.entry(rank).or_default())
     }
 
-    /// Nothing where no worker of this process has a disk.
+    /// Of directories and ranks nothing where no worker of this process has a disk.
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "1 while the disk tier is left alone because it failed or did not answer";
+        let mut metric = encoder.encode_descriptor("disk_down", help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&self.down.get())?;
+        let help = "Blocks of the disk tier that were not offered while it was left alone";
+        let mut metric =
+            encoder.encode_descriptor("disk_left_out_blocks", help, None, MetricType::Counter)?;
+        counter_value(&mut metric, self.left_out.get())?;
         type Read = fn(&DiskCounters) -> &Counter;
         let dirs = self.dirs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).clone();

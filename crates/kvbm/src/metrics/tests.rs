@@ -27,8 +27,8 @@ fn every_combination_starts_at_zero() {
     let per_tier = 4 + EvictReason::ALL.len() + SlotState::ALL.len();
     // Blocks, bytes, queue depth, in flight, busy time; sum, count, 26 bounds and +Inf of the latency.
     let per_path = 5 + 29 + FailureKind::ALL.len() + DropReason::ALL.len();
-    // Look-ups, waits, malformed messages, ignored reports; nine of events.
-    assert_eq!(series, 4 + 9 + RecoveryOutcome::ALL.len() + tiers * per_tier + paths * per_path);
+    // Look-ups, waits, malformed messages, ignored reports; nine of events; two of disks that are left alone.
+    assert_eq!(series, 4 + 9 + 2 + RecoveryOutcome::ALL.len() + tiers * per_tier + paths * per_path);
     for needed in [
         "kvbm_sync_offloads_total",
         "kvbm_events_lost_total",

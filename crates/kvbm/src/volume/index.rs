@@ -236,10 +236,11 @@ impl Index {
         arriving
     }
 
-    /// A block that was on its way did not arrive, as far as is known: it may land until then. Once for each that [began](Self::begin).
-    pub(crate) fn fail(&mut self, identity: &BlockIdentity, doubtful_until: Instant) {
+    /// A block that was on its way did not arrive, as far as is known. Where that is not certain, it may land until then. Once for each that
+    /// [began](Self::begin).
+    pub(crate) fn fail(&mut self, identity: &BlockIdentity, doubtful_until: Option<Instant>) {
         let key = (identity.group, identity.hash);
-        self.writes.end(identity.namespace, Some(doubtful_until));
+        self.writes.end(identity.namespace, doubtful_until);
         if self.entries.get(&key).is_some_and(|entry| entry.state == State::Arriving) {
             self.set(key, State::Gone);
         }
@@ -449,7 +450,7 @@ mod tests {
         assert_eq!(index.landing(Some(number), now), Landing::Over);
         index.purged(Some(number));
         assert_eq!(index.begin(&block(1)), Admission::New);
-        index.fail(&block(1), later);
+        index.fail(&block(1), Some(later));
         assert_eq!((index.purge(None), index.landing(None, now)), (0, Landing::Doubtful));
         assert_eq!(index.landing(None, later), Landing::Over);
         assert!(index.entries.is_empty());
@@ -562,7 +563,7 @@ mod tests {
                 match step {
                     0 => drop(index.begin(&identity)),
                     1 => drop(index.complete(&identity)),
-                    2 => index.fail(&identity, Instant::now()),
+                    2 => index.fail(&identity, Some(Instant::now())),
                     3 => index.learn(&identity, number.is_multiple_of(2), index.now()),
                     4 => drop(index.remove(GROUP, identity.hash, index.now())),
                     _ => drop(index.evict(0)),

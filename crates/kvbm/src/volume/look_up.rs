@@ -1,6 +1,7 @@
 //! Finding chains: from what is known of each volume, and for what is not, from the volumes in a few round trips whatever the length.
 
 use super::VolumeTier;
+use crate::breaker::Verdict;
 use crate::leader::Leader;
 use kvbm_plan::{
     BlockIdentity, Command, Failure, FailureKind, NamespaceId, SequenceHash, VolumeAnswer, VolumeId,
@@ -156,7 +157,7 @@ impl Leader {
         let failed = answers
             .as_ref()
             .is_err_and(|failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline));
-        volume.note(answers.is_ok(), usize::from(failed));
+        volume.note(Verdict { answered: answers.is_ok(), failures: usize::from(failed) });
         let mut there = vec![true; blocks.len()];
         for found in answers? {
             for (at, there) in there.iter_mut().enumerate() {

@@ -3,7 +3,6 @@
 //! A chain lies on one volume: its first block chooses one, and what continues it follows. So a look-up needs one volume to answer,
 //! and a volume that goes takes whole chains with it.
 
-mod breaker;
 mod discards;
 mod hello;
 mod history;
@@ -20,9 +19,9 @@ mod set;
 mod transfers;
 mod writes;
 
+use crate::breaker::{Breaker, Verdict};
 use crate::config::Config;
 use crate::metrics::VolumeCounters;
-use breaker::Breaker;
 use discards::Discards;
 pub(crate) use history::Moment;
 use index::Index;
@@ -99,7 +98,7 @@ impl VolumeTier {
 
     /// Whether it is left alone because it failed, or because a rank that started again cannot open it.
     pub(crate) fn is_down(&self) -> bool {
-        self.breaker.lock().is_closed() || self.introductions.lacks_one()
+        self.breaker.lock().is_open() || self.introductions.lacks_one()
     }
 
     /// Whether what goes beyond the capacity is removed from it, or only not known here any more.
@@ -108,11 +107,11 @@ impl VolumeTier {
     }
 
     /// What came of a call: successes end a pause, failures of the store begin or prolong one.
-    fn note(&self, answered: bool, failures: usize) {
+    fn note(&self, Verdict { answered, failures }: Verdict) {
         self.counters.errors.add(failures as u64);
         let mut breaker = self.breaker.lock();
         if answered {
-            breaker.succeeded();
+            let _was_open = breaker.succeeded();
         } else if failures > 0 && breaker.failed(Instant::now()) {
             tracing::warn!(
                 target: "kvbm", volume = %self.descriptor.id,

@@ -2,6 +2,8 @@
 
 use super::index::Admission;
 use super::{Moment, VolumeTier, Volumes};
+use crate::breaker::Verdict;
+use crate::error::may_land;
 use crate::leader::Leader;
 use crate::leader::edge::{Batch, Edge};
 use crate::leader::offload::Running;
@@ -138,7 +140,7 @@ impl Leader {
         moves: &[Move],
         failures: &mut [Option<Failure>],
     ) {
-        note_transfers(volume, failures);
+        volume.note(Verdict::of(failures.iter()));
         let refused = failures.iter().flatten().filter(|failure| failure.kind == FailureKind::Full).count();
         volume.counters.full.add(refused as u64);
         let now = Instant::now();
@@ -150,9 +152,9 @@ impl Leader {
             if slot.is_none() && identity.parent.is_some_and(|parent| broken.contains(&parent)) {
                 *slot = Some(Failure::new(FailureKind::Predecessor, "a block before it did not arrive"));
             }
-            if slot.is_some() {
+            if let Some(failure) = slot {
                 broken.push(identity.hash);
-                index.fail(identity, doubtful_until);
+                index.fail(identity, may_land(failure.kind).then_some(doubtful_until));
             } else if index.complete(identity) {
                 volume.counters.stored.add(1);
             } else {
@@ -186,7 +188,7 @@ impl Leader {
         if reads.is_empty() {
             return;
         }
-        note_transfers(volume, &reads.iter().map(|(_, slot)| (*slot).clone()).collect::<Vec<_>>());
+        volume.note(Verdict::of(reads.iter().map(|(_, slot)| *slot)));
         let mut damaged = Vec::new();
         let mut index = volume.index.lock();
         for (step, slot) in reads {
@@ -218,20 +220,9 @@ impl Leader {
     }
 }
 
-/// Whether the store answered, or failed.
-fn note_transfers(volume: &VolumeTier, failures: &[Option<Failure>]) {
-    let answered = |slot: &Option<Failure>| {
-        slot.as_ref().is_none_or(|failure| {
-            matches!(failure.kind, FailureKind::Missing | FailureKind::Corrupt | FailureKind::Full)
-        })
-    };
-    let failed = |failure: &&Failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline);
-    let failures_of_store = failures.iter().flatten().filter(failed).count();
-    volume.note(failures.iter().any(answered), failures_of_store);
-}
-
 #[cfg(all(test, feature = "worker"))]
 mod tests {
+    use super::super::writes::Landing;
     use super::*;
     use crate::config::{Blocks, ModelConfig};
     use crate::worker::{LinkError, WorkerLink};
@@ -303,6 +294,24 @@ mod tests {
         let failure = Failure::new(FailureKind::Missing, "planted");
         leader.note_reads(&volume, &[step], &[Some(failure)], volume.now());
         assert!(!contains());
+    }
+
+    /// Mutation that makes it fail: `complete_on_volume` gives every failure until then.
+    #[test]
+    fn what_found_no_room_or_no_parent_does_not_land_later() {
+        let discarded = Arc::default();
+        let manager = manager(&discarded);
+        let leader = &manager.leader;
+        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let identity = block();
+        let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
+        let kinds = [FailureKind::Full, FailureKind::Predecessor, FailureKind::Io];
+        for (kind, landing) in kinds.into_iter().zip([Landing::Over, Landing::Over, Landing::Doubtful]) {
+            assert_eq!(volume.index.lock().begin(&identity), Admission::New);
+            let failure = Failure::new(kind, "planted");
+            leader.complete_on_volume(&volume, &[step], &mut [Some(failure)]);
+            assert_eq!(volume.index.lock().landing(None, Instant::now()), landing, "{kind}");
+        }
     }
 
     /// Mutation that makes it fail: every damaged block is discarded, whatever `Index::remove` says.
