@@ -1,14 +1,13 @@
-//! What a leader asks of volumes beside transfers: what they hold, to remove it, and to open and close them. Probes have a thread of their
-//! own, since a request waits for them, and so has opening, since a manager does; removals may take long.
+//! What a leader asks of volumes beside transfers: what they hold, to remove it, and to open and close them. On each volume probes have a
+//! thread of their own, since a request waits for them, and so has opening, since a manager does; removals may take long.
 
 use crate::config::{VolumeTier, WorkerConfig};
+use crate::crew::{Crews, Refused, Terms};
 use crate::cuts::{Cut, owns};
 use crate::damaged::DamagedObjects;
 use crate::error::{StartError, SubmitError};
 use crate::execute::{failure_of, readable_cuts};
 use crate::hub::{Hub, Producer};
-use crate::start::spawn;
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use kvbm_plan::{
     BlockIdentity, Epoch, Failure, FailureKind, Message, NamespaceId, NamespaceTag, Rank, StoredBlock,
     VolumeAnswer, VolumeId, VolumeRequest,
@@ -18,25 +17,25 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Requests of one kind that may wait.
+/// Requests of one kind that may wait for a volume.
 const MAX_PENDING: usize = 256;
 /// Objects that are listed and deleted at a time.
 const PAGE: usize = 1000;
 
 struct Ask {
     token: u64,
-    volume: VolumeId,
     request: VolumeRequest,
 }
 
 /// The queues. The threads end when they are dropped, after what is queued.
 pub(crate) struct Asks {
-    probes: Sender<Ask>,
-    removals: Sender<Ask>,
-    changes: Sender<Ask>,
+    probes: Crews<Ask>,
+    removals: Crews<Ask>,
+    changes: Crews<Ask>,
+    /// While requests may come, threads may start.
+    _alive: Producer,
 }
 
 impl Asks {
@@ -47,7 +46,7 @@ impl Asks {
         volume: VolumeId,
         request: VolumeRequest,
     ) -> Result<(), SubmitError> {
-        let queue = match &request {
+        let crews = match &request {
             VolumeRequest::Probe(_) => &self.probes,
             VolumeRequest::Discard(_)
             | VolumeRequest::DiscardDamaged(_)
@@ -55,46 +54,41 @@ impl Asks {
             | VolumeRequest::List(_) => &self.removals,
             VolumeRequest::Register(_) | VolumeRequest::Unregister => &self.changes,
         };
-        queue.try_send(Ask { token, volume, request }).map_err(|error| match error {
-            TrySendError::Full(_) => {
-                SubmitError::Backlogged { what: "volume requests", pending: MAX_PENDING }
-            }
-            TrySendError::Disconnected(_) => SubmitError::ShuttingDown,
+        crews.send(volume, Ask { token, request }).map_err(|refused| match refused {
+            Refused::Full(_) => SubmitError::Backlogged { what: "volume requests", pending: MAX_PENDING },
+            Refused::NoThread(_, reason) => SubmitError::Failed { command: "volume request", reason },
         })
     }
 }
 
-/// Starts the threads of a worker.
+/// What takes the requests of a worker.
 pub(crate) fn start(
     hub: &Arc<Hub>,
     tier: &VolumeTier,
     damaged: &Arc<DamagedObjects>,
     config: &WorkerConfig,
-) -> Result<(Asks, Vec<JoinHandle<()>>), StartError> {
-    let (probes, probed) = bounded(MAX_PENDING);
-    let (removals, removed) = bounded(MAX_PENDING);
-    let (changes, changed) = bounded(MAX_PENDING);
-    let mut threads = Vec::new();
-    for (name, queue) in
-        [("volume-probes", probed), ("volume-removals", removed), ("volume-changes", changed)]
-    {
-        let desk = Desk {
-            hub: Arc::clone(hub),
-            tier: tier.clone(),
-            cuts: readable_cuts(config, tier)?,
-            damaged: Arc::clone(damaged),
-            taken: Mutex::default(),
-            namespace: NamespaceTag::from_bytes(config.namespace),
-            rank: config.rank,
-            epoch: config.epoch,
-        };
-        let alive = hub.producer();
-        threads.push(spawn(config.rank, name, move || desk.run(&queue, &alive))?);
-    }
-    Ok((Asks { probes, removals, changes }, threads))
+) -> Result<Asks, StartError> {
+    let desk = Arc::new(Desk {
+        hub: Arc::clone(hub),
+        tier: tier.clone(),
+        cuts: readable_cuts(config, tier)?,
+        damaged: Arc::clone(damaged),
+        taken: Mutex::default(),
+        namespace: NamespaceTag::from_bytes(config.namespace),
+        rank: config.rank,
+        epoch: config.epoch,
+    });
+    let crews = |what: &str| {
+        let (hub, rank, desk) = (Arc::clone(hub), config.rank, Arc::clone(&desk));
+        // One of each volume, so that its requests of a kind are answered in order.
+        let terms = Terms { hub, rank, what: what.to_owned(), threads: 1, pending: MAX_PENDING };
+        Crews::new(terms, move |volume, ask| desk.serve(volume, &ask))
+    };
+    let (probes, removals, changes) = (crews("probes"), crews("removals"), crews("changes"));
+    Ok(Asks { probes, removals, changes, _alive: hub.producer() })
 }
 
-/// One thread's work.
+/// What the threads do.
 struct Desk {
     hub: Arc<Hub>,
     tier: VolumeTier,
@@ -109,23 +103,19 @@ struct Desk {
 }
 
 impl Desk {
-    fn run(&self, queue: &Receiver<Ask>, _alive: &Producer) {
-        for Ask { token, volume, request } in queue {
-            let answer = if self.hub.is_closing() {
-                Err(Failure::new(FailureKind::ShuttingDown, "the worker shut down first"))
-            } else {
-                // A volume is foreign code.
-                catch_unwind(AssertUnwindSafe(|| self.answer(volume, &request))).unwrap_or_else(|_| {
-                    Err(Failure::new(
-                        FailureKind::Io,
-                        format!("volume {volume} panicked; report it to its vendor"),
-                    ))
-                })
-            };
-            let answer = answer.unwrap_or_else(VolumeAnswer::Failed);
-            let (rank, epoch) = (self.rank, self.epoch);
-            self.hub.send(Message::Volume { rank, epoch, token, answer });
-        }
+    fn serve(&self, volume: VolumeId, Ask { token, request }: &Ask) {
+        let answer = if self.hub.is_closing() {
+            Err(Failure::new(FailureKind::ShuttingDown, "the worker shut down first"))
+        } else {
+            // A volume is foreign code.
+            catch_unwind(AssertUnwindSafe(|| self.answer(volume, request))).unwrap_or_else(|_| {
+                let detail = format!("volume {volume} panicked; report it to its vendor");
+                Err(Failure::new(FailureKind::Io, detail))
+            })
+        };
+        let answer = answer.unwrap_or_else(VolumeAnswer::Failed);
+        let (rank, epoch, token) = (self.rank, self.epoch, *token);
+        self.hub.send(Message::Volume { rank, epoch, token, answer });
     }
 
     fn answer(&self, volume: VolumeId, request: &VolumeRequest) -> Result<VolumeAnswer, Failure> {

@@ -169,7 +169,7 @@ pub struct VolumeTier {
     pub model_heads: u32,
     /// Whether this rank writes: of ranks with the same slice, one does.
     pub writes: bool,
-    /// Threads of each path that wait for volumes.
+    /// Threads of each path that wait for a volume, for each volume; they run while there is something to wait for.
     pub threads: usize,
 }
 

@@ -117,11 +117,15 @@ pub enum SubmitError {
 
 /// Work that was not over at the deadline of a shutdown. It goes on in the background and owns its memory until the
 /// hardware is done; its reports still reach the sink.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{running} transfers were still running at the deadline: they keep their memory until the hardware is done"
+    "{running} transfers were still running at the deadline: they keep their memory until the hardware is done; not \
+     answered: {}",
+    waiting_for.join(", ")
 )]
 pub struct ShutdownError {
     /// Started transfers without a report.
     pub running: usize,
+    /// The paths that they are on, and volumes whose calls have not returned.
+    pub waiting_for: Vec<String>,
 }

@@ -2,12 +2,13 @@
 //!
 //! One lock, held for bookkeeping only. The sink, wakers and executors are called after it was released.
 
-use crate::error::SubmitError;
+use crate::error::{ShutdownError, SubmitError};
 use crate::schedule::{Delivery, Portion, Reply, State};
 use crate::stats::WorkerStats;
 use crossbeam_channel::Sender;
-use kvbm_plan::{BlockOutcome, Message, Path, PlanId, TransferPlan, TransferReport, wire};
+use kvbm_plan::{BlockOutcome, Message, Path, PlanId, TransferPlan, TransferReport, VolumeId, wire};
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,8 @@ pub(crate) struct Hub {
     sink: Sink,
     sink_panics: AtomicU64,
     host_verified: AtomicU64,
+    /// Calls of volumes under way, by what they are for.
+    calls: Mutex<BTreeMap<(String, VolumeId), usize>>,
 }
 
 struct Inner {
@@ -46,6 +49,7 @@ impl Hub {
             sink,
             sink_panics: AtomicU64::new(0),
             host_verified: AtomicU64::new(0),
+            calls: Mutex::default(),
         }
     }
 
@@ -105,8 +109,14 @@ impl Hub {
         self.with(|state, _| state.send(message));
     }
 
-    pub(crate) fn take(&self, path: Path, busy: bool, limit: usize) -> Option<Portion> {
-        self.with(|state, now| state.take(path, busy, limit, now))
+    /// `room`: how many blocks of a plan may go now.
+    pub(crate) fn take(
+        &self,
+        path: Path,
+        busy: bool,
+        room: impl Fn(&TransferPlan) -> usize,
+    ) -> Option<Portion> {
+        self.with(|state, now| state.take(path, busy, room, now))
     }
 
     pub(crate) fn settle(&self, plan_id: PlanId, outcomes: Vec<(u32, BlockOutcome)>, bytes: u64) {
@@ -131,6 +141,26 @@ impl Hub {
         self.host_verified.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A volume is called until the returned guard is dropped: what a shutdown waits for has a name.
+    pub(crate) fn call<'a>(&'a self, what: &str, volume: VolumeId) -> Call<'a> {
+        let call = (what.to_owned(), volume);
+        *self.calls.lock().entry(call.clone()).or_default() += 1;
+        Call { hub: self, call }
+    }
+
+    /// What has not come back.
+    fn unfinished(&self) -> ShutdownError {
+        let (running, paths) = {
+            let inner = self.inner.lock();
+            (inner.state.live_plans(), inner.state.path_stats())
+        };
+        let paths = paths.iter().filter(|stats| stats.running_plans > 0);
+        let paths = paths.map(|stats| format!("path {}", stats.path));
+        let volumes = self.calls.lock();
+        let volumes = volumes.keys().map(|(what, volume)| format!("volume {volume} ({what})"));
+        ShutdownError { running, waiting_for: paths.chain(volumes).collect() }
+    }
+
     pub(crate) fn stats(&self) -> WorkerStats {
         let inner = self.inner.lock();
         WorkerStats {
@@ -149,12 +179,13 @@ impl Hub {
         Producer(Arc::clone(self))
     }
 
-    /// Waits until all threads are over. The plans that still run at `deadline`, and whether threads do.
-    pub(crate) fn wait_idle(&self, deadline: Instant) -> Result<(), usize> {
+    /// Waits until all threads are over, or says at `deadline` what still runs.
+    pub(crate) fn wait_idle(&self, deadline: Instant) -> Result<(), ShutdownError> {
         let mut inner = self.inner.lock();
         while inner.producers > 0 || inner.reporting {
             if self.changed.wait_until(&mut inner, deadline).timed_out() {
-                return Err(inner.state.live_plans());
+                drop(inner);
+                return Err(self.unfinished());
             }
         }
         Ok(())
@@ -206,6 +237,24 @@ impl Hub {
             if catch_unwind(call).is_err() {
                 self.sink_panics.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("the sink of a worker panicked; the message is lost");
+            }
+        }
+    }
+}
+
+/// A call of a volume.
+pub(crate) struct Call<'a> {
+    hub: &'a Hub,
+    call: (String, VolumeId),
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.hub.calls.lock();
+        if let Some(count) = calls.get_mut(&self.call) {
+            *count -= 1;
+            if *count == 0 {
+                calls.remove(&self.call);
             }
         }
     }

@@ -21,6 +21,7 @@
 
 mod asks;
 mod config;
+mod crew;
 mod cuts;
 mod damaged;
 mod error;

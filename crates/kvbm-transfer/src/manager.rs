@@ -172,7 +172,7 @@ impl TransferManager {
         }
         drop(self.volumes.lock().take());
         let threads = std::mem::take(&mut *self.threads.lock());
-        self.hub.wait_idle(deadline).map_err(|running| ShutdownError { running })?;
+        self.hub.wait_idle(deadline)?;
         let own = std::thread::current().id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
             // Idle means that every thread is past its work, so this does not wait; a panic was logged where it happened.

@@ -113,9 +113,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
         manager.threads.get_mut().push(spawn(config.rank, "scrub", move || scrub.run(&hub, &alive))?);
     }
     if let Some(tier) = &config.volumes {
-        let (asks, workers) = asks::start(&hub, tier, &parts.damaged, config)?;
-        manager.volumes = Mutex::new(Some(asks));
-        manager.threads.get_mut().extend(workers);
+        manager.volumes = Mutex::new(Some(asks::start(&hub, tier, &parts.damaged, config)?));
     }
     let volumes = config.volumes.is_some();
     hub.send(Message::Ready { rank: config.rank, epoch: config.epoch, volumes });

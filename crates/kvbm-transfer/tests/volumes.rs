@@ -7,7 +7,7 @@ use kvbm_plan::{
     BlockIdentity, Command, Endpoint, FailureKind, Message, NamespaceId, NamespaceTag, Path, StoredBlock,
     TransferPlan, VolumeAnswer, VolumeId, VolumePlace, VolumeRequest,
 };
-use kvbm_transfer::{SubmitError, VolumeTier};
+use kvbm_transfer::{PathConfig, SubmitError, VolumeTier};
 use kvbm_volume::{
     BlobKey, BlobScope, BlobSlice, GetRequest, MemoryVolume, PayloadForm, PutRequest, StoredOrder, Volume,
     VolumeDescriptor, VolumeError, VolumeRegistry,
@@ -34,10 +34,12 @@ enum Fault {
     Refuses,
     /// Serves nobody until two calls are there.
     Pairs,
+    /// Calls do not return while this lasts.
+    Hangs,
 }
 
-const FAULTS: [Fault; 6] =
-    [Fault::Nothing, Fault::Panic, Fault::Silent, Fault::Late, Fault::Refuses, Fault::Pairs];
+const FAULTS: [Fault; 7] =
+    [Fault::Nothing, Fault::Panic, Fault::Silent, Fault::Late, Fault::Refuses, Fault::Pairs, Fault::Hangs];
 
 /// A memory volume with faults.
 struct Faulty {
@@ -48,9 +50,13 @@ struct Faulty {
 
 impl Faulty {
     fn new(capacity_bytes: Option<u64>) -> Arc<Self> {
+        Self::of(VOLUME, capacity_bytes)
+    }
+
+    fn of(id: VolumeId, capacity_bytes: Option<u64>) -> Arc<Self> {
         let deadline = Duration::from_secs(60);
         let descriptor =
-            VolumeDescriptor { capacity_bytes, deadline, ..VolumeDescriptor::new(VOLUME, "memory:") };
+            VolumeDescriptor { capacity_bytes, deadline, ..VolumeDescriptor::new(id, "memory:") };
         let memory = MemoryVolume::open(descriptor).expect("the test's own set-up");
         Arc::new(Self { memory, fault: AtomicU8::new(0), calls: Default::default() })
     }
@@ -66,8 +72,17 @@ impl Faulty {
         keys: Vec<BlobKey>,
         work: impl FnOnce() -> Vec<Result<T, VolumeError>>,
     ) -> Vec<Result<T, VolumeError>> {
-        match FAULTS[usize::from(self.fault.load(Ordering::Relaxed))] {
+        let fault = || FAULTS[usize::from(self.fault.load(Ordering::Relaxed))];
+        match fault() {
             Fault::Nothing => work(),
+            Fault::Hangs => {
+                let until = soon();
+                while fault() == Fault::Hangs {
+                    assert!(Instant::now() < until, "the test's own end");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                work()
+            }
             Fault::Panic => panic!("planted"),
             Fault::Pairs => {
                 let (calls, changed) = &self.calls;
@@ -294,7 +309,69 @@ fn every_fault_of_a_volume_is_a_failure_of_its_blocks() {
     assert_eq!(failed(&rig, unknown), [Some(FailureKind::Unsupported)]);
 }
 
-/// Mutation that makes it fail: `Crew::send` hands all blocks to one thread.
+/// The same plan, of another volume.
+fn on(volume: VolumeId, mut plan: TransferPlan) -> TransferPlan {
+    for end in [&mut plan.src, &mut plan.dst] {
+        if let Endpoint::Volume(known) = end {
+            *known = volume;
+        }
+    }
+    plan
+}
+
+/// Mutations that make it fail: crews are found by no volume, or `Hands::room_for` says that all is free.
+#[test]
+fn a_volume_that_hangs_takes_nobody_elses_threads_or_room_and_is_named_at_the_end() {
+    const OTHER: VolumeId = VolumeId(9);
+    let (hanging, other) = (Faulty::new(None), Faulty::of(OTHER, None));
+    let registry = opened(&hanging);
+    registry.register(Arc::clone(&other) as _).unwrap();
+    let rig = Rig::with(Shape::default(), |config| {
+        let few = PathConfig { depth_blocks: 4, batch_blocks: 2, ..PathConfig::default() };
+        (config.paths.g2_g4, config.paths.g4_g1) = (few, few);
+        config.volumes =
+            Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 2 });
+    });
+    fill(&rig, 8);
+    for volume in [VOLUME, OTHER] {
+        assert_eq!(failed(&rig, on(volume, up(&rig, &[(1, 1), (2, 2)]))), [None; 2]);
+    }
+    hanging.set(Fault::Hangs);
+    let puts = (3..=8).map(|name| up(&rig, &[(name, u32::from(name))]));
+    let gets = (11..=15).map(|slot| down(&rig, &[(1, slot)]));
+    let stuck: Vec<_> = puts.chain(gets).map(|plan| rig.manager().execute(plan).unwrap()).collect();
+    for token in 100..103 {
+        let blocks = || vec![identity(2)];
+        for request in [VolumeRequest::Probe(blocks()), VolumeRequest::Discard(blocks())] {
+            rig.send(&Command::Volume { token, volume: VOLUME, request });
+        }
+    }
+    for round in 0..4 {
+        assert_eq!(failed(&rig, on(OTHER, up(&rig, &[(3, 3), (4, 4)]))), [None; 2]);
+        assert_eq!(failed(&rig, on(OTHER, down(&rig, &[(1, 9), (2, 10)]))), [None; 2]);
+        rig.assert_g1(9, 1);
+        let (probe, discard) = (vec![identity(1), identity(7)], vec![identity(4)]);
+        let there = ask_of(OTHER, &rig, 2 * round, VolumeRequest::Probe(probe));
+        assert_eq!(there, VolumeAnswer::Present(vec![true, false]));
+        let removed = ask_of(OTHER, &rig, 2 * round + 1, VolumeRequest::Discard(discard));
+        assert_eq!(removed, VolumeAnswer::Removed(1));
+    }
+    let error = rig.manager().shutdown(Instant::now() + Duration::from_millis(100)).unwrap_err();
+    for what in ["g2_g4", "g4_g1", "probes", "removals"] {
+        assert!(error.to_string().contains(&format!("volume {VOLUME} ({what})")), "{error}");
+    }
+    assert!(!error.to_string().contains(&format!("volume {OTHER}")), "{error}");
+    hanging.set(Fault::Nothing);
+    rig.manager().shutdown(soon()).unwrap();
+    let started = stuck.into_iter().filter(|handle| {
+        let outcome = kinds(&handle.wait(soon()).unwrap())[0];
+        assert!([None, Some(FailureKind::ShuttingDown)].contains(&outcome), "{outcome:?}");
+        outcome.is_none()
+    });
+    assert!(started.count() >= 2, "what had started went on");
+}
+
+/// Mutation that makes it fail: `Hands::send` hands all blocks to one thread.
 #[test]
 fn blocks_of_a_plan_are_divided_among_idle_threads() {
     let volume = Faulty::new(None);
@@ -312,8 +389,10 @@ fn a_full_volume_says_so() {
     let volume = Faulty::new(Some(3000));
     let rig = rig(&volume, Shape::default(), true);
     fill(&rig, 2);
-    let report = rig.run(up(&rig, &[(1, 1), (2, 2)]));
-    assert_eq!(kinds(&report), [None, Some(FailureKind::Full)]);
+    let found = failed(&rig, up(&rig, &[(1, 1), (2, 2)]));
+    // Two threads put them: either may be first.
+    let full = Some(FailureKind::Full);
+    assert!([[None, full], [full, None]].iter().any(|expected| found == expected), "{found:?}");
 }
 
 #[test]
@@ -327,7 +406,11 @@ fn a_replica_leaves_the_writing_to_the_writer() {
 
 /// Sends a request and waits for its answer.
 fn ask(rig: &Rig, token: u64, request: VolumeRequest) -> VolumeAnswer {
-    rig.send(&Command::Volume { token, volume: VOLUME, request });
+    ask_of(VOLUME, rig, token, request)
+}
+
+fn ask_of(volume: VolumeId, rig: &Rig, token: u64, request: VolumeRequest) -> VolumeAnswer {
+    rig.send(&Command::Volume { token, volume, request });
     loop {
         if let Message::Volume { token: answered, answer, .. } = rig.inbox.next() {
             assert_eq!(answered, token);

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::Mutex;
-
+use crate::claims::{Claim, Claims};
 use crate::object::{HEADER_BYTES, Header};
-use crate::quota::{Quota, Turns};
+use crate::quota::Quota;
 use crate::volume::{check, in_time};
 use crate::{
     BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, StoreFacts, Volume,
@@ -35,7 +34,7 @@ pub struct DirectoryVolume {
     root: PathBuf,
     quota: Quota,
     /// Held where an object takes or leaves its place.
-    turns: Turns<Mutex<()>>,
+    claims: Claims,
     /// A random number, for the names of unfinished files: writers on several machines may share the directory.
     writer: u64,
     next_temporary: AtomicU64,
@@ -62,7 +61,7 @@ impl DirectoryVolume {
                 let volume = Self {
                     root,
                     quota,
-                    turns: Turns::default(),
+                    claims: Claims::default(),
                     writer: RandomState::new().build_hasher().finish(),
                     next_temporary: AtomicU64::new(0),
                     descriptor,
@@ -132,7 +131,7 @@ impl DirectoryVolume {
         header.verify(request.pieces.iter().map(|piece| &**piece)).map_err(corrupt)
     }
 
-    fn put_object(&self, request: &PutRequest<'_>) -> Result<(), VolumeError> {
+    fn put_object(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<(), VolumeError> {
         let header = Header::new(self.descriptor.id, request, self.descriptor.alignment)?;
         let io_error = |source| self.io_error("put", request.key, source);
         let path = self.object_file(&request.key);
@@ -140,20 +139,33 @@ impl DirectoryVolume {
         self.quota.reserve(&self.descriptor, &request.key, header.object_length(), replaced)?;
 
         let temporary = self.temporary_file();
-        let placed = write_synced(&temporary, &header, &request.pieces)
-            .and_then(|()| self.place(&request.key, &temporary, &path));
+        let placed = write_synced(&temporary, &header, &request.pieces).map_err(io_error).and_then(|()| {
+            let _ours = self.claim("put", &request.key, deadline)?;
+            self.place(&request.key, &temporary, &path).map_err(io_error)
+        });
         if placed.is_err() {
             self.quota.release(&request.key, header.object_length());
             // It may not even exist, and the write's error is the one to report.
             let _ = fs::remove_file(&temporary);
         }
         // It is there from here on, durable or not.
-        placed.and_then(|folder| folder.sync_all()).map_err(io_error)
+        placed?.sync_all().map_err(io_error)
     }
 
     fn temporary_file(&self) -> PathBuf {
         let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
         self.root.join(TEMPORARY).join(format!("{:016x}-{number}", self.writer))
+    }
+
+    /// The change of an object, which nobody else begins meanwhile.
+    fn claim(
+        &self,
+        operation: &'static str,
+        key: &BlobKey,
+        deadline: Instant,
+    ) -> Result<Claim<'_>, VolumeError> {
+        let late = VolumeError::DeadlineExceeded { volume: self.descriptor.id, operation, key: *key };
+        self.claims.take(key, deadline).ok_or(late)
     }
 
     /// Gives an object its name, in place of what had it, which counts no more. The folder, whose names are to be made durable.
@@ -163,16 +175,15 @@ impl DirectoryVolume {
             create_folder(&self.root, path_of_folder)?;
         }
         let folder = File::open(path_of_folder)?;
-        let _turn = self.turns.of(key).lock();
         let replaced = fs::metadata(path).map_or(0, |old| old.len());
         fs::rename(temporary, path)?;
         self.quota.release(key, replaced);
         Ok(folder)
     }
 
-    fn delete_object(&self, key: &BlobKey) -> Result<bool, VolumeError> {
+    fn delete_object(&self, key: &BlobKey, deadline: Instant) -> Result<bool, VolumeError> {
         let path = self.object_file(key);
-        let _turn = self.turns.of(key).lock();
+        let _ours = self.claim("delete", key, deadline)?;
         let removed = fs::metadata(&path).and_then(|old| fs::remove_file(&path).map(|()| old.len()));
         match removed {
             Ok(length) => {
@@ -205,7 +216,7 @@ impl Volume for DirectoryVolume {
 
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
         let volume = self.descriptor.id;
-        one_by_one(volume, "put", requests, deadline, |request| self.put_object(request))
+        one_by_one(volume, "put", requests, deadline, |request| self.put_object(request, deadline))
     }
 
     fn exists(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
@@ -217,7 +228,7 @@ impl Volume for DirectoryVolume {
     }
 
     fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
-        one_by_one(self.descriptor.id, "delete", keys, deadline, |key| self.delete_object(key))
+        one_by_one(self.descriptor.id, "delete", keys, deadline, |key| self.delete_object(key, deadline))
     }
 
     fn list(

@@ -38,6 +38,7 @@
 struct WriteABackend;
 
 mod batch;
+mod claims;
 pub mod conformance;
 mod directory;
 mod error;

@@ -1,6 +1,7 @@
 //! How much of a volume's capacity is used.
 
 use std::collections::HashMap;
+#[cfg(feature = "s3")]
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use kvbm_plan::NamespaceTag;
@@ -9,18 +10,22 @@ use parking_lot::Mutex;
 use crate::{BlobKey, VolumeDescriptor, VolumeError};
 
 /// Keys that share a turn: few enough to keep, so many that two of them seldom wait for each other.
+#[cfg(feature = "s3")]
 const TURNS: usize = 64;
 
 /// What an object was before and what it is now are one step for whoever counts: of the changes of a key one at a time has the turn.
+#[cfg(feature = "s3")]
 #[derive(Debug)]
 pub(crate) struct Turns<L>(Vec<L>);
 
+#[cfg(feature = "s3")]
 impl<L: Default> Default for Turns<L> {
     fn default() -> Self {
         Self((0..TURNS).map(|_| L::default()).collect())
     }
 }
 
+#[cfg(feature = "s3")]
 impl<L> Turns<L> {
     /// The lock of a key.
     pub(crate) fn of(&self, key: &BlobKey) -> &L {

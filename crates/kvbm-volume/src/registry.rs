@@ -78,6 +78,16 @@ impl VolumeRegistry {
         found.ok_or_else(|| self.unknown(id))
     }
 
+    /// How many are registered.
+    pub fn len(&self) -> usize {
+        self.volumes.read().len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Descriptors of all registered volumes, by id.
     pub fn descriptors(&self) -> Vec<VolumeDescriptor> {
         self.volumes.read().values().map(|volume| volume.descriptor().clone()).collect()

@@ -89,6 +89,10 @@ pub(crate) struct Settled {
 pub(crate) trait Carrier: Send {
     /// Blocks that may be issued now.
     fn room(&self) -> usize;
+    /// Blocks of this plan that may be issued now, where that is less.
+    fn room_for(&self, _plan: &TransferPlan) -> usize {
+        usize::MAX
+    }
     /// Blocks issued and not settled.
     fn in_flight(&self) -> usize;
     /// Starts moving these blocks, at most [`Carrier::room`].
@@ -155,7 +159,8 @@ impl Executor {
         if limit == 0 || self.carrier.is_parked() {
             return false;
         }
-        match self.site.hub.take(self.site.path, busy, limit) {
+        let carrier = &self.carrier;
+        match self.site.hub.take(self.site.path, busy, |plan| limit.min(carrier.room_for(plan))) {
             Some(portion) => {
                 self.carrier.issue(portion);
                 true

@@ -59,6 +59,11 @@ impl PathQueue {
 
     /// The plan to issue next.
     pub(crate) fn first(&self) -> Option<PlanId> {
-        self.ready.first().map(|(_, _, plan)| *plan)
+        self.ready().next()
+    }
+
+    /// The plans, in the order in which they are to be issued.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = PlanId> + '_ {
+        self.ready.iter().map(|(_, _, plan)| *plan)
     }
 }

@@ -54,7 +54,7 @@ impl Bench {
     }
 
     fn take(&mut self, path: Path, limit: usize) -> Option<(u64, Vec<u32>)> {
-        let portion = self.state.take(path, false, limit, self.now);
+        let portion = self.state.take(path, false, |_| limit, self.now);
         self.collect();
         portion.map(|portion| (portion.plan.plan_id.0, portion.indices))
     }
@@ -385,13 +385,16 @@ fn disk_reads_go_before_disk_writes_but_do_not_starve_them() {
     bench.submit(plan(1, Path::G2_G3, 8));
     bench.submit(plan(2, Path::G3_G1, 2));
     let now = bench.now;
-    assert!(bench.state.take(Path::G2_G3, true, 1, now).is_none(), "yields while it has something in flight");
-    assert!(bench.state.take(Path::G2_G3, false, 1, now).is_some(), "always has something in flight");
+    assert!(
+        bench.state.take(Path::G2_G3, true, |_| 1, now).is_none(),
+        "yields while it has something in flight"
+    );
+    assert!(bench.state.take(Path::G2_G3, false, |_| 1, now).is_some(), "always has something in flight");
     bench.state.take_wakes();
     assert_eq!(bench.take(Path::G3_G1, 2), Some((2, vec![0, 1])));
     let writes = Path::LOCAL.iter().position(|path| *path == Path::G2_G3).unwrap();
     assert!(bench.state.take_wakes()[writes], "writers look again when the reads are issued");
-    assert!(bench.state.take(Path::G2_G3, true, 1, now).is_some());
+    assert!(bench.state.take(Path::G2_G3, true, |_| 1, now).is_some());
     bench.submit(plan(3, Path::G3_G1, 2));
     assert_eq!(bench.take(Path::G3_G1, 2), Some((3, vec![0, 1])));
     assert!(!bench.state.take_wakes()[writes], "who did not yield is not woken");
@@ -523,7 +526,7 @@ proptest! {
                     let result = if ok { Ok(()) } else { Err("planted".to_owned()) };
                     bench.state.event_over(id, generation, result, bench.now);
                 }
-                Step::Take(path, limit) => flying.extend(bench.state.take(Path::LOCAL[path], false, limit, bench.now)),
+                Step::Take(path, limit) => flying.extend(bench.state.take(Path::LOCAL[path], false, |_| limit, bench.now)),
                 Step::Settle { fail } => {
                     if let Some(portion) = flying.pop() {
                         settle(&mut bench, portion, fail);
@@ -536,7 +539,7 @@ proptest! {
         bench.state.close(bench.now);
         bench.collect();
         for path in Path::LOCAL {
-            while let Some(portion) = bench.state.take(path, false, 9, bench.now) {
+            while let Some(portion) = bench.state.take(path, false, |_| 9, bench.now) {
                 flying.push(portion);
             }
         }

@@ -218,8 +218,8 @@ impl Config {
 section! {
     /// What goes for every volume of tier G4, also for those that are registered while the manager runs.
     VolumesConfig, "volumes", |config| config.volumes, {
-        /// Threads of each path that wait for volumes, up to 16 blocks each at a time.
-        threads: u32 = 4, ["threads per path and rank"];
+        /// Threads of each path that wait for a volume, up to 16 blocks each at a time: each volume has its own.
+        threads: u32 = 4, ["threads per volume, path and rank"];
         /// Which blocks are copied to volumes: all of host memory, those that are about to leave host memory, or those that a call names.
         offload: VolumeOffload = VolumeOffload::WriteThrough, [""];
         /// Share of host memory that waiting and running copies may hold; beyond it the oldest waiting ones are dropped and

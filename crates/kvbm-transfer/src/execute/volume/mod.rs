@@ -4,6 +4,7 @@
 //! laid out. The conversion is a copy into, or out of, the buffer that a store needs anyway.
 
 mod reader;
+mod shares;
 mod writer;
 
 pub(crate) use reader::VolumeReader;
@@ -11,17 +12,18 @@ pub(crate) use writer::VolumeWriter;
 
 use super::{Done, Site, Stage};
 use crate::config::{VolumeTier, WorkerConfig};
+use crate::crew::{Crews, Refused, Terms};
 use crate::cuts::{Cut, cuts};
 use crate::error::StartError;
 use crate::slots::{disk_layout, layouts};
-use crate::start::spawn;
-use crossbeam_channel::{Receiver, Sender, bounded};
 use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selection};
 use kvbm_plan::{BlockIdentity, Endpoint, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId};
-use kvbm_volume::{BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError};
+use kvbm_volume::{
+    BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError, VolumeRegistry,
+};
+use shares::Shares;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// What went wrong, in the words of reports.
@@ -101,44 +103,49 @@ trait Mover<T>: Send + Sync + 'static {
 /// Blocks of one plan on their way to or from a volume.
 struct Task<T> {
     ticket: u64,
-    volume: VolumeId,
     deadline: Option<Instant>,
     blocks: Vec<(BlockIdentity, T)>,
 }
 
-/// The threads of a path, and the queue that they work on. They end when it is dropped; the hub waits for them.
-struct Crew<T> {
-    tasks: Sender<Task<T>>,
-    /// Tasks that are queued or being worked on.
-    open: Arc<AtomicUsize>,
-    threads: usize,
+/// Hands blocks of a path to the threads of their volumes, which end when it is dropped.
+struct Hands<T> {
+    site: Site,
+    registry: Arc<VolumeRegistry>,
+    crews: Crews<Task<T>>,
+    shares: Shares,
     next_ticket: u64,
 }
 
-impl<T: Send + 'static> Crew<T> {
+impl<T: Send + 'static> Hands<T> {
     /// `depth`: blocks that are under way at most.
-    fn start(
+    fn new(
         site: &Site,
         tier: &VolumeTier,
         config: &WorkerConfig,
         depth: usize,
         mover: impl Mover<T>,
-    ) -> Result<Self, StartError> {
-        // Never full: a task has at least one block.
-        let (tasks, queue) = bounded(depth.max(1));
-        let mover = Arc::new(mover);
-        let open = Arc::<AtomicUsize>::default();
-        for number in 0..tier.threads {
-            let name = format!("{}-{number}", site.path);
-            let (mover, queue, site, tier) = (Arc::clone(&mover), queue.clone(), site.clone(), tier.clone());
-            let (alive, open) = (site.hub.producer(), Arc::clone(&open));
-            let body = move || {
-                work(&queue, &open, &*mover, &tier, &site);
-                drop(alive);
-            };
-            drop(spawn(config.rank, &name, body)?);
-        }
-        Ok(Self { tasks, open, threads: tier.threads, next_ticket: 1 })
+    ) -> Self {
+        let terms = Terms {
+            hub: Arc::clone(&site.hub),
+            rank: config.rank,
+            what: site.path.to_string(),
+            threads: tier.threads,
+            // Never full: a task has at least one block.
+            pending: depth.max(1),
+        };
+        let (done, registry) = (site.done.clone(), Arc::clone(&tier.registry));
+        let work = move |volume, Task { ticket, deadline, blocks }| {
+            let results = transfer(&mover, &registry, volume, deadline, blocks);
+            // The executor is gone only after all its tickets came back, and the channel has room for each.
+            drop(done.try_send(Done { ticket, result: Stage::Volume(results) }));
+        };
+        let (site, registry, shares) = (site.clone(), Arc::clone(&tier.registry), Shares::default());
+        Self { site, registry, crews: Crews::new(terms, work), shares, next_ticket: 1 }
+    }
+
+    /// Blocks of `plan` that may be handed over while there is room for `free`.
+    fn room_for(&self, plan: &TransferPlan, free: usize) -> usize {
+        if self.registry.len() > 1 { self.shares.room(volume_of(plan), free) } else { free }
     }
 
     /// Hands blocks of `plan` over, divided among the threads that have nothing to do. The tickets, which are odd, and how many of the
@@ -149,54 +156,65 @@ impl<T: Send + 'static> Crew<T> {
         deadline: Option<Instant>,
         mut blocks: Vec<(BlockIdentity, T)>,
     ) -> Vec<(u64, usize)> {
-        let volume = match (plan.src, plan.dst) {
-            (Endpoint::Volume(volume), _) | (_, Endpoint::Volume(volume)) => volume,
-            // Plans of these paths have a volume at one end; no volume has this id.
-            _ => VolumeId(u32::MAX),
-        };
-        let idle = self.threads.saturating_sub(self.open.load(Ordering::Relaxed)).max(1);
-        let each = blocks.len().div_ceil(idle).max(1);
+        let volume = volume_of(plan);
+        self.shares.took(volume, blocks.len());
+        let each = blocks.len().div_ceil(self.crews.ready(volume).max(1)).max(1);
         let mut tickets = Vec::new();
         while !blocks.is_empty() {
             let rest = blocks.split_off(each.min(blocks.len()));
             let (ticket, count) = (self.next_ticket, blocks.len());
             self.next_ticket += 2;
-            self.open.fetch_add(1, Ordering::Relaxed);
-            // The threads live as long as the queue, which has room for every block under way.
-            drop(self.tasks.try_send(Task { ticket, volume, deadline, blocks }));
+            let refused = self.crews.send(volume, Task { ticket, deadline, blocks }).err();
+            let reason = refused.map(|refused| match refused {
+                Refused::Full(_) => format!("too many calls of volume {volume} wait"),
+                Refused::NoThread(_, reason) => format!("no thread for volume {volume}: {reason}"),
+            });
+            if let Some(reason) = reason {
+                let results = vec![Err(Failure::new(FailureKind::Io, reason)); count];
+                drop(self.site.done.try_send(Done { ticket, result: Stage::Volume(results) }));
+            }
             tickets.push((ticket, count));
             blocks = rest;
         }
         tickets
     }
+
+    /// So many blocks of `plan` have come back.
+    fn returned(&mut self, plan: &TransferPlan, blocks: usize) {
+        self.shares.returned(volume_of(plan), blocks);
+    }
 }
 
-fn work<T: 'static>(
-    queue: &Receiver<Task<T>>,
-    open: &AtomicUsize,
-    mover: &dyn Mover<T>,
-    tier: &VolumeTier,
-    site: &Site,
-) {
-    for Task { ticket, volume, deadline, blocks } in queue {
-        let count = blocks.len();
-        let failed = |kind, detail: String| vec![Err(Failure::new(kind, detail)); count];
-        let results = match tier.registry.get(volume) {
-            Ok(volume) => {
-                let ours = Instant::now() + volume.descriptor().deadline;
-                let deadline = deadline.map_or(ours, |deadline| deadline.min(ours));
-                // A volume is foreign code. What its panic leaves behind never became readable.
-                catch_unwind(AssertUnwindSafe(|| mover.transfer(&*volume, blocks, deadline)))
-            }
-            Err(error) => Ok(failed(FailureKind::Unsupported, error.to_string())),
-        };
-        let results = results.unwrap_or_else(|_| {
-            failed(FailureKind::Io, format!("volume {volume} panicked; report it to its vendor"))
-        });
-        open.fetch_sub(1, Ordering::Relaxed);
-        // The executor is gone only after all its tickets came back, and the channel has room for each.
-        drop(site.done.try_send(Done { ticket, result: Stage::Volume(results) }));
+/// The volume at an end of `plan`.
+fn volume_of(plan: &TransferPlan) -> VolumeId {
+    match (plan.src, plan.dst) {
+        (Endpoint::Volume(volume), _) | (_, Endpoint::Volume(volume)) => volume,
+        // Plans of these paths have a volume at one end; no volume has this id.
+        _ => VolumeId(u32::MAX),
     }
+}
+
+fn transfer<T: 'static>(
+    mover: &dyn Mover<T>,
+    registry: &VolumeRegistry,
+    volume: VolumeId,
+    deadline: Option<Instant>,
+    blocks: Vec<(BlockIdentity, T)>,
+) -> Vec<Arrived> {
+    let count = blocks.len();
+    let failed = |kind, detail: String| vec![Err(Failure::new(kind, detail)); count];
+    let results = match registry.get(volume) {
+        Ok(volume) => {
+            let ours = Instant::now() + volume.descriptor().deadline;
+            let deadline = deadline.map_or(ours, |deadline| deadline.min(ours));
+            // A volume is foreign code. What its panic leaves behind never became readable.
+            catch_unwind(AssertUnwindSafe(|| mover.transfer(&*volume, blocks, deadline)))
+        }
+        Err(error) => Ok(failed(FailureKind::Unsupported, error.to_string())),
+    };
+    results.unwrap_or_else(|_| {
+        failed(FailureKind::Io, format!("volume {volume} panicked; report it to its vendor"))
+    })
 }
 
 /// The names of a rank's objects.

@@ -1,6 +1,6 @@
 //! G4 to G1: an object is read and verified, lands in a slot of a staging ring outside G2, and goes to the device from there.
 
-use super::{Arrived, Crew, Mover, Names, VolumeOrder, no_result, readable_cuts, told};
+use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result, readable_cuts, told};
 use crate::config::{VolumeTier, WorkerConfig};
 use crate::cuts::{Cut, Part};
 use crate::damaged::DamagedObjects;
@@ -28,7 +28,7 @@ type Reading = HashMap<u64, (Arc<TransferPlan>, Vec<(u32, u32)>)>;
 pub(crate) struct VolumeReader {
     site: Site,
     free: Vec<u32>,
-    crew: Crew<u32>,
+    hands: Hands<u32>,
     reading: Reading,
     in_flight: usize,
     copier: Copier<Staged>,
@@ -60,15 +60,16 @@ impl VolumeReader {
             sums: BlockChecksum::new(config.namespace),
         };
         let block_bytes = gets.order.bytes();
-        let crew = Crew::start(&site, tier, config, ring.num_blocks() as usize, gets)?;
+        let hands = Hands::new(&site, tier, config, ring.num_blocks() as usize, gets);
         let copier = Copier::new(route, lane, site.done.clone());
         let free = (0..ring.num_blocks()).rev().collect();
-        Ok(Self { site, free, crew, reading: HashMap::new(), in_flight: 0, copier, block_bytes })
+        Ok(Self { site, free, hands, reading: HashMap::new(), in_flight: 0, copier, block_bytes })
     }
 
     fn read_over(&mut self, ticket: u64, results: Vec<Arrived>) {
         let Some((plan, places)) = self.reading.remove(&ticket) else { return };
         self.in_flight -= places.len();
+        self.hands.returned(&plan, places.len());
         let (mut items, mut failed) = (Vec::new(), Vec::new());
         for ((index, slot), result) in places.into_iter().zip(results) {
             let block = plan.blocks[index as usize];
@@ -97,6 +98,10 @@ impl Carrier for VolumeReader {
         self.free.len()
     }
 
+    fn room_for(&self, plan: &TransferPlan) -> usize {
+        self.hands.room_for(plan, self.free.len())
+    }
+
     fn in_flight(&self) -> usize {
         self.in_flight + self.copier.in_flight()
     }
@@ -116,7 +121,7 @@ impl Carrier for VolumeReader {
         }
         if !blocks.is_empty() {
             self.in_flight += blocks.len();
-            for (ticket, count) in self.crew.send(&plan, deadline, blocks) {
+            for (ticket, count) in self.hands.send(&plan, deadline, blocks) {
                 let rest = places.split_off(count);
                 self.reading.insert(ticket, (Arc::clone(&plan), std::mem::replace(&mut places, rest)));
             }

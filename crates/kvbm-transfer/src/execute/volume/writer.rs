@@ -1,6 +1,6 @@
 //! G2 to G4.
 
-use super::{Arrived, Crew, Mover, Names, VolumeOrder, no_result, told};
+use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result, told};
 use crate::config::{PathConfig, VolumeTier, WorkerConfig};
 use crate::damaged::DamagedObjects;
 use crate::error::StartError;
@@ -17,7 +17,7 @@ use std::time::Instant;
 pub(crate) struct VolumeWriter {
     site: Site,
     host: Arc<HostTier>,
-    crew: Crew<ReadClaim>,
+    hands: Hands<ReadClaim>,
     /// Indices of the blocks in the threads' hands, by ticket.
     flying: HashMap<u64, (Arc<TransferPlan>, Vec<u32>)>,
     in_flight: usize,
@@ -38,14 +38,18 @@ impl VolumeWriter {
         let order = VolumeOrder::of(host.bound().layout().as_ref())?;
         let block_bytes = order.bytes();
         let puts = Puts { order, names: Names::new(config, tier.clone()), damaged: Arc::clone(damaged) };
-        let crew = Crew::start(&site, tier, config, depth, puts)?;
-        Ok(Self { site, host, crew, flying: HashMap::new(), in_flight: 0, depth, block_bytes })
+        let hands = Hands::new(&site, tier, config, depth, puts);
+        Ok(Self { site, host, hands, flying: HashMap::new(), in_flight: 0, depth, block_bytes })
     }
 }
 
 impl Carrier for VolumeWriter {
     fn room(&self) -> usize {
         self.depth.saturating_sub(self.in_flight)
+    }
+
+    fn room_for(&self, plan: &TransferPlan) -> usize {
+        self.hands.room_for(plan, self.room())
     }
 
     fn in_flight(&self) -> usize {
@@ -72,7 +76,7 @@ impl Carrier for VolumeWriter {
         }
         if !blocks.is_empty() {
             self.in_flight += blocks.len();
-            for (ticket, count) in self.crew.send(&plan, deadline, blocks) {
+            for (ticket, count) in self.hands.send(&plan, deadline, blocks) {
                 let rest = taken.split_off(count);
                 self.flying.insert(ticket, (Arc::clone(&plan), std::mem::replace(&mut taken, rest)));
             }
@@ -83,6 +87,7 @@ impl Carrier for VolumeWriter {
         let Stage::Volume(results) = message.result else { return };
         let Some((plan, indices)) = self.flying.remove(&message.ticket) else { return };
         self.in_flight -= indices.len();
+        self.hands.returned(&plan, indices.len());
         let bytes = self.block_bytes * results.iter().filter(|result| result.is_ok()).count() as u64;
         let outcome = |(index, result): (u32, Arrived)| match result {
             Ok(checksum) => (index, done(&plan, checksum)),

@@ -2,7 +2,7 @@
 
 use super::{State, index_of};
 use crate::schedule::job::{Job, Portion};
-use kvbm_plan::{BlockOutcome, Path, PlanId, TransferReport};
+use kvbm_plan::{BlockOutcome, Path, PlanId, TransferPlan, TransferReport};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,26 @@ fn goes_before(index: usize) -> &'static [Path] {
 }
 
 impl State {
-    /// Up to `limit` blocks of the plan that is first on `path`. `busy` says whether the caller has blocks in flight:
-    /// then it gets nothing while a path that goes before it has plans to issue.
-    pub(crate) fn take(&mut self, path: Path, busy: bool, limit: usize, now: Instant) -> Option<Portion> {
+    /// Blocks of the plan that is first on `path`, of those that there is `room` for: how many of a plan there is. `busy` says whether the
+    /// caller has blocks in flight: then it gets nothing while a path that goes before it has plans to issue.
+    pub(crate) fn take(
+        &mut self,
+        path: Path,
+        busy: bool,
+        room: impl Fn(&TransferPlan) -> usize,
+        now: Instant,
+    ) -> Option<Portion> {
         let index = index_of(path)?;
-        if limit == 0 {
-            return None;
-        }
         if busy && self.must_yield(index) {
             self.yielded[index] = true;
             return None;
         }
         loop {
-            let plan_id = self.queues[index].first()?;
+            let fits = |plan_id: PlanId| {
+                let limit = room(&self.jobs.get(&plan_id)?.plan);
+                (limit > 0).then_some((plan_id, limit))
+            };
+            let (plan_id, limit) = self.queues[index].ready().find_map(fits)?;
             let job = self.jobs.get_mut(&plan_id)?;
             if job.deadline.is_some_and(|deadline| deadline <= now) {
                 self.expire(now);
