@@ -4,17 +4,17 @@ use crate::commit::{self, CommitSignals};
 use crate::executor::{Executor, on_engine_thread};
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
-use crate::shared::{Alive, Shared, after};
+use crate::shared::{Alive, GivenUp, Shared, after};
 use crate::{
     BatchHandle, BlockChecksum, DirInfo, DiskConfig, EngineInfo, EngineKind, EngineStats, FlushError,
     FlushReport, IoBatch, IoMemory, OpenError, Recovered, Rejected,
 };
-use kvbm_plan::{BlockId, NamespaceId};
+use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Slots that are looked through under one hold of the table's lock.
@@ -58,6 +58,7 @@ impl DiskEngine {
             stats: Mutex::default(),
             journal_records: AtomicU64::new(journal.records()),
             dirs: Mutex::new(dirs),
+            given_up: OnceLock::new(),
         });
         let start = |source| OpenError::Io { doing: "start a thread".to_owned(), source };
         let committer: Arc<Alive> = Arc::default();
@@ -89,6 +90,12 @@ impl DiskEngine {
     /// Lasting with the next commit.
     pub fn release(&self, slots: &[BlockId]) {
         self.shared.change(|table| slots.iter().for_each(|&slot| table.release(slot)));
+    }
+
+    /// Has `told` called for each block from now on that could not be made durable and is given up: its slot is free. It is called by the
+    /// thread that commits, one block at a time. Only the first one that is set counts.
+    pub fn on_given_up(&self, told: impl Fn(BlockId, BlockIdentity) + Send + Sync + 'static) {
+        let _is_set = self.shared.given_up.set(GivenUp(Box::new(told)));
     }
 
     /// Releases every block of a namespace, whoever may know of it, but for what is being written; returns how many. Lasting with the next

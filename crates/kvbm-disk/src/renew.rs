@@ -7,11 +7,12 @@
 use crate::commit::contained;
 use crate::medium::full;
 use crate::scrub;
-use crate::shared::Shared;
+use crate::shared::{GivenUp, Shared};
 use crate::slots::Bounce;
 use crate::table::Content;
 use kvbm_plan::BlockId;
 use std::io::{self, ErrorKind, IoSlice};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Bytes between two commits: so much is written in vain, and waits in memory of the system, where syncs go on failing.
 const STEP_BYTES: u64 = 64 << 20;
@@ -32,6 +33,11 @@ pub(crate) fn some(shared: &Shared, memory: &mut Bounce) -> u64 {
             stats.renewed += u64::from(there && written.is_ok());
             stats.given_up += u64::from(there && written.is_err());
         });
+        if let (true, Err(_), Some(GivenUp(told))) = (there, &written, shared.given_up.get())
+            && catch_unwind(AssertUnwindSafe(|| told(slot, content.identity))).is_err()
+        {
+            shared.count(|stats| stats.callback_panics += 1);
+        }
         dealt += 1;
         if written.is_err() {
             // A device that is going may take long for each: the other ones' commits do not wait for all of them.

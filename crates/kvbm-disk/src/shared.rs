@@ -5,10 +5,11 @@ use crate::medium::Medium;
 use crate::slots::SlotFile;
 use crate::table::Table;
 use crate::{BlockChecksum, DirInfo, DiskConfig, EngineStats};
-use kvbm_plan::BlockId;
+use kvbm_plan::{BlockId, BlockIdentity};
 use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The time after `duration`. One that the clock cannot express is one that nobody lives to see: an hour stands for it.
@@ -31,6 +32,16 @@ pub(crate) struct Shared {
     pub(crate) journal_records: AtomicU64,
     /// Directories, and what their devices failed.
     pub(crate) dirs: Mutex<Vec<DirInfo>>,
+    pub(crate) given_up: OnceLock<GivenUp>,
+}
+
+/// Who is told of blocks that are given up.
+pub(crate) struct GivenUp(pub(crate) Box<dyn Fn(BlockId, BlockIdentity) + Send + Sync>);
+
+impl fmt::Debug for GivenUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GivenUp")
+    }
 }
 
 impl Shared {

@@ -20,7 +20,7 @@ use kvbm_device::{CopyEngine, Direction};
 use kvbm_disk::{BlockChecksum, DiskEngine, Dropped, IoMemory, Recovered};
 use kvbm_kernels::Backend;
 use kvbm_layout::BlockLayout;
-use kvbm_plan::{Message, Path, Rank, RecoveredBlock, Tier};
+use kvbm_plan::{Failure, FailureKind, Message, Path, Rank, RecoveredBlock, Tier};
 use kvbm_storage::{
     BoundLayout, HugePages, PinFallback, PinnedAllocator, StorageAllocator, StorageKind, SystemAllocator,
     ThreadPlacement, near, node_of,
@@ -100,6 +100,7 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
         manager.threads.get_mut().push(spawn(config.rank, &path.to_string(), move || executor.run(&alive))?);
     }
     if let Some(disk) = &manager.disk {
+        tell_given_up(disk, &hub, config);
         let flusher =
             Arc::new(Flusher::new(Arc::clone(disk), config.rank, config.epoch, config.flush_deadline));
         manager.flusher = Some(Arc::clone(&flusher));
@@ -130,6 +131,18 @@ pub(crate) fn spawn(
         .name(name.clone())
         .spawn(body)
         .map_err(|source| StartError::Thread { name, source })
+}
+
+/// Has the leader told of blocks that the disk could not make durable and gave up: they are not there any more.
+fn tell_given_up(disk: &DiskEngine, hub: &Arc<Hub>, config: &WorkerConfig) {
+    let (hub, rank, epoch) = (Arc::downgrade(hub), config.rank, config.epoch);
+    disk.on_given_up(move |block, identity| {
+        if let Some(hub) = hub.upgrade() {
+            let detail = format!("slot {block} of G3: it could not be made durable, and is given up");
+            let (tier, failure) = (Tier::G3, Failure::new(FailureKind::Missing, detail));
+            hub.send(Message::Damaged { rank, epoch, tier, block, identity, failure });
+        }
+    });
 }
 
 /// What the disk held at opening, in parts; the last one says so even if there is nothing.

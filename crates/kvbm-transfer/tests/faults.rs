@@ -277,6 +277,44 @@ fn a_flush_of_a_disk_that_does_not_sync_is_given_up_in_time() {
     }
 }
 
+/// Mutation that makes it fail: `DiskCarrier::complete` tells `Busy` like any failure.
+#[test]
+fn a_write_to_a_slot_that_is_written_again_waits_and_others_do_not() {
+    let rig = filled(true, |_| {});
+    rig.medium.inject(DiskFault::FailSync);
+    rig.medium.inject(DiskFault::StallRead(slot_offset(9)));
+    rig.must(Path::G2_G3, &[(5, 5, 9)]);
+    // Its sync has failed, and the engine looks at what it wrote.
+    rig.medium.wait_stalled();
+    let mut late = rig.plan(Path::G2_G3, &[(6, 6, 9)]);
+    late.budget_ms = 20;
+    assert_eq!(kinds(&rig.run(late)), [Some(FailureKind::Deadline)], "not for ever");
+    let waits = rig.manager().execute(rig.plan(Path::G2_G3, &[(6, 6, 9)])).unwrap();
+    rig.must(Path::G2_G3, &[(7, 7, 10)]);
+    assert_eq!(waits.poll_report(), None, "it is not told that the slot is busy");
+    rig.medium.clear();
+    assert_eq!(kinds(&waits.wait(soon()).unwrap()), [None]);
+    rig.must(Path::G3_G2, &[(6, 9, 12)]);
+    rig.assert_g2(12, 6);
+}
+
+/// Mutation that makes it fail: `renew::some` tells nobody.
+#[test]
+fn a_block_that_the_disk_gives_up_is_told() {
+    let rig = filled(true, |_| {});
+    rig.medium.inject(DiskFault::FailSync);
+    rig.medium.inject(DiskFault::FailRead(slot_offset(9)));
+    rig.must(Path::G2_G3, &[(5, 5, 9)]);
+    let (slot, identity, failure) = loop {
+        if let Message::Damaged { block, identity, failure, .. } = rig.inbox.next() {
+            break (block, identity, failure);
+        }
+    };
+    assert_eq!((slot.0, identity, failure.kind), (9, support::identity(5), FailureKind::Missing));
+    assert!(failure.detail.contains("durable"), "{failure}");
+    rig.medium.clear();
+}
+
 /// Mutation that makes it fail: `HostTier::write` ignores readers.
 #[test]
 fn invariant_3_a_started_transfer_owns_its_ends_until_the_hardware_is_done() {

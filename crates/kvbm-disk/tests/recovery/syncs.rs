@@ -5,6 +5,7 @@ use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, 
 use kvbm_disk::{FlushError, OpError};
 use kvbm_plan::BlockId;
 use std::io::ErrorKind;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[test]
@@ -137,10 +138,14 @@ fn a_block_whose_sync_failed_and_that_the_system_forgot_is_given_up() {
     engine.flush(PATIENCE).unwrap_err();
     medium.edit(SLOT_FILE, |bytes| bytes[..BLOCK].fill(0));
     engine.release(&[BlockId(2)]);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tells = Arc::clone(&told);
+    engine.on_given_up(move |slot, identity| tells.lock().unwrap().push((slot, identity)));
     let report = engine.flush(PATIENCE).unwrap();
     assert_eq!((report.durable_blocks, report.pending_blocks), (1, 0));
     let (info, stats) = (engine.info(), engine.stats());
     assert_eq!((info.unsynced_blocks, info.quarantined_slots, stats.renewed, stats.given_up), (0, 0, 1, 1));
+    assert_eq!(*told.lock().unwrap(), [(BlockId(0), identity(0))], "whoever thinks that it is there");
     assert!(matches!(read(&engine, 0, 0), Err(OpError::Missing { .. })));
     assert!(is_served(&engine, 1, 1) && !is_served(&engine, 2, 2));
     // Its slot is as good as any.

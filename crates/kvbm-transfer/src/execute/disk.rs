@@ -6,10 +6,10 @@ use crate::schedule::Portion;
 use crossbeam_channel::Sender;
 use kvbm_device::Owner;
 use kvbm_disk::{DiskEngine, IoBatch, OpError, OpOutcome, SubmitError};
-use kvbm_plan::{BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, TransferPlan};
+use kvbm_plan::{BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, TransferPlan};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Operations that are handed to the engine, and complete, together.
 pub(crate) struct Batch {
@@ -94,13 +94,19 @@ pub(super) fn done(plan: &TransferPlan, checksum: u64) -> BlockOutcome {
     BlockOutcome::Done { checksum: if plan.checksums == ChecksumMode::Required { checksum } else { 0 } }
 }
 
+/// How long a block waits for its slot where its plan has no budget.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Which way blocks go between host memory and the disk.
 pub(crate) trait Direction: Send + 'static {
     /// What keeps others off the host slot meanwhile.
     type Claim: Send;
 
-    /// Claims the host slot of `block` and adds its operation to `batch`.
-    fn start(host: &Arc<HostTier>, batch: &mut Batch, block: BlockTransfer) -> Result<Self::Claim, Failure>;
+    /// Claims the host slot of `block`.
+    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<Self::Claim, Failure>;
+
+    /// Adds the operation of a block whose host slot is claimed to `batch`.
+    fn add(claim: &Self::Claim, batch: &mut Batch, block: BlockTransfer) -> Result<(), Failure>;
 
     /// The operation is over: what that means for the host slot.
     fn end(claim: Self::Claim, result: &OpOutcome);
@@ -115,8 +121,11 @@ pub(crate) enum Reads {}
 impl Direction for Writes {
     type Claim = ReadClaim;
 
-    fn start(host: &Arc<HostTier>, batch: &mut Batch, block: BlockTransfer) -> Result<ReadClaim, Failure> {
-        let claim = host.read(block.src.0, &block.identity, None)?;
+    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<ReadClaim, Failure> {
+        host.read(block.src.0, &block.identity, None)
+    }
+
+    fn add(claim: &ReadClaim, batch: &mut Batch, block: BlockTransfer) -> Result<(), Failure> {
         let fragments = claim.io_memory()?;
         let (known, compare) = (claim.checksum(), claim.is_due());
         batch.add(block.dst, |batch| {
@@ -130,7 +139,7 @@ impl Direction for Writes {
                 None => batch.write(block.dst, block.identity, fragments),
             };
         });
-        Ok(claim)
+        Ok(())
     }
 
     fn end(claim: ReadClaim, result: &OpOutcome) {
@@ -143,13 +152,16 @@ impl Direction for Writes {
 impl Direction for Reads {
     type Claim = WriteClaim;
 
-    fn start(host: &Arc<HostTier>, batch: &mut Batch, block: BlockTransfer) -> Result<WriteClaim, Failure> {
-        let claim = host.write(block.dst.0, &block.identity, None)?;
+    fn claim(host: &Arc<HostTier>, block: BlockTransfer) -> Result<WriteClaim, Failure> {
+        host.write(block.dst.0, &block.identity, None)
+    }
+
+    fn add(claim: &WriteClaim, batch: &mut Batch, block: BlockTransfer) -> Result<(), Failure> {
         let fragments = claim.io_memory()?;
         batch.add(block.src, |batch| {
             batch.read(block.src, block.identity, fragments);
         });
-        Ok(claim)
+        Ok(())
     }
 
     fn end(claim: WriteClaim, result: &OpOutcome) {
@@ -164,6 +176,15 @@ struct Flight<C> {
     plan: Arc<TransferPlan>,
     /// Index in the plan, and the claim.
     blocks: Vec<(u32, C)>,
+    deadline: Option<Instant>,
+}
+
+/// A block whose slot the engine is writing again by itself, since a sync failed: it goes when that is over.
+struct Waiting<C> {
+    plan: Arc<TransferPlan>,
+    index: u32,
+    claim: C,
+    until: Instant,
 }
 
 /// Moves blocks between host memory and the disk, one way.
@@ -174,12 +195,51 @@ pub(crate) struct DiskCarrier<D: Direction> {
     depth: usize,
     blocks: usize,
     flying: HashMap<u64, Flight<D::Claim>>,
+    waiting: Vec<Waiting<D::Claim>>,
 }
 
 impl<D: Direction> DiskCarrier<D> {
     pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
         let port = DiskPort::new(engine, site.done.clone());
-        Self { site, host, port, depth, blocks: 0, flying: HashMap::new() }
+        Self { site, host, port, depth, blocks: 0, flying: HashMap::new(), waiting: Vec::new() }
+    }
+
+    /// Hands blocks over whose host slots are claimed.
+    fn submit(&mut self, plan: Arc<TransferPlan>, claimed: Vec<(u32, D::Claim)>, deadline: Option<Instant>) {
+        let mut batch = self.port.batch(Arc::clone(&self.host) as Owner, deadline);
+        let mut blocks = Vec::with_capacity(claimed.len());
+        let mut refused = Vec::new();
+        for (index, claim) in claimed {
+            let block = plan.blocks[index as usize];
+            match D::add(&claim, &mut batch, block) {
+                Ok(()) => blocks.push((index, claim)),
+                Err(failure) => {
+                    refused.push((index, self.site.failure(&block, failure.kind, &failure.detail)));
+                }
+            }
+        }
+        self.site.settle(&plan, refused, 0);
+        if !blocks.is_empty() {
+            self.blocks += blocks.len();
+            self.flying.insert(batch.ticket(), Flight { plan, blocks, deadline });
+            self.port.submit(batch);
+        }
+    }
+
+    /// Tries the blocks again that wait for their slots.
+    fn retry_waiting(&mut self) {
+        let now = Instant::now();
+        for Waiting { plan, index, claim, until } in std::mem::take(&mut self.waiting) {
+            self.blocks -= 1;
+            if until > now {
+                self.submit(plan, vec![(index, claim)], Some(until));
+                continue;
+            }
+            let block = plan.blocks[index as usize];
+            let why = "its slot is still being written again since a sync of the disk failed";
+            let outcome = self.site.failure(&block, FailureKind::Deadline, why);
+            self.site.settle_one(&plan, index, outcome, 0);
+        }
     }
 }
 
@@ -193,33 +253,34 @@ impl<D: Direction> Carrier for DiskCarrier<D> {
     }
 
     fn issue(&mut self, portion: Portion) {
-        let plan = portion.plan;
-        let mut batch = self.port.batch(Arc::clone(&self.host) as Owner, portion.deadline);
-        let mut blocks = Vec::with_capacity(portion.indices.len());
+        let Portion { plan, indices, deadline } = portion;
+        let mut claimed = Vec::with_capacity(indices.len());
         let mut refused = Vec::new();
-        for index in portion.indices {
+        for index in indices {
             let block = plan.blocks[index as usize];
-            match D::start(&self.host, &mut batch, block) {
-                Ok(claim) => blocks.push((index, claim)),
+            match D::claim(&self.host, block) {
+                Ok(claim) => claimed.push((index, claim)),
                 Err(failure) => {
                     refused.push((index, self.site.failure(&block, failure.kind, &failure.detail)));
                 }
             }
         }
         self.site.settle(&plan, refused, 0);
-        if !blocks.is_empty() {
-            self.blocks += blocks.len();
-            self.flying.insert(batch.ticket(), Flight { plan, blocks });
-            self.port.submit(batch);
-        }
+        self.submit(plan, claimed, deadline);
     }
 
     fn complete(&mut self, message: Done) {
         let Stage::Disk(results) = message.result else { return };
-        let Some(Flight { plan, blocks }) = self.flying.remove(&message.ticket) else { return };
+        let Some(Flight { plan, blocks, deadline }) = self.flying.remove(&message.ticket) else { return };
         self.blocks -= blocks.len();
         let mut bytes = 0;
+        let mut waiting = Vec::new();
         let end = |((index, claim), result): ((u32, D::Claim), OpOutcome)| {
+            if matches!(result, Err(OpError::Busy { .. })) {
+                let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+                waiting.push(Waiting { plan: Arc::clone(&plan), index, claim, until });
+                return None;
+            }
             D::end(claim, &result);
             let outcome = match result {
                 Ok(op) => {
@@ -230,17 +291,24 @@ impl<D: Direction> Carrier for DiskCarrier<D> {
                     self.site.failure(&plan.blocks[index as usize], error.kind(), &error.to_string())
                 }
             };
-            (index, outcome)
+            Some((index, outcome))
         };
-        let outcomes = blocks.into_iter().zip(results).map(end).collect();
+        let outcomes = blocks.into_iter().zip(results).filter_map(end).collect();
         self.site.settle(&plan, outcomes, bytes);
+        self.blocks += waiting.len();
+        self.waiting.append(&mut waiting);
     }
 
     fn is_parked(&self) -> bool {
         self.port.is_parked()
     }
 
+    fn is_waiting(&self) -> bool {
+        self.is_parked() || !self.waiting.is_empty()
+    }
+
     fn retry(&mut self) {
         self.port.retry();
+        self.retry_waiting();
     }
 }

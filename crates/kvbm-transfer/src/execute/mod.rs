@@ -101,7 +101,11 @@ pub(crate) trait Carrier: Send {
     fn complete(&mut self, done: Done);
     /// Whether something waits for room in a queue of the hardware.
     fn is_parked(&self) -> bool;
-    /// Tries again what is parked.
+    /// Whether anything is to be tried again soon, although others may be issued.
+    fn is_waiting(&self) -> bool {
+        self.is_parked()
+    }
+    /// Tries again what is parked or waits.
     fn retry(&mut self);
 }
 
@@ -140,13 +144,13 @@ impl Executor {
                 }
                 return;
             }
-            let wait = if self.carrier.is_parked() { RETRY } else { Duration::from_secs(3600) };
+            let wait = if self.carrier.is_waiting() { RETRY } else { Duration::from_secs(3600) };
             select! {
                 recv(self.completions) -> done => if let Ok(done) = done { self.carrier.complete(done) },
                 recv(self.bell) -> _ => {},
                 default(wait) => {},
             }
-            if self.carrier.is_parked() {
+            if self.carrier.is_waiting() {
                 self.carrier.retry();
             }
         }

@@ -18,6 +18,8 @@ pub enum DiskFault {
     StallWrite(u64),
     /// Making writes durable waits until the fault is cleared.
     StallSync,
+    /// `EIO` from making writes durable.
+    FailSync,
 }
 
 #[derive(Debug, Default)]
@@ -57,8 +59,8 @@ impl Faults {
 }
 
 impl Faults {
-    /// Waits while stalled.
-    fn meet_sync(&self) {
+    /// Waits while stalled; an error if it is to fail.
+    fn meet_sync(&self) -> io::Result<()> {
         let mut active = self.active.lock();
         while active.0.contains(&DiskFault::StallSync) {
             active.1 += 1;
@@ -66,6 +68,8 @@ impl Faults {
             self.changed.wait(&mut active);
             active.1 -= 1;
         }
+        let fails = active.0.contains(&DiskFault::FailSync);
+        if fails { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 }
 
@@ -158,7 +162,7 @@ impl BlockFile for FaultFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.faults.meet_sync();
+        self.faults.meet_sync()?;
         self.inner.sync_data()
     }
 }
