@@ -146,13 +146,13 @@ mod tests {
 
     #[test]
     fn what_is_not_there_was_answered_and_what_was_cancelled_says_nothing() {
+        use FailureKind::{Cancelled, Corrupt, Deadline, Io, Missing};
         let of = |kinds: &[Option<FailureKind>]| {
             let blocks: Vec<_> =
                 kinds.iter().map(|kind| kind.map(|kind| Failure::new(kind, "planted"))).collect();
             let Verdict { answered, failures } = Verdict::of(blocks.iter());
             (answered, failures)
         };
-        use FailureKind::{Cancelled, Corrupt, Deadline, Io, Missing};
         assert_eq!(of(&[None, Some(Io)]), (true, 1));
         assert_eq!(of(&[Some(Missing)]), (true, 0));
         assert_eq!(of(&[Some(Corrupt), Some(Cancelled)]), (true, 0));
