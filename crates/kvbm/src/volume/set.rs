@@ -245,12 +245,12 @@ mod tests {
         for namespace in [1, 2] {
             first.index.lock().begin(&block(namespace));
         }
-        first.index.lock().fail(&block(1), Instant::now() + deadline);
+        first.index.lock().fail(&block(1), Some(Instant::now() + deadline));
         volumes.remove(VolumeId(1)).expect("registered").index.lock().retire();
         let again = register(7, "file:///a");
         assert_eq!(landing(&again), [Landing::Doubtful, Landing::Doubtful, Landing::Over], "under any id");
         assert_eq!(landing(&register(8, "file:///b")), [Landing::Over; 3], "another place");
-        first.index.lock().fail(&block(2), Instant::now());
+        first.index.lock().fail(&block(2), Some(Instant::now()));
         volumes.remove(VolumeId(7));
         assert_eq!(volumes.former(Instant::now() + 2 * deadline).len(), 0, "once nothing can land any more");
     }
