@@ -50,6 +50,7 @@ impl DiskMetrics {
 
     /// Of directories and ranks nothing where no worker of this process has a disk.
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Read = fn(&DiskCounters) -> &Counter;
         let help = "1 while the disk tier is left alone because it failed or did not answer";
         let mut metric = encoder.encode_descriptor("disk_down", help, None, MetricType::Gauge)?;
         metric.encode_gauge(&self.down.get())?;
@@ -57,7 +58,6 @@ impl DiskMetrics {
         let mut metric =
             encoder.encode_descriptor("disk_left_out_blocks", help, None, MetricType::Counter)?;
         counter_value(&mut metric, self.left_out.get())?;
-        type Read = fn(&DiskCounters) -> &Counter;
         let dirs = self.dirs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if dirs.is_empty() {
