@@ -61,7 +61,7 @@ pub struct RegistryConfig {
     pub tenants: Vec<TenantConfig>,
     /// Parts of the registry with a lock each, so that several threads work at the same time, 1 to [`MAX_SHARDS`](Self::MAX_SHARDS);
     /// 0: as many as suit the capacity, the policy and the tenants. With several, blocks leave in about the order in which they were used
-    /// (a block may go before one that is an eighth older), and `hazard` chooses among those of a shard. `s3-fifo`, and a policy of your own
+    /// (a block may go before one that is an eighth older, or before others of a sixteenth of a shard), and `hazard` chooses among those of a shard. `s3-fifo`, and a policy of your own
     /// unless it can be split ([`EvictionPolicy::split`](crate::EvictionPolicy::split)), sees every block, and tenants' shares go by all
     /// blocks, so these need 1. Tenants are named here or never, so the number stays right.
     pub shards: u32,
@@ -77,8 +77,8 @@ impl RegistryConfig {
     /// Most shards.
     pub const MAX_SHARDS: u32 = 8;
 
-    /// Slots of the largest tier from which on there are several shards unless the configuration says how many. Smaller
-    /// registries keep the exact order.
+    /// Slots of the smallest tier that has any, from which on there are several shards unless the configuration says how many. A registry
+    /// with a smaller tier keeps the exact order on all.
     pub const SHARDED_FROM: u32 = 1 << 16;
 
     /// Longest time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)), in iterations.
@@ -112,7 +112,8 @@ impl RegistryConfig {
 
     /// Shards of a registry with this configuration; `has_parts`: whether the policy may have one for each.
     pub(crate) fn shards_with(&self, has_parts: bool) -> Result<usize, ConfigError> {
-        let large = self.capacity.iter().any(|&capacity| capacity >= Self::SHARDED_FROM);
+        let large = |&capacity: &u32| capacity == 0 || capacity >= Self::SHARDED_FROM;
+        let large = self.capacity.iter().all(large);
         let has_tenants = !self.tenants.is_empty();
         match self.shards {
             shards if shards > Self::MAX_SHARDS => Err(ConfigError::Shards { shards }),
@@ -225,4 +226,20 @@ pub enum ConfigError {
         /// The namespace.
         namespace: NamespaceId,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_tier_beside_a_large_one_keeps_one_shard() {
+        let shards = |capacity| RegistryConfig::new(capacity).shards_with(true);
+        let large = RegistryConfig::SHARDED_FROM;
+        assert_eq!(shards([5000, 20_000, 1 << 20]), Ok(1));
+        assert_eq!(shards([large - 1, large, 0]), Ok(1));
+        assert_eq!(shards([large, 0, 1 << 20]), Ok(RegistryConfig::MAX_SHARDS as usize));
+        let asked = RegistryConfig { shards: 4, ..RegistryConfig::new([5000, 20_000, 1 << 20]) };
+        assert_eq!(asked.shards_with(true), Ok(4));
+    }
 }

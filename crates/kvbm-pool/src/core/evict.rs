@@ -1,6 +1,7 @@
 //! Making room: which block goes, and how it goes.
 
 use super::hold::PARTS_OF_A_HOLD;
+use super::homes::Homes;
 use super::index::LOOKUPS;
 use super::mail::LETTERS_AT_ONCE;
 use super::shards::Shard;
@@ -26,7 +27,7 @@ const TOLERANCE: u64 = 8;
 /// Holds in a row in which nothing was found to evict: after that all shards are looked at together.
 const MOST_FRUITLESS: usize = 8;
 
-/// Parts of victims from one shard, before it is asked again which shard has the oldest.
+/// Parts of victims from one shard at most, before it is asked again which shard it should be.
 const PARTS_OF_ONE: usize = 16;
 
 /// Shards that are drawn before a thread waits for one.
@@ -104,17 +105,19 @@ impl Store {
         }
         let mut fruitless = 0;
         while out.len() - start < n && fruitless < MOST_FRUITLESS {
-            let Some(mut core) = self.lock_for_victims(tier, n - (out.len() - start)) else { return };
-            let number = core.number();
+            let Some((mut core, most)) = self.lock_for_victims(tier) else { return };
+            let (number, before) = (core.number(), out.len());
+            let end = (start + n).min(before + most);
             let mut looked_at = 0;
             for _ in 0..PARTS_OF_ONE {
-                let looks = core.evict_from(number, tier, n - (out.len() - start), out);
+                let looks = core.evict_from(number, tier, end - out.len(), out);
                 looked_at += looks;
-                if looks == 0 || out.len() - start == n {
+                if looks == 0 || out.len() == end {
                     break;
                 }
                 core.let_others_in();
             }
+            Homes::may_take(tier, most - (out.len() - before));
             // A place that was looked at is gone, stale or not, unless chance passed it over: that is on the way to a victim. What the
             // policy chose is one.
             fruitless = if looked_at == 0 { fruitless + 1 } else { 0 };
@@ -123,28 +126,37 @@ impl Store {
         }
     }
 
-    /// Locks a shard for about `want` victims. None where there is nothing to evict.
-    fn lock_for_victims(&self, tier: usize, want: usize) -> Option<Core<'_>> {
+    /// Locks a shard for victims, and says how many to take there. None where there is nothing to evict.
+    fn lock_for_victims(&self, tier: usize) -> Option<(Core<'_>, usize)> {
         let chosen = self.choice.chooses[tier].load(Relaxed);
-        let core = if chosen { self.lock_with_leaves(tier, want) } else { self.lock_with_oldest(tier) }?;
-        super::homes::Homes::found_victims(core.number());
-        Some(core)
+        let (core, most) = if chosen { self.lock_with_leaves(tier) } else { self.lock_with_oldest(tier) }?;
+        Homes::found_victims(tier, core.number());
+        Some((core, most))
     }
 
     /// Locks a shard for what the policy chooses: drawn, for as good as a sample of all leaves is one of the leaves of a shard, if that is
     /// drawn as often as it has leaves. Rather one that nobody has locked.
-    fn lock_with_leaves(&self, tier: usize, want: usize) -> Option<Core<'_>> {
+    fn lock_with_leaves(&self, tier: usize) -> Option<(Core<'_>, usize)> {
         let listed = |shard: usize| self.shards[shard].shown.listed[tier].load(Relaxed);
-        let stays = self.homes.stays_for_victims(want).filter(|&shard| listed(shard) > 0);
-        if let Some(core) = stays.and_then(|shard| self.try_lock(shard)) {
-            return Some(core);
+        if let Some((shard, left)) = self.homes.stays_for_victims(tier)
+            && listed(shard) > 0
+            && let Some(core) = self.try_lock(shard)
+        {
+            return Some((core, left));
         }
+        let mut drawn = None;
         for _ in 0..DRAWS {
-            if let Some(core) = self.try_lock(self.draw(listed)?) {
-                return Some(core);
+            drawn = self.try_lock(self.draw(listed)?);
+            if drawn.is_some() {
+                break;
             }
         }
-        Some(self.lock(self.draw(listed)?))
+        let core = match drawn {
+            Some(core) => core,
+            None => self.lock(self.draw(listed)?),
+        };
+        let most = self.homes.most_drawn(tier, u64::from(core.first().tiers[tier].inactive));
+        Some((core, most))
     }
 
     /// A shard, each as often as it has leaves; none where none has any.
@@ -163,16 +175,18 @@ impl Store {
 
     /// Locks a shard with old blocks: the one where the thread found some last, if they are old enough, or one that nobody has
     /// locked.
-    fn lock_with_oldest(&self, tier: usize) -> Option<Core<'_>> {
+    fn lock_with_oldest(&self, tier: usize) -> Option<(Core<'_>, usize)> {
         let (oldest, now) = self.ages(tier);
         let first = oldest.into_iter().min().filter(|&first| first != u64::MAX)?;
         let old_enough = first + now.saturating_sub(first) / TOLERANCE;
-        let last = self.homes.victims();
+        let last = self.homes.victims(tier);
         let mut order: [usize; super::MAX_SHARDS] = std::array::from_fn(|shard| shard);
         order.sort_unstable_by_key(|&shard| (shard != last, oldest[shard]));
         let mut candidates = order.into_iter().filter(|&shard| oldest[shard] <= old_enough);
         let free = candidates.clone().find_map(|shard| self.try_lock(shard));
-        free.or_else(|| candidates.next().map(|shard| self.lock(shard)))
+        let core = free.or_else(|| candidates.next().map(|shard| self.lock(shard)))?;
+        let most = Homes::most_victims(u64::from(core.first().tiers[tier].inactive));
+        Some((core, most))
     }
 
     /// Letters do not pile up for a shard that nobody uses. No shard is held.

@@ -17,7 +17,7 @@ use seen::Seen;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Places of a segment; a place is the number of its segment, then its index there.
+/// Most places of a segment; a place is the number of its segment, then its index there.
 const LEN: usize = 1 << LEN_BITS;
 const LEN_BITS: u32 = 10;
 /// Where the shard's number stands in a place.
@@ -33,11 +33,18 @@ const CLEANED_PER_USE: usize = 4;
 /// A place that is cleaned asks for the slot of the place that is so much later.
 const CLEANED_AHEAD: usize = 16;
 
+/// Segments of a shard's part of a tier at least, where there are several shards: as old as its oldest is a segment, and what is young must
+/// not seem old for lying behind it.
+const SEGMENTS: usize = 16;
+
+/// Places of a segment at least.
+const SHORTEST: usize = 16;
+
 /// As many as a segment has, or none where it is not in use.
 type Places = Box<[u32]>;
 
-fn new_places() -> Places {
-    vec![NONE; LEN].into_boxed_slice()
+fn new_places(len: usize) -> Places {
+    vec![NONE; len].into_boxed_slice()
 }
 
 struct Segment {
@@ -59,14 +66,20 @@ impl Segment {
     fn end(&self) -> u64 {
         self.start + self.tail as u64
     }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.tail == self.places.len()
+    }
 }
 
 /// What the orders of a tier share, those of all its shards.
-#[derive(Default)]
 pub(crate) struct Common {
     /// Segments that were begun: how old a segment is, is how many came after it.
     begun: AtomicU64,
     shards: usize,
+    /// Places of a segment.
+    len: usize,
     /// Places that no segment has, where there are several shards: the heap has as much as all need together, wherever the blocks are,
     /// and not as much as each ever needed.
     unused: Option<Leaf<Vec<Places>>>,
@@ -75,14 +88,15 @@ pub(crate) struct Common {
 impl Common {
     /// For a tier of `capacity` slots.
     pub(crate) fn new(capacity: usize, shards: usize) -> Self {
-        if shards == 1 || capacity == 0 {
-            return Self { shards, ..Self::default() };
-        }
-        // The first and the last segments of each shard are not full.
-        let valid = capacity.div_ceil(LEN) + 3 * shards;
-        let mut unused = Vec::with_capacity(2 * valid);
-        unused.resize_with(valid, new_places);
-        Self { begun: AtomicU64::new(0), shards, unused: Some(Leaf::new(unused)) }
+        let len = if shards == 1 { LEN } else { (capacity / (SEGMENTS * shards)).clamp(SHORTEST, LEN) };
+        let unused = (shards > 1 && capacity > 0).then(|| {
+            // The first and the last segments of each shard are not full.
+            let valid = capacity.div_ceil(len) + 3 * shards;
+            let mut unused = Vec::with_capacity(2 * valid);
+            unused.resize_with(valid, || new_places(len));
+            Leaf::new(unused)
+        });
+        Self { begun: AtomicU64::new(0), shards, len, unused }
     }
 
     /// Segments begun so far.
@@ -90,9 +104,14 @@ impl Common {
         self.begun.load(Relaxed)
     }
 
+    /// Segments in use at which cleaning begins.
+    fn long(&self, population: usize) -> usize {
+        (population + population / 2).div_ceil(self.len) + 2
+    }
+
     fn take(&self) -> Places {
         let unused = self.unused.as_ref().and_then(|unused| unused.lock().pop());
-        unused.unwrap_or_else(new_places)
+        unused.unwrap_or_else(|| new_places(self.len))
     }
 }
 
@@ -122,7 +141,7 @@ impl Order {
     pub(crate) fn new(capacity: usize, shard: usize, common: Arc<Common>) -> Self {
         // Of several shards each has room for half again its part; one that comes to have more grows.
         let part = if common.shards > 1 { capacity / common.shards * 3 / 2 } else { capacity };
-        let long = Self::long(part);
+        let long = common.long(part);
         let most = long + long / 4;
         Self {
             common,
@@ -135,11 +154,6 @@ impl Order {
             watched: 0,
             seen: Vec::new(),
         }
-    }
-
-    /// Segments in use at which cleaning begins.
-    fn long(population: usize) -> usize {
-        (population + population / 2).div_ceil(LEN) + 2
     }
 
     /// No more places than so many are valid.
@@ -164,9 +178,8 @@ impl Order {
     /// Makes `slot` the youngest.
     #[inline]
     pub(crate) fn push_young(&mut self, slot: u32, slots: &[Slot]) {
-        let full = |segment: &Segment| segment.tail == LEN;
         let last = match self.queue.back() {
-            Some(&id) if !full(&self.segments[id as usize]) => id,
+            Some(&id) if !self.segments[id as usize].is_full() => id,
             _ => self.append(),
         };
         self.put(last, slot, slots);
@@ -189,11 +202,12 @@ impl Order {
     fn append(&mut self) -> u32 {
         // A queue that was empty goes on behind what was looked at.
         let begin = MIDDLE.max(self.watched);
-        let start = self.queue.back().map_or(begin, |&id| self.segments[id as usize].start + LEN as u64);
+        let start =
+            self.queue.back().map_or(begin, |&id| self.segments[id as usize].start + self.common.len as u64);
         let begun = self.common.begun.fetch_add(1, Relaxed) + 1;
         let id = self.take_spare(start, begun, 0);
         self.queue.push_back(id);
-        if self.cleaning.is_none() && self.queue.len() > Self::long(self.population) {
+        if self.cleaning.is_none() && self.queue.len() > self.common.long(self.population) {
             let Segment { start, begun, .. } = self.segments[self.queue[0] as usize];
             let first = self.take_spare(start, begun, 0);
             self.queue.push_front(first);
@@ -208,7 +222,7 @@ impl Order {
         let first = room.unwrap_or_else(|| {
             let front = self.queue.front().map(|&id| &self.segments[id as usize]);
             let (start, begun) = front.map_or((MIDDLE, 0), |segment| (segment.start, segment.begun));
-            let id = self.take_spare(start - LEN as u64, begun, LEN);
+            let id = self.take_spare(start - self.common.len as u64, begun, self.common.len);
             self.queue.push_front(id);
             self.cleaning = self.cleaning.map(|at| at + 1);
             id
@@ -292,7 +306,7 @@ impl Order {
 
     /// Moves the place with `number` to the segment at index `to` of the queue.
     fn move_to(&mut self, mut to: usize, number: u64, slot: u32, slots: &[Slot]) {
-        if self.segments[self.queue[to] as usize].tail == LEN {
+        if self.segments[self.queue[to] as usize].is_full() {
             let Segment { start, begun, .. } = self.segments[self.queue[to + 1] as usize];
             let id = self.take_spare(start, begun, 0);
             to += 1;
@@ -369,7 +383,7 @@ mod tests {
     use super::*;
 
     fn order_of(capacity: usize) -> Order {
-        Order::new(capacity, 5, Arc::default())
+        Order::new(capacity, 5, Arc::new(Common::new(capacity, 1)))
     }
 
     fn valid(order: &Order, slots: &[Slot]) -> Vec<u32> {
@@ -488,7 +502,7 @@ mod tests {
         for turn in 0..6 {
             let order = &mut orders[turn % 2];
             (0..capacity as u32).for_each(|slot| order.push_young(slot, &slots));
-            assert_eq!(unused(), all - 4, "places come from those that are there");
+            assert_eq!(unused(), all - capacity / common.len, "places come from those that are there");
             let mut budget = usize::MAX;
             while order.pop_old(&slots, &mut budget).is_some() {}
             assert_eq!(unused(), all, "all come back");

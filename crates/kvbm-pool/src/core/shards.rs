@@ -244,7 +244,7 @@ impl Store {
             choice: Choice::new(has_policy, config.policy_seed),
             touched: Default::default(),
             orders,
-            homes: homes::Homes::new(capacity.into_iter().max().unwrap_or(0), shards),
+            homes: homes::Homes::new(capacity, shards),
             shards: places,
         }
     }

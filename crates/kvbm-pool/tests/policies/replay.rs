@@ -10,11 +10,11 @@ pub(crate) fn hash(id: u64) -> SequenceHash {
 }
 
 pub(crate) fn registry(policy: PolicyKind, capacity: u32, seed: u64) -> Registry {
-    sharded(policy, capacity, seed, 1)
+    sharded(policy, [capacity, 0, 0], seed, 1)
 }
 
-pub(crate) fn sharded(policy: PolicyKind, capacity: u32, seed: u64, shards: u32) -> Registry {
-    let mut config = RegistryConfig::new([capacity, 0, 0]);
+pub(crate) fn sharded(policy: PolicyKind, capacity: [u32; 3], seed: u64, shards: u32) -> Registry {
+    let mut config = RegistryConfig::new(capacity);
     config.policy = policy;
     config.policy_seed = seed;
     config.shards = shards;

@@ -125,6 +125,7 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Common;
     use super::*;
     use crate::sync::Arc;
     use std::collections::VecDeque;
@@ -143,7 +144,7 @@ mod tests {
         let count = 1500_u32;
         let slots = slots_with_entries(count as usize);
         let tenant_of = |entry: u32| (entry * 7 % 31 % 3) as usize;
-        let mut order = Order::new(slots.len(), 5, Arc::default());
+        let mut order = Order::new(slots.len(), 5, Arc::new(Common::new(slots.len(), 1)));
         let mut lists = [const { VecDeque::<u32>::new() }; 3];
         let mut random = 5_u64;
         for step in 0..60_000 {
@@ -175,7 +176,7 @@ mod tests {
     #[test]
     fn what_is_put_at_the_old_end_is_found_and_the_budget_bounds_the_search() {
         let slots = slots_with_entries(3000);
-        let mut order = Order::new(3000, 5, Arc::default());
+        let mut order = Order::new(3000, 5, Arc::new(Common::new(3000, 1)));
         (0..3000).for_each(|slot| order.push_young(slot, &slots));
         let pop = |order: &mut Order, slots: &[Slot], tenant: usize, budget: usize| {
             let mut left = budget;
