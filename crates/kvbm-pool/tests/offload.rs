@@ -229,3 +229,21 @@ fn a_long_backlog_goes_in_order_and_what_lacks_an_ancestor_stays() {
         assert!(registry.coldest(Tier::G1, 2000, Tier::G2, 0).is_empty());
     }
 }
+
+/// One call looks at a few thousand places; the shard with the oldest blocks does not get all of them each time.
+#[test]
+fn calls_after_each_other_reach_every_block_of_every_shard() {
+    const BLOCKS: u32 = 70_000;
+    let registry =
+        Registry::new(&RegistryConfig { shards: 8, ..RegistryConfig::new([BLOCKS, 1, 0]) }).unwrap();
+    let pool = registry.pool::<G1>();
+    for number in 0..BLOCKS / 100 {
+        register(&pool, GROUP, &hashes(number, 100));
+    }
+    // What was found stays pinned: it is not found twice.
+    let mut found = Vec::new();
+    for _ in 0..60 {
+        found.push(registry.coldest(Tier::G1, BLOCKS as usize, Tier::G2, 0));
+    }
+    assert_eq!(found.iter().map(kvbm_pool::Pinned::len).sum::<usize>(), BLOCKS as usize);
+}

@@ -108,10 +108,14 @@ impl Store {
     /// tier is left out. Starts where the last call stopped.
     pub(crate) fn coldest(&self, tiers: [usize; 2], n: usize, min_idle: u64, out: &mut Vec<BlockId>) {
         let mut search = Search { min_idle, ..Search::new(Mark::Cursor, tiers, n, out) };
-        for shard in self.by_age(search.tier) {
-            if search.is_over() {
-                return;
-            }
+        let next = &self.coldest_next[search.tier];
+        let (begin, count) = (next.swap(NONE, Relaxed) as usize, self.shards.len());
+        let mut shards: Vec<usize> = self.by_age(search.tier).collect();
+        if begin < count {
+            // In turn, however their ages change meanwhile.
+            shards = (begin..count).chain(0..begin).collect();
+        }
+        for shard in shards {
             search.shard = shard;
             let mut core = self.lock(shard);
             let order = &core.first().tiers[search.tier].order;
@@ -121,6 +125,12 @@ impl Store {
             core = self.walk(core, start..u64::MAX, &mut search);
             if !search.is_over() {
                 drop(self.walk(core, first..start, &mut search));
+            }
+            if search.is_over() {
+                // Where there was no more room there may be more; where it took too long the others come first.
+                let after = if search.has_room() { shard + 1 } else { shard };
+                next.store((after % count) as u32, Relaxed);
+                return;
             }
         }
     }

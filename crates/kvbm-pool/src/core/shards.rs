@@ -162,6 +162,8 @@ pub(crate) struct Store {
     pub(super) losses: LossCounts,
     /// Times that a block of a Full group left a tier although something continued it there: only a hold of all shards does that.
     bereaved: AtomicU64,
+    /// For each tier, the shard where blocks to copy down are looked for next; `NONE`: where the oldest are.
+    pub(super) coldest_next: [AtomicU32; TIERS],
     step: AtomicU64,
     tickets: AtomicU64,
     pub(super) choice: Choice,
@@ -239,6 +241,7 @@ impl Store {
             kept: Default::default(),
             losses: LossCounts::default(),
             bereaved: AtomicU64::new(0),
+            coldest_next: std::array::from_fn(|_| AtomicU32::new(NONE)),
             step: AtomicU64::new(0),
             tickets: AtomicU64::new(1),
             choice: Choice::new(has_policy, config.policy_seed),
