@@ -298,6 +298,29 @@ fn a_write_to_a_slot_that_is_written_again_waits_and_others_do_not() {
     rig.assert_g2(12, 6);
 }
 
+/// Mutations that make them fail: `DiskCarrier::retry_waiting` takes all for due; or it does not look whether the worker closes.
+#[test]
+fn a_write_that_waits_for_its_slot_is_tried_now_and_then_and_ends_with_the_worker() {
+    let rig = filled(true, |_| {});
+    rig.medium.inject(DiskFault::FailSync);
+    rig.medium.inject(DiskFault::StallRead(slot_offset(9)));
+    rig.must(Path::G2_G3, &[(5, 5, 9)]);
+    rig.medium.wait_stalled();
+    let (began, refused) = (Instant::now(), rig.disk.stats().refused);
+    let waits = rig.manager().execute(rig.plan(Path::G2_G3, &[(6, 6, 9)])).unwrap();
+    let tries = || rig.disk.stats().refused - refused;
+    while tries() < 5 {
+        assert!(began.elapsed() < Duration::from_secs(30), "it is not tried");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Two milliseconds lie between two of them.
+    let (tries, most) = (tries(), began.elapsed().as_millis() as u64 / 2 + 1);
+    assert!(tries <= most, "tried {tries} times of at most {most}");
+    drop(rig.manager().shutdown(Instant::now() + Duration::from_millis(1)));
+    assert_eq!(kinds(&waits.wait(soon()).unwrap()), [Some(FailureKind::ShuttingDown)]);
+    rig.medium.clear();
+}
+
 /// Mutation that makes it fail: `renew::some` tells nobody.
 #[test]
 fn a_block_that_the_disk_gives_up_is_told() {

@@ -1,6 +1,6 @@
 //! G2 and G3: straight between the fragments of host memory and the disk, without a staging copy.
 
-use super::{Carrier, Done, Site, Stage};
+use super::{Carrier, Done, RETRY, Site, Stage};
 use crate::host::{HostTier, ReadClaim, WriteClaim};
 use crate::schedule::Portion;
 use crossbeam_channel::Sender;
@@ -179,11 +179,11 @@ struct Flight<C> {
     deadline: Option<Instant>,
 }
 
-/// A block whose slot the engine is writing again by itself, since a sync failed: it goes when that is over.
+/// Blocks of one plan whose slots the engine is writing again by itself, since a sync failed: they go when that is over.
 struct Waiting<C> {
-    plan: Arc<TransferPlan>,
-    index: u32,
-    claim: C,
+    flight: Flight<C>,
+    /// When they are tried again, and not before: being refused is a completion too, and the next try must not follow from it at once.
+    next: Instant,
     until: Instant,
 }
 
@@ -226,19 +226,46 @@ impl<D: Direction> DiskCarrier<D> {
         }
     }
 
-    /// Tries the blocks again that wait for their slots.
-    fn retry_waiting(&mut self) {
+    /// Lets blocks wait for their slots, with those of their plan that do so already.
+    fn wait(&mut self, flight: Flight<D::Claim>) {
+        if flight.blocks.is_empty() {
+            return;
+        }
+        self.blocks += flight.blocks.len();
+        let plan_id = flight.plan.plan_id;
+        if let Some(known) = self.waiting.iter_mut().find(|known| known.flight.plan.plan_id == plan_id) {
+            known.flight.blocks.extend(flight.blocks);
+            return;
+        }
         let now = Instant::now();
-        for Waiting { plan, index, claim, until } in std::mem::take(&mut self.waiting) {
-            self.blocks -= 1;
-            if until > now {
-                self.submit(plan, vec![(index, claim)], Some(until));
+        let until = flight.deadline.unwrap_or(now + PATIENCE);
+        self.waiting.push(Waiting { flight, next: now + RETRY, until });
+    }
+
+    /// Tries the blocks again that wait for their slots and are due.
+    fn retry_waiting(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let (now, closing) = (Instant::now(), self.site.hub.is_closing());
+        let is_due = |waiting: &mut Waiting<_>| closing || waiting.next.min(waiting.until) <= now;
+        let due: Vec<_> = self.waiting.extract_if(.., is_due).collect();
+        for Waiting { flight: Flight { plan, blocks, .. }, until, .. } in due {
+            self.blocks -= blocks.len();
+            let (kind, why) = if closing {
+                (FailureKind::ShuttingDown, "the worker shut down while its slot was written again")
+            } else if until <= now {
+                let why = "its slot is still being written again since a sync of the disk failed";
+                (FailureKind::Deadline, why)
+            } else {
+                self.submit(plan, blocks, Some(until));
                 continue;
-            }
-            let block = plan.blocks[index as usize];
-            let why = "its slot is still being written again since a sync of the disk failed";
-            let outcome = self.site.failure(&block, FailureKind::Deadline, why);
-            self.site.settle_one(&plan, index, outcome, 0);
+            };
+            let failed = |(index, _): (u32, D::Claim)| {
+                (index, self.site.failure(&plan.blocks[index as usize], kind, why))
+            };
+            let outcomes = blocks.into_iter().map(failed).collect();
+            self.site.settle(&plan, outcomes, 0);
         }
     }
 }
@@ -277,8 +304,7 @@ impl<D: Direction> Carrier for DiskCarrier<D> {
         let mut waiting = Vec::new();
         let end = |((index, claim), result): ((u32, D::Claim), OpOutcome)| {
             if matches!(result, Err(OpError::Busy { .. })) {
-                let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
-                waiting.push(Waiting { plan: Arc::clone(&plan), index, claim, until });
+                waiting.push((index, claim));
                 return None;
             }
             D::end(claim, &result);
@@ -295,8 +321,7 @@ impl<D: Direction> Carrier for DiskCarrier<D> {
         };
         let outcomes = blocks.into_iter().zip(results).filter_map(end).collect();
         self.site.settle(&plan, outcomes, bytes);
-        self.blocks += waiting.len();
-        self.waiting.append(&mut waiting);
+        self.wait(Flight { plan, blocks: waiting, deadline });
     }
 
     fn is_parked(&self) -> bool {
