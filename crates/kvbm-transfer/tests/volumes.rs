@@ -371,6 +371,46 @@ fn a_volume_that_hangs_takes_nobody_elses_threads_or_room_and_is_named_at_the_en
     assert!(started.count() >= 2, "what had started went on");
 }
 
+/// Mutation that makes it fail: `Shares::room` gives a volume that is alone all there is.
+#[test]
+fn a_volume_that_hangs_alone_leaves_room_for_the_one_in_its_place() {
+    const OTHER: VolumeId = VolumeId(9);
+    let (hanging, other) = (Faulty::new(None), Faulty::of(OTHER, None));
+    let registry = opened(&hanging);
+    let rig = Rig::with(Shape::default(), |config| {
+        let few = PathConfig { depth_blocks: 4, batch_blocks: 4, ..PathConfig::default() };
+        (config.paths.g2_g4, config.paths.g4_g1) = (few, few);
+        config.staging_bytes = 16 * 4096;
+        let registry = Arc::clone(&registry);
+        config.volumes =
+            Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 2 });
+    });
+    fill(&rig, 4);
+    let blocks: Vec<_> = (1..=4).map(|name| (name, u32::from(name))).collect();
+    assert_eq!(failed(&rig, up(&rig, &blocks)), [None; 4]);
+    hanging.set(Fault::Hangs);
+    let stuck = [up(&rig, &blocks), down(&rig, &blocks)].map(|plan| rig.manager().execute(plan).unwrap());
+    let running = || rig.manager().stats().paths.iter().map(|path| path.running_plans).sum::<usize>();
+    let until = soon();
+    while running() < 2 {
+        assert!(Instant::now() < until, "nothing hangs");
+        std::thread::yield_now();
+    }
+    registry.register(Arc::clone(&other) as _).unwrap();
+    for takes_its_place in [false, true] {
+        if takes_its_place {
+            registry.unregister_volume(VOLUME).unwrap();
+        }
+        assert_eq!(failed(&rig, on(OTHER, up(&rig, &[(3, 3), (4, 4)]))), [None; 2]);
+        assert_eq!(failed(&rig, on(OTHER, down(&rig, &[(3, 9), (4, 10)]))), [None; 2]);
+        rig.assert_g1(9, 3);
+    }
+    hanging.set(Fault::Nothing);
+    for handle in stuck {
+        assert_eq!(handle.wait(soon()).unwrap().blocks.len(), 4);
+    }
+}
+
 /// Mutation that makes it fail: `Hands::send` hands all blocks to one thread.
 #[test]
 fn blocks_of_a_plan_are_divided_among_idle_threads() {

@@ -139,13 +139,13 @@ impl<T: Send + 'static> Hands<T> {
             // The executor is gone only after all its tickets came back, and the channel has room for each.
             drop(done.try_send(Done { ticket, result: Stage::Volume(results) }));
         };
-        let (site, registry, shares) = (site.clone(), Arc::clone(&tier.registry), Shares::default());
+        let (site, registry, shares) = (site.clone(), Arc::clone(&tier.registry), Shares::new(depth));
         Self { site, registry, crews: Crews::new(terms, work), shares, next_ticket: 1 }
     }
 
     /// Blocks of `plan` that may be handed over while there is room for `free`.
     fn room_for(&self, plan: &TransferPlan, free: usize) -> usize {
-        if self.registry.len() > 1 { self.shares.room(volume_of(plan), free) } else { free }
+        self.shares.room(volume_of(plan), free, self.registry.len() <= 1)
     }
 
     /// Hands blocks of `plan` over, divided among the threads that have nothing to do. The tickets, which are odd, and how many of the
