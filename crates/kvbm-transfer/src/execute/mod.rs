@@ -89,7 +89,7 @@ pub(crate) struct Settled {
 pub(crate) trait Carrier: Send {
     /// Blocks that may be issued now.
     fn room(&self) -> usize;
-    /// Blocks of this plan that may be issued now, where that is less.
+    /// Blocks of this plan that may be issued now, where that is less; as many as of any other of its volume.
     fn room_for(&self, _plan: &TransferPlan) -> usize {
         usize::MAX
     }

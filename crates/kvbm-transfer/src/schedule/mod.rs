@@ -12,5 +12,5 @@ mod state;
 mod tests;
 
 pub(crate) use job::Portion;
-pub(crate) use queue::PathLimits;
+pub(crate) use queue::{PathLimits, volume_of};
 pub(crate) use state::{Delivery, Limits, Reply, State};

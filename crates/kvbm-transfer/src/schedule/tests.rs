@@ -400,6 +400,51 @@ fn disk_reads_go_before_disk_writes_but_do_not_starve_them() {
     assert!(!bench.state.take_wakes()[writes], "who did not yield is not woken");
 }
 
+/// A plan of a block to a volume.
+fn to_volume(id: u64, volume: u32) -> TransferPlan {
+    TransferPlan { dst: Endpoint::Volume(VolumeId(volume)), ..plan(id, Path::G2_G4, 1) }
+}
+
+/// Mutation that makes it fail: `PathQueue::check_room` looks at the whole queue only.
+#[test]
+fn a_volume_whose_plans_queue_up_leaves_places_for_another() {
+    let mut bench = Bench::with_queue(PathLimits { plans: 16, blocks: 8192 });
+    (1..=15).for_each(|id| bench.submit(to_volume(id, 1)));
+    assert_eq!(bench.failed_with(15), FailureKind::QueueFull);
+    bench.submit(to_volume(16, 2));
+    assert_eq!(bench.take(Path::G2_G4, 1), Some((1, vec![0])));
+    bench.submit(to_volume(17, 1));
+    assert_eq!(bench.failed_with(17), FailureKind::QueueFull, "two places are left");
+    bench.done(1, &[0]);
+    assert_eq!(bench.run(Path::G2_G4), [(2..=14).collect(), vec![16]].concat());
+    bench.submit(to_volume(18, 1));
+    assert_eq!(bench.run(Path::G2_G4), [18], "there is room again");
+    let mut single = Bench::with_queue(PathLimits { plans: 1, blocks: 8192 });
+    single.submit(to_volume(1, 1));
+    assert_eq!(single.run(Path::G2_G4), [1], "one plan always fits");
+}
+
+/// Mutation that makes it fail: all plans of a path share a lane.
+#[test]
+fn plans_of_a_volume_without_room_are_passed_over_together() {
+    let mut bench = Bench::with_queue(PathLimits { plans: 4096, blocks: 8192 });
+    (1..=1000).for_each(|id| bench.submit(to_volume(id, 1)));
+    bench.submit(to_volume(1001, 2));
+    bench.submit(to_volume(1002, 3));
+    bench.submit(TransferPlan { priority: Priority::Urgent, ..to_volume(1003, 3) });
+    let asked = std::cell::Cell::new(0);
+    let room = |plan: &TransferPlan| {
+        asked.set(asked.get() + 1);
+        usize::from(plan.dst != Endpoint::Volume(VolumeId(1)))
+    };
+    let order: Vec<_> =
+        std::iter::from_fn(|| bench.state.take(Path::G2_G4, false, room, bench.now)).collect();
+    let order: Vec<_> = order.iter().map(|portion| portion.plan.plan_id.0).collect();
+    assert_eq!(order, [1003, 1001, 1002], "by priority, then by arrival");
+    assert!(asked.get() <= 4 * 3, "asked {} times", asked.get());
+    assert_eq!(bench.take(Path::G2_G4, 1), Some((1, vec![0])));
+}
+
 #[test]
 fn closing_fails_what_is_queued_and_lets_started_plans_end() {
     let mut bench = Bench::new();

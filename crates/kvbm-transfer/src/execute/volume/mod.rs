@@ -15,9 +15,10 @@ use crate::config::{VolumeTier, WorkerConfig};
 use crate::crew::{Crews, Refused, Terms};
 use crate::cuts::{Cut, cuts};
 use crate::error::StartError;
+use crate::schedule;
 use crate::slots::{disk_layout, layouts};
 use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selection};
-use kvbm_plan::{BlockIdentity, Endpoint, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId};
+use kvbm_plan::{BlockIdentity, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId};
 use kvbm_volume::{
     BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError, VolumeRegistry,
 };
@@ -185,13 +186,10 @@ impl<T: Send + 'static> Hands<T> {
     }
 }
 
-/// The volume at an end of `plan`.
+/// The volume of `plan`.
 fn volume_of(plan: &TransferPlan) -> VolumeId {
-    match (plan.src, plan.dst) {
-        (Endpoint::Volume(volume), _) | (_, Endpoint::Volume(volume)) => volume,
-        // Plans of these paths have a volume at one end; no volume has this id.
-        _ => VolumeId(u32::MAX),
-    }
+    // Plans of these paths have a volume at one end; no volume has this id.
+    schedule::volume_of(plan).unwrap_or(VolumeId(u32::MAX))
 }
 
 fn transfer<T: 'static>(

@@ -67,9 +67,7 @@ impl State {
             self.close_job(job, now);
             return;
         }
-        let stats = &mut self.queues[index].stats;
-        stats.queued_plans += 1;
-        stats.queued_blocks += job.plan.blocks.len();
+        self.queues[index].enters(&job.plan);
         self.arm(job, now);
     }
 
@@ -103,7 +101,7 @@ impl State {
             )));
         }
         self.check_layers(plan).map_err(unsupported)?;
-        queue.check_room(plan.blocks.len()).map_err(|detail| Failure::new(FailureKind::QueueFull, detail))?;
+        queue.check_room(plan).map_err(|detail| Failure::new(FailureKind::QueueFull, detail))?;
         Ok(index)
     }
 
@@ -229,7 +227,7 @@ impl State {
     pub(super) fn enqueue(&mut self, plan_id: PlanId) {
         let Some(job) = self.jobs.get(&plan_id) else { return };
         let Some(index) = index_of(job.plan.path()) else { return };
-        self.queues[index].push(job.plan.priority, job.seq, plan_id);
+        self.queues[index].push(&job.plan, job.seq);
         self.wake[index] = true;
     }
 }

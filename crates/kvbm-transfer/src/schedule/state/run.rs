@@ -12,8 +12,8 @@ fn goes_before(index: usize) -> &'static [Path] {
 }
 
 impl State {
-    /// Blocks of the plan that is first on `path`, of those that there is `room` for: how many of a plan there is. `busy` says whether the
-    /// caller has blocks in flight: then it gets nothing while a path that goes before it has plans to issue.
+    /// Blocks of the plan that is first on `path`, of those that there is `room` for: how many of a plan, and of any other of its volume,
+    /// there is. `busy` says whether the caller has blocks in flight: then it gets nothing while a path that goes before it has plans to issue.
     pub(crate) fn take(
         &mut self,
         path: Path,
@@ -27,11 +27,8 @@ impl State {
             return None;
         }
         loop {
-            let fits = |plan_id: PlanId| {
-                let limit = room(&self.jobs.get(&plan_id)?.plan);
-                (limit > 0).then_some((plan_id, limit))
-            };
-            let (plan_id, limit) = self.queues[index].ready().find_map(fits)?;
+            let room = |plan_id: PlanId| self.jobs.get(&plan_id).map_or(0, |job| room(&job.plan));
+            let (plan_id, limit) = self.queues[index].next(room)?;
             let job = self.jobs.get_mut(&plan_id)?;
             if job.deadline.is_some_and(|deadline| deadline <= now) {
                 self.expire(now);
@@ -43,13 +40,11 @@ impl State {
                 (job.is_issued(), job.seq, job.started.is_none(), job.deadline);
             if first {
                 job.started = Some(now);
-                let stats = &mut self.queues[index].stats;
-                stats.queued_plans -= 1;
-                stats.queued_blocks -= plan.blocks.len();
-                stats.running_plans += 1;
+                self.queues[index].leaves(&plan);
+                self.queues[index].stats.running_plans += 1;
             }
             if issued {
-                self.queues[index].remove(plan.priority, seq, plan_id);
+                self.queues[index].remove(&plan, seq);
                 self.wake_followers(index);
             }
             return Some(Portion { plan, indices, deadline });
@@ -60,7 +55,7 @@ impl State {
         goes_before(index)
             .iter()
             .filter_map(|path| index_of(*path))
-            .any(|first| self.queues[first].first().is_some())
+            .any(|first| self.queues[first].is_ready())
     }
 
     /// Lets the paths look again that yielded to path `index`. Others are left asleep: to wake a thread costs more than to
@@ -116,12 +111,11 @@ impl State {
             }
         }
         if let Some(index) = index_of(plan.path()) {
-            let stats = &mut self.queues[index].stats;
+            let queue = &mut self.queues[index];
             if job.started.is_some() {
-                stats.running_plans -= 1;
+                queue.stats.running_plans -= 1;
             } else {
-                stats.queued_plans -= 1;
-                stats.queued_blocks -= plan.blocks.len();
+                queue.leaves(plan);
             }
         }
     }

@@ -115,7 +115,7 @@ impl State {
         let Some(job) = self.jobs.get_mut(&plan_id) else { return };
         job.fail_unissued(kind, detail);
         if let Some(index) = index_of(job.plan.path()) {
-            self.queues[index].remove(job.plan.priority, job.seq, plan_id);
+            self.queues[index].remove(&job.plan, job.seq);
             self.wake_followers(index);
         }
         self.close_if_over(plan_id, now);
