@@ -296,6 +296,10 @@ impl Core<'_> {
             }
             let before = entry.memory();
             let now = policy.observe(before, every);
+            if now == before {
+                // Most are as they were: their lines stay with whoever has them.
+                continue;
+            }
             if all || entry.shard() == number {
                 entry.set_memory(now);
             } else if now.time != before.time {
@@ -328,10 +332,12 @@ impl Core<'_> {
         Run { length, near: count.saturating_sub(1), next }
     }
 
-    /// Evicts what the policy chooses in a shard that is held, up to `want` blocks of `tier` and at most [`MAX_VICTIMS`].
+    /// Evicts what the policy chooses in a shard that is held, up to `want` blocks of `tier` and at most [`MAX_VICTIMS`]; the oldest where
+    /// nothing of its answer may go.
     pub(crate) fn evict_chosen(&mut self, number: usize, tier: usize, want: usize, out: &mut Vec<BlockId>) {
         let set = SlotSet::of_tier(tier);
-        let mut left = want.min(MAX_VICTIMS);
+        let wanted = want.min(MAX_VICTIMS);
+        let mut left = wanted;
         let mut run = Run::default();
         let (slots, entries) = (&self.store.slots[tier], &self.store.entries);
         let mut chosen = std::mem::take(&mut self.numbered(number).chosen);
@@ -345,20 +351,29 @@ impl Core<'_> {
             }
             let before = left;
             for &slot in &chosen {
-                // Whatever a policy answers, only what is evictable goes.
-                if left > 0 && self.is_listed_in(number, tier, slot) {
-                    self.count_listed(&slots[slot as usize], tier, false);
-                    run = self.follow(run, tier, slot, left);
-                    self.vacate(tier, slot);
-                    out.push(BlockId(slot));
-                    left -= 1;
+                // Whatever a policy answers, only what is evictable goes, and no more than was wanted.
+                if !self.is_listed_in(number, tier, slot) {
+                    continue;
                 }
+                let state = &slots[slot as usize];
+                self.count_listed(state, tier, false);
+                if left == 0 {
+                    self.update_evictable(state.entry.get(), tier);
+                    continue;
+                }
+                run = self.follow(run, tier, slot, left);
+                self.vacate(tier, slot);
+                out.push(BlockId(slot));
+                left -= 1;
             }
             if left == before {
                 break;
             }
         }
         self.numbered(number).chosen = chosen;
+        if left == wanted && self.numbered(number).tiers[tier].listed > 0 {
+            self.evict_oldest(number, tier, wanted, out);
+        }
     }
 
     /// Whether a shard that is held has a listed slot with this number.

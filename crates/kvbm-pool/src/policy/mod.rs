@@ -214,7 +214,8 @@ pub trait EvictionPolicy: Send {
     }
 
     /// Chooses at least one and at most `want` evictable slots of `set`, appends them to `out`, and counts them as not
-    /// evictable. None only where none is evictable. Of what is not in the set nothing goes: the least recently used does instead.
+    /// evictable. None only where none is evictable. What is not in the set does not go; where
+    /// nothing of the answer may, the least recently used does. What was not wanted is told again ([`evictable`](Self::evictable)).
     fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>);
 
     /// Whether the least recently used blocks of `set` are the ones to go for now: then the registry takes these, without asking
