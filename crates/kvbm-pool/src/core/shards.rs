@@ -96,18 +96,22 @@ pub(super) struct Choice {
     /// Whether the policy chooses the victims of a tier, rather than recency, as far as is known without a lock.
     pub chooses: [AtomicBool; TIERS],
     /// Where the policy looks at blocks next.
-    observed: AtomicU32,
+    observed: Apart<AtomicU32>,
     /// Draws shards.
-    draws: AtomicU64,
+    draws: Apart<AtomicU64>,
 }
+
+/// In lines of its own: each request writes it, and what lies beside it is read for each block.
+#[repr(align(128))]
+struct Apart<T>(T);
 
 impl Choice {
     fn new(has_policy: bool, seed: u64) -> Self {
         Self {
             has_policy,
             chooses: Default::default(),
-            observed: AtomicU32::new(0),
-            draws: AtomicU64::new(seed),
+            observed: Apart(AtomicU32::new(0)),
+            draws: Apart(AtomicU64::new(seed)),
         }
     }
 
@@ -122,15 +126,15 @@ impl Choice {
     /// The next `looks` of the entries below `end`, each of them in its turn.
     pub(super) fn next_looks(&self, looks: usize, end: usize) -> impl Iterator<Item = u32> {
         let end = end.max(1);
-        let from = self.observed.load(Relaxed) as usize % end;
+        let from = self.observed.0.load(Relaxed) as usize % end;
         // Another thread that begins at the same moment looks at the same ones: so be it.
-        self.observed.store(((from + looks) % end) as u32, Relaxed);
+        self.observed.0.store(((from + looks) % end) as u32, Relaxed);
         (from + 1..=from + looks).map(move |at| (at % end) as u32)
     }
 
     /// A number that looks random, below `end`, which must not be 0.
     pub(super) fn draw(&self, end: usize) -> usize {
-        Random::new(self.draws.fetch_add(Random::STEP, Relaxed)).below(end)
+        Random::new(self.draws.0.fetch_add(Random::STEP, Relaxed)).below(end)
     }
 }
 
