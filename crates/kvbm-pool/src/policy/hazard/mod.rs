@@ -291,6 +291,7 @@ impl EvictionPolicy for Hazard {
     }
 
     fn goes_on(&mut self, before: Option<BlockMemory>) {
+        self.sets.each().for_each(|candidates| candidates.next = Next::NOTHING);
         self.turn = self.turn_after(before);
     }
 
@@ -407,5 +408,29 @@ impl Least {
                 *second = offer;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A victim that would follow another is forgotten when a request begins, in whichever part it comes to later.
+    #[test]
+    fn no_victim_follows_one_of_another_request() {
+        let mut part = Hazard::new([64, 0, 0], 1);
+        let set = SlotSet::of_tier(0);
+        let follow = |part: &mut Hazard| {
+            part.sets.at(set).next = Next { bar: f32::INFINITY, slot: NONE };
+            part.sets.at(set).next.consider(3, 0.5);
+        };
+        follow(&mut part);
+        assert_eq!(part.sets.at(set).next.take(), Some(3));
+        follow(&mut part);
+        part.begin(None, RequestPart::Used, 1);
+        assert_eq!(part.sets.at(set).next.take(), None);
+        follow(&mut part);
+        part.goes_on(None);
+        assert_eq!(part.sets.at(set).next.take(), None);
     }
 }

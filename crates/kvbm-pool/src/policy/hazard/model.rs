@@ -99,6 +99,8 @@ impl Seen {
 
     /// Gives away what was seen of `class`.
     pub(crate) fn give(&mut self, class: usize, to: &mut Self) {
+        // Nobody asks who gives for the sums of its classes; they must not grow until a use more makes no difference.
+        self.all = [Count::NOTHING; AGES];
         for (range, count) in self.classes[class].iter_mut().enumerate() {
             let count = std::mem::replace(count, Count::NOTHING);
             to.classes[class][range].add(count);
@@ -215,6 +217,7 @@ mod tests {
             teach(&mut part, 100);
             (0..CLASSES).for_each(|class| part.give(class, &mut all));
             (0..CLASSES).for_each(|class| part.give(class, &mut all));
+            assert!(part.all.iter().all(|count| (count.uses, count.time) == (0.0, 0.0)), "nothing is left");
         }
         let [of_one, of_all] = [&one, &all].map(|seen| {
             let worth = Worth::new();
