@@ -48,7 +48,8 @@ pub struct RegistryConfig {
     /// Cache groups, indexed by [`GroupId`](kvbm_plan::GroupId).
     pub groups: Vec<GroupConfig>,
     /// Events that wait for [`drain_events`](crate::Registry::drain_events) before the oldest are given up (and
-    /// counted), rounded up to a power of two; 0 turns events off.
+    /// counted), rounded up to a power of two; 0 turns events off. Where so many waited once,
+    /// the memory for as many stays: 48 bytes each.
     pub event_capacity: u32,
     /// Eviction policy of every tier.
     pub policy: PolicyKind,
@@ -185,11 +186,22 @@ pub enum ConfigError {
     },
     /// A policy that sees every block, and several shards.
     #[error(
-        "{shards} shards, and an eviction policy that sees every block: give 0 or 1 shards, or take `lru-leaf` or `hazard`"
+        "{shards} shards, and an eviction policy that sees every block: give 0 or 1 shards, take `lru-leaf` or `hazard`, or split \
+         the policy (`EvictionPolicy::split`)"
     )]
     ShardsWithPolicy {
         /// Shards asked for.
         shards: u32,
+    },
+    /// A policy that was split into another number of parts than there are shards.
+    #[error(
+        "{shards} shards, and a policy split into {parts} parts: `EvictionPolicy::split` must give one for each shard, or none at all"
+    )]
+    Parts {
+        /// Shards.
+        shards: usize,
+        /// Parts given.
+        parts: usize,
     },
     /// Tenants, whose shares go by all blocks, and several shards.
     #[error("{shards} shards, and tenants, whose shares go by all blocks: give 0 or 1 shards, or no tenants")]

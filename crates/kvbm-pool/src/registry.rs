@@ -32,6 +32,9 @@ pub struct Registry {
     pub(crate) shared: Arc<Shared>,
 }
 
+/// A part of a policy for each shard.
+type Parts = Vec<Box<dyn EvictionPolicy>>;
+
 impl Registry {
     /// An empty registry.
     pub fn new(config: &RegistryConfig) -> Result<Self, ConfigError> {
@@ -53,7 +56,7 @@ impl Registry {
         let wanted = config.shards_with(true)?;
         let (shards, policies) = match policy {
             None => (wanted, Vec::new()),
-            Some(policy) => match Self::split(policy.as_ref(), wanted) {
+            Some(policy) => match Self::split(policy.as_ref(), wanted)? {
                 Some(parts) => (wanted, parts),
                 None => (config.shards_with(false)?, vec![policy]),
             },
@@ -72,9 +75,12 @@ impl Registry {
     }
 
     /// A part of the policy for each of several shards, where that is possible.
-    fn split(policy: &dyn EvictionPolicy, shards: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
+    fn split(policy: &dyn EvictionPolicy, shards: usize) -> Result<Option<Parts>, ConfigError> {
         let parts = if shards > 1 { policy.split(shards) } else { None };
-        parts.filter(|parts| parts.len() == shards)
+        match parts.as_ref().map(Vec::len) {
+            Some(parts) if parts != shards => Err(ConfigError::Parts { shards, parts }),
+            _ => Ok(parts),
+        }
     }
 
     /// A typed view of tier `T`.

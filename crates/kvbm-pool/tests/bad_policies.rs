@@ -5,8 +5,8 @@
 
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockMemory, BlockUse, Duplicates, EvictionPolicy, G1, Numbers, Registry, RegistryConfig,
-    RequestPart, SlotSet,
+    BlockChain, BlockMemory, BlockUse, ConfigError, Duplicates, EvictionPolicy, G1, Numbers, Registry,
+    RegistryConfig, RequestPart, SlotSet,
 };
 use std::collections::BTreeSet;
 
@@ -26,18 +26,20 @@ enum Answer {
 /// A part of a policy that answers so.
 struct Wrong {
     answer: Answer,
+    /// More parts than it should be split into.
+    more: usize,
     told: BTreeSet<u32>,
 }
 
 impl Wrong {
-    fn boxed(answer: Answer) -> Box<dyn EvictionPolicy> {
-        Box::new(Self { answer, told: BTreeSet::new() })
+    fn boxed(answer: Answer, more: usize) -> Box<dyn EvictionPolicy> {
+        Box::new(Self { answer, more, told: BTreeSet::new() })
     }
 }
 
 impl EvictionPolicy for Wrong {
     fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
-        Some((0..parts).map(|_| Self::boxed(self.answer)).collect())
+        Some((0..parts + self.more).map(|_| Self::boxed(self.answer, 0)).collect())
     }
 
     fn begin(&mut self, _: Option<BlockMemory>, _: RequestPart, _: usize) {}
@@ -95,7 +97,7 @@ fn whatever_a_policy_answers_every_block_may_go() {
     for answer in [Answer::Others, Answer::TooMany, Answer::OneTooOften, Answer::Nothing] {
         for shards in [1, 4] {
             let config = RegistryConfig { shards, ..RegistryConfig::new([SLOTS, 0, 0]) };
-            let registry = Registry::with_policy(&config, Wrong::boxed(answer)).unwrap();
+            let registry = Registry::with_policy(&config, Wrong::boxed(answer, 0)).unwrap();
             for round in 0..4 {
                 for chain in 0..200 {
                     register(&registry, 200 * round + chain, 1 + chain % 7);
@@ -118,4 +120,11 @@ fn whatever_a_policy_answers_every_block_may_go() {
             assert_eq!(registry.occupancy(Tier::G1).active, 0);
         }
     }
+}
+
+#[test]
+fn a_policy_split_into_a_wrong_number_of_parts_is_an_error() {
+    let config = RegistryConfig { shards: 4, ..RegistryConfig::new([SLOTS, 0, 0]) };
+    let refused = Registry::with_policy(&config, Wrong::boxed(Answer::Nothing, 1));
+    assert_eq!(refused.map(|_| ()).unwrap_err(), ConfigError::Parts { shards: 4, parts: 5 });
 }
