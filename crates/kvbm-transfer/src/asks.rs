@@ -2,7 +2,7 @@
 //! thread of their own, since a request waits for them, and so has opening, since a manager does; removals may take long.
 
 use crate::config::{VolumeTier, WorkerConfig};
-use crate::crew::{Crews, Refused, Terms};
+use crate::crew::{Crews, Terms};
 use crate::cuts::{Cut, owns};
 use crate::damaged::DamagedObjects;
 use crate::error::{StartError, SubmitError};
@@ -54,10 +54,9 @@ impl Asks {
             | VolumeRequest::List(_) => &self.removals,
             VolumeRequest::Register(_) | VolumeRequest::Unregister => &self.changes,
         };
-        crews.send(volume, Ask { token, request }).map_err(|refused| match refused {
-            Refused::Full(_) => SubmitError::Backlogged { what: "volume requests", pending: MAX_PENDING },
-            Refused::NoThread(_, reason) => SubmitError::Failed { command: "volume request", reason },
-        })
+        crews
+            .send(volume, Ask { token, request })
+            .map_err(|_| SubmitError::Backlogged { what: "volume requests", pending: MAX_PENDING })
     }
 }
 
@@ -82,7 +81,11 @@ pub(crate) fn start(
         let (hub, rank, desk) = (Arc::clone(hub), config.rank, Arc::clone(&desk));
         // One of each volume, so that its requests of a kind are answered in order.
         let terms = Terms { hub, rank, what: what.to_owned(), threads: 1, pending: MAX_PENDING };
-        Crews::new(terms, move |volume, ask| desk.serve(volume, &ask))
+        let refusing = Arc::clone(&desk);
+        let refuse = move |_, ask: Ask, reason: &str| {
+            refusing.tell(ask.token, VolumeAnswer::Failed(Failure::new(FailureKind::Io, reason)));
+        };
+        Crews::new(terms, move |volume, ask| desk.serve(volume, &ask), refuse)
     };
     let (probes, removals, changes) = (crews("probes"), crews("removals"), crews("changes"));
     Ok(Asks { probes, removals, changes, _alive: hub.producer() })
@@ -113,8 +116,11 @@ impl Desk {
                 Err(Failure::new(FailureKind::Io, detail))
             })
         };
-        let answer = answer.unwrap_or_else(VolumeAnswer::Failed);
-        let (rank, epoch, token) = (self.rank, self.epoch, *token);
+        self.tell(*token, answer.unwrap_or_else(VolumeAnswer::Failed));
+    }
+
+    fn tell(&self, token: u64, answer: VolumeAnswer) {
+        let (rank, epoch) = (self.rank, self.epoch);
         self.hub.send(Message::Volume { rank, epoch, token, answer });
     }
 

@@ -2,6 +2,7 @@
 //!
 //! A thread starts when there is work for it and ends when it had none for a while.
 
+use crate::error::StartError;
 use crate::hub::Hub;
 use crate::start::spawn;
 use kvbm_plan::{Rank, VolumeId};
@@ -30,17 +31,17 @@ pub(crate) struct Crews<J> {
     shared: Arc<Shared<J>>,
 }
 
-/// Why a job was not taken; it comes back.
-pub(crate) enum Refused<J> {
-    /// Too many wait.
-    Full(J),
-    /// The volume has no thread, and none could be started.
-    NoThread(J, String),
-}
+type Body = Box<dyn FnOnce() + Send>;
+/// What becomes of a job that no thread takes, and why none does.
+type Refuse<J> = Box<dyn Fn(VolumeId, J, &str) + Send + Sync>;
+/// Starts a thread that does something.
+type Spawn = Box<dyn Fn(&str, Body) -> Result<(), StartError> + Send + Sync>;
 
 struct Shared<J> {
     terms: Terms,
     work: Box<dyn Fn(VolumeId, J) + Send + Sync>,
+    refuse: Refuse<J>,
+    spawn: Spawn,
     state: Mutex<State<J>>,
 }
 
@@ -64,19 +65,35 @@ impl<J> Default for Crew<J> {
 }
 
 impl<J: Send + 'static> Crews<J> {
-    /// `work` is called by the threads, and does not panic.
-    pub(crate) fn new(terms: Terms, work: impl Fn(VolumeId, J) + Send + Sync + 'static) -> Self {
-        let state = Mutex::new(State { crews: BTreeMap::new(), is_closed: false });
-        Self { shared: Arc::new(Shared { terms, work: Box::new(work), state }) }
+    /// `work` is called by the threads, and does not panic; `refuse`, by senders, of each job that was taken and has no thread, with the
+    /// reason: none could be started.
+    pub(crate) fn new(
+        terms: Terms,
+        work: impl Fn(VolumeId, J) + Send + Sync + 'static,
+        refuse: impl Fn(VolumeId, J, &str) + Send + Sync + 'static,
+    ) -> Self {
+        let rank = terms.rank;
+        Self::started_by(terms, work, refuse, move |what, body| spawn(rank, what, body).map(drop))
     }
 
-    /// Hands a job to a thread of `volume`. The caller keeps the hub from ending meanwhile.
-    pub(crate) fn send(&self, volume: VolumeId, job: J) -> Result<(), Refused<J>> {
+    fn started_by(
+        terms: Terms,
+        work: impl Fn(VolumeId, J) + Send + Sync + 'static,
+        refuse: impl Fn(VolumeId, J, &str) + Send + Sync + 'static,
+        spawn: impl Fn(&str, Body) -> Result<(), StartError> + Send + Sync + 'static,
+    ) -> Self {
+        let state = Mutex::new(State { crews: BTreeMap::new(), is_closed: false });
+        let (work, refuse, spawn) = (Box::new(work), Box::new(refuse), Box::new(spawn));
+        Self { shared: Arc::new(Shared { terms, work, refuse, spawn, state }) }
+    }
+
+    /// Hands a job to a thread of `volume`, or gives it back because too many wait. The caller keeps the hub from ending meanwhile.
+    pub(crate) fn send(&self, volume: VolumeId, job: J) -> Result<(), J> {
         let Terms { threads, pending, .. } = self.shared.terms;
         let mut state = self.shared.state.lock();
         let crew = state.crews.entry(volume).or_default();
         if crew.queue.len() >= pending {
-            return Err(Refused::Full(job));
+            return Err(job);
         }
         crew.queue.push_back(job);
         if crew.queue.len() <= crew.idle || crew.threads >= threads {
@@ -85,27 +102,32 @@ impl<J: Send + 'static> Crews<J> {
         }
         crew.threads += 1;
         drop(state);
-        self.start(volume)
+        self.start(volume);
+        Ok(())
     }
 
-    fn start(&self, volume: VolumeId) -> Result<(), Refused<J>> {
-        let Terms { hub, rank, what, .. } = &self.shared.terms;
+    fn start(&self, volume: VolumeId) {
+        let Terms { hub, what, .. } = &self.shared.terms;
         let (shared, alive) = (Arc::clone(&self.shared), hub.producer());
         let body = move || {
             shared.run(volume);
             drop(alive);
         };
-        let Err(error) = spawn(*rank, &format!("{what}-{volume}"), body) else { return Ok(()) };
+        let Err(error) = (self.shared.spawn)(&format!("{what}-{volume}"), Box::new(body)) else { return };
         let mut state = self.shared.state.lock();
-        let Some(crew) = state.crews.get_mut(&volume) else { return Ok(()) };
+        let Some(crew) = state.crews.get_mut(&volume) else { return };
         crew.threads -= 1;
         if crew.threads > 0 {
             tracing::warn!(%error, "a volume goes on with fewer threads");
-            return Ok(());
+            return;
         }
-        let job = state.crews.remove(&volume).and_then(|mut crew| crew.queue.pop_back());
+        // Others may have sent jobs to the thread that did not start.
+        let jobs = state.crews.remove(&volume).map(|crew| crew.queue).unwrap_or_default();
         drop(state);
-        job.map_or(Ok(()), |job| Err(Refused::NoThread(job, error.to_string())))
+        let reason = format!("no thread for volume {volume}: {error}");
+        for job in jobs {
+            (self.shared.refuse)(volume, job, &reason);
+        }
     }
 
     /// Threads of `volume` that could take a job at once, started or not.
@@ -164,5 +186,54 @@ impl<J> Shared<J> {
                 crew.idle -= 1;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Limits, PathLimits, State};
+    use crossbeam_channel::unbounded;
+    use kvbm_plan::{Epoch, GroupId};
+
+    /// Mutation that makes it fail: `Crews::start` refuses the job that came last.
+    #[test]
+    fn all_that_wait_for_a_thread_that_does_not_start_are_refused() {
+        let limits = Limits {
+            rank: Rank(0),
+            epoch: Epoch(0),
+            group: GroupId(0),
+            slots: [0; 4],
+            layers: 1,
+            paths: std::array::from_fn(|_| Ok(PathLimits { plans: 1, blocks: 1 })),
+            outgoing: 1,
+        };
+        let hub = Arc::new(Hub::new(State::new(limits), Default::default(), Arc::new(|_| {})));
+        let terms = Terms { hub, rank: Rank(0), what: "probes".into(), threads: 1, pending: 8 };
+        let (refused, refusals) = unbounded();
+        let (starts, starting) = unbounded();
+        let (fail, failing) = unbounded::<()>();
+        let crews = Crews::started_by(
+            terms,
+            |_, job: u32| panic!("nobody works on {job}"),
+            move |volume, job, reason: &str| {
+                assert!(reason.contains("no thread for volume 3"), "{reason}");
+                refused.send((volume, job)).expect("the test listens");
+            },
+            move |name, _| {
+                starts.send(()).expect("the test listens");
+                failing.recv().expect("the test goes on");
+                Err(StartError::Thread { name: name.into(), source: std::io::Error::other("planted") })
+            },
+        );
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(crews.send(VolumeId(3), 1), Ok(())));
+            starting.recv().expect("a thread starts");
+            assert_eq!(crews.send(VolumeId(3), 2), Ok(()), "it will have a thread");
+            fail.send(()).expect("it waits");
+        });
+        let refusals: Vec<_> = refusals.try_iter().collect();
+        assert_eq!(refusals, [(VolumeId(3), 1), (VolumeId(3), 2)]);
+        assert_eq!(crews.ready(VolumeId(3)), 1, "the next may try again");
     }
 }

@@ -102,14 +102,6 @@ pub enum SubmitError {
         /// The tier.
         tier: kvbm_plan::Tier,
     },
-    /// The medium refused a command that is executed at once.
-    #[error("{command} failed: {reason}")]
-    Failed {
-        /// The command.
-        command: &'static str,
-        /// What the medium said.
-        reason: String,
-    },
     /// The worker is shutting down.
     #[error("the worker is shutting down: start a new one")]
     ShuttingDown,

@@ -12,7 +12,7 @@ pub(crate) use writer::VolumeWriter;
 
 use super::{Done, Site, Stage};
 use crate::config::{VolumeTier, WorkerConfig};
-use crate::crew::{Crews, Refused, Terms};
+use crate::crew::{Crews, Terms};
 use crate::cuts::{Cut, cuts};
 use crate::error::StartError;
 use crate::schedule;
@@ -140,8 +140,11 @@ impl<T: Send + 'static> Hands<T> {
             // The executor is gone only after all its tickets came back, and the channel has room for each.
             drop(done.try_send(Done { ticket, result: Stage::Volume(results) }));
         };
+        let refusing = site.clone();
+        let refuse = move |_, task: Task<T>, reason: &str| refuse(&refusing, task, reason);
+        let crews = Crews::new(terms, work, refuse);
         let (site, registry, shares) = (site.clone(), Arc::clone(&tier.registry), Shares::new(depth));
-        Self { site, registry, crews: Crews::new(terms, work), shares, next_ticket: 1 }
+        Self { site, registry, crews, shares, next_ticket: 1 }
     }
 
     /// Blocks of `plan` that may be handed over while there is room for `free`.
@@ -165,14 +168,8 @@ impl<T: Send + 'static> Hands<T> {
             let rest = blocks.split_off(each.min(blocks.len()));
             let (ticket, count) = (self.next_ticket, blocks.len());
             self.next_ticket += 2;
-            let refused = self.crews.send(volume, Task { ticket, deadline, blocks }).err();
-            let reason = refused.map(|refused| match refused {
-                Refused::Full(_) => format!("too many calls of volume {volume} wait"),
-                Refused::NoThread(_, reason) => format!("no thread for volume {volume}: {reason}"),
-            });
-            if let Some(reason) = reason {
-                let results = vec![Err(Failure::new(FailureKind::Io, reason)); count];
-                drop(self.site.done.try_send(Done { ticket, result: Stage::Volume(results) }));
+            if let Err(task) = self.crews.send(volume, Task { ticket, deadline, blocks }) {
+                refuse(&self.site, task, &format!("too many calls of volume {volume} wait"));
             }
             tickets.push((ticket, count));
             blocks = rest;
@@ -184,6 +181,12 @@ impl<T: Send + 'static> Hands<T> {
     fn returned(&mut self, plan: &TransferPlan, blocks: usize) {
         self.shares.returned(volume_of(plan), blocks);
     }
+}
+
+/// Says of all blocks of a task that it is not done.
+fn refuse<T>(site: &Site, Task { ticket, blocks, .. }: Task<T>, reason: &str) {
+    let results = vec![Err(Failure::new(FailureKind::Io, reason)); blocks.len()];
+    drop(site.done.try_send(Done { ticket, result: Stage::Volume(results) }));
 }
 
 /// The volume of `plan`.
