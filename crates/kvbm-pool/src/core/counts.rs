@@ -1,4 +1,5 @@
-//! What the calling thread's holds are like: how many blocks go in one, and how often all shards are locked.
+//! What the calling thread's holds are like: how many blocks go in one, how often all shards are locked, and how much is looked at to know
+//! whether a tenant's request can be met.
 
 use std::cell::Cell;
 
@@ -6,6 +7,7 @@ thread_local! {
     static ALL: Cell<usize> = const { Cell::new(0) };
     static EVICTED: Cell<usize> = const { Cell::new(0) };
     static MOST: Cell<usize> = const { Cell::new(0) };
+    static PLACES: Cell<usize> = const { Cell::new(0) };
 }
 
 pub(super) fn all_are_locked() {
@@ -29,11 +31,24 @@ pub(super) fn of(work: impl FnOnce()) -> (usize, usize) {
     (ALL.get(), MOST.get())
 }
 
+/// A place of an order is looked at to count what a tenant has that could go.
+pub(super) fn a_place_is_looked_at() {
+    PLACES.set(PLACES.get() + 1);
+}
+
+/// How many were while `work` ran.
+pub(super) fn places_of(work: impl FnOnce()) -> usize {
+    PLACES.set(0);
+    work();
+    PLACES.get()
+}
+
 #[cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 mod tests {
-    use super::of;
+    use super::{of, places_of};
     use crate::{
-        BlockChain, Cached, Completion, Duplicates, G1, PolicyKind, Registry, RegistryConfig, TierTag,
+        BlockChain, Cached, Completion, Duplicates, G1, PolicyKind, Registry, RegistryConfig, Share,
+        TenantConfig, TierTag,
     };
     use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 
@@ -52,9 +67,18 @@ mod tests {
     }
 
     fn register<T: TierTag>(registry: &Registry, chain: &[SequenceHash], from: usize) -> Cached<T> {
+        register_in(NamespaceId(0), registry, chain, from)
+    }
+
+    fn register_in<T: TierTag>(
+        namespace: NamespaceId,
+        registry: &Registry,
+        chain: &[SequenceHash],
+        from: usize,
+    ) -> Cached<T> {
         let pool = registry.pool::<T>();
-        let fresh = pool.get_mutable_blocks(chain.len() - from).expect("there is room");
-        let partial = fresh.init_sequence(NamespaceId(0), GROUP, from as u32).expect("a position in range");
+        let fresh = pool.get_mutable_blocks_for(namespace, chain.len() - from).expect("there is room");
+        let partial = fresh.init_sequence(namespace, GROUP, from as u32).expect("a position in range");
         let complete = partial.commit(BlockChain::of_hashes(chain)).expect("a whole chain").0;
         pool.register(complete, Duplicates::Reuse).expect("its parent is there")
     }
@@ -120,5 +144,47 @@ mod tests {
                 "{policy:?}, {shards} shards: {most}"
             );
         }
+    }
+
+    /// A full tier of two tenants: the first has `in_use` blocks in use and `idle` that are older than all others, the second has the rest,
+    /// none in use.
+    fn shared(in_use: u16, idle: u16) -> (Registry, Cached<G1>) {
+        let tenant = |namespace| TenantConfig {
+            share: Share::new(0.25).expect("a share"),
+            namespaces: vec![NamespaceId(namespace)],
+        };
+        let tenants = vec![tenant(1), tenant(2)];
+        let config =
+            RegistryConfig { tenants, policy: PolicyKind::LruLeaf, ..RegistryConfig::new([1024, 1024, 0]) };
+        let registry = Registry::new(&config).expect("a valid configuration");
+        if idle > 0 {
+            drop(register_in::<G1>(NamespaceId(1), &registry, &chain(1, idle), 0));
+        }
+        let held = register_in(NamespaceId(1), &registry, &chain(2, in_use), 0);
+        drop(register_in::<G1>(NamespaceId(2), &registry, &chain(3, 1024 - in_use - idle), 0));
+        (registry, held)
+    }
+
+    #[test]
+    fn the_order_is_not_searched_for_a_tenant_whose_blocks_are_all_in_use() {
+        let (registry, held) = shared(600, 0);
+        let places = places_of(|| {
+            let allocate = |_| registry.pool::<G1>().get_mutable_blocks_for(NamespaceId(2), 8);
+            let blocks: Vec<_> = (0..4).map(allocate).collect();
+            assert!(blocks.iter().all(Result::is_ok), "{blocks:?}");
+        });
+        assert_eq!(places, 0);
+        drop(held);
+    }
+
+    #[test]
+    fn the_search_ends_with_the_last_block_of_the_tenant_that_is_not_in_use() {
+        let (registry, held) = shared(600, 8);
+        let places = places_of(|| {
+            let blocks = registry.pool::<G1>().get_mutable_blocks_for(NamespaceId(2), 16);
+            assert_eq!(blocks.map(|blocks| blocks.len()), Ok(16));
+        });
+        assert!((1..=16).contains(&places), "{places} places for 8 blocks");
+        drop(held);
     }
 }

@@ -97,7 +97,11 @@ impl Order {
         let first = self.first();
         let Seen { from, to } = self.seen.get(tenant).copied().unwrap_or(Seen { from: first, to: first });
         let places = self.places(0..from, slots).chain(self.places(to..u64::MAX, slots));
-        places.filter_map(|(_, slot)| slot)
+        places.filter_map(|(_, slot)| {
+            #[cfg(test)]
+            crate::core::counts::a_place_is_looked_at();
+            slot
+        })
     }
 
     /// The youngest place before `number`: its number, segment and index there.

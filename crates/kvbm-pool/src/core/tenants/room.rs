@@ -18,6 +18,8 @@ struct Gone {
     children: HashMap<u32, u32>,
     /// Slots that they leave.
     slots: u32,
+    /// Slots without users that were looked at, also those that stay.
+    idle: HashSet<u32>,
 }
 
 impl Core<'_> {
@@ -51,16 +53,19 @@ impl Core<'_> {
     fn count_evictable(&mut self, set: SlotSet, enough: usize) -> u32 {
         let SlotSet { tier, tenant } = set;
         let On { blocks, idle, pinned, .. } = self.first().tenants.all[tenant].on[tier];
-        if blocks == idle && pinned == 0 {
+        // The order has the places of all tenants: it is not searched for what a count says already.
+        if idle == 0 || blocks == idle && pinned == 0 {
             return idle;
         }
-        while idle > 0 && !self.pass_over(set) {
+        while !self.pass_over(set) {
             self.let_others_in();
         }
+        // Read again: others were let in.
+        let idle = self.first().tenants.all[tenant].on[tier].idle as usize;
         let slots = &self.store.slots[tier];
         let mut gone = Gone::default();
         for slot in self.first().tiers[tier].order.unseen(tenant, slots) {
-            if gone.slots as usize >= enough {
+            if gone.slots as usize >= enough || gone.idle.len() >= idle {
                 break;
             }
             if self.set_of(slots[slot as usize].entry.get(), tier) == set {
@@ -100,13 +105,17 @@ impl Core<'_> {
             let index = state.entry.get();
             let entry = &entries[index];
             let in_use = state.usage() != Usage::Registered || state.refs() > 0;
-            if in_use || self.is_kept(index, tier) || gone.all.contains(&index) {
+            if in_use {
+                return;
+            }
+            gone.idle.insert(slot);
+            if self.is_kept(index, tier) || gone.all.contains(&index) {
                 return;
             }
             // Where there is a copy, that takes over.
             let goes = state.link.get() == NONE;
             let is_full = self.store.is_full(entry.group());
-            let left = entry.children(tier) - gone.children.get(&index).copied().unwrap_or(0);
+            let left = entry.children(tier).saturating_sub(gone.children.get(&index).copied().unwrap_or(0));
             if goes && is_full && left > 0 {
                 return;
             }
