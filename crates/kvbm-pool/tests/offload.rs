@@ -22,6 +22,16 @@ fn register(pool: &BlockPool<G1>, group: GroupId, chain: &[SequenceHash]) {
     drop(pool.register(complete, Duplicates::Reuse).unwrap());
 }
 
+/// Registers what `chain` has behind `root`, which is there.
+fn register_behind(pool: &BlockPool<G1>, root: &[SequenceHash], chain: &[SequenceHash]) {
+    let known = pool.match_sequence_hashes(GROUP, root);
+    let more = chain.len() - root.len();
+    let partial = pool.get_mutable_blocks(more).unwrap();
+    let partial = partial.init_sequence(NamespaceId(0), GROUP, root.len() as u32).unwrap();
+    drop(pool.register(partial.commit(BlockChain::of_hashes(chain)).unwrap().0, Duplicates::Reuse).unwrap());
+    drop(known);
+}
+
 fn chosen(registry: &Registry, n: usize, min_idle: u64) -> Vec<SequenceHash> {
     let blocks = registry.coldest(Tier::G1, n, Tier::G2, min_idle);
     blocks.identities().iter().map(|identity| identity.hash).collect()
@@ -197,14 +207,7 @@ fn a_long_backlog_goes_in_order_and_what_lacks_an_ancestor_stays() {
         // Ends of a shared beginning, most of them in other shards.
         let ends: Vec<_> = (4..12).map(|end| [root.clone(), hashes(end, 20)].concat()).collect();
         for end in &ends {
-            let known = pool.match_sequence_hashes(GROUP, &root);
-            let partial =
-                pool.get_mutable_blocks(20).unwrap().init_sequence(NamespaceId(0), GROUP, 20).unwrap();
-            drop(
-                pool.register(partial.commit(BlockChain::of_hashes(end)).unwrap().0, Duplicates::Reuse)
-                    .unwrap(),
-            );
-            drop(known);
+            register_behind(&pool, &root, end);
         }
         let first = pool.match_sequence_hashes(GROUP, &broken[..1]);
         registry.quarantine(Tier::G1, first.block_ids()[0]);
@@ -227,6 +230,28 @@ fn a_long_backlog_goes_in_order_and_what_lacks_an_ancestor_stays() {
         assert_eq!(chosen.len(), 700 + 20 + 8 * 20, "{shards} shards: all but those that lack an ancestor");
         assert!(!broken.iter().any(|hash| distinct.contains(hash)));
         assert!(registry.coldest(Tier::G1, 2000, Tier::G2, 0).is_empty());
+    }
+}
+
+/// Where a call has room for ancestors only, also for such as are another shard's, the block itself comes in a later one.
+#[test]
+fn calls_with_little_room_leave_no_victim_out() {
+    for shards in [1, 2, 4] {
+        let config = RegistryConfig { shards, ..RegistryConfig::new([200, 200, 0]) };
+        let registry = Registry::new(&config).unwrap();
+        let pool = registry.pool::<G1>();
+        let root = hashes(1, 6);
+        register(&pool, GROUP, &root);
+        for end in 2..10 {
+            register_behind(&pool, &root, &[root.clone(), hashes(end, 6)].concat());
+        }
+        let mut begun = Vec::new();
+        for _ in 0..30 {
+            let blocks = registry.uncopied_victims(Tier::G1, 1.0, 5, Tier::G2);
+            begun.push((registry.begin_arrivals(Tier::G2, &blocks.identities()).unwrap(), blocks));
+        }
+        let chosen: usize = begun.iter().map(|(_, blocks)| blocks.len()).sum();
+        assert_eq!(chosen, 6 + 8 * 6, "{shards} shards");
     }
 }
 

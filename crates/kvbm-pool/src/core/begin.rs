@@ -171,29 +171,28 @@ impl Core<'_> {
                 (Presence::Absent, _) => {
                     let (admitted, parent) = self.admits(tier, identity, &identities[..index]);
                     needed += usize::from(admitted);
-                    if let Some(slot) = parent {
-                        self.pin_into(tier, slot, pins);
-                    }
+                    self.pin_into(tier, parent, pins);
                 }
             }
         }
         needed
     }
 
-    /// Presence on `tier`, and the slot there.
-    fn presence_of(&self, tier: usize, group: GroupId, hash: SequenceHash) -> (Presence, u32) {
+    /// Presence on `tier`, and the slot there if the block's shard is held. Of a block elsewhere presence is a hint and the slot
+    /// nothing at all: that block may be on its way out this very moment. Where it is a parent that has to stay it keeps a place;
+    /// what is not so any more is seen where the arrivals begin.
+    fn presence_of(&self, tier: usize, group: GroupId, hash: SequenceHash) -> (Presence, Option<u32>) {
         match self.find(group, hash) {
             Some(found) => {
                 let entry = &self.store.entries[found];
-                (entry.presence(tier), entry.slot(tier))
+                (entry.presence(tier), self.holds(found).then(|| entry.slot(tier)))
             }
-            None => (Presence::Absent, NONE),
+            None => (Presence::Absent, None),
         }
     }
 
-    fn pin_into(&mut self, tier: usize, slot: u32, pins: &mut Vec<BlockId>) {
-        // A parent elsewhere keeps a place.
-        if self.holds(self.store.slots[tier][slot as usize].entry.get()) {
+    fn pin_into(&mut self, tier: usize, slot: Option<u32>, pins: &mut Vec<BlockId>) {
+        if let Some(slot) = slot {
             self.pin(tier, slot, Pin::Transfer);
             pins.push(BlockId(slot));
         }
@@ -210,7 +209,7 @@ impl Core<'_> {
         }
     }
 
-    /// Whether a block may be brought to `tier` after those of `earlier`, and the parent's slot if it is there now.
+    /// Whether a block may be brought to `tier` after those of `earlier`, and the parent's slot if it is there now and held.
     fn admits(
         &self,
         tier: usize,
@@ -221,7 +220,7 @@ impl Core<'_> {
             return (true, None);
         };
         match self.presence_of(tier, identity.group, parent) {
-            (Presence::Present, slot) => (true, Some(slot)),
+            (Presence::Present, slot) => (true, slot),
             (Presence::Arriving, _) => (true, None),
             (Presence::Absent, _) => {
                 let same = |other: &BlockIdentity| other.hash == parent && other.group == identity.group;

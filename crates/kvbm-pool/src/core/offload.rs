@@ -45,8 +45,8 @@ struct Search<'a> {
     budget: usize,
     /// Steps since others were let in.
     steps: usize,
-    /// A block whose ancestors are in several shards.
-    across: Option<u32>,
+    /// A block whose ancestors are in several shards: its place and slot.
+    across: Option<(u64, u32)>,
     /// Entries of the blocks in `out`, and of those that lack an ancestor on both tiers.
     chosen: HashSet<u32>,
     broken: HashSet<u32>,
@@ -177,12 +177,13 @@ impl Store {
         core.set_mark(search, numbers.start);
         loop {
             core.search(numbers.end, search);
-            let Some(slot) = search.across.take() else { return core };
+            let Some((number, slot)) = search.across.take() else { return core };
             drop(core);
             let mut all = self.lock_all();
             all.choose(slot, search);
             drop(all);
             core = self.lock(search.shard);
+            core.pass(number, number + 1, search);
         }
     }
 }
@@ -212,13 +213,24 @@ impl Core<'_> {
             let order = &self.first().tiers[search.tier].order;
             let Some((number, slot)) = order.places(self.mark(search)..end, slots).next() else { return };
             search.budget -= 1;
+            let mark = self.mark(search);
             if let Some(slot) = slot
                 && !self.choose(slot, search)
             {
-                search.across = Some(slot);
+                search.across = Some((number, slot));
+                // Stays at the block until it was chosen.
+                self.set_mark(search, number);
+                return;
             }
-            // Where room ended there may be only ancestors in it: the block itself comes next time.
-            self.set_mark(search, if search.has_room() { number + 1 } else { number });
+            self.pass(mark, number + 1, search);
+        }
+    }
+
+    /// A place was dealt with: the mark goes on from `mark` to `next`. Not where room ended, for then there may be only ancestors in it and
+    /// the block itself comes next time; nor where the mark was moved by others who were let in, since they put something before it.
+    fn pass(&mut self, mark: u64, next: u64, search: &Search<'_>) {
+        if search.has_room() && self.mark(search) == mark {
+            self.set_mark(search, next);
         }
     }
 
@@ -307,8 +319,11 @@ impl Core<'_> {
             let entry = &store.entries[index];
             // Others may have been let in since it was collected.
             let is_there = self.holds(index) && entry.presence(search.tier) == Presence::Present;
-            if !is_there || entry.presence(search.not_on) != Presence::Absent {
+            if !is_there {
                 return;
+            }
+            if entry.presence(search.not_on) != Presence::Absent {
+                continue;
             }
             let slot = entry.slot(search.tier);
             self.pin(search.tier, slot, Pin::Transfer);
