@@ -101,9 +101,16 @@ fn remove(dir: &Path, files: &[&str]) -> Result<u64> {
     let mut bytes = 0;
     for name in files {
         let path = dir.join(name);
-        if let Ok(file) = fs::metadata(&path) {
-            bytes += file.len();
-            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        match fs::metadata(&path) {
+            Ok(file) => {
+                bytes += file.len();
+                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // It may be there: nothing behind it goes before it.
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot look at {} to remove it", path.display()));
+            }
         }
         if *name == JOURNAL {
             sync()?;
