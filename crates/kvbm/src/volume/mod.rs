@@ -12,6 +12,7 @@ mod introduction;
 pub(crate) mod local;
 mod log;
 mod look_up;
+mod place;
 mod reclaim;
 mod registration;
 mod removal;

@@ -2,6 +2,7 @@
 
 use super::hello::Hellos;
 use super::log::{Change, Log};
+use super::place::place;
 use super::writes::Landing;
 use super::{VolumeTier, configured};
 use crate::config::{Config, VolumeLookup, VolumeOffload};
@@ -92,7 +93,8 @@ impl Volumes {
         let (pause, log) = (self.policy.longest_pause, Arc::clone(&self.log));
         let tier = VolumeTier::new(descriptor, blocks, pause, log, counters);
         let now = Instant::now();
-        for former in self.former(now).iter().filter(|former| former.descriptor.uri == tier.descriptor.uri) {
+        let place = place(&tier.descriptor.uri);
+        for former in self.former(now).iter().filter(|former| self::place(&former.descriptor.uri) == place) {
             tier.index.lock().inherit(&former.index.lock(), now + former.descriptor.deadline);
         }
         Arc::new(tier)
@@ -249,6 +251,12 @@ mod tests {
         volumes.remove(VolumeId(1)).expect("registered").index.lock().retire();
         let again = register(7, "file:///a");
         assert_eq!(landing(&again), [Landing::Doubtful, Landing::Doubtful, Landing::Over], "under any id");
+        let differently = landing(&register(9, "/a/"));
+        assert_eq!(
+            differently,
+            [Landing::Doubtful, Landing::Doubtful, Landing::Over],
+            "however it is written"
+        );
         assert_eq!(landing(&register(8, "file:///b")), [Landing::Over; 3], "another place");
         first.index.lock().fail(&block(2), Some(Instant::now()));
         volumes.remove(VolumeId(7));
