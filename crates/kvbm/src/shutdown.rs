@@ -94,6 +94,12 @@ impl Leader {
         }
     }
 
+    /// The flush that a manager ends with: of removals too that ranks could not be told when they were due.
+    fn flush_last(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
+        self.tell_removals_again();
+        self.flush(deadline)
+    }
+
     /// Has every rank make durable what its disk was told. How many blocks each has then.
     fn flush_disks(&self, deadline: Instant) -> Result<Vec<u64>, (Rank, Failure)> {
         // Before any rank is asked: what it is told after that may not be part of it.
@@ -127,7 +133,7 @@ impl Leader {
             self.save(Path::G1_G2, last, deadline, &save_host);
         }
         let drained = self.offloads.wait_idle(deadline);
-        let (durable_blocks, flush_error) = match self.flush(deadline) {
+        let (durable_blocks, flush_error) = match self.flush_last(deadline) {
             Ok(report) => (Some(report.durable_blocks), None),
             Err(FlushError::NoDisk) => (None, None),
             Err(error) => (None, Some(error)),

@@ -5,8 +5,9 @@
 mod support;
 
 use kvbm::metrics::EvictReason;
-use kvbm::plan::Command;
+use kvbm::plan::{BlockTransfer, Command, RecoveredBlock, TransferPlan};
 use kvbm::{ClearError, FailureKind, Namespace, Tier};
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 use support::script::{Mode, Ranks};
@@ -232,6 +233,76 @@ fn a_rank_that_cannot_be_told_that_what_was_on_its_way_is_forgotten_is_told_when
         ranks.start(0);
         assert_eq!(releases(0), 1);
     }
+}
+
+/// Two ranks whose slots of G3 were released, have another block each by now, and are not known to be released on the disk of rank 1. The plan
+/// that brought what was released, and the one that came after it.
+fn released_and_written_again(ranks: &Ranks) -> (kvbm::KvBlockManager<kvbm::Owned>, [TransferPlan; 2]) {
+    let manager = ranks.manager([16, 16, 2], |config| config.offload.g2_g3.write_through = true);
+    ranks.start(0);
+    ranks.start(1);
+    let write = |start, forget: bool| {
+        ranks.set_all(Mode::Hold);
+        let blocks = fill(&manager, &tokens(&manager, start, 2), 0);
+        manager.offload(&blocks, Tier::G2).unwrap();
+        [0, 1].map(|rank| ranks.done(rank, &ranks.next_plan(rank)));
+        let down = ranks.next_plan(0);
+        ranks.done(0, &down);
+        if forget {
+            // Durable at once, with all that was released before; what is on its way is released later.
+            ranks.set_all(Mode::Answer);
+            manager.forget(manager.namespace());
+        }
+        ranks.done(1, &ranks.next_plan(1));
+        assert!(manager.wait_offloads(soon()));
+        down
+    };
+    let plans = [write(1, true), write(2, false)];
+    let slots = |plan: &TransferPlan| plan.blocks.iter().map(|block| block.dst).collect::<HashSet<_>>();
+    assert_eq!(slots(&plans[0]), slots(&plans[1]));
+    ranks.set_all(Mode::Answer);
+    (manager, plans)
+}
+
+/// Whether it has one block of G3 less or all of them, a new worker says what it has. Mutations that make it fail: what it says is not
+/// heard; all that it has counts as released; what it has not is released too.
+#[test]
+fn a_worker_that_starts_again_is_told_to_release_only_what_is_on_its_disk() {
+    let found = |plan: &TransferPlan, blocks: usize| {
+        let found = |block: &BlockTransfer| RecoveredBlock { block: block.dst, identity: block.identity };
+        plan.blocks[..blocks].iter().map(found).collect::<Vec<_>>()
+    };
+    for (plan, has, released) in [(0, 0, 0), (1, 2, 0), (1, 1, 0), (0, 2, 2), (0, 1, 1)] {
+        let ranks = Ranks::new(2);
+        let (manager, plans) = released_and_written_again(&ranks);
+        let before = ranks.commands(1).len();
+        ranks.recovered(1, found(&plans[plan], has));
+        ranks.start(1);
+        let told = ranks.commands(1).split_off(before);
+        let mut slots = plans[0].blocks[..released].iter().map(|block| block.dst).collect::<Vec<_>>();
+        slots.sort_unstable();
+        match &told[..] {
+            [] => assert_eq!(released, 0),
+            [Command::Release { blocks, .. }, Command::Flush { .. }] => assert_eq!(*blocks, slots),
+            told => panic!("{told:?}"),
+        }
+        let report = manager.shutdown(Duration::from_secs(60));
+        assert_eq!(report.removals_unconfirmed, 0, "plan {plan}, {has} blocks");
+    }
+}
+
+#[test]
+fn slots_that_were_in_use_when_a_worker_started_again_are_released_before_the_end() {
+    let ranks = Ranks::new(2);
+    let (manager, _) = released_and_written_again(&ranks);
+    ranks.start(1);
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 1, "they hold other blocks");
+    let ranks = Ranks::new(2);
+    let (manager, _) = released_and_written_again(&ranks);
+    ranks.start(1);
+    manager.set_ttl(manager.namespace(), Some(1)).unwrap();
+    (0..8).for_each(|_| manager.step());
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
 #[test]

@@ -109,6 +109,7 @@ impl Leader {
             Ok(Message::Recovered { rank, tier, blocks, unusable, last }) => {
                 let again = self.recoveries.answer(rank, tier, Part { blocks, unusable, last });
                 if let Some(part) = again {
+                    self.disk_found_again(rank, &part);
                     self.disk_opened_again(part.unusable);
                 }
             }

@@ -2,8 +2,9 @@
 
 use super::Leader;
 use super::ranks::Ranks;
-use kvbm_plan::{BlockId, Command, NamespaceId, Rank, Tier};
-use std::collections::{BTreeMap, HashSet};
+use super::recovery::Part;
+use kvbm_plan::{BlockId, BlockIdentity, Command, NamespaceId, Rank, RecoveredBlock, Tier};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What is removed from a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(crate) enum Removal {
 /// Beyond so many namespaces, or slots, a rank is told to drop all that is unused.
 const MAX_MISSED: usize = 1024;
 const MAX_SLOTS: usize = 1 << 16;
+// A part of slots finds room where none are noted.
+const _: () = assert!(Command::MAX_RELEASE <= MAX_SLOTS);
 
 /// Removals that a rank may not have: it could not be told, or may have ended before its disk had them. What stays noted for too long costs
 /// blocks on that disk, and is never wrong.
@@ -27,6 +30,8 @@ pub(super) struct Missed {
     slots: BTreeMap<BlockId, Option<u64>>,
     /// The last such number.
     told: u64,
+    /// What a worker that has started again found in such slots, as far as it has said that.
+    found: BTreeMap<BlockId, BlockIdentity>,
     /// The flush that a new worker was asked for behind all of it, by its token, and how far it had been told then.
     catching_up: Option<(u64, u64)>,
 }
@@ -54,10 +59,21 @@ impl Missed {
     }
 
     fn note_slots(&mut self, slots: &[BlockId]) {
+        if self.slots.len() + slots.len() > MAX_SLOTS {
+            self.note_unused();
+        }
         self.slots.extend(slots.iter().map(|&slot| (slot, None)));
-        if self.slots.len() > MAX_SLOTS {
-            self.slots.clear();
-            self.note(Removal::Unused);
+    }
+
+    /// From now on all that is unused is noted in place of slots: told, where each of them was.
+    fn note_unused(&mut self) {
+        let earlier = self.find(Removal::Unused).map(|(_, told)| *told);
+        let each = self.slots.values().copied().chain(earlier);
+        let told = each.reduce(|told, one| Some(told?.max(one?))).flatten();
+        self.slots.clear();
+        self.note(Removal::Unused);
+        if let Some((_, noted)) = self.find(Removal::Unused) {
+            *noted = told;
         }
     }
 
@@ -90,8 +106,34 @@ impl Missed {
         self.removals.iter_mut().for_each(|(_, told)| *told = None);
         self.slots.values_mut().for_each(|told| *told = None);
         self.catching_up = None;
-        let removals = self.removals.iter().map(|(removal, _)| *removal).collect();
-        Due { removals, slots: self.slots.keys().copied().collect() }
+        self.untold()
+    }
+
+    /// What its worker has not been told.
+    fn untold(&self) -> Due {
+        let removals = self.removals.iter().filter(|(_, told)| told.is_none());
+        let slots = self.slots.iter().filter(|(_, told)| told.is_none());
+        Due {
+            removals: removals.map(|(removal, _)| *removal).collect(),
+            slots: slots.map(|(&slot, _)| slot).collect(),
+        }
+    }
+
+    /// A part of what a worker that has started again found on its disk.
+    fn finds(&mut self, blocks: &[RecoveredBlock]) {
+        let noted = blocks.iter().filter(|found| self.slots.contains_key(&found.block));
+        self.found.extend(noted.map(|found| (found.block, found.identity)));
+    }
+
+    /// That was all of it. Slots in which it found nothing, or the block that the registry has there, need not be released there any more.
+    /// Blocks of the registry in whose place it found another one.
+    fn found_all(&mut self, registered: &HashMap<BlockId, BlockIdentity>) -> Vec<BlockIdentity> {
+        let found = std::mem::take(&mut self.found);
+        let is_other = |slot: &BlockId| {
+            found.get(slot).is_some_and(|found| registered.get(slot).is_none_or(|block| block != found))
+        };
+        self.slots.retain(|slot, _| is_other(slot));
+        self.slots.keys().filter_map(|slot| registered.get(slot)).copied().collect()
     }
 }
 
@@ -160,6 +202,46 @@ impl Leader {
         }
         let (removals, slots) = (due.removals.len(), due.slots.len());
         tracing::info!(target: "kvbm", %rank, removals, slots, "a rank is told what was removed from G3 while it was away");
+        self.tell_removals(rank, due);
+        // Nobody waits for it: without it, this is durable a commit later. Until it is answered or another flush is, all of it stays noted.
+        let token = self.flushes.token();
+        {
+            let mut missed = state.missed.lock();
+            missed.catching_up = Some((token, missed.told));
+        }
+        let _unreached = self.send_to(rank, &Command::Flush { token });
+    }
+
+    /// Tells ranks what they could not be told when it was due: a slot may have been on its way to another block then.
+    pub(crate) fn tell_removals_again(&self) {
+        let _order = self.disk_order.lock();
+        for rank in self.ranks.all() {
+            let due = self.ranks.get(rank).map(|state| state.missed.lock().untold());
+            self.tell_removals(rank, &due.unwrap_or_default());
+        }
+    }
+
+    /// A worker that has started again says what it found on its disk, or a part of that. It is not taken in yet.
+    pub(super) fn disk_found_again(&self, rank: Rank, part: &Part) {
+        let Some(state) = self.ranks.get(rank) else { return };
+        // No block comes to a slot of the disk meanwhile.
+        let _order = self.disk_order.lock();
+        state.missed.lock().finds(&part.blocks);
+        if !part.last {
+            return;
+        }
+        let registered = self.registry.snapshot(Tier::G3).0.into_iter().collect();
+        let missing = state.missed.lock().found_all(&registered);
+        for block in missing {
+            let tiers = [Tier::G3].into_iter().collect();
+            let removed = self.registry.remove_subtree(block.group, block.hash, tiers).blocks;
+            tracing::info!(target: "kvbm", %rank, hash = %block.hash, blocks = removed, "not on the disk of a rank that started again: its slot has an earlier block there");
+        }
+    }
+
+    /// Sends a rank what is due, under the lock `disk_order`. What it does not hear of stays noted.
+    fn tell_removals(&self, rank: Rank, due: &Due) {
+        let Some(state) = self.ranks.get(rank) else { return };
         for &removal in &due.removals {
             let sent = match removal {
                 Removal::Namespace(namespace) => {
@@ -178,25 +260,17 @@ impl Leader {
                 ),
             }
         }
-        self.catch_up_slots(rank, &due.slots);
-        // Nobody waits for it: without it, this is durable a commit later. Until it is answered or another flush is, all of it stays noted.
-        let token = self.flushes.token();
-        {
-            let mut missed = state.missed.lock();
-            missed.catching_up = Some((token, missed.told));
-        }
-        let _unreached = self.send_to(rank, &Command::Flush { token });
+        self.tell_slots(rank, &due.slots);
     }
 
     /// Those that another block has by now stay noted: it may not be durable there either.
-    fn catch_up_slots(&self, rank: Rank, slots: &[BlockId]) {
+    fn tell_slots(&self, rank: Rank, slots: &[BlockId]) {
         if slots.is_empty() {
             return;
         }
         let free: HashSet<BlockId> = self.registry.free_slots(Tier::G3).into_iter().collect();
         let free: Vec<BlockId> = slots.iter().filter(|slot| free.contains(slot)).copied().collect();
         for part in free.chunks(Command::MAX_RELEASE) {
-            // What it does not hear of stays noted.
             if self.send_release(rank, part).is_ok() {
                 self.ranks.released_told(rank, part);
             }
@@ -254,9 +328,55 @@ mod tests {
         missed.anew();
         missed.durable(upto);
         assert_eq!(missed.slots.len(), 1, "that worker is gone");
-        let many: Vec<_> = (0..=MAX_SLOTS as u32).map(BlockId).collect();
+        let many: Vec<_> = (0..MAX_SLOTS as u32).map(BlockId).collect();
         missed.note_slots(&many);
         missed.are_told(&many);
-        assert_eq!(missed.anew(), Due { removals: vec![Removal::Unused], slots: vec![] });
+        assert_eq!(missed.anew(), Due { removals: vec![Removal::Unused], slots: many });
+        missed.note_slots(&[BlockId(0)]);
+        assert_eq!(missed.anew(), Due { removals: vec![Removal::Unused], slots: vec![BlockId(0)] });
+    }
+
+    #[test]
+    fn too_many_slots_are_durable_like_those_that_they_were() {
+        let many: Vec<_> = (0..MAX_SLOTS as u32).map(BlockId).collect();
+        let mut missed = Missed::default();
+        missed.note_slots(&many);
+        missed.are_told(&many);
+        missed.note_slots(&[BlockId(7)]);
+        assert_eq!(missed.removals, [(Removal::Unused, Some(1))], "each of them was told");
+        missed.are_told(&[BlockId(7)]);
+        missed.durable(missed.told);
+        assert_eq!((missed.removals.len(), missed.slots.len()), (0, 0));
+        missed.note_slots(&many);
+        missed.are_told(&many[1..]);
+        missed.note_slots(&[BlockId(7)]);
+        missed.durable(missed.told);
+        assert_eq!(missed.untold().removals, [Removal::Unused], "one was not");
+        missed.note_slots(&many);
+        assert_eq!(missed.removals, [(Removal::Unused, None)], "and is not because others were");
+    }
+
+    #[test]
+    fn slots_in_which_a_new_worker_finds_nothing_or_the_right_block_are_noted_no_more() {
+        let block = |slot: u32, hash: u8| RecoveredBlock {
+            block: BlockId(slot),
+            identity: BlockIdentity {
+                namespace: NamespaceId(0),
+                group: kvbm_plan::GroupId(0),
+                hash: kvbm_plan::SequenceHash::from_bytes([hash; 16]),
+                parent: None,
+                position: 0,
+            },
+        };
+        let mut missed = Missed::default();
+        missed.note_slots(&[1, 2, 3, 4].map(BlockId));
+        missed.finds(&[block(1, 1), block(2, 2)]);
+        missed.finds(&[block(3, 3), block(9, 9)]);
+        let registered = [block(1, 1), block(2, 7), block(4, 4), block(9, 8)];
+        let registered = registered.map(|block| (block.block, block.identity)).into_iter().collect();
+        assert_eq!(missed.found_all(&registered), [block(2, 7).identity]);
+        assert_eq!(missed.anew().slots, [2, 3].map(BlockId), "the released ones are still there");
+        missed.found_all(&registered);
+        assert_eq!(missed.anew().slots, [], "another worker finds nothing at all");
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{model, namespace, soon, unlimited};
 use kvbm::config::{Blocks, Config};
-use kvbm::plan::{BlockOutcome, Command, Epoch, FlushOutcome, Message, TransferPlan, TransferReport, wire};
+use kvbm::plan::{
+    BlockOutcome, Command, Epoch, FlushOutcome, Message, RecoveredBlock, TransferPlan, TransferReport, wire,
+};
 use kvbm::worker::{LinkError, MessageSink, WorkerLink};
 use kvbm::{Engine, Failure, FailureKind, KvBlockManager, Owned, Rank, Tier};
 use std::collections::VecDeque;
@@ -91,16 +93,7 @@ impl Ranks {
     pub fn connect(&self, rank: Rank, epoch: Epoch, sink: MessageSink) -> Box<dyn WorkerLink> {
         let rank = rank.index();
         self.lock()[rank].line = Some((epoch, sink));
-        self.send(
-            rank,
-            &Message::Recovered {
-                rank: Rank(rank as u16),
-                tier: Tier::G3,
-                blocks: Vec::new(),
-                unusable: Vec::new(),
-                last: true,
-            },
-        );
+        self.recovered(rank, Vec::new());
         Box::new(Link { ranks: self.clone(), rank })
     }
 
@@ -138,6 +131,12 @@ impl Ranks {
     /// Whatever `rank` was told that is no plan.
     pub fn commands(&self, rank: usize) -> Vec<Command> {
         self.lock()[rank].commands.clone()
+    }
+
+    /// A worker of the rank says that these blocks are on its disk, and no others.
+    pub fn recovered(&self, rank: usize, blocks: Vec<RecoveredBlock>) {
+        let (tier, unusable) = (Tier::G3, Vec::new());
+        self.send(rank, &Message::Recovered { rank: Rank(rank as u16), tier, blocks, unusable, last: true });
     }
 
     /// A worker of the rank starts, or starts again.
