@@ -97,7 +97,13 @@ impl Leader {
     /// The flush that a manager ends with: of removals too that ranks could not be told when they were due.
     fn flush_last(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
         self.tell_removals_again();
-        self.flush(deadline)
+        let report = self.flush(deadline)?;
+        if self.ranks.unconfirmed() == 0 {
+            return Ok(report);
+        }
+        // Slots of bad blocks, say, that were released while the disks were flushed. What does not become durable stays unconfirmed.
+        self.tell_removals_again();
+        Ok(self.flush(deadline).unwrap_or(report))
     }
 
     /// Has every rank make durable what its disk was told. How many blocks each has then.

@@ -5,7 +5,7 @@
 mod support;
 
 use kvbm::metrics::EvictReason;
-use kvbm::plan::{BlockTransfer, Command, RecoveredBlock, TransferPlan};
+use kvbm::plan::{BlockTransfer, Command, Message, RecoveredBlock, TransferPlan};
 use kvbm::{ClearError, FailureKind, Namespace, Tier};
 use std::collections::HashSet;
 use std::path::Path;
@@ -245,7 +245,7 @@ fn released_and_written_again(ranks: &Ranks) -> (kvbm::KvBlockManager<kvbm::Owne
         ranks.set_all(Mode::Hold);
         let blocks = fill(&manager, &tokens(&manager, start, 2), 0);
         manager.offload(&blocks, Tier::G2).unwrap();
-        [0, 1].map(|rank| ranks.done(rank, &ranks.next_plan(rank)));
+        [0, 1].into_iter().for_each(|rank| ranks.done(rank, &ranks.next_plan(rank)));
         let down = ranks.next_plan(0);
         ranks.done(0, &down);
         if forget {
@@ -301,7 +301,9 @@ fn slots_that_were_in_use_when_a_worker_started_again_are_released_before_the_en
     let (manager, _) = released_and_written_again(&ranks);
     ranks.start(1);
     manager.set_ttl(manager.namespace(), Some(1)).unwrap();
-    (0..8).for_each(|_| manager.step());
+    for _ in 0..8 {
+        manager.step();
+    }
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
@@ -318,6 +320,44 @@ fn a_shutdown_says_which_removals_nobody_confirmed() {
     let manager = ranks.manager([16, 16, 16], |_| ());
     manager.forget(manager.namespace());
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
+}
+
+/// A worker finds a block bad while it flushes, and is told to release its slot behind that.
+#[test]
+fn what_is_released_while_the_disks_are_flushed_at_the_end_is_flushed_too() {
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    ranks.set_all(Mode::Hold);
+    manager.offload(&fill(&manager, &tokens(&manager, 1, 2), 0), Tier::G2).unwrap();
+    ranks.done(0, &ranks.next_plan(0));
+    let down = ranks.next_plan(0);
+    ranks.done(0, &down);
+    assert!(manager.wait_offloads(soon()));
+    ranks.set_all(Mode::Silent);
+    let report = std::thread::scope(|threads| {
+        let ended = threads.spawn(|| manager.shutdown(Duration::from_secs(60)));
+        let limit = soon();
+        let token = loop {
+            if let Some(Command::Flush { token }) = ranks.commands(0).last() {
+                break *token;
+            }
+            assert!(std::time::Instant::now() < limit, "{:?}", ranks.commands(0));
+            std::thread::yield_now();
+        };
+        ranks.set_all(Mode::Answer);
+        let BlockTransfer { identity, dst: block, .. } = down.blocks[1];
+        let failure = kvbm::Failure::new(FailureKind::Corrupt, "planted");
+        let (rank, epoch, tier) = (kvbm::Rank(0), down.epoch, Tier::G3);
+        ranks.send(0, &Message::Damaged { rank, epoch, tier, block, identity, failure });
+        ranks.flushed(0, token);
+        ended.join().unwrap()
+    });
+    assert_eq!((report.removals_unconfirmed, report.flush_error), (0, None));
+    let told = ranks.commands(0);
+    assert!(
+        matches!(told[..], [Command::Flush { .. }, Command::Release { .. }, Command::Flush { .. }]),
+        "{told:?}"
+    );
 }
 
 #[test]
