@@ -245,7 +245,9 @@ fn released_and_written_again(ranks: &Ranks) -> (kvbm::KvBlockManager<kvbm::Owne
         ranks.set_all(Mode::Hold);
         let blocks = fill(&manager, &tokens(&manager, start, 2), 0);
         manager.offload(&blocks, Tier::G2).unwrap();
-        [0, 1].into_iter().for_each(|rank| ranks.done(rank, &ranks.next_plan(rank)));
+        for rank in [0, 1] {
+            ranks.done(rank, &ranks.next_plan(rank));
+        }
         let down = ranks.next_plan(0);
         ranks.done(0, &down);
         if forget {
