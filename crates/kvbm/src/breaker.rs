@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// The first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Failures in a row after which it is left alone.
+/// Failures that no answer made up for, after which it is left alone.
 const PATIENCE: u32 = 2;
 
 /// Whether a store may be asked.
@@ -15,33 +15,39 @@ pub(crate) struct Breaker {
     /// The next one.
     pause: Duration,
     longest: Duration,
+    /// How long a caller that tries it may wait for an answer.
+    trial: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It may be asked; so many failures in a row came before.
+    /// It may be asked; so many failures more than answers came before.
     Closed { failures: u32 },
     /// It is left alone.
     Open { until: Instant },
-    /// One caller tries it. Where nothing is heard of that, another one may after a pause.
+    /// One caller tries it. Where nothing is heard of that, another one may when that one's time is over.
     HalfOpen { until: Instant },
 }
 
 impl Breaker {
-    /// Pauses grow up to `longest`.
-    pub(crate) fn new(longest: Duration) -> Self {
-        Self { state: State::Closed { failures: 0 }, pause: FIRST_PAUSE.min(longest), longest }
+    /// Pauses grow up to `longest`; who tries the store waits up to `trial` for it.
+    pub(crate) fn new(longest: Duration, trial: Duration) -> Self {
+        Self { state: State::Closed { failures: 0 }, pause: FIRST_PAUSE.min(longest), longest, trial }
     }
 
-    /// Whether the store may be asked now. After a pause one caller may; the others when that one was answered.
-    pub(crate) fn allows(&mut self, now: Instant) -> bool {
+    /// Whether the store may be asked now. After a pause one caller may, the first that [does](Self::asks); the others when that one was
+    /// answered.
+    pub(crate) fn may_ask(&self, now: Instant) -> bool {
         match self.state {
             State::Closed { .. } => true,
-            State::Open { until } | State::HalfOpen { until } if now < until => false,
-            State::Open { .. } | State::HalfOpen { .. } => {
-                self.state = State::HalfOpen { until: now + self.pause };
-                true
-            }
+            State::Open { until } | State::HalfOpen { until } => now >= until,
+        }
+    }
+
+    /// The store is asked.
+    pub(crate) fn asks(&mut self, now: Instant) {
+        if self.is_open() && self.may_ask(now) {
+            self.state = State::HalfOpen { until: now + self.pause.max(self.trial) };
         }
     }
 
@@ -50,22 +56,30 @@ impl Breaker {
         !matches!(self.state, State::Closed { .. })
     }
 
-    /// It answered. Whether it had been left alone until now.
+    /// It answered. Whether it had been left alone until now. What failed before counts for one less: of several devices one may hang.
     pub(crate) fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
-        *self = Self::new(self.longest);
+        let failures = match self.state {
+            State::Closed { failures } => failures.saturating_sub(1),
+            State::Open { .. } | State::HalfOpen { .. } => PATIENCE - 1,
+        };
+        if failures == 0 {
+            self.pause = FIRST_PAUSE.min(self.longest);
+        }
+        self.state = State::Closed { failures };
         was_open
     }
 
-    /// It failed. Whether it is left alone from now on and was not before.
+    /// It failed. Whether it is left alone from now on and was not before. What was under way when that began says nothing new.
     pub(crate) fn failed(&mut self, now: Instant) -> bool {
         let first = match self.state {
+            State::Open { .. } => return false,
             State::Closed { failures } if failures + 1 < PATIENCE => {
                 self.state = State::Closed { failures: failures + 1 };
                 return false;
             }
             State::Closed { .. } => true,
-            State::Open { .. } | State::HalfOpen { .. } => {
+            State::HalfOpen { .. } => {
                 self.pause = (self.pause * 2).min(self.longest);
                 false
             }
@@ -76,27 +90,29 @@ impl Breaker {
 }
 
 /// What calls say of the store that was to answer them.
+#[derive(Debug, Default)]
 pub(crate) struct Verdict {
     /// Whether it answered one.
     pub(crate) answered: bool,
     /// How many it failed.
     pub(crate) failures: usize,
+    /// Of those the first, where it is known.
+    pub(crate) first: Option<Failure>,
 }
 
 impl Verdict {
-    /// Of blocks that went from or to it.
-    pub(crate) fn of<'a>(blocks: impl Iterator<Item = &'a Option<Failure>>) -> Self {
-        let mut verdict = Self { answered: false, failures: 0 };
-        for block in blocks {
-            match block.as_ref().map(|failure| failure.kind) {
-                None | Some(FailureKind::Missing | FailureKind::Corrupt | FailureKind::Full) => {
-                    verdict.answered = true;
-                }
-                Some(FailureKind::Io | FailureKind::Deadline) => verdict.failures += 1,
-                Some(_) => {}
+    /// One block more went from or to it.
+    pub(crate) fn add(&mut self, block: Option<&Failure>) {
+        match block.map(|failure| failure.kind) {
+            None | Some(FailureKind::Missing | FailureKind::Corrupt | FailureKind::Full) => {
+                self.answered = true;
             }
+            Some(FailureKind::Io | FailureKind::Deadline) => {
+                self.failures += 1;
+                self.first = self.first.take().or_else(|| block.cloned());
+            }
+            Some(_) => {}
         }
-        verdict
     }
 }
 
@@ -108,49 +124,68 @@ mod tests {
     fn pauses_grow_and_one_tries_after_each() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut breaker = Breaker::new(Duration::from_secs(1));
-        assert!(!breaker.failed(at(0)) && breaker.allows(at(0)), "once is nothing");
+        let mut breaker = Breaker::new(Duration::from_secs(1), Duration::ZERO);
+        assert!(!breaker.failed(at(0)) && breaker.may_ask(at(0)), "once is nothing");
         assert!(breaker.failed(at(0)));
-        assert!(!breaker.allows(at(499)));
-        assert!(breaker.allows(at(500)), "one tries");
-        assert!(!breaker.allows(at(501)), "one");
+        assert!(!breaker.may_ask(at(499)));
+        assert!(breaker.may_ask(at(500)) && breaker.may_ask(at(500)), "who does not ask leaves it to others");
+        breaker.asks(at(500));
+        assert!(!breaker.may_ask(at(501)), "one");
         assert!(!breaker.failed(at(600)), "said before");
-        assert!(!breaker.allows(at(1599)) && breaker.allows(at(1600)));
+        assert!(!breaker.may_ask(at(1599)) && breaker.may_ask(at(1600)));
+        breaker.asks(at(1600));
         breaker.failed(at(1700));
-        assert!(breaker.allows(at(2700)), "at most the longest pause");
+        assert!(breaker.may_ask(at(2700)), "at most the longest pause");
         assert!(breaker.succeeded());
-        assert!(breaker.allows(at(2700)) && !breaker.is_open());
+        assert!(breaker.may_ask(at(2700)) && !breaker.is_open());
     }
 
     #[test]
     fn every_step_between_its_states() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut breaker = Breaker::new(Duration::from_secs(30));
+        let mut breaker = Breaker::new(Duration::from_secs(30), Duration::from_secs(5));
+        breaker.asks(at(0));
         breaker.failed(at(0));
         assert!(!breaker.succeeded(), "it was not left alone");
         breaker.failed(at(0));
-        assert!(!breaker.is_open(), "failures in a row count");
+        assert!(!breaker.is_open(), "an answer makes up for a failure");
         assert!(breaker.failed(at(1)));
         assert_eq!(breaker.state, State::Open { until: at(501) });
-        assert!(breaker.allows(at(501)));
-        assert_eq!(breaker.state, State::HalfOpen { until: at(1001) });
-        assert!(!breaker.allows(at(1000)) && breaker.allows(at(1001)), "the first one was never heard of");
-        assert!(!breaker.failed(at(1100)));
-        assert_eq!(breaker.state, State::Open { until: at(2100) }, "twice as long");
+        for _ in 0..20 {
+            assert!(!breaker.failed(at(400)), "what was under way");
+        }
+        breaker.asks(at(500));
+        assert_eq!(
+            breaker.state,
+            State::Open { until: at(501) },
+            "who was there before the pause tries nothing"
+        );
+        breaker.asks(at(501));
+        assert_eq!(breaker.state, State::HalfOpen { until: at(5501) }, "as long as a read may take");
+        breaker.asks(at(600));
+        assert!(!breaker.may_ask(at(5500)) && breaker.may_ask(at(5501)), "the first one was never heard of");
+        assert!(!breaker.failed(at(5600)));
+        assert_eq!(breaker.state, State::Open { until: at(6600) }, "twice as long");
         assert!(breaker.succeeded(), "whoever it answers");
-        assert_eq!(breaker.state, State::Closed { failures: 0 });
-        assert!(!breaker.failed(at(3000)) && breaker.failed(at(3000)));
-        assert_eq!(breaker.state, State::Open { until: at(3500) }, "from the first pause on");
+        assert_eq!(breaker.state, State::Closed { failures: 1 });
+        assert!(breaker.failed(at(7000)), "once more is enough");
+        assert_eq!(breaker.state, State::Open { until: at(8000) }, "for as long as before");
+        assert!(breaker.succeeded() && !breaker.succeeded());
+        assert!(!breaker.failed(at(9000)) && breaker.failed(at(9000)));
+        assert_eq!(breaker.state, State::Open { until: at(9500) }, "from the first pause on");
     }
 
     #[test]
     fn what_is_not_there_was_answered_and_what_was_cancelled_says_nothing() {
         use FailureKind::{Cancelled, Corrupt, Deadline, Io, Missing};
         let of = |kinds: &[Option<FailureKind>]| {
-            let blocks: Vec<_> =
-                kinds.iter().map(|kind| kind.map(|kind| Failure::new(kind, "planted"))).collect();
-            let Verdict { answered, failures } = Verdict::of(blocks.iter());
+            let mut verdict = Verdict::default();
+            for kind in kinds {
+                verdict.add(kind.map(|kind| Failure::new(kind, "planted")).as_ref());
+            }
+            let Verdict { answered, failures, first } = verdict;
+            assert_eq!(first.is_some(), failures > 0);
             (answered, failures)
         };
         assert_eq!(of(&[None, Some(Io)]), (true, 1));

@@ -142,6 +142,21 @@ fn a_read_of_many_blocks_has_the_time_that_its_bytes_take() {
     // 8 MiB at the 64 MiB/s that an unknown disk is thought to have.
     assert_eq!(budget_of(1024, |_| ()), 224);
     assert_eq!(budget_of(1024, |config| config.transfer.deadline = Duration::from_millis(150)), 150);
+    // Nobody waits for the bytes of reads that were given up.
+    let (ranks, manager, first) =
+        on_disk(1, 1024, |config| config.disk.read_deadline = Duration::from_millis(100));
+    ranks.set_all(Mode::Answer);
+    let second = tokens(&manager, 50_000, 1024);
+    drop(fill(&manager, &second, 0));
+    only_on_disk(&manager);
+    ranks.set_all(Mode::Hold);
+    drop(error(manager.onboard(manager.match_prefix(&first)).wait_until(soon())));
+    while ranks.held(0) > 0 {
+        drop(ranks.next_plan(0));
+    }
+    let onboarding = manager.onboard(manager.match_prefix(&second));
+    assert_eq!(ranks.next_plan(0).budget_ms, 224);
+    drop(onboarding);
     // Computing them takes 16 ms.
     assert_eq!(budget_of(1024, |config| config.policy.prefill_tokens_per_s = 1_024_000.0), 116);
 }
@@ -178,10 +193,12 @@ fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
     }
     assert_eq!(manager.look_up(&others[1]).len(), 4, "it is still there");
 
-    // After a pause one request tries it, alone.
-    let tried = until_offered(&manager, &others[1]);
-    assert_eq!(manager.match_prefix(&others[2]).len(), 0);
+    // After a pause one request tries it, alone. A look-up alone tries nothing.
+    drop(until_offered(&manager, &others[2]));
+    let tried = manager.match_prefix(&others[1]);
+    assert_eq!(tried.count(Tier::G3), 4);
     let onboarding = manager.onboard(tried);
+    assert_eq!(manager.match_prefix(&others[2]).len(), 0);
     ranks.done(0, &ranks.next_plan(0));
     assert_eq!(onboarding.wait().unwrap().len(), 4);
     assert!(!manager.status().disk_down);
@@ -226,4 +243,70 @@ fn a_disk_that_fails_is_left_alone_and_one_bad_block_is_no_reason_to() {
     }
     assert!(manager.status().disk_down);
     assert_eq!(manager.match_prefix(&sequence).len(), 0);
+}
+
+/// Mutation that makes it fail: what the ranks said is read after the reason why it was given up was filled in.
+#[test]
+fn callers_without_patience_say_nothing_of_the_disk() {
+    let (ranks, manager, sequence) = on_disk(1, BLOCKS, |config| {
+        config.disk.read_deadline = Duration::from_secs(600);
+        config.transfer.deadline = Duration::from_secs(600);
+    });
+    for _ in 0..3 {
+        let onboarding = manager.onboard(manager.match_prefix(&sequence));
+        let plans: Vec<_> = (0..3).map(|_| ranks.next_plan(0)).collect();
+        let late = error(onboarding.wait_until(Instant::now() + Duration::from_millis(20)));
+        assert_eq!(late.arrived.len(), 0);
+        for plan in &plans {
+            ranks.done(0, plan);
+        }
+        assert_eq!(in_g1(&manager, &sequence), 0, "nobody waits any more");
+    }
+    assert!(!manager.status().disk_down, "it answered for every block");
+}
+
+/// Mutation that makes it fail: a late read of which something arrived counts as an answer.
+#[test]
+fn a_device_that_hangs_is_seen_beside_another_one_that_works() {
+    let (ranks, manager, first) =
+        on_disk(1, 200, |config| config.disk.read_deadline = Duration::from_millis(20));
+    ranks.set_all(Mode::Answer);
+    let second = tokens(&manager, 10_000, 200);
+    drop(fill(&manager, &second, 0));
+    only_on_disk(&manager);
+    ranks.set_all(Mode::Hold);
+    for sequence in [&first, &second] {
+        assert!(!manager.status().disk_down);
+        let onboarding = manager.onboard(manager.match_prefix(sequence));
+        let plans = [ranks.next_plan(0), ranks.next_plan(0)];
+        // Of the other plan nothing is heard for longer than half of what a read may take.
+        ranks.done(0, &plans[1]);
+        drop(error(onboarding.wait_until(soon())));
+    }
+    assert!(manager.status().disk_down);
+}
+
+/// Mutations that make it fail: `answer_failed` leaves `own` alone; `rank_started` does not forget what reads came to.
+#[test]
+fn a_worker_that_is_away_says_nothing_of_its_disk() {
+    let (ranks, manager, sequence) =
+        on_disk(1, 4, |config| config.disk.read_deadline = Duration::from_millis(20));
+    ranks.set_all(Mode::Answer);
+    let other = tokens(&manager, 1000, 4);
+    drop(fill(&manager, &other, 0));
+    only_on_disk(&manager);
+    ranks.start(0);
+    ranks.set_all(Mode::Dead);
+    for _ in 0..3 {
+        let away = error(manager.onboard(manager.match_prefix(&sequence)).wait());
+        assert_eq!(away.failures[0].failure.kind, FailureKind::Io);
+    }
+    assert!(!manager.status().disk_down);
+    ranks.set_all(Mode::Hold);
+    ranks.start(0);
+    hang(&ranks, &manager, &sequence);
+    hang(&ranks, &manager, &other);
+    assert!(manager.status().disk_down);
+    ranks.start(0);
+    assert!(!manager.status().disk_down, "that was the worker before");
 }

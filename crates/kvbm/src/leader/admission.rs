@@ -79,12 +79,15 @@ impl Leader {
     /// and no longer than computing them takes, where that is known.
     pub(crate) fn time_of_read(&self, path: Path, blocks: usize) -> Duration {
         let BlockCosts { bytes, recompute, .. } = self.settings.block_costs;
-        let measured = self.speeds.per_block(path, Instant::now());
+        let now = Instant::now();
+        let measured = self.speeds.per_block(path, now);
         let unknown = || Duration::from_secs_f64(bytes as f64 / UNKNOWN_BYTES_PER_S as f64);
         let each = measured.map_or_else(unknown, |time| time.saturating_mul(PATIENCE));
         let times =
             |time: Duration, blocks: usize| time.saturating_mul(u32::try_from(blocks).unwrap_or(u32::MAX));
-        let read = times(each, blocks.saturating_add(self.inflight.blocks_on(path)));
+        // What hangs is not waited for.
+        let before = self.inflight.blocks_on(path, |part| part.operation.is_waited_for(now));
+        let read = times(each, blocks.saturating_add(before));
         recompute.map_or(read, |recompute| read.min(times(recompute, blocks)))
     }
 

@@ -152,10 +152,9 @@ impl Leader {
 
     fn plan_finished(self: &Arc<Self>, finished: &Finished<PlanPart>) {
         let PlanPart { operation, first } = &finished.operation;
-        let unsettled = operation.merge(*first, &finished.failures);
+        let unsettled = operation.merge(*first, &finished.failures, finished.own);
         self.count_plan(finished);
         if let Some(unsettled) = unsettled {
-            self.note_disk_reads(operation, &unsettled.parts.moves, &unsettled.failures);
             self.settle(operation, unsettled);
         }
     }

@@ -1,7 +1,7 @@
 //! A disk that hangs or fails is left alone for a while: what it holds counts as missing, and is computed again.
 
 use super::Leader;
-use super::operation::{Move, Operation};
+use super::operation::Operation;
 use crate::breaker::{Breaker, Verdict};
 use kvbm_plan::{Failure, Tier};
 use kvbm_pool::Prefix;
@@ -14,9 +14,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// What reads from G3 have come to lately.
 pub(super) struct DiskReads(Mutex<Breaker>);
 
-impl Default for DiskReads {
-    fn default() -> Self {
-        Self(Mutex::new(Breaker::new(LONGEST_PAUSE)))
+impl DiskReads {
+    /// Reads that may take so long, and the time of their bytes.
+    pub(super) fn new(deadline: Duration) -> Self {
+        Self(Mutex::new(Breaker::new(LONGEST_PAUSE, deadline)))
     }
 }
 
@@ -29,7 +30,7 @@ impl Leader {
     /// Ends `prefix` before the first block that only disks have, while those are left alone.
     pub(crate) fn leave_out_disk(&self, prefix: &mut Prefix) {
         let Some(at) = prefix.blocks().iter().position(|block| block.tier == Tier::G3) else { return };
-        if self.disk_reads.0.lock().allows(Instant::now()) {
+        if self.disk_reads.0.lock().may_ask(Instant::now()) {
             return;
         }
         let left_out = prefix.blocks().len() - at;
@@ -37,37 +38,43 @@ impl Leader {
         prefix.truncate(prefix.start() + at);
     }
 
-    /// An operation is over: what it says of the disks it read from, unless it has said so before.
-    pub(super) fn note_disk_reads(
-        &self,
-        operation: &Operation,
-        moves: &[Move],
-        failures: &[Option<Failure>],
-    ) {
-        let reads = || moves.iter().zip(failures).filter(|(step, _)| step.from == Tier::G3);
-        if reads().next().is_some() && operation.speaks_of_disk() {
-            let first = reads().find_map(|(_, failure)| failure.as_ref());
-            self.note_disk(&Verdict::of(reads().map(|(_, failure)| failure)), first);
+    /// A read from G3 is about to be sent.
+    pub(super) fn ask_disk(&self) {
+        self.disk_reads.0.lock().asks(Instant::now());
+    }
+
+    /// Another worker serves a rank: what reads came to before says nothing of it.
+    pub(super) fn forget_disk_reads(&self) {
+        *self.disk_reads.0.lock() = Breaker::new(LONGEST_PAUSE, self.settings.read_deadline);
+    }
+
+    /// An operation is over: what ranks said of the disks it read from, unless it has been told before.
+    pub(super) fn note_disk_reads(&self, operation: &Operation, told: &Verdict) {
+        if (told.answered || told.failures > 0) && operation.speaks_of_disk() {
+            self.note_disk(told);
         }
     }
 
-    /// An operation is late: a disk that has given nothing of it by now does not answer.
-    pub(super) fn note_late_disk_reads(&self, operation: &Operation, late: &Failure) {
-        if let Some(arrived) = operation.has_arrived_from(Tier::G3)
+    /// An operation is late: a disk that has given nothing of it for half of the time that a read may take does not answer. One that
+    /// goes on giving is neither well nor hung.
+    pub(super) fn note_late_disk_reads(&self, operation: &Operation, late: &Failure, now: Instant) {
+        let patience = self.settings.read_deadline.min(operation.limit) / 2;
+        if let Some(quiet) = operation.disk_is_quiet_for(now)
             && operation.speaks_of_disk()
+            && quiet >= patience
         {
-            self.note_disk(&Verdict { answered: arrived, failures: usize::from(!arrived) }, Some(late));
+            self.note_disk(&Verdict { answered: false, failures: 1, first: Some(late.clone()) });
         }
     }
 
-    fn note_disk(&self, verdict: &Verdict, failure: Option<&Failure>) {
+    fn note_disk(&self, verdict: &Verdict) {
         let mut breaker = self.disk_reads.0.lock();
         if verdict.answered {
             if breaker.succeeded() {
                 tracing::info!(target: "kvbm", "the disk tier answers again: its blocks are found from now on");
             }
         } else if verdict.failures > 0 && breaker.failed(Instant::now()) {
-            let failure = failure.map(tracing::field::display);
+            let failure = verdict.first.as_ref().map(tracing::field::display);
             tracing::warn!(
                 target: "kvbm", failure,
                 "the disk tier fails or does not answer: it is left alone for a while, and what it holds counts as missing; \

@@ -32,6 +32,8 @@ struct Pending<O> {
     since: Instant,
     /// Starts of workers that had been told when it had been sent to all ranks.
     sent: Option<u64>,
+    /// The ranks that have answered did so themselves.
+    own: bool,
 }
 
 /// A plan that every rank has answered.
@@ -41,6 +43,8 @@ pub(crate) struct Finished<O> {
     pub(crate) path: Path,
     /// Per block of the plan: why it did not arrive on some rank; `None` when it arrived on all.
     pub(crate) failures: Vec<Option<Failure>>,
+    /// Whether every rank answered for itself: the others could not be reached, or are gone.
+    pub(crate) own: bool,
     /// Bytes moved by all ranks.
     pub(crate) bytes: u64,
     /// Longest wait in a queue of any rank.
@@ -80,6 +84,7 @@ impl<O> Inflight<O> {
             queued_us: 0,
             since: Instant::now(),
             sent: None,
+            own: true,
         };
         table.plans.insert(plan_id, pending);
         plan_id
@@ -125,8 +130,11 @@ impl<O> Inflight<O> {
         path: Path,
         failure: &Failure,
     ) -> Answer<O> {
-        let blocks = match self.table.lock().plans.get(&plan_id) {
-            Some(pending) => vec![BlockOutcome::Failed(failure.clone()); pending.failures.len()],
+        let blocks = match self.table.lock().plans.get_mut(&plan_id) {
+            Some(pending) => {
+                pending.own &= pending.answered.get(rank.index()) != Some(&false);
+                vec![BlockOutcome::Failed(failure.clone()); pending.failures.len()]
+            }
             None => return Answer::Ignored,
         };
         let epoch = self.epoch;
@@ -157,13 +165,13 @@ impl<O> Inflight<O> {
         self.table.lock().plans.values().filter(|pending| pending.path == path).count()
     }
 
-    /// Blocks of the plans in flight on `path`.
-    pub(crate) fn blocks_on(&self, path: Path) -> usize {
+    /// Blocks of the plans in flight on `path` whose operation `select` picks.
+    pub(crate) fn blocks_on(&self, path: Path, select: impl Fn(&O) -> bool) -> usize {
         let table = self.table.lock();
         table
             .plans
             .values()
-            .filter(|pending| pending.path == path)
+            .filter(|pending| pending.path == path && select(&pending.operation))
             .map(|pending| pending.failures.len())
             .sum()
     }
@@ -200,6 +208,7 @@ impl<O> Pending<O> {
             operation: self.operation,
             path: self.path,
             failures: self.failures,
+            own: self.own,
             bytes: self.bytes,
             queued: Duration::from_micros(self.queued_us),
             elapsed: self.since.elapsed(),
@@ -226,7 +235,7 @@ mod tests {
     fn a_plan_finishes_when_every_rank_answered_once() {
         let inflight = Inflight::new(Epoch(2), 2);
         let plan = inflight.enter("op", PATH, 3);
-        assert_eq!((inflight.on_path(PATH), inflight.blocks_on(PATH)), (1, 3));
+        assert_eq!((inflight.on_path(PATH), inflight.blocks_on(PATH, |_| true)), (1, 3));
         assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Waiting));
         assert!(matches!(inflight.answer(report(plan, 0, done(3))), Answer::Ignored), "answered twice");
         assert!(matches!(inflight.answer(report(plan, 9, done(3))), Answer::Ignored), "no such rank");

@@ -114,6 +114,7 @@ impl Leader {
         let (epoch, ranks, lost_after) = (settings.epoch, settings.ranks, settings.rank_lost_after);
         metrics.set_ranks(ranks);
         let capacity = registry.capacity(Tier::G3);
+        let disk_reads = DiskReads::new(settings.read_deadline);
         let leader = Arc::new(Self {
             registry,
             tenants,
@@ -122,7 +123,7 @@ impl Leader {
             offloads,
             admission,
             speeds: Speeds::default(),
-            disk_reads: DiskReads::default(),
+            disk_reads,
             joins: Joins::default(),
             volumes,
             flushes: Arc::default(),
@@ -206,11 +207,13 @@ impl Leader {
         }
     }
 
-    /// Gives up on an operation: unstarted plans are cancelled, started ones detach.
-    pub(crate) fn abandon(&self, operation: &Arc<Operation>, reason: &Failure) {
-        if operation.abandon(reason) {
+    /// Gives up on an operation: unstarted plans are cancelled, started ones detach. `false` where it was given up before, or is over.
+    pub(crate) fn abandon(&self, operation: &Arc<Operation>, reason: &Failure) -> bool {
+        let abandoned = operation.abandon(reason);
+        if abandoned {
             self.cancel(operation);
         }
+        abandoned
     }
 
     /// Takes the plans of an abandoned operation back, as far as they have not started.

@@ -3,6 +3,7 @@
 //! An operation may need several plans (one per source tier and per chunk), on several ranks. It settles once, when all of
 //! them are over: only then are its sources let go and its destinations made visible or given back.
 
+use crate::breaker::Verdict;
 use crate::error::BlockFailure;
 use crate::leader::offload::Round;
 use crate::signal::{Signal, deadline};
@@ -90,6 +91,8 @@ pub(crate) struct Operation {
     pub(crate) span: tracing::Span,
     /// What it says of the disk that it reads from has been taken.
     has_spoken: AtomicBool,
+    /// Its deadline was seen to pass.
+    has_expired: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -98,6 +101,9 @@ struct State {
     failures: Vec<Option<Failure>>,
     /// Blocks that all ranks have answered for.
     answered: Vec<bool>,
+    told: Told,
+    /// When a block last arrived from G3; from the start on.
+    disk_gave: Instant,
     /// Blocks from the front that count as arrived although the operation is not over.
     kept: usize,
     plans_left: usize,
@@ -132,7 +138,29 @@ pub(crate) struct Unsettled {
     pub(crate) failures: Vec<Option<Failure>>,
     /// Blocks from the front that have counted as arrived before, and did.
     pub(crate) kept: usize,
+    pub(crate) told: Told,
     pub(crate) promise: Promise,
+}
+
+/// What the ranks themselves said of the stores that they copied from or to, whatever became of the operation.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Of reads from G3.
+    pub(crate) disk: Verdict,
+    pub(crate) volume: Verdict,
+}
+
+impl Told {
+    fn add(&mut self, path: Path, blocks: &[Option<Failure>]) {
+        for block in blocks {
+            if path.src == Tier::G3 {
+                self.disk.add(block.as_ref());
+            }
+            if path.src == Tier::G4 || path.dst == Tier::G4 {
+                self.volume.add(block.as_ref());
+            }
+        }
+    }
 }
 
 /// That whoever waits for an operation is told. Dropped before it was kept, which only a defect (a panic) can cause, it tells that the
@@ -185,6 +213,8 @@ impl Operation {
             parts: Some(parts),
             failures,
             answered: vec![false; blocks],
+            told: Told::default(),
+            disk_gave: Instant::now(),
             kept: 0,
             plans_left: plans,
             abandoned: None,
@@ -201,6 +231,7 @@ impl Operation {
             settled: Signal::default(),
             span,
             has_spoken: AtomicBool::new(false),
+            has_expired: AtomicBool::new(false),
             state: Mutex::new(state),
         })
     }
@@ -213,9 +244,22 @@ impl Operation {
         }
     }
 
-    /// Takes the failures of a finished plan. The whole operation, if that was the last one.
-    pub(crate) fn merge(self: &Arc<Self>, first: usize, failures: &[Option<Failure>]) -> Option<Unsettled> {
+    /// Takes the failures of a finished plan, which all ranks answered themselves (`own`) or were answered for. The whole operation, if
+    /// that was the last one.
+    pub(crate) fn merge(
+        self: &Arc<Self>,
+        first: usize,
+        failures: &[Option<Failure>],
+        own: bool,
+    ) -> Option<Unsettled> {
         let mut state = self.state.lock();
+        let from = state.parts.as_ref().and_then(|parts| parts.moves.get(first)).map(|step| step.from);
+        if let Some(from) = from.filter(|_| own) {
+            state.told.add(Path::new(from, self.to), failures);
+        }
+        if from == Some(Tier::G3) && failures.iter().any(Option::is_none) {
+            state.disk_gave = Instant::now();
+        }
         for (slot, failure) in state.failures.iter_mut().skip(first).zip(failures) {
             if slot.is_none() {
                 slot.clone_from(failure);
@@ -228,14 +272,14 @@ impl Operation {
         }
         let parts = state.parts.take()?;
         let mut failures = std::mem::take(&mut state.failures);
-        let kept = state.kept;
+        let (kept, told) = (state.kept, std::mem::take(&mut state.told));
         if let Some(reason) = &state.abandoned {
             for slot in failures.iter_mut().skip(kept) {
                 slot.get_or_insert_with(|| reason.clone());
             }
         }
         let promise = Promise { operation: Arc::clone(self), moves: parts.moves.clone(), kept: false };
-        Some(Unsettled { parts, failures, kept, promise })
+        Some(Unsettled { parts, failures, kept, told, promise })
     }
 
     /// Whether the caller is the first one to ask what it says of the disk.
@@ -243,13 +287,23 @@ impl Operation {
         !self.has_spoken.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether any of its blocks from `tier` has arrived; `None` where it has none from there, or is over.
-    pub(crate) fn has_arrived_from(&self, tier: Tier) -> Option<bool> {
+    /// Whether the caller is the first one to see that its deadline has passed.
+    pub(crate) fn expires(&self) -> bool {
+        !self.has_expired.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether somebody waits for it still.
+    pub(crate) fn is_waited_for(&self, now: Instant) -> bool {
+        now < self.deadline && !self.settled.is_set()
+    }
+
+    /// For how long no block has arrived from G3; `None` where all answers from there are in.
+    pub(crate) fn disk_is_quiet_for(&self, now: Instant) -> Option<Duration> {
         let state = self.state.lock();
         let moves = &state.parts.as_ref()?.moves;
-        let mut reads = (0..moves.len()).filter(|&at| moves[at].from == tier).peekable();
-        reads.peek()?;
-        Some(reads.any(|at| state.answered[at] && state.failures[at].is_none()))
+        let owed =
+            moves.iter().zip(&state.answered).any(|(step, answered)| step.from == Tier::G3 && !answered);
+        owed.then(|| now.saturating_duration_since(state.disk_gave))
     }
 
     /// What has arrived from the front on counts from now on, although later blocks are still on their way: `keep` makes such blocks
@@ -443,7 +497,7 @@ mod tests {
         assert_eq!(operation.interest().release(&dropped()), Released::Abandoned);
         let late = operation.join(Instant::now()).expect("not late");
         assert!(!operation.settled.is_set() && late.joined);
-        let unsettled = operation.merge(0, &[None]).expect("the only plan");
+        let unsettled = operation.merge(0, &[None], true).expect("the only plan");
         assert_eq!(unsettled.failures, [None], "its blocks become visible");
         unsettled.promise.keep(Outcome::default());
         assert_eq!(late.release(&dropped()), Released::Over);
@@ -465,7 +519,7 @@ mod tests {
         let woken = Arc::new(Woken::default());
         let waker = Arc::clone(&woken).into();
         assert!(operation.settled.poll(&Context::from_waker(&waker)).is_pending());
-        let unsettled = operation.merge(0, &[None]).expect("the only plan");
+        let unsettled = operation.merge(0, &[None], true).expect("the only plan");
         let defect = catch_unwind(AssertUnwindSafe(|| {
             let _unsettled = unsettled;
             panic!("planted");
@@ -485,10 +539,11 @@ mod tests {
     #[test]
     fn what_is_late_is_joined_by_nobody_and_shows_nothing() {
         let operation = operation(Duration::ZERO);
+        assert!(operation.expires() && !operation.expires(), "it is given up once");
         assert!(operation.abandon(&expired("transfer", Duration::ZERO)));
         assert!(!operation.abandon(&dropped()), "once");
         assert!(operation.join(Instant::now()).is_none());
-        let unsettled = operation.merge(0, &[None]).expect("the only plan");
+        let unsettled = operation.merge(0, &[None], true).expect("the only plan");
         assert_eq!(unsettled.failures[0].as_ref().map(|failure| failure.kind), Some(FailureKind::Deadline));
     }
 }

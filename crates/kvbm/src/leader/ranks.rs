@@ -190,6 +190,7 @@ impl Leader {
             let tiers: &[Tier] = if was_lost { &Tier::SLOTTED } else { &[Tier::G1, Tier::G2] };
             let blocks = self.lose_blocks(tiers);
             self.end_questions(rank, &started_again(rank));
+            self.forget_disk_reads();
             tracing::info!(target: "kvbm", %rank, blocks, was_lost, "a rank's worker started again: what the one before it held is gone");
         }
         // Before anything reaches the new worker: a flush that it answers says nothing about what only the one before was told.

@@ -67,6 +67,12 @@ impl Leader {
             Tier::G3 | Tier::G4 => self.settings.max_read_blocks,
         };
         let ranges = plans::ranges(&moves, most);
+        if moves.iter().any(|step| step.from == Tier::G3) {
+            self.ask_disk();
+        }
+        if let Some(volume) = &parts.volume {
+            volume.asks();
+        }
         let limit = self.limit(&moves, to, parts.volume.as_deref());
         let operation = Operation::new(purpose, to, limit, parts, ranges.len());
         Prepared { operation, moves, ranges }

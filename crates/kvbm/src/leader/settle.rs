@@ -14,7 +14,8 @@ impl Leader {
     pub(super) fn settle(self: &Arc<Self>, operation: &Arc<Operation>, unsettled: Unsettled) {
         let _inside = operation.span.enter();
         // Dropped in the opposite order: should this panic, whoever waits is told after what was held is let go.
-        let Unsettled { promise, parts, mut failures, kept } = unsettled;
+        let Unsettled { promise, parts, mut failures, kept, told } = unsettled;
+        self.note_disk_reads(operation, &told.disk);
         self.lose(operation.to, &parts, &mut failures, kept);
         let joinable = Joinable { leader: self, operation, moves: promise.moves() };
         if let Some(check) = &parts.source_check {
@@ -27,6 +28,7 @@ impl Leader {
         self.condemn_sources(&parts.moves, &failures, Some(parts.losses));
         self.drop_missing(&parts.moves, &failures);
         if let Some(volume) = &parts.volume {
+            volume.note(told.volume);
             self.note_reads(volume, &parts.moves, &failures, operation.since);
         }
         let arrived = match parts.destination {

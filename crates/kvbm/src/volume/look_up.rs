@@ -50,7 +50,7 @@ impl Leader {
         // Whether a volume answers shows in the transfers; while it is left alone it holds nothing.
         let usable = |volume: &VolumeTier| {
             volume.index.lock().touch(group, hashes);
-            from < hashes.len() && (!volume.is_down() || volume.allows()) && !volume.is_purging(namespace)
+            from < hashes.len() && (!volume.is_down() || volume.may_ask()) && !volume.is_purging(namespace)
         };
         let mut volumes = self.volumes.preferred(root);
         volumes.retain(|volume| usable(volume));
@@ -137,6 +137,7 @@ impl Leader {
         blocks: &[BlockIdentity],
         deadline: Instant,
     ) -> Result<Vec<bool>, Failure> {
+        volume.asks();
         let asked = self.volumes.asks.start(self.settings.ranks);
         let command = Command::Volume {
             token: asked.token,
@@ -157,7 +158,7 @@ impl Leader {
         let failed = answers
             .as_ref()
             .is_err_and(|failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline));
-        volume.note(Verdict { answered: answers.is_ok(), failures: usize::from(failed) });
+        volume.note(Verdict { answered: answers.is_ok(), failures: usize::from(failed), first: None });
         let mut there = vec![true; blocks.len()];
         for found in answers? {
             for (at, there) in there.iter_mut().enumerate() {

@@ -71,7 +71,7 @@ impl VolumeTier {
         let capacity = blocks.map_or(MAX_KNOWN, limit);
         Self {
             index: Mutex::new(Index::new(descriptor.id, capacity, log)),
-            breaker: Mutex::new(Breaker::new(longest_pause)),
+            breaker: Mutex::new(Breaker::new(longest_pause, descriptor.deadline)),
             absences: Mutex::default(),
             purges: Mutex::default(),
             discards: Mutex::default(),
@@ -108,7 +108,7 @@ impl VolumeTier {
     }
 
     /// What came of a call: successes end a pause, failures of the store begin or prolong one.
-    fn note(&self, Verdict { answered, failures }: Verdict) {
+    pub(crate) fn note(&self, Verdict { answered, failures, .. }: Verdict) {
         self.counters.errors.add(failures as u64);
         let mut breaker = self.breaker.lock();
         if answered {
@@ -121,8 +121,14 @@ impl VolumeTier {
         }
     }
 
-    fn allows(&self) -> bool {
-        !self.introductions.lacks_one() && self.breaker.lock().allows(Instant::now())
+    /// Whether it may be asked now: where it is left alone, by one caller after a pause.
+    fn may_ask(&self) -> bool {
+        !self.introductions.lacks_one() && self.breaker.lock().may_ask(Instant::now())
+    }
+
+    /// It is asked.
+    pub(crate) fn asks(&self) {
+        self.breaker.lock().asks(Instant::now());
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::index::Admission;
 use super::{Moment, VolumeTier, Volumes};
-use crate::breaker::Verdict;
 use crate::error::may_land;
 use crate::leader::Leader;
 use crate::leader::edge::{Batch, Edge};
@@ -32,7 +31,7 @@ impl<'a> Targets<'a> {
     }
 
     fn is_open(&mut self, volume: &VolumeTier) -> bool {
-        *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.allows())
+        *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.may_ask())
     }
 
     /// The volume of a block: that of the block before it, for a first one the most preferred one that works.
@@ -140,7 +139,6 @@ impl Leader {
         moves: &[Move],
         failures: &mut [Option<Failure>],
     ) {
-        volume.note(Verdict::of(failures.iter()));
         let refused = failures.iter().flatten().filter(|failure| failure.kind == FailureKind::Full).count();
         volume.counters.full.add(refused as u64);
         let now = Instant::now();
@@ -174,8 +172,7 @@ impl Leader {
         self.evict_on_volume(volume, 0);
     }
 
-    /// Reads that began at `since` are over. What was not there or was damaged is known to be absent; the store's failures count against
-    /// it.
+    /// Reads that began at `since` are over. What was not there or was damaged is known to be absent.
     pub(crate) fn note_reads(
         &self,
         volume: &VolumeTier,
@@ -188,7 +185,6 @@ impl Leader {
         if reads.is_empty() {
             return;
         }
-        volume.note(Verdict::of(reads.iter().map(|(_, slot)| *slot)));
         let mut damaged = Vec::new();
         let mut index = volume.index.lock();
         for (step, slot) in reads {
