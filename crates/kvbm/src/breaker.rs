@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Failures that no answer made up for, after which it is left alone.
 const PATIENCE: u32 = 2;
+/// A trial that is never answered holds off the next one for so long at most, also where callers wait without a limit.
+const LONGEST_TRIAL: Duration = Duration::from_secs(3600);
 
 /// Whether a store may be asked.
 #[derive(Debug)]
@@ -32,7 +34,12 @@ enum State {
 impl Breaker {
     /// Pauses grow up to `longest`; who tries the store waits up to `trial` for it.
     pub(crate) fn new(longest: Duration, trial: Duration) -> Self {
-        Self { state: State::Closed { failures: 0 }, pause: FIRST_PAUSE.min(longest), longest, trial }
+        Self {
+            state: State::Closed { failures: 0 },
+            pause: FIRST_PAUSE.min(longest),
+            longest,
+            trial: trial.min(LONGEST_TRIAL),
+        }
     }
 
     /// Whether the store may be asked now. After a pause one caller may, the first that [does](Self::asks); the others when that one was
@@ -174,6 +181,15 @@ mod tests {
         assert!(breaker.succeeded() && !breaker.succeeded());
         assert!(!breaker.failed(at(9000)) && breaker.failed(at(9000)));
         assert_eq!(breaker.state, State::Open { until: at(9500) }, "from the first pause on");
+    }
+
+    #[test]
+    fn callers_without_a_limit_hold_off_the_next_trial_for_an_hour_at_most() {
+        let start = Instant::now();
+        let mut breaker = Breaker::new(Duration::ZERO, Duration::MAX);
+        assert!(!breaker.failed(start) && breaker.failed(start));
+        breaker.asks(start);
+        assert_eq!(breaker.state, State::HalfOpen { until: start + LONGEST_TRIAL });
     }
 
     #[test]

@@ -324,6 +324,36 @@ fn a_shutdown_says_which_removals_nobody_confirmed() {
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
+/// A rank refuses to hear of a removal, and blocks of the same namespace come to its disk before it is told again, at the end. Mutation that
+/// makes it fail: the namespace is named then.
+#[test]
+fn what_came_after_a_removal_that_a_rank_refused_stays() {
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    ranks.start(0);
+    ranks.start(1);
+    ranks.set(1, Mode::Busy);
+    manager.forget(manager.namespace());
+    ranks.set(1, Mode::Answer);
+    assert!(ranks.commands(1).is_empty());
+    let blocks = fill(&manager, &tokens(&manager, 1, 2), 0);
+    manager.offload(&blocks, Tier::G2).unwrap();
+    assert!(manager.wait_offloads(soon()));
+    assert_eq!(manager.status().tiers[2].inactive, 2);
+    manager.flush(Duration::from_secs(60)).unwrap();
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
+    let told = ranks.commands(1);
+    let released: Vec<usize> = told
+        .iter()
+        .filter_map(|command| match command {
+            Command::Release { tier: Tier::G3, blocks } => Some(blocks.len()),
+            Command::Forget { .. } => panic!("{told:?}"),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(released, [14], "all but the new ones");
+}
+
 /// A worker finds a block bad while it flushes, and is told to release its slot behind that.
 #[test]
 fn what_is_released_while_the_disks_are_flushed_at_the_end_is_flushed_too() {

@@ -71,7 +71,9 @@ impl PathQueue {
         let Some(volume) = volume_of(plan) else { return Ok(()) };
         let Some(lane) = self.lanes.get(&Some(volume)).filter(|lane| lane.plans > 0) else { return Ok(()) };
         let left = (limits.plans - queued_plans - 1, limits.blocks - queued_blocks - blocks);
-        if lane.plans + 1 > SHARE * left.0 || lane.blocks + blocks > SHARE * left.1 {
+        if lane.plans + 1 > SHARE.saturating_mul(left.0)
+            || lane.blocks + blocks > SHARE.saturating_mul(left.1)
+        {
             return Err(format!(
                 "queue of path {path} holds {} plans with {} blocks of volume {volume}: the rest is for other volumes",
                 lane.plans, lane.blocks

@@ -12,11 +12,11 @@ impl Leader {
     /// Gives up on what is past its deadline.
     pub(super) fn expire_operations(self: &Arc<Self>, now: Instant) {
         for operation in self.operations(|operation| operation.deadline <= now) {
-            if !operation.expires() {
-                continue;
-            }
             let late = expired("transfer", operation.limit);
-            self.note_late_disk_reads(&operation, &late, now);
+            if operation.expires() {
+                self.note_late_disk_reads(&operation, &late, now);
+            }
+            // Each time: whoever joined it in the last moment waits for it again.
             self.keep_arrived(&operation);
             if self.abandon(&operation, &late) {
                 self.tell_of_kept(&operation);

@@ -202,7 +202,7 @@ impl Leader {
         }
         let (removals, slots) = (due.removals.len(), due.slots.len());
         tracing::info!(target: "kvbm", %rank, removals, slots, "a rank is told what was removed from G3 while it was away");
-        self.tell_removals(rank, due);
+        self.tell_removals(rank, due, false);
         // Nobody waits for it: without it, this is durable a commit later. Until it is answered or another flush is, all of it stays noted.
         let token = self.flushes.token();
         {
@@ -217,7 +217,7 @@ impl Leader {
         let _order = self.disk_order.lock();
         for rank in self.ranks.all() {
             let due = self.ranks.get(rank).map(|state| state.missed.lock().untold());
-            self.tell_removals(rank, &due.unwrap_or_default());
+            self.tell_removals(rank, &due.unwrap_or_default(), true);
         }
     }
 
@@ -239,15 +239,16 @@ impl Leader {
         }
     }
 
-    /// Sends a rank what is due, under the lock `disk_order`. What it does not hear of stays noted.
-    fn tell_removals(&self, rank: Rank, due: &Due) {
+    /// Sends a rank what is due, under the lock `disk_order`. What it does not hear of stays noted. `in_use`: whether blocks may have come to its
+    /// disk since the removals were noted. A namespace may have new ones then, so what nothing uses is named instead.
+    fn tell_removals(&self, rank: Rank, due: &Due, in_use: bool) {
         let Some(state) = self.ranks.get(rank) else { return };
         for &removal in &due.removals {
             let sent = match removal {
-                Removal::Namespace(namespace) => {
+                Removal::Namespace(namespace) if !in_use => {
                     self.send_to(rank, &Command::Forget { tier: Tier::G3, namespace })
                 }
-                Removal::Unused => {
+                Removal::Namespace(_) | Removal::Unused => {
                     let free = self.registry.free_slots(Tier::G3);
                     free.chunks(Command::MAX_RELEASE).try_for_each(|part| self.send_release(rank, part))
                 }

@@ -22,6 +22,8 @@ pub enum Mode {
     Silent,
     /// Its line is down.
     Dead,
+    /// Has no time for anything.
+    Busy,
 }
 
 /// Handles to all ranks of a manager.
@@ -199,6 +201,7 @@ impl WorkerLink for Link {
         let mode = self.ranks.lock()[self.rank].mode.unwrap_or(Mode::Answer);
         match (mode, command) {
             (Mode::Dead, _) => return Err(LinkError::Closed),
+            (Mode::Busy, _) => return Err(LinkError::Refused("busy".into())),
             (Mode::Answer, Command::Transfer(plan)) => self.ranks.done(self.rank, &plan),
             (Mode::Hold | Mode::Silent, Command::Transfer(plan)) => {
                 self.ranks.lock()[self.rank].held.push_back(plan);
