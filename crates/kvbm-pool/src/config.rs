@@ -78,8 +78,8 @@ impl RegistryConfig {
     /// Most shards.
     pub const MAX_SHARDS: u32 = 8;
 
-    /// Slots of the smallest tier that has any, from which on there are several shards unless the configuration says how many. A registry
-    /// with a smaller tier keeps the exact order on all.
+    /// Slots of the highest tier that has any, from which on there are several shards unless the configuration says how many. A registry
+    /// where that tier is smaller keeps the exact order on all, however large those below are: few blocks in many shards are evicted badly.
     pub const SHARDED_FROM: u32 = 1 << 16;
 
     /// Longest time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)), in iterations.
@@ -113,8 +113,8 @@ impl RegistryConfig {
 
     /// Shards of a registry with this configuration; `has_parts`: whether the policy may have one for each.
     pub(crate) fn shards_with(&self, has_parts: bool) -> Result<usize, ConfigError> {
-        let large = |&capacity: &u32| capacity == 0 || capacity >= Self::SHARDED_FROM;
-        let large = self.capacity.iter().all(large);
+        let highest = self.capacity.iter().find(|&&capacity| capacity > 0);
+        let large = highest.is_some_and(|&capacity| capacity >= Self::SHARDED_FROM);
         let has_tenants = !self.tenants.is_empty();
         match self.shards {
             shards if shards > Self::MAX_SHARDS => Err(ConfigError::Shards { shards }),
@@ -245,11 +245,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_tier_beside_a_large_one_keeps_one_shard() {
+    fn a_small_tier_above_large_ones_keeps_one_shard() {
         let shards = |capacity| RegistryConfig::new(capacity).shards_with(true);
         let large = RegistryConfig::SHARDED_FROM;
         assert_eq!(shards([5000, 20_000, 1 << 20]), Ok(1));
         assert_eq!(shards([large - 1, large, 0]), Ok(1));
+        assert_eq!(shards([0, 5000, 1 << 20]), Ok(1));
+        assert_eq!(shards([large, 1024, 1024]), Ok(RegistryConfig::MAX_SHARDS as usize));
         assert_eq!(shards([large, 0, 1 << 20]), Ok(RegistryConfig::MAX_SHARDS as usize));
         let asked = RegistryConfig { shards: 4, ..RegistryConfig::new([5000, 20_000, 1 << 20]) };
         assert_eq!(asked.shards_with(true), Ok(4));

@@ -7,7 +7,7 @@ use crate::tier::TIERS;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Times that a thread goes through all shards while it registers as many blocks as the smallest tier has.
+/// Times that a thread goes through all shards while it registers as many blocks as the highest tier has.
 const ROUNDS: usize = 4;
 
 /// Times that a thread goes on to another shard for victims that are drawn, while one would stay in a shard to register as many blocks of
@@ -46,7 +46,7 @@ thread_local! {
 }
 
 pub(crate) struct Homes {
-    /// Blocks after which a thread goes on: a block keeps its shard on all tiers, so the smallest counts.
+    /// Blocks after which a thread goes on: it registers into the highest tier, and a block keeps its shard on all.
     stay: usize,
     /// Victims of a tier after which a shard is drawn again.
     most_drawn: [usize; TIERS],
@@ -61,9 +61,9 @@ impl Homes {
     /// For tiers of `capacity` slots.
     pub(super) fn new(capacity: [usize; TIERS], shards: usize) -> Self {
         let shards = shards.max(1);
-        let smallest = capacity.into_iter().filter(|&slots| slots > 0).min().unwrap_or(0);
+        let highest = capacity.into_iter().find(|&slots| slots > 0).unwrap_or(0);
         let most_drawn = capacity.map(|slots| (slots / (ROUNDS * shards * STAYS)).max(LEAST));
-        Self { stay: smallest / (ROUNDS * shards), most_drawn, shards, turn: AtomicUsize::new(0) }
+        Self { stay: highest / (ROUNDS * shards), most_drawn, shards, turn: AtomicUsize::new(0) }
     }
 
     /// The shard for the next `blocks` new blocks.
