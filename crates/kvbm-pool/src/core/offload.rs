@@ -218,8 +218,8 @@ impl Core<'_> {
                 && !self.choose(slot, search)
             {
                 search.across = Some((number, slot));
-                // Stays at the block until it was chosen.
-                self.set_mark(search, number);
+                // Up to the block, which stays ahead of the mark until it was chosen.
+                self.pass(mark, number, search);
                 return;
             }
             self.pass(mark, number + 1, search);
