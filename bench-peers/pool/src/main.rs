@@ -33,6 +33,9 @@ const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--block
   --with FILE    rows that are not measured now are those of this earlier report\n\
   --plot FILE    draws the ratios as an SVG\n";
 
+/// Measures one of the groups.
+type Rows = fn(&mut Table, &Options);
+
 /// What is measured together.
 const GROUPS: [&str; 10] =
     ["hash", "heap", "match", "fill", "small", "large", "default", "threads", "manager", "none"];
@@ -254,19 +257,30 @@ fn heap_rows(table: &mut Table, options: &Options) {
     table.row("heap_bytes_per_block_lru_leaf", "bytes", ours, Some(peer), Some(peer / ours));
 }
 
-fn hashing(table: &mut Table, options: &Options) {
-    for (per_block, suffix) in [(16, ""), (64, "_64"), (256, "_256")] {
-        let rates = tokens::hashing(131_072, per_block, options.rounds);
-        let peer = rates.peer;
-        let name = format!("hash_default{suffix}");
-        table.row(&name, "M tokens/s", rates.default, Some(peer), Some(rates.default / peer));
-        let name = format!("hash_xxh3{suffix}");
-        table.row(&name, "M tokens/s", rates.xxh3, Some(peer), Some(rates.xxh3 / peer));
+/// Prompts of 131,072 tokens. Rows without a suffix but that of the page size: each is dropped before the next comes, in an ordinary
+/// process, as the peer's published figures are. `_reused`: when the next has come, so that the peer's heap is never given
+/// back. `_live`: when as many others have come as a pool of so many blocks of 16 tokens holds.
+fn hashing(table: &mut Table, options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    const TOKENS: u32 = 131_072;
+    let live = (options.blocks * 16 / TOKENS as usize).max(1);
+    for (per_block, live, suffix) in
+        [(16, 0, ""), (64, 0, "_64"), (256, 0, "_256"), (16, 1, "_reused"), (16, live, "_live")]
+    {
+        let rates = tokens::rates(tokens::Case { tokens: TOKENS, per_block, live, rounds: options.rounds })?;
+        for (name, ours) in [("hash_default", rates.default), ("hash_xxh3", rates.xxh3)] {
+            let name = format!("{name}{suffix}");
+            table.row(&name, "M tokens/s", ours, Some(rates.peer), Some(ours / rates.peer));
+        }
     }
+    Ok(())
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let options = match options(std::env::args().skip(1)) {
+    let mut args = std::env::args().skip(1).peekable();
+    if args.next_if(|first| first == tokens::PROCESS).is_some() {
+        return tokens::process(&args.next().unwrap_or_default());
+    }
+    let options = match options(args) {
         Ok(options) => options,
         Err(error) => {
             eprint!("error: {error}\n\n{USAGE}");
@@ -275,8 +289,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     eprintln!("{:26} {:14} {:>12} {:>12} {:>9}", "row", "unit", Ours::name(), Peer::name(), "ratio");
     let mut table = Table::default();
-    let groups: [(&str, fn(&mut Table, &Options)); 9] = [
-        ("hash", hashing),
+    if options.wants("hash") {
+        hashing(&mut table, &options)?;
+    }
+    let groups: [(&str, Rows); 8] = [
         ("heap", heap_rows),
         ("match", matches),
         ("fill", filling),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::fmt::Write;
 
 /// What is asked for, as a ratio to the peer.
-const AT_LEAST: [(&str, f64); 11] = [
+const AT_LEAST: [(&str, f64); 13] = [
     ("churn_1m", 6.0),
     ("churn_1m_default", 3.0),
     ("fill_1m", 6.0),
@@ -17,6 +17,8 @@ const AT_LEAST: [(&str, f64); 11] = [
     ("two_threads_peer_default", 7.0),
     ("two_threads_peer_default_shared_prefix", 7.0),
     ("hash_default", 0.8),
+    ("hash_default_live", 0.8),
+    ("hash_default_reused", 0.8),
 ];
 
 const LEFT: f64 = 260.0;
