@@ -84,6 +84,9 @@ pub struct Counters {
     pub stored: u64,
     /// Blocks that were given up because their slot was needed.
     pub evicted: u64,
+    /// Those of them that the eviction policy chose; the others went in order of recency, as all do under `lru-leaf` and where `hazard`
+    /// follows recency ([`EvictionPolicy::follows_recency`](crate::EvictionPolicy::follows_recency)).
+    pub evicted_by_choice: u64,
     /// Blocks that were removed on request.
     pub removed: u64,
     /// Blocks that were not used for their time to live.
@@ -108,6 +111,7 @@ impl Counters {
         Self {
             stored: self.stored + other.stored,
             evicted: self.evicted + other.evicted,
+            evicted_by_choice: self.evicted_by_choice + other.evicted_by_choice,
             removed: self.removed + other.removed,
             expired: self.expired + other.expired,
             quarantined: self.quarantined + other.quarantined,

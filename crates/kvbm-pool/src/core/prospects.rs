@@ -341,6 +341,7 @@ impl Core<'_> {
         let mut run = Run::default();
         let (slots, entries) = (&self.store.slots[tier], &self.store.entries);
         let mut chosen = std::mem::take(&mut self.numbered(number).chosen);
+        let evicted_before = self.numbered(number).tiers[tier].counters.evicted;
         while left > 0 {
             chosen.clear();
             let Some(policy) = &mut self.numbered(number).policy else { break };
@@ -370,7 +371,10 @@ impl Core<'_> {
                 break;
             }
         }
-        self.numbered(number).chosen = chosen;
+        let Shard { chosen: spare, tiers, .. } = self.numbered(number);
+        *spare = chosen;
+        let counters = &mut tiers[tier].counters;
+        counters.evicted_by_choice += counters.evicted - evicted_before;
         if left == wanted && self.numbered(number).tiers[tier].listed > 0 {
             self.evict_oldest(number, tier, wanted, out);
         }

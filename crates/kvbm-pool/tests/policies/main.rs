@@ -5,6 +5,7 @@
 mod replay;
 mod workloads;
 
+use kvbm_plan::Tier;
 use kvbm_pool::PolicyKind;
 use replay::{hit_ratio, registry, sharded};
 use workloads::{AGENTS, Agents, Pause, Random, SESSIONS, Sessions, agentic, endings, trace, with_pauses};
@@ -95,6 +96,33 @@ fn as_much_as_one(name: &str, requests: &[Vec<u64>], capacity: [u32; 3], but: f6
     );
     assert!(several[2] > one[2] - but, "{name}, {capacity:?} blocks: {one:?}, over eight shards {several:?}");
     assert!(several[2] >= recency - 0.003, "{name}, {capacity:?} blocks: {several:?}, lru-leaf {recency}");
+}
+
+/// Which victims the policy chose is counted: all of those that go under one that always chooses, none under recency, and nearly all once
+/// `hazard` has shown what blocks are worth that come again behind more others than there is room for.
+#[test]
+fn it_is_counted_which_victims_the_policy_chose() {
+    let mut random = Random(5);
+    let requests: Vec<Vec<u64>> = (0..40_000_u64)
+        .map(|number| if number % 4 == 0 { vec![random.between(0, 59)] } else { vec![1000 + number] })
+        .collect();
+    for (policy, shards) in
+        [(PolicyKind::LruLeaf, 1), (PolicyKind::S3Fifo, 1), (PolicyKind::Hazard, 1), (PolicyKind::Hazard, 4)]
+    {
+        let registry = sharded(policy, [100, 0, 0], 1, shards);
+        let victims = |requests: &[Vec<u64>]| {
+            let before = registry.counters(Tier::G1);
+            hit_ratio(requests, &registry, NO_HINTS);
+            let now = registry.counters(Tier::G1);
+            (now.evicted - before.evicted, now.evicted_by_choice - before.evicted_by_choice)
+        };
+        let (first, rest) = (victims(&requests[..20_000]), victims(&requests[20_000..]));
+        match policy {
+            PolicyKind::LruLeaf => assert_eq!((first.1, rest.1), (0, 0)),
+            PolicyKind::S3Fifo => assert_eq!((first.1, rest.1), (first.0, rest.0)),
+            _ => assert!(first.1 < first.0 && 10 * rest.1 > 9 * rest.0, "{first:?}, {rest:?}"),
+        }
+    }
 }
 
 /// Hints that are right nine times of ten are worth much; those that are wrong half of the time cost next to nothing.

@@ -25,11 +25,13 @@ impl Core<'_> {
         while out.len() < enough {
             let Some(number) = self.first().tenants.giver(tier, usable, claim, tried) else { return false };
             match self.victim_of(SlotSet { tier, tenant: number }, &mut budget) {
-                Some(slot) => {
+                Some((slot, by_choice)) => {
                     let before = self.first().tiers[tier].counters.evicted;
                     self.vacate(tier, slot);
                     let shard = self.first_mut();
-                    let gone = shard.tiers[tier].counters.evicted - before;
+                    let counters = &mut shard.tiers[tier].counters;
+                    let gone = counters.evicted - before;
+                    counters.evicted_by_choice += if by_choice { gone } else { 0 };
                     shard.tenants.count_evicted(number, tier, gone);
                     out.push(BlockId(slot));
                 }
@@ -40,21 +42,21 @@ impl Core<'_> {
         true
     }
 
-    /// A slot of the set that may be evicted, off every list.
-    fn victim_of(&mut self, set: SlotSet, budget: &mut usize) -> Option<u32> {
+    /// A slot of the set that may be evicted, off every list, and whether the policy chose it.
+    fn victim_of(&mut self, set: SlotSet, budget: &mut usize) -> Option<(u32, bool)> {
         if let Some(policy) = self.first().policy.as_ref().filter(|policy| !policy.follows_recency(set)) {
             if !policy.has_victim(set) {
                 return None;
             }
             if let Some(slot) = self.chosen_of(set) {
-                return Some(slot);
+                return Some((slot, true));
             }
         }
         let slot = self.oldest_of(set, budget)?;
         if self.store.slots[set.tier][slot as usize].is_listed() {
             self.unlist(set.tier, slot);
         }
-        Some(slot)
+        Some((slot, false))
     }
 
     /// What the policy chooses of the set. Whatever it answers: only what is of the set, and evictable.
