@@ -10,6 +10,7 @@ mod manager;
 mod ours;
 mod peer;
 mod plot;
+mod requests;
 mod rows;
 mod side;
 mod tokens;
@@ -29,7 +30,7 @@ const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--block
   --json FILE    where the rows go (`-`: standard output)\n\
   --rounds N     repetitions of every measurement, 1 to 99 (default 5)\n\
   --blocks N     blocks of the large pool, 20000 to 4000000 (default 1000000: the rows' names mean that)\n\
-  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,threads,manager (or none)\n\
+  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,threads,manager,requests (or none)\n\
   --with FILE    rows that are not measured now are those of this earlier report\n\
   --plot FILE    draws the ratios as an SVG\n";
 
@@ -37,8 +38,8 @@ const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--block
 type Rows = fn(&mut Table, &Options);
 
 /// What is measured together.
-const GROUPS: [&str; 10] =
-    ["hash", "heap", "match", "fill", "small", "large", "default", "threads", "manager", "none"];
+const GROUPS: [&str; 11] =
+    ["hash", "heap", "match", "fill", "small", "large", "default", "threads", "manager", "requests", "none"];
 
 struct Options {
     json: Option<String>,
@@ -307,6 +308,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             measure(&mut table, &options);
         }
     }
+    // The last one, so that all others are reported where its rows cannot be.
+    let failed = if options.wants("requests") { requests::rows(&mut table, &options).err() } else { None };
     if let Some(file) = &options.with {
         table.take_over(file)?;
     }
@@ -324,6 +327,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     if let Some(file) = &options.plot {
         std::fs::write(file, plot::svg(&table.rows))?;
+    }
+    if let Some(error) = failed {
+        eprintln!("error: {error}");
+        std::process::exit(1);
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Our side, as it ships: the three-tier registry with its event ring on and drained.
 
-use crate::side::{Side, block_number, mix};
+use crate::side::{Side, mix};
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
 use kvbm_pool::{
     BlockChain, BlockPool, Blocks, Cached, Duplicates, EventRecord, G1, PolicyKind, Registry, RegistryConfig,
@@ -42,9 +42,9 @@ impl Side for Ours {
         "ours"
     }
 
-    fn chain(seed: u64, length: usize, shared: usize) -> Self::Chain {
+    fn chain_of(length: usize, number: impl Fn(usize) -> u64) -> Self::Chain {
         let hash = |index| {
-            let low = block_number(seed, index, shared);
+            let low = number(index);
             SequenceHash::from_bytes((u128::from(mix(low)) << 64 | u128::from(low)).to_le_bytes())
         };
         (0..length).map(hash).collect()
@@ -63,6 +63,10 @@ impl Side for Ours {
 
     fn lookup(&self, chain: &Self::Chain) -> Self::Held {
         self.pool.match_sequence_hashes(GROUP, chain)
+    }
+
+    fn touch(&self, chain: &Self::Chain) {
+        self.registry.touch(GROUP, chain);
     }
 
     fn len(held: &Self::Held) -> usize {

@@ -1,7 +1,7 @@
 //! The peer's side: `kvbm-logical` with its default back end, through its public interface. Its registry counts no uses: only another
 //! back end needs that, and it would cost it a lock and four cold counters for each block.
 
-use crate::side::{Side, block_number};
+use crate::side::Side;
 use dynamo_tokens::PositionalLineageHash;
 use kvbm_logical::{BlockManager, BlockRegistry, ImmutableBlock, MutableBlock};
 
@@ -34,10 +34,9 @@ impl Side for Peer {
         "peer"
     }
 
-    fn chain(seed: u64, length: usize, shared: usize) -> Self::Chain {
-        let number = |index: usize| block_number(seed, index, shared);
+    fn chain_of(length: usize, number: impl Fn(usize) -> u64) -> Self::Chain {
         let hash = |index: usize| {
-            let parent = index.checked_sub(1).map(number);
+            let parent = index.checked_sub(1).map(&number);
             PositionalLineageHash::new(number(index), parent, index as u64)
         };
         (0..length).map(hash).collect()
@@ -59,6 +58,9 @@ impl Side for Peer {
     fn lookup(&self, chain: &Self::Chain) -> Self::Held {
         self.manager.match_blocks(chain)
     }
+
+    /// A block that was matched goes back to the young end of its order with its last user.
+    fn touch(&self, _chain: &Self::Chain) {}
 
     fn len(held: &Self::Held) -> usize {
         held.len()

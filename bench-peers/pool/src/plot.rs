@@ -5,9 +5,10 @@ use serde_json::Value;
 use std::fmt::Write;
 
 /// What is asked for, as a ratio to the peer.
-const AT_LEAST: [(&str, f64); 13] = [
+const AT_LEAST: [(&str, f64); 14] = [
     ("churn_1m", 6.0),
     ("churn_1m_default", 3.0),
+    ("churn_1m_reuse_default", 3.0),
     ("fill_1m", 6.0),
     ("match_cached_10k_1m", 15.0),
     ("match_active_10k_1m", 5.0),

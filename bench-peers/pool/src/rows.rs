@@ -22,12 +22,20 @@ pub struct Full<S: Side> {
     next: u64,
 }
 
+/// Where the numbers of further chains begin.
+const FURTHER: u64 = 1 << 32;
+
 impl<S: Side> Full<S> {
+    /// A side that others fill.
+    pub fn by_others(side: S) -> Self {
+        Self { side, next: FURTHER }
+    }
+
     /// Fills the pool of `side`, which is empty; says how many seconds that took.
     pub fn fill(side: S, capacity: usize, length: usize) -> (Self, f64) {
         let chains: Vec<_> = (0..capacity.div_ceil(length) as u64).map(|n| S::chain(n, length, 0)).collect();
         let seconds = cpu_seconds(|| chains.iter().for_each(|chain| side.churn(chain, length)));
-        (Self { side, next: 1 << 32 }, seconds)
+        (Self { side, next: FURTHER }, seconds)
     }
 
     pub fn chains(&mut self, count: usize, length: usize, shared: usize) -> Vec<S::Chain> {
@@ -124,6 +132,11 @@ impl Full<Ours> {
     /// The 99.9th percentile of how long a lock is held while 1,024 blocks are evicted in a call, in microseconds. A second thread
     /// wants all locks all the time. Holds of calls in which the thread lost its CPU do not count.
     pub fn hold(&mut self, samples: usize) -> f64 {
+        self.hold_between(samples, |_| {})
+    }
+
+    /// The same, while something else goes on between those calls.
+    pub fn hold_between(&mut self, samples: usize, mut between: impl FnMut(&Ours)) -> f64 {
         let mut times = Vec::with_capacity(samples);
         let done = AtomicBool::new(false);
         let registry = self.side.registry.clone();
@@ -142,6 +155,7 @@ impl Full<Ours> {
                 }
                 drop(self.side.register(fresh, &chains[0], 0));
                 self.side.keep_house();
+                between(&self.side);
             }
             done.store(true, Relaxed);
         });

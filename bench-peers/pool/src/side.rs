@@ -12,8 +12,13 @@ pub trait Side: Sync + Sized {
     fn new(capacity: usize) -> Self;
     fn name() -> &'static str;
 
+    /// The chain of blocks with these numbers.
+    fn chain_of(length: usize, number: impl Fn(usize) -> u64) -> Self::Chain;
+
     /// The chain whose blocks are told apart by `seed`; the first `shared` blocks are those of every chain.
-    fn chain(seed: u64, length: usize, shared: usize) -> Self::Chain;
+    fn chain(seed: u64, length: usize, shared: usize) -> Self::Chain {
+        Self::chain_of(length, |index| block_number(seed, index, shared))
+    }
 
     /// Exclusive blocks; the pool must have that many free or evictable.
     fn allocate(&self, blocks: usize) -> Self::Fresh;
@@ -23,6 +28,9 @@ pub trait Side: Sync + Sized {
 
     /// The longest cached prefix, in use until it is dropped.
     fn lookup(&self, chain: &Self::Chain) -> Self::Held;
+
+    /// What an engine says of a request once, so that the blocks it uses count as used. Nothing where looking up and letting go say it.
+    fn touch(&self, chain: &Self::Chain);
 
     fn len(held: &Self::Held) -> usize;
 
@@ -44,6 +52,19 @@ pub trait Side: Sync + Sized {
         drop(self.register(fresh, chain, from));
         drop(known);
         self.keep_house();
+    }
+
+    /// As an engine serves a request: what is there of it is looked up and counts as used, the rest is registered, all is let go of. Says
+    /// how many blocks were there.
+    fn request(&self, chain: &Self::Chain, length: usize) -> usize {
+        let known = self.lookup(chain);
+        self.touch(chain);
+        let from = Self::len(&known);
+        let fresh = self.allocate(length - from);
+        drop(self.register(fresh, chain, from));
+        drop(known);
+        self.keep_house();
+        from
     }
 }
 
