@@ -2,6 +2,7 @@
 //! removal is over. One that fails is not asked for again: what stays is found.
 
 use super::VolumeTier;
+use super::asking::followed;
 use super::removal::PATIENCE;
 use crate::leader::Leader;
 use crate::leader::gather::Asked;
@@ -24,11 +25,7 @@ impl Discard {
     fn is_over(&mut self, now: Instant) -> bool {
         let over = |asked: &mut Asked<VolumeAnswer>| asked.is_answered() || now >= self.late;
         let Some(asked) = self.asked.take_if(over) else { return false };
-        let removed = asked.wait(now, "a removal", |answer| match answer {
-            VolumeAnswer::Failed(failure) => Err(failure),
-            _ => Ok(()),
-        });
-        if let Err((rank, failure)) = removed {
+        if let Err((rank, failure)) = asked.wait(now, "a removal", followed) {
             tracing::warn!(target: "kvbm", %rank, %failure, "blocks not removed from the volume");
         }
         true
@@ -69,12 +66,8 @@ impl Leader {
             let blocks = part.iter().map(|block| (block.group, block.hash)).collect();
             // A link may answer from inside `send`.
             volume.discards.lock().0.push(Discard { blocks, asked: Some(asked), late: now + PATIENCE });
-            let command =
-                Command::Volume { token, volume: volume.descriptor.id, request: request(part.to_vec()) };
-            for (rank, failure) in self.broadcast(&command) {
-                // It has removed nothing and will not.
-                self.volumes.asks.answer(rank, token, VolumeAnswer::Failed(failure));
-            }
+            // What was not reached is told of when it is over, with whatever else failed.
+            let _unreached = self.send_about_volume(volume, token, request(part.to_vec()));
         }
         volume.tend_discards(now);
     }
@@ -82,51 +75,17 @@ impl Leader {
 
 #[cfg(all(test, feature = "worker"))]
 mod tests {
+    use super::super::silent::{self, VOLUME, block};
     use super::*;
-    use crate::config::{Blocks, ModelConfig};
-    use crate::worker::{LinkError, WorkerLink};
-    use crate::{KvBlockManager, Namespace, Owned};
-    use kvbm_plan::{Failure, FailureKind, NamespaceId, Rank, VolumeId, wire};
-    use parking_lot::Mutex;
-    use std::sync::Arc;
-
-    /// A worker that answers nothing: the tokens of the removals that it was told of.
-    struct Silent(Arc<Mutex<Vec<u64>>>);
-
-    impl WorkerLink for Silent {
-        fn send(&self, command: &[u8]) -> Result<(), LinkError> {
-            let command = wire::decode_command(command).expect("sound");
-            if let Command::Volume { token, request: VolumeRequest::Discard(_), .. } = command {
-                self.0.lock().push(token);
-            }
-            Ok(())
-        }
-    }
-
-    fn block() -> BlockIdentity {
-        BlockIdentity {
-            namespace: NamespaceId(0),
-            group: GroupId(0),
-            hash: SequenceHash::from_bytes([1; 16]),
-            parent: None,
-            position: 0,
-        }
-    }
+    use kvbm_plan::{Failure, FailureKind, Rank};
 
     #[test]
     fn what_is_removed_does_not_come_before_that_is_over_whatever_came_of_it() {
-        let tokens = Arc::<Mutex<Vec<_>>>::default();
-        let manager = KvBlockManager::<Owned>::builder()
-            .model(ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() })
-            .namespace(Namespace::new("test-model").weights("1"))
-            .device(Blocks(4))
-            .host(Blocks(4))
-            .volume("memory:")
-            .build_with_workers(|_, _, _| Box::new(Silent(Arc::clone(&tokens))))
-            .expect("a manager");
+        let (manager, heard) = silent::manager();
         let leader = &manager.leader;
-        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let volume = leader.volumes.get(VOLUME).expect("configured");
         let is_leaving = || volume.index.lock().is_leaving(block().group, block().hash);
+        let tokens = || heard.tokens(|request| matches!(request, VolumeRequest::Discard(_)));
         for answer in [Some(Ok(1)), Some(Err(FailureKind::Io)), None] {
             volume.index.lock().leave(&[block()]);
             leader.discard_on_volume(&volume, &[block()]);
@@ -137,7 +96,7 @@ mod tests {
                 Ok(removed) => VolumeAnswer::Removed(removed),
                 Err(kind) => VolumeAnswer::Failed(Failure::new(kind, "planted")),
             });
-            let token = *tokens.lock().last().expect("asked for");
+            let token = *tokens().last().expect("asked for");
             match answer {
                 Some(answer) => assert!(leader.volumes.asks.answer(Rank(0), token, answer)),
                 // Its process was replaced.
@@ -146,6 +105,6 @@ mod tests {
             volume.tend_discards(now);
             assert!(!is_leaving());
         }
-        assert_eq!(tokens.lock().len(), 3, "each once");
+        assert_eq!(tokens().len(), 3, "each once");
     }
 }

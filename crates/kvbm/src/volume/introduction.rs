@@ -1,9 +1,10 @@
 //! Ranks that started are told of every volume, again and again until they have opened it: a mount may come later than the process.
 
 use super::VolumeTier;
+use super::asking::followed;
 use crate::leader::Leader;
 use crate::leader::gather::Asked;
-use kvbm_plan::{Command, FailureKind, Rank, VolumeAnswer, VolumePlace, VolumeRequest};
+use kvbm_plan::{FailureKind, Rank, VolumeAnswer, VolumePlace, VolumeRequest};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -92,10 +93,7 @@ impl Leader {
             let over = introduction.asked.as_ref();
             let over = over.is_some_and(|asked| asked.is_answered() || now >= introduction.next);
             if over && let Some(asked) = introduction.asked.take() {
-                let opened = asked.wait(now, "that a volume is open", |answer| match answer {
-                    VolumeAnswer::Failed(failure) => Err(failure),
-                    _ => Ok(()),
-                });
+                let opened = asked.wait(now, "that a volume is open", followed);
                 let Err((_, failure)) = opened else { return false };
                 if failure.kind == FailureKind::Unsupported {
                     // It knows another one under this id, by its own configuration, or none at all: asking again changes nothing.
@@ -125,9 +123,7 @@ impl Leader {
         let count = due.len();
         for (rank, token) in due {
             let request = VolumeRequest::Register(VolumePlace::from(&tier.descriptor));
-            if let Err(failure) = self.send_to(rank, &Command::Volume { token, volume: id, request }) {
-                self.volumes.asks.answer(rank, token, VolumeAnswer::Failed(failure));
-            }
+            self.send_one_about_volume(rank, tier, token, request);
         }
         tier.introductions.sent(count);
     }

@@ -4,8 +4,7 @@ use super::VolumeTier;
 use crate::breaker::Verdict;
 use crate::leader::Leader;
 use kvbm_plan::{
-    BlockIdentity, Command, Failure, FailureKind, NamespaceId, SequenceHash, VolumeAnswer, VolumeId,
-    VolumeRequest,
+    BlockIdentity, Failure, FailureKind, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest,
 };
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
@@ -138,23 +137,13 @@ impl Leader {
         deadline: Instant,
     ) -> Result<Vec<bool>, Failure> {
         volume.asks();
-        let asked = self.volumes.asks.start(self.settings.ranks);
-        let command = Command::Volume {
-            token: asked.token,
-            volume: volume.descriptor.id,
-            request: VolumeRequest::Probe(blocks.to_vec()),
-        };
-        let unreached = self.broadcast(&command).into_iter().next();
-        let answers = match unreached {
-            Some((_, failure)) => Err(failure),
-            None => asked
-                .wait(deadline, "what a volume holds", |answer| match answer {
-                    VolumeAnswer::Present(found) => Ok(found),
-                    VolumeAnswer::Failed(failure) => Err(failure),
-                    VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
-                })
-                .map_err(|(_, failure)| failure),
-        };
+        let request = VolumeRequest::Probe(blocks.to_vec());
+        let answers =
+            self.ask_about_volume(volume, request, deadline, "what a volume holds", |answer| match answer {
+                VolumeAnswer::Present(found) => Ok(found),
+                VolumeAnswer::Failed(failure) => Err(failure),
+                VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
+            });
         let failed = answers
             .as_ref()
             .is_err_and(|failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline));
@@ -234,56 +223,31 @@ mod tests {
     #[cfg(feature = "worker")]
     #[test]
     fn what_is_removed_while_it_is_looked_for_is_not_found() {
-        use crate::config::{Blocks, ModelConfig};
-        use crate::worker::{LinkError, WorkerLink};
-        use crate::{KvBlockManager, Namespace, Owned};
-        use kvbm_plan::{GroupId, Rank, wire};
-        use parking_lot::Mutex;
-        use std::sync::Arc;
+        use super::super::silent::{self, VOLUME, block};
+        use kvbm_plan::Rank;
 
-        /// A worker that answers nothing: the tokens of what it was asked for.
-        struct Silent(Arc<Mutex<Vec<u64>>>);
-
-        impl WorkerLink for Silent {
-            fn send(&self, command: &[u8]) -> Result<(), LinkError> {
-                let command = wire::decode_command(command).expect("sound");
-                if let Command::Volume { token, request: VolumeRequest::Probe(_), .. } = command {
-                    self.0.lock().push(token);
-                }
-                Ok(())
-            }
-        }
-
-        let asked = Arc::<Mutex<Vec<u64>>>::default();
-        let manager = KvBlockManager::<Owned>::builder()
-            .model(ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() })
-            .namespace(Namespace::new("test-model").weights("1"))
-            .device(Blocks(4))
-            .host(Blocks(4))
-            .volume("memory:")
-            .build_with_workers(|_, _, _| Box::new(Silent(Arc::clone(&asked))))
-            .expect("a manager");
-        let (leader, group) = (&manager.leader, GroupId(0));
-        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
-        let hash = SequenceHash::from_bytes([1; 16]);
-        let block = BlockIdentity { namespace: NamespaceId(0), group, hash, parent: None, position: 0 };
+        let (manager, heard) = silent::manager();
+        let leader = &manager.leader;
+        let volume = leader.volumes.get(VOLUME).expect("configured");
+        let block = block();
+        let probes = || heard.tokens(|request| matches!(request, VolumeRequest::Probe(_)));
         for (at, removed) in [true, false].into_iter().enumerate() {
             let found = std::thread::scope(|scope| {
                 let looking = scope.spawn(|| leader.probe_chain(&volume, &[block]));
                 let until = Instant::now() + Duration::from_secs(60);
-                while asked.lock().len() <= at {
+                while probes().len() <= at {
                     assert!(Instant::now() < until, "it is asked for");
                     std::thread::yield_now();
                 }
                 if removed {
                     volume.index.lock().leave(&[block]);
-                    volume.index.lock().left(&[(group, hash)]);
+                    volume.index.lock().left(&[(block.group, block.hash)]);
                 }
-                let token = asked.lock()[at];
-                leader.volumes.asks.answer(Rank(0), token, VolumeAnswer::Present(vec![true]));
+                leader.volumes.asks.answer(Rank(0), probes()[at], VolumeAnswer::Present(vec![true]));
                 looking.join().expect("it ends")
             });
-            assert_eq!((found, volume.contains(group, hash)), (usize::from(!removed), !removed));
+            let known = volume.contains(block.group, block.hash);
+            assert_eq!((found, known), (usize::from(!removed), !removed));
         }
     }
 }

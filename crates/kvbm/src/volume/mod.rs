@@ -3,6 +3,7 @@
 //! A chain lies on one volume: its first block chooses one, and what continues it follows. So a look-up needs one volume to answer,
 //! and a volume that goes takes whole chains with it.
 
+mod asking;
 mod discards;
 mod hello;
 mod history;
@@ -17,6 +18,8 @@ mod reclaim;
 mod registration;
 mod removal;
 mod set;
+#[cfg(all(test, feature = "worker"))]
+mod silent;
 mod transfers;
 mod writes;
 

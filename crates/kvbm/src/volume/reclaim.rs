@@ -4,7 +4,7 @@
 use super::VolumeTier;
 use crate::leader::Leader;
 use crate::leader::gather::Asked;
-use kvbm_plan::{BlockIdentity, Command, Rank, StoredBlock, VolumeAnswer, VolumeRequest};
+use kvbm_plan::{BlockIdentity, Rank, StoredBlock, VolumeAnswer, VolumeRequest};
 use std::time::{Duration, Instant};
 
 /// Blocks that may be looked for at a time.
@@ -147,10 +147,7 @@ impl Leader {
         self.evicted_on_volume(volume, &outcome.strangers);
         self.yield_on_volume(volume, outcome.known);
         if let Some((token, after)) = ask {
-            let (volume, request) = (volume.descriptor.id, VolumeRequest::List(after));
-            if let Err(failure) = self.send_to(Rank(0), &Command::Volume { token, volume, request }) {
-                self.volumes.asks.answer(Rank(0), token, VolumeAnswer::Failed(failure));
-            }
+            self.send_one_about_volume(Rank(0), volume, token, VolumeRequest::List(after));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Volumes come and go while the manager runs.
 
+use super::asking::followed;
 use super::introduction::OPENING;
 use super::{VolumeTier, stored_bytes};
 use crate::leader::Leader;
@@ -7,8 +8,8 @@ use crate::leader::operation::expired;
 use crate::manager::{KvBlockManager, ONLY_GROUP};
 use crate::metrics::EvictReason;
 use kvbm_plan::{
-    BlockIdentity, Command, Failure, NamespaceId, Rank, SequenceHash, Tier, VolumeAnswer, VolumeDescriptor,
-    VolumeId, VolumePlace, VolumeRequest,
+    BlockIdentity, Failure, NamespaceId, Rank, SequenceHash, Tier, VolumeDescriptor, VolumeId, VolumePlace,
+    VolumeRequest,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -219,16 +220,7 @@ impl Leader {
     /// Has every rank do something about a volume, and waits for it. The first failure.
     fn order(&self, tier: &VolumeTier, request: VolumeRequest, patience: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + patience;
-        let asked = self.volumes.asks.start(self.settings.ranks);
-        let command = Command::Volume { token: asked.token, volume: tier.descriptor.id, request };
-        if let Some((_, failure)) = self.broadcast(&command).into_iter().next() {
-            return Err(failure);
-        }
-        let done = asked.wait(deadline, "an order about a volume", |answer| match answer {
-            VolumeAnswer::Failed(failure) => Err(failure),
-            _ => Ok(()),
-        });
-        done.map(drop).map_err(|(_, failure)| failure)
+        self.ask_about_volume(tier, request, deadline, "an order about a volume", followed).map(drop)
     }
 
     /// Whether every rank knows the volume and its store answers: it is asked for a block that nobody has.

@@ -5,12 +5,13 @@
 //! nothing can land any more: the last one ends it.
 
 use super::VolumeTier;
+use super::asking::followed;
 use super::index::Index;
 use super::writes::Landing;
 use crate::leader::Leader;
 use crate::leader::gather::Asked;
 use crate::metrics::EvictReason;
-use kvbm_plan::{BlockIdentity, Command, NamespaceId, Tier, VolumeAnswer, VolumeRequest};
+use kvbm_plan::{BlockIdentity, NamespaceId, Tier, VolumeAnswer, VolumeRequest};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -56,11 +57,7 @@ impl Purge {
         let Some((landing, asked)) = self.asked.take_if(|(_, asked)| asked.is_answered()) else {
             return false;
         };
-        let removed = asked.wait(now, "a removal", |answer| match answer {
-            VolumeAnswer::Failed(failure) => Err(failure),
-            _ => Ok(()),
-        });
-        match removed {
+        match asked.wait(now, "a removal", followed) {
             Ok(_) => {
                 self.done = Some(landing);
                 self.next = now;
@@ -178,11 +175,8 @@ impl Leader {
         // A link may answer from inside `send`.
         drop(purges);
         for (token, namespace) in due {
-            let request = VolumeRequest::Purge(namespace);
-            let command = Command::Volume { token, volume: volume.descriptor.id, request };
-            for (rank, failure) in self.broadcast(&command) {
-                self.volumes.asks.answer(rank, token, VolumeAnswer::Failed(failure));
-            }
+            // Tried again like any other failure.
+            let _unreached = self.send_about_volume(volume, token, VolumeRequest::Purge(namespace));
         }
     }
 

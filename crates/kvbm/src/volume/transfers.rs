@@ -218,55 +218,16 @@ impl Leader {
 
 #[cfg(all(test, feature = "worker"))]
 mod tests {
+    use super::super::silent::{self, VOLUME, block};
     use super::super::writes::Landing;
     use super::*;
-    use crate::config::{Blocks, ModelConfig};
-    use crate::worker::{LinkError, WorkerLink};
-    use crate::{KvBlockManager, Namespace, Owned};
-    use kvbm_plan::{Command, GroupId, NamespaceId, VolumeRequest, wire};
-    use parking_lot::Mutex;
-
-    /// A worker that answers nothing: the blocks that it was told to discard.
-    struct Silent(Arc<Mutex<Vec<BlockIdentity>>>);
-
-    impl WorkerLink for Silent {
-        fn send(&self, command: &[u8]) -> Result<(), LinkError> {
-            let command = wire::decode_command(command).expect("sound");
-            if let Command::Volume { request: VolumeRequest::DiscardDamaged(blocks), .. } = command {
-                self.0.lock().extend(blocks);
-            }
-            Ok(())
-        }
-    }
-
-    fn manager(discarded: &Arc<Mutex<Vec<BlockIdentity>>>) -> KvBlockManager<Owned> {
-        KvBlockManager::<Owned>::builder()
-            .model(ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() })
-            .namespace(Namespace::new("test-model").weights("1"))
-            .device(Blocks(4))
-            .host(Blocks(4))
-            .volume("memory:")
-            .build_with_workers(|_, _, _| Box::new(Silent(Arc::clone(discarded))))
-            .expect("a manager")
-    }
-
-    fn block() -> BlockIdentity {
-        BlockIdentity {
-            namespace: NamespaceId(0),
-            group: GroupId(0),
-            hash: SequenceHash::from_bytes([1; 16]),
-            parent: None,
-            position: 0,
-        }
-    }
 
     /// Mutation that makes it fail: `note_reads` takes the moment when it is called.
     #[test]
     fn what_was_read_before_it_was_removed_or_written_says_nothing() {
-        let discarded = Arc::default();
-        let manager = manager(&discarded);
+        let (manager, heard) = silent::manager();
         let leader = &manager.leader;
-        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let volume = leader.volumes.get(VOLUME).expect("configured");
         let identity = block();
         let contains = || volume.contains(identity.group, identity.hash);
         let step = Move { identity, from: Tier::G4, src: BlockId(0), dst: BlockId(0) };
@@ -286,7 +247,7 @@ mod tests {
             let failure = Failure::new(kind, "planted");
             leader.note_reads(&volume, &[step], &[Some(failure)], since);
         }
-        assert!(contains() && discarded.lock().is_empty());
+        assert!(contains() && heard.damaged().is_empty());
         let failure = Failure::new(FailureKind::Missing, "planted");
         leader.note_reads(&volume, &[step], &[Some(failure)], volume.now());
         assert!(!contains());
@@ -295,10 +256,9 @@ mod tests {
     /// Mutation that makes it fail: `complete_on_volume` gives every failure until then.
     #[test]
     fn what_found_no_room_or_no_parent_does_not_land_later() {
-        let discarded = Arc::default();
-        let manager = manager(&discarded);
+        let (manager, _) = silent::manager();
         let leader = &manager.leader;
-        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let volume = leader.volumes.get(VOLUME).expect("configured");
         let identity = block();
         let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
         let kinds = [FailureKind::Full, FailureKind::Predecessor, FailureKind::Io];
@@ -313,10 +273,9 @@ mod tests {
     /// Mutation that makes it fail: every damaged block is discarded, whatever `Index::remove` says.
     #[test]
     fn a_damaged_block_that_several_reads_found_is_discarded_once() {
-        let discarded = Arc::default();
-        let manager = manager(&discarded);
+        let (manager, heard) = silent::manager();
         let leader = &manager.leader;
-        let volume = leader.volumes.get(VolumeId(0)).expect("configured");
+        let volume = leader.volumes.get(VOLUME).expect("configured");
         let identity = block();
         let since = volume.now();
         volume.index.lock().learn(&identity, true, since);
@@ -325,7 +284,7 @@ mod tests {
             let failure = Failure::new(FailureKind::Corrupt, "planted");
             leader.note_reads(&volume, &[step], &[Some(failure)], since);
         }
-        assert_eq!(*discarded.lock(), [identity]);
+        assert_eq!(heard.damaged(), [identity]);
         assert_eq!(volume.index.lock().begin(&identity), Admission::Leaving, "not confirmed");
         // It is not written now, nor is what continues it, and not because the volume is down.
         let mut targets = Targets::new(&leader.volumes);
