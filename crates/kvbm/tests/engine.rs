@@ -181,7 +181,7 @@ fn a_block_that_is_being_written_is_neither_read_nor_written_again() {
     ranks.done(0, &detached);
     manager.before_reuse(&ids([5, 6]), soon()).unwrap();
     let onboarding = manager.onboard(manager.match_prefix(&tokens), &ids([6, 7])).unwrap();
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     assert_eq!(onboarding.wait().unwrap(), 2);
 }
 

@@ -124,7 +124,7 @@ fn invariant_1_an_answer_given_twice_does_not_stand_for_another_rank() {
     assert!(!onboarding.is_done());
     assert_eq!(g1_blocks(&manager, &sequence), 0);
     assert_eq!(manager.metrics().ignored_reports.get(), 2);
-    ranks.done(1, &ranks.next_plan(1));
+    ranks.execute(1);
     assert_eq!(onboarding.wait().unwrap().len(), 4);
     ranks.done(1, &plan);
     assert_eq!(manager.metrics().ignored_reports.get(), 3, "late ones change nothing");
@@ -150,7 +150,7 @@ fn invariant_1_an_answer_about_other_blocks_fails_them_all() {
     for blocks in [0, 3, 5] {
         let (ranks, manager, sequence) = lower_prefix(|_| ());
         let onboarding = manager.onboard(manager.match_prefix(&sequence));
-        ranks.done(0, &ranks.next_plan(0));
+        ranks.execute(0);
         let plan = ranks.next_plan(1);
         let outcomes = vec![BlockOutcome::Done { checksum: 1 }; blocks];
         ranks.send(1, &Message::Transfer(Ranks::report(1, &plan, outcomes)));
@@ -204,7 +204,7 @@ fn invariant_1_an_offload_that_fails_on_one_rank_is_not_found_below() {
     let blocks = fill(&manager, &sequence, 0);
     ranks.set_all(Mode::Hold);
     manager.offload(&blocks, Tier::G2).unwrap();
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     ranks.fail(1, &ranks.next_plan(1), 1, FailureKind::Device);
     assert!(manager.wait_offloads(soon()));
     let copied: Vec<_> = manager.look_up(&sequence).iter().map(|tiers| tiers.contains(Tier::G2)).collect();
@@ -216,7 +216,7 @@ fn invariant_1_an_offload_that_fails_on_one_rank_is_not_found_below() {
 fn invariant_1_a_rank_with_a_bad_copy_condemns_the_slot_on_all() {
     let (ranks, manager, sequence) = lower_prefix(|_| ());
     let onboarding = manager.onboard(manager.match_prefix(&sequence));
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     ranks.fail(1, &ranks.next_plan(1), 1, FailureKind::Corrupt);
     let error = onboard_error(onboarding.wait());
     assert_eq!(error.arrived.len(), 1);
@@ -282,7 +282,7 @@ fn invariant_1_a_rank_that_is_given_up_gives_every_slot_back_and_registers_nothi
 
     ranks.set_all(Mode::Answer);
     while ranks.held(0) > 0 {
-        ranks.done(0, &ranks.next_plan(0));
+        ranks.execute(0);
     }
     assert!(manager.wait_offloads(soon()), "what was queued fails at once");
     assert!(manager.look_up(&fresh).iter().all(|tiers| !tiers.contains(Tier::G2)));
@@ -406,7 +406,7 @@ fn what_was_sent_to_the_new_worker_is_not_answered_for() {
         lower_prefix(|config| config.transfer.deadline = Duration::from_millis(50));
     ranks.start(1);
     drop(manager.onboard(manager.match_prefix(&sequence)));
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     ranks.start(1);
     let computed = fill(&manager, &sequence, 0);
     let news = [ranks.next_plan(0), ranks.next_plan(1), ranks.next_plan(1)];
@@ -428,7 +428,7 @@ fn a_loss_that_is_told_after_the_restart_holds_until_the_next_start() {
     let (ranks, manager, sequence) = lower_prefix(|_| ());
     ranks.start(1);
     let onboarding = manager.onboard(manager.match_prefix(&sequence));
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     ranks.start(1);
     // A supervisor that starts the worker first and tells of the loss afterwards: the rank is out until a start is told again.
     assert_eq!(manager.rank_lost(Rank(1)), 1);

@@ -181,7 +181,7 @@ fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
     manager.offload(&blocks, Tier::G2).unwrap();
     ranks.set_all(Mode::Hold);
     manager.offload(&fill(&manager, &tokens(&manager, 2, 1), 0), Tier::G2).unwrap();
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     let down = ranks.next_plan(0);
     assert_eq!(down.dst, kvbm::plan::Endpoint::Local(Tier::G3));
     manager.forget(manager.namespace());
@@ -206,17 +206,12 @@ fn a_rank_that_cannot_be_told_that_what_was_on_its_way_is_forgotten_is_told_when
         let blocks = fill(&manager, &tokens(&manager, 1, 2), 0);
         ranks.set_all(Mode::Hold);
         manager.offload(&blocks, Tier::G2).unwrap();
-        let answer = |rank| {
-            let plan = ranks.next_plan(rank);
-            ranks.done(rank, &plan);
-            plan
-        };
-        answer(0);
-        answer(1);
+        ranks.execute(0);
+        ranks.execute(1);
         manager.forget(manager.namespace());
-        answer(1);
+        ranks.execute(1);
         ranks.set(1, mode);
-        let down = answer(0);
+        let down = ranks.execute(0);
         assert!(manager.wait_offloads(soon()));
         let slots: Vec<_> = down.blocks.iter().map(|block| block.dst).collect();
         let release = Command::Release { tier: Tier::G3, blocks: slots };
@@ -246,16 +241,15 @@ fn released_and_written_again(ranks: &Ranks) -> (kvbm::KvBlockManager<kvbm::Owne
         let blocks = fill(&manager, &tokens(&manager, start, 2), 0);
         manager.offload(&blocks, Tier::G2).unwrap();
         for rank in [0, 1] {
-            ranks.done(rank, &ranks.next_plan(rank));
+            ranks.execute(rank);
         }
-        let down = ranks.next_plan(0);
-        ranks.done(0, &down);
+        let down = ranks.execute(0);
         if forget {
             // Durable at once, with all that was released before; what is on its way is released later.
             ranks.set_all(Mode::Answer);
             manager.forget(manager.namespace());
         }
-        ranks.done(1, &ranks.next_plan(1));
+        ranks.execute(1);
         assert!(manager.wait_offloads(soon()));
         down
     };
@@ -361,9 +355,8 @@ fn what_is_released_while_the_disks_are_flushed_at_the_end_is_flushed_too() {
     let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
     ranks.set_all(Mode::Hold);
     manager.offload(&fill(&manager, &tokens(&manager, 1, 2), 0), Tier::G2).unwrap();
-    ranks.done(0, &ranks.next_plan(0));
-    let down = ranks.next_plan(0);
-    ranks.done(0, &down);
+    ranks.execute(0);
+    let down = ranks.execute(0);
     assert!(manager.wait_offloads(soon()));
     ranks.set_all(Mode::Silent);
     let report = std::thread::scope(|threads| {

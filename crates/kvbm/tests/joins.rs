@@ -109,7 +109,7 @@ fn an_onboard_is_a_future_that_is_woken_when_it_can_go_on() {
     ranks.fail(0, &cancelled, 0, FailureKind::Cancelled);
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
     assert!(onboarding.as_mut().poll(&mut context).is_pending(), "it starts again");
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     assert_eq!(count.0.load(Ordering::SeqCst), 2);
     match onboarding.as_mut().poll(&mut context) {
         Poll::Ready(Ok(cached)) => assert_eq!(cached.len(), 4),

@@ -199,7 +199,7 @@ fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
     assert_eq!(tried.count(Tier::G3), 4);
     let onboarding = manager.onboard(tried);
     assert_eq!(manager.match_prefix(&others[2]).len(), 0);
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     assert_eq!(onboarding.wait().unwrap().len(), 4);
     assert!(!manager.status().disk_down);
     assert!(manager.metrics().encode().contains("kvbm_disk_down 0"));

@@ -47,8 +47,8 @@ fn invariant_6_a_manager_may_go_with_transfers_in_flight() {
         ranks.done(0, &onboard);
         assert!(!onboarding.is_done(), "rank 1 owes its answer");
         drop(onboarding);
-        ranks.done(1, &ranks.next_plan(1));
-        ranks.done(1, &ranks.next_plan(1));
+        ranks.execute(1);
+        ranks.execute(1);
         drop(other);
     });
 }
@@ -143,7 +143,7 @@ fn a_flush_does_not_wait_for_offloads_that_begin_meanwhile() {
                     break;
                 }
                 register(start);
-                ranks.done(0, &ranks.next_plan(0));
+                ranks.execute(0);
             }
         });
         let report = manager.flush(Duration::from_secs(60));
@@ -152,7 +152,7 @@ fn a_flush_does_not_wait_for_offloads_that_begin_meanwhile() {
     });
     assert_eq!(ranks.held(0), 1);
     assert!(!manager.wait_offloads(Instant::now()));
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     assert!(manager.wait_offloads(soon()));
 }
 
@@ -204,8 +204,7 @@ fn a_shutdown_report_says_what_was_not_saved() {
     let refuse_disk = {
         let ranks = ranks.clone();
         std::thread::spawn(move || {
-            let down = ranks.next_plan(0);
-            ranks.done(0, &down);
+            ranks.execute(0);
             let to_disk = ranks.next_plan(0);
             ranks.fail(0, &to_disk, 6, FailureKind::Io);
         })
@@ -238,7 +237,7 @@ fn after_a_shutdown_nothing_starts() {
     assert!(!report.drained && manager.status().shut_down);
     assert_eq!(manager.metrics().path(Path::G1_G2).dropped(DropReason::ShuttingDown).get(), 2);
     for _ in 0..8 {
-        ranks.done(0, &ranks.next_plan(0));
+        ranks.execute(0);
     }
     assert!(manager.wait_offloads(soon()));
     assert_eq!(ranks.held(0), 0, "what waited was let go");

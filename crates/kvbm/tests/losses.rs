@@ -251,13 +251,8 @@ fn slots_that_a_worker_finds_out_of_use_when_it_starts_again_are_so_for_all() {
     // One that something is on its way to goes out of use when that is over.
     ranks.set_all(Mode::Hold);
     drop(fill(&manager, &tokens(&manager, 2, 1), 0));
-    let answer = |rank| {
-        let plan = ranks.next_plan(rank);
-        ranks.done(rank, &plan);
-        plan
-    };
-    answer(0);
-    answer(1);
+    ranks.execute(0);
+    ranks.execute(1);
     let down = [ranks.next_plan(0), ranks.next_plan(1)];
     let slot = down[0].blocks[0].dst;
     ranks.send(1, &recovered(&[slot.0]));

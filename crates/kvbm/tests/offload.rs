@@ -162,7 +162,7 @@ fn a_full_queue_lets_the_oldest_of_equal_worth_go_and_counts_them() {
     assert_eq!(manager.metrics().sync_offloads.get(), 0);
     ranks.set_all(Mode::Answer);
     for _ in 0..8 {
-        ranks.done(0, &ranks.next_plan(0));
+        ranks.execute(0);
     }
     assert!(manager.wait_offloads(soon()));
     let copied = all.iter().map(|sequence| on(&manager, sequence, Tier::G2)).sum::<usize>();
@@ -241,7 +241,7 @@ fn a_burst_onto_a_disk_that_stalls_keeps_what_will_be_used_again() {
     assert_eq!(given_up, u64::from(BURST) - (backlog.queued_blocks + backlog.running_blocks) as u64);
     ranks.set_all(Mode::Answer);
     while ranks.held(0) > 0 {
-        ranks.done(0, &ranks.next_plan(0));
+        ranks.execute(0);
     }
     assert!(manager.wait_offloads(soon()));
     let stored = all.iter().filter(|sequence| on(&manager, sequence, Tier::G3) == 1).count();
@@ -324,7 +324,7 @@ fn a_link_that_dies_under_a_long_queue_empties_it() {
     }
     ranks.set_all(Mode::Dead);
     for _ in 0..8 {
-        ranks.done(0, &ranks.next_plan(0));
+        ranks.execute(0);
     }
     assert!(manager.wait_offloads(soon()));
     assert_eq!(dropped(&manager, Path::G1_G2, DropReason::Failed), 2000 - 8);

@@ -125,7 +125,7 @@ fn a_park_that_stalls_gives_its_blocks_back_when_it_is_over() {
     assert!(rejected.to_string().contains("deadline"), "{rejected}");
     let tiers = manager.status().tiers;
     assert_eq!((tiers[0].held, tiers[1].held), (2, 2));
-    ranks.done(0, &ranks.next_plan(0));
+    ranks.execute(0);
     let tiers = manager.status().tiers;
     assert_eq!((tiers[0].free, tiers[1].free), (8, 8));
 }

@@ -181,6 +181,13 @@ impl Ranks {
         self.send(rank, &Message::Transfer(Self::report(rank, plan, blocks)));
     }
 
+    /// `rank` executes the next plan that it holds.
+    pub fn execute(&self, rank: usize) -> TransferPlan {
+        let plan = self.next_plan(rank);
+        self.done(rank, &plan);
+        plan
+    }
+
     /// Reports that block `bad` failed and the others arrived.
     pub fn fail(&self, rank: usize, plan: &TransferPlan, bad: usize, kind: FailureKind) {
         let outcome = |at| {
