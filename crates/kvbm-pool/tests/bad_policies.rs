@@ -5,8 +5,8 @@
 
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockMemory, BlockUse, ConfigError, Duplicates, EvictionPolicy, G1, Numbers, Registry,
-    RegistryConfig, RequestPart, SlotSet,
+    BlockChain, BlockMemory, ConfigError, Duplicates, EvictionPolicy, G1, Numbers, Registry, RegistryConfig,
+    SlotSet,
 };
 use std::collections::BTreeSet;
 
@@ -41,18 +41,6 @@ impl EvictionPolicy for Wrong {
     fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
         Some((0..parts + self.more).map(|_| Self::boxed(self.answer, 0)).collect())
     }
-
-    fn begin(&mut self, _: Option<BlockMemory>, _: RequestPart, _: usize) {}
-
-    fn registered(&mut self, _: &BlockUse) -> BlockMemory {
-        BlockMemory::default()
-    }
-
-    fn used(&mut self, _: &BlockUse, memory: BlockMemory) -> BlockMemory {
-        memory
-    }
-
-    fn forgotten(&mut self, _: u64, _: BlockMemory) {}
 
     fn evictable(&mut self, _: SlotSet, slot: u32, _: BlockMemory, _: u8, _: &mut Numbers<'_>) {
         self.told.insert(slot);

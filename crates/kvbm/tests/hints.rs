@@ -5,7 +5,7 @@ mod support;
 
 use kvbm::config::Blocks;
 use kvbm::metrics::EvictReason;
-use kvbm::pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart, SlotSet};
+use kvbm::pool::{BlockMemory, EvictionPolicy, Numbers, SlotSet};
 use kvbm::{BlockMetadata, KvBlockManager, Owned, PinError, Places, Tier, TierMask};
 use std::collections::BTreeSet;
 use support::{books, fill, soon, tokens};
@@ -58,18 +58,6 @@ fn a_block_of_priority_outlives_others_on_every_tier() {
 struct Lowest([BTreeSet<u32>; 3]);
 
 impl EvictionPolicy for Lowest {
-    fn begin(&mut self, _before: Option<BlockMemory>, _part: RequestPart, _blocks: usize) {}
-
-    fn registered(&mut self, _block: &BlockUse) -> BlockMemory {
-        BlockMemory::default()
-    }
-
-    fn used(&mut self, _block: &BlockUse, memory: BlockMemory) -> BlockMemory {
-        memory
-    }
-
-    fn forgotten(&mut self, _tag: u64, _memory: BlockMemory) {}
-
     fn evictable(
         &mut self,
         set: SlotSet,

@@ -139,7 +139,8 @@ impl Numbers<'_> {
 /// Chooses victims on all tiers of one registry.
 ///
 /// Every method runs under a lock of the registry: it must be short, must not wait and must not call the registry. A
-/// request is `begin`, then `registered` or `used` for each of its blocks.
+/// request is `begin`, then `registered` or `used` for each of its blocks. A policy that keeps nothing of blocks answers only what is said
+/// of slots.
 ///
 /// A registry of several shards has a part of the policy for each ([`split`](Self::split)), under the shard's lock. What is said of a slot
 /// (`evictable`, `kept`, `emptied`, `touched`, `victims`, `has_victim`) is said to the part of the shard that the slot's block belongs
@@ -154,7 +155,9 @@ pub trait EvictionPolicy: Send {
 
     /// Blocks of a request come: those that are there (`used`) or those that are new (`registered`). `before` is what is
     /// kept of the last block there of the former, or of the block before the first of the latter.
-    fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize);
+    fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
+        let _ = (before, part, blocks);
+    }
 
     /// The request that began in another part goes on in this one: `before` is as there.
     fn goes_on(&mut self, before: Option<BlockMemory>) {
@@ -168,10 +171,16 @@ pub trait EvictionPolicy: Send {
     }
 
     /// A block comes that was on no tier: what to keep of it.
-    fn registered(&mut self, block: &BlockUse) -> BlockMemory;
+    fn registered(&mut self, block: &BlockUse) -> BlockMemory {
+        let _ = block;
+        BlockMemory::default()
+    }
 
     /// A block that is on some tier is used again: what to keep of it from now on.
-    fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory;
+    fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory {
+        let _ = block;
+        memory
+    }
 
     /// The caller says that nothing will continue the block's branch, and that the block belongs to no other.
     fn ended(&mut self, tag: u64, memory: BlockMemory) -> BlockMemory {
@@ -187,7 +196,9 @@ pub trait EvictionPolicy: Send {
     }
 
     /// The last copy of a block was evicted.
-    fn forgotten(&mut self, tag: u64, memory: BlockMemory);
+    fn forgotten(&mut self, tag: u64, memory: BlockMemory) {
+        let _ = (tag, memory);
+    }
 
     /// `slot` of `set` may be evicted from now on; or it may already, and what is kept of its block has changed.
     /// `priority` is that of its [`BlockMetadata`](crate::BlockMetadata).

@@ -7,7 +7,7 @@
 //! A slot that is not evictable when it comes up leaves its queue; it comes back at the old end when it is evictable again.
 
 use super::hazard::history::History;
-use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, RequestPart, Sets, SlotSet, spares};
+use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, Sets, SlotSet, spares};
 use crate::tier::TIERS;
 use std::collections::VecDeque;
 
@@ -159,8 +159,6 @@ impl S3Fifo {
 }
 
 impl EvictionPolicy for S3Fifo {
-    fn begin(&mut self, _before: Option<BlockMemory>, _part: RequestPart, _blocks: usize) {}
-
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
         let remembered = self.history.take(block.tag).is_some();
         BlockMemory { time: 0, class: if remembered { REMEMBERED } else { 0 } }

@@ -1,6 +1,6 @@
 //! A policy that evicts at random and can be watched: what it is told must be what the model knows.
 
-use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart, SlotSet};
+use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, SlotSet};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -47,8 +47,6 @@ impl EvictionPolicy for Spy {
         let part = |number| Self::new(Arc::clone(&self.seen), self.random ^ number);
         Some((0..parts as u64).map(|number| Box::new(part(number)) as Box<dyn EvictionPolicy>).collect())
     }
-
-    fn begin(&mut self, _before: Option<BlockMemory>, _part: RequestPart, _blocks: usize) {}
 
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
         mark(block.tag)

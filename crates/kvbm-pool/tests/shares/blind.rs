@@ -1,6 +1,6 @@
 //! A policy of a user's that goes by anything but whose the blocks are.
 
-use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart, SlotSet};
+use kvbm_pool::{BlockMemory, EvictionPolicy, Numbers, SlotSet};
 use std::collections::BTreeSet;
 
 #[derive(Default)]
@@ -9,18 +9,6 @@ pub(crate) struct Blind {
 }
 
 impl EvictionPolicy for Blind {
-    fn begin(&mut self, _before: Option<BlockMemory>, _part: RequestPart, _blocks: usize) {}
-
-    fn registered(&mut self, _block: &BlockUse) -> BlockMemory {
-        BlockMemory::default()
-    }
-
-    fn used(&mut self, _block: &BlockUse, memory: BlockMemory) -> BlockMemory {
-        memory
-    }
-
-    fn forgotten(&mut self, _tag: u64, _memory: BlockMemory) {}
-
     fn evictable(
         &mut self,
         set: SlotSet,
