@@ -24,16 +24,15 @@ pub(crate) fn sharded(policy: PolicyKind, capacity: [u32; 3], seed: u64, shards:
 /// What an engine says at the end of request `index`, if it says anything.
 pub(crate) type EndHint<'a> = &'a dyn Fn(usize) -> bool;
 
-/// Share of the blocks whose whole prefix was there.
-pub(crate) fn hit_ratio(requests: &[Vec<u64>], registry: &Registry, ends: EndHint<'_>) -> f64 {
+/// Of every request, the blocks whose whole prefix was there.
+pub(crate) fn hits(requests: &[Vec<u64>], registry: &Registry, ends: EndHint<'_>) -> Vec<usize> {
     let pool = registry.pool::<G1>();
     let capacity = registry.capacity(Tier::G1) as usize;
-    let (mut hits, mut blocks) = (0, 0);
+    let mut hits = Vec::new();
     for (index, request) in requests.iter().enumerate() {
-        blocks += request.len();
         let chain: Vec<SequenceHash> = request.iter().take(capacity).map(|&id| hash(id)).collect();
         let prefix = registry.match_prefix(GROUP, &chain);
-        hits += prefix.len();
+        hits.push(prefix.len());
         registry.touch(GROUP, &chain);
         let fresh = pool.get_mutable_blocks(chain.len() - prefix.len()).unwrap();
         if !fresh.is_empty() {
@@ -46,5 +45,12 @@ pub(crate) fn hit_ratio(requests: &[Vec<u64>], registry: &Registry, ends: EndHin
             registry.branch_ends(GROUP, &chain);
         }
     }
-    hits as f64 / blocks as f64
+    assert_eq!(registry.occupancy(Tier::G1).active, 0);
+    hits
+}
+
+/// Share of all blocks that were hits.
+pub(crate) fn hit_ratio(requests: &[Vec<u64>], registry: &Registry, ends: EndHint<'_>) -> f64 {
+    let blocks: usize = requests.iter().map(Vec::len).sum();
+    hits(requests, registry, ends).iter().sum::<usize>() as f64 / blocks as f64
 }
