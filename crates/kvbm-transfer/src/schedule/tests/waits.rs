@@ -1,0 +1,134 @@
+//! What plans wait for, and what ends their waiting.
+
+use super::*;
+
+#[test]
+fn gates_hold_back_one_plan_and_no_other() {
+    let mut bench = Bench::new();
+    bench.submit(TransferPlan { gate: Gate::Iteration(5), ..on(1) });
+    bench.submit(TransferPlan { gate: Gate::Layer { iteration: 5, layer: 1 }, ..on(2) });
+    bench.submit(on(3));
+    assert_eq!(bench.run(Path::G1_G2), [3]);
+    bench.state.advance(5, Some(0));
+    assert_eq!(bench.run(Path::G1_G2), []);
+    bench.state.advance(5, Some(1));
+    assert_eq!(bench.run(Path::G1_G2), [2]);
+    bench.state.advance(5, None);
+    assert_eq!(bench.run(Path::G1_G2), [1]);
+    bench.submit(TransferPlan { gate: Gate::Iteration(5), ..on(4) });
+    assert_eq!(bench.run(Path::G1_G2), [4], "an open gate stays open");
+}
+
+#[test]
+fn device_events_gate_plans_whichever_comes_first() {
+    let mut bench = Bench::new();
+    bench.submit(TransferPlan { gate: Gate::DeviceEvent(1), ..on(1) });
+    let first = bench.state.register_event(1, bench.now);
+    let second = bench.state.register_event(2, bench.now);
+    bench.submit(TransferPlan { gate: Gate::DeviceEvent(2), ..on(2) });
+    assert_eq!(bench.run(Path::G1_G2), []);
+    bench.state.event_over(1, first, Ok(()), bench.now);
+    assert_eq!(bench.run(Path::G1_G2), [1]);
+    bench.state.event_over(2, second, Err("kernel fault".into()), bench.now);
+    bench.collect();
+    assert_eq!(bench.failed_with(2), FailureKind::Device);
+    bench.submit(TransferPlan { gate: Gate::DeviceEvent(2), ..on(3) });
+    assert_eq!(bench.failed_with(3), FailureKind::Device);
+}
+
+#[test]
+fn predecessors_are_waited_for_and_their_failure_is_inherited() {
+    let mut bench = Bench::new();
+    bench.submit(TransferPlan { gate: Gate::Iteration(1), ..on(1) });
+    bench.submit(TransferPlan { after: vec![PlanId(1), PlanId(1)], ..plan(2, Path::G2_G1, 1) });
+    bench.submit(TransferPlan { after: vec![PlanId(1), PlanId(2)], ..plan(3, Path::G2_G3, 1) });
+    assert_eq!(bench.run(Path::G2_G1), []);
+    bench.state.advance(1, None);
+    assert_eq!(bench.run(Path::G1_G2), [1]);
+    assert_eq!(bench.run(Path::G2_G3), []);
+    assert_eq!(bench.run(Path::G2_G1), [2]);
+    assert_eq!(bench.run(Path::G2_G3), [3]);
+    bench.submit(TransferPlan { gate: Gate::Iteration(9), ..on(4) });
+    bench.submit(TransferPlan { after: vec![PlanId(4)], ..on(5) });
+    bench.submit(TransferPlan { after: vec![PlanId(5), PlanId(3)], ..on(6) });
+    bench.state.cancel(PlanId(4), bench.now);
+    bench.collect();
+    assert_eq!(bench.failed_with(4), FailureKind::Cancelled);
+    assert_eq!(bench.failed_with(6), FailureKind::Predecessor);
+    for (id, before) in [(7, 4), (8, 999), (9, 9)] {
+        bench.submit(TransferPlan { after: vec![PlanId(before)], ..on(id) });
+        assert_eq!(bench.failed_with(id), FailureKind::Predecessor, "plan {id}");
+    }
+    assert_eq!(bench.state.live_plans(), 0);
+}
+
+#[test]
+fn a_chain_of_any_length_falls_without_recursion() {
+    let mut bench = Bench::with_queue(PathLimits { plans: 200_000, blocks: 1 << 20 });
+    bench.submit(TransferPlan { gate: Gate::Iteration(1), ..plan(1, Path::G1_G2, 1) });
+    for id in 2..50_000 {
+        bench.submit(TransferPlan { after: vec![PlanId(id - 1)], ..plan(id, Path::G1_G2, 1) });
+    }
+    bench.state.cancel(PlanId(1), bench.now);
+    bench.collect();
+    assert_eq!(bench.failed_with(49_999), FailureKind::Predecessor);
+    assert_eq!(bench.state.live_plans(), 0);
+}
+
+#[test]
+fn a_budget_ends_waiting_for_anything() {
+    let mut bench = Bench::new();
+    bench.submit(TransferPlan { budget_ms: 10, gate: Gate::Iteration(1), ..on(1) });
+    bench.submit(TransferPlan { budget_ms: 10, ..on(2) });
+    bench.submit(TransferPlan { budget_ms: 20, ..plan(3, Path::G1_G2, 3) });
+    bench.submit(TransferPlan { gate: Gate::Iteration(1), ..on(4) });
+    bench.later(9);
+    assert!(bench.reports.is_empty());
+    bench.later(1);
+    assert_eq!((bench.failed_with(1), bench.failed_with(2)), (FailureKind::Deadline, FailureKind::Deadline));
+    assert_eq!(bench.take(Path::G1_G2, 1), Some((3, vec![0])));
+    bench.now += Duration::from_millis(10);
+    assert_eq!(bench.take(Path::G1_G2, 1), None, "no copy starts after the deadline");
+    bench.done(3, &[0]);
+    assert_eq!(bench.kinds(3), [None, Some(FailureKind::Deadline), Some(FailureKind::Deadline)]);
+    bench.later(1 << 40);
+    assert_eq!(bench.state.live_plans(), 1, "no budget, no deadline");
+}
+
+#[test]
+fn cancelling_drops_queued_plans_and_leaves_started_ones() {
+    let mut bench = Bench::new();
+    bench.submit(on(1));
+    bench.submit(on(2));
+    assert_eq!(bench.take(Path::G1_G2, 1), Some((1, vec![0])));
+    for id in [1, 2, 77] {
+        bench.state.cancel(PlanId(id), bench.now);
+    }
+    bench.collect();
+    assert_eq!(bench.failed_with(2), FailureKind::Cancelled);
+    assert_eq!(bench.take(Path::G1_G2, 1), Some((1, vec![1])));
+    bench.done(1, &[0, 1]);
+    assert_eq!(bench.kinds(1), [None, None]);
+    bench.state.cancel(PlanId(1), bench.now);
+    bench.collect();
+    assert_eq!(bench.kinds(1), [None, None]);
+}
+
+#[test]
+fn closing_fails_what_is_queued_and_lets_started_plans_end() {
+    let mut bench = Bench::new();
+    bench.submit(on(1));
+    bench.submit(on(2));
+    bench.submit(TransferPlan { gate: Gate::Iteration(3), ..on(3) });
+    assert_eq!(bench.take(Path::G1_G2, 1), Some((1, vec![0])));
+    bench.state.close(bench.now);
+    bench.collect();
+    assert_eq!(
+        (bench.failed_with(2), bench.failed_with(3)),
+        (FailureKind::ShuttingDown, FailureKind::ShuttingDown)
+    );
+    assert!(matches!(bench.refused(on(4)), SubmitError::ShuttingDown));
+    assert_eq!(bench.take(Path::G1_G2, 9), Some((1, vec![1])));
+    bench.done(1, &[0, 1]);
+    assert_eq!(bench.kinds(1), [None, None]);
+}
