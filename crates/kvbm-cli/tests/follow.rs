@@ -18,9 +18,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long nothing takes that ends at all.
+const HANG: Duration = Duration::from_secs(300);
 
 /// A process that ends with the test.
 struct Running(Child);
@@ -59,21 +62,35 @@ impl Running {
         lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap())
     }
 
-    /// As Ctrl-C does.
-    fn interrupt(&self) {
-        let kill = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap();
-        assert!(kill.success());
+    /// As a service manager does. Ctrl-C says the same, but whoever started the tests may have them ignore it, and what they start too.
+    fn terminate(&self) {
+        assert!(Command::new("kill").arg(self.0.id().to_string()).status().unwrap().success());
     }
 
     /// The exit status, and what it printed.
     fn end(mut self) -> (Option<i32>, String, String) {
-        let (mut out, mut err) = (String::new(), String::new());
-        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-        if let Some(mut stderr) = self.0.stderr.take() {
-            stderr.read_to_string(&mut err).unwrap();
-        }
-        (self.0.wait().unwrap().code(), out, err)
+        let (out, err) = (all_of(self.0.stdout.take()), all_of(self.0.stderr.take()));
+        let deadline = Instant::now() + HANG;
+        let status = loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "process {} does not end", self.0.id());
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        (status.code(), out.join().unwrap(), err.join().unwrap())
     }
+}
+
+/// What comes out of a pipe until its end, read meanwhile: a full pipe would hold up who writes. Nothing of one that somebody else reads.
+fn all_of(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        if let Some(mut pipe) = pipe {
+            pipe.read_to_string(&mut text).unwrap();
+        }
+        text
+    })
 }
 
 /// What a publisher in `dir` is reached by: no port that somebody else may have taken meanwhile.
@@ -139,8 +156,8 @@ fn tail_and_index_of_a_replay_over_zmq() {
     assert_eq!(status, Some(0), "{err}");
     assert!(serde_json::from_str::<Value>(&out).unwrap()["events_per_s"].is_f64(), "{out}");
 
-    // Ctrl-C ends it cleanly.
-    index.interrupt();
+    // A signal ends it cleanly.
+    index.terminate();
     assert_eq!(index.end().0, Some(0));
 }
 
