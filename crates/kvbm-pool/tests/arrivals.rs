@@ -7,7 +7,7 @@ mod world;
 
 use kvbm_plan::{SequenceHash, Tier};
 use kvbm_pool::{
-    AnyArrivals, Arrival, Completion, Duplicates, G1, G2, PolicyKind, Quarantine, Refusal, TierMask,
+    AnyArrivals, Arrival, Completion, Duplicates, G2, PolicyKind, Quarantine, Refusal, TierMask,
 };
 use world::{GROUP, World, hashes, identities};
 
@@ -28,14 +28,6 @@ fn begin(world: &World, chain: &[SequenceHash], from: usize) -> AnyArrivals {
 
 fn is_copied(world: &World, hash: SequenceHash) -> bool {
     world.registry.tiers_of(GROUP, hash).contains(Tier::G2)
-}
-
-/// Nobody holds anything: all of both tiers may go, and nothing is left over.
-fn all_may_go(world: &World) {
-    world.check();
-    let upper = world.registry.pool::<G1>().get_mutable_blocks(64).unwrap();
-    let lower = world.registry.pool::<G2>().get_mutable_blocks(64).unwrap();
-    assert_eq!((upper.len(), lower.len(), world.registry.known_blocks()), (64, 64, 0));
 }
 
 /// Chains that share their first blocks and end in other shards than these.
@@ -78,7 +70,7 @@ fn ends_of_a_shared_beginning_are_copied_behind_it() {
         let some = world.registry.pool::<G2>().get_mutable_blocks(64 - 3 - 4).unwrap();
         assert_eq!(world.registry.snapshot(Tier::G2).0.len(), 7);
         drop(some);
-        all_may_go(&world);
+        world.all_may_go();
     }
 }
 
@@ -97,7 +89,7 @@ fn blocks_that_nobody_knows_begin_and_fail_and_leave_nothing_behind() {
         drop(orphan);
         assert_eq!((world.registry.known_blocks(), world.registry.occupancy(Tier::G2).free), (0, 64));
         copy(&world, &chain);
-        all_may_go(&world);
+        world.all_may_go();
     }
 }
 
@@ -113,7 +105,7 @@ fn where_room_ends_nothing_is_kept_for_what_does_not_come() {
         assert!(refused.is_err(), "the parent is not evicted for its children");
         assert!(is_copied(&world, chains[0][0]));
         drop(held);
-        all_may_go(&world);
+        world.all_may_go();
     }
 }
 
@@ -140,7 +132,7 @@ fn what_completes_behind_a_parent_that_failed_is_not_there() {
         }
         drop((head, tails));
         assert_eq!(world.registry.occupancy(Tier::G2).free, 64 - 5);
-        all_may_go(&world);
+        world.all_may_go();
     }
 }
 
@@ -193,6 +185,6 @@ fn several_subtrees_go_as_they_would_one_after_the_other() {
         let root = worlds[0].registry.remove_subtrees(&[(GROUP, chains[0][0])], TierMask::ALL);
         assert_eq!(root.blocks, 35 + 35 - 8);
         assert_eq!(worlds[0].registry.known_blocks(), 0);
-        all_may_go(&worlds[1]);
+        worlds[1].all_may_go();
     }
 }

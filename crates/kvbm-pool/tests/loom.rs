@@ -13,6 +13,8 @@ use kvbm_pool::{
     BlockMetadata, Completion, Duplicates, EventKind, EventRecord, G1, G2, Lost, PolicyKind, RegisterError,
     TierMask,
 };
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use world::{GROUP, World, hashes};
 
@@ -301,6 +303,29 @@ fn a_child_does_not_come_to_another_shard_after_its_parent_was_removed() {
     }
 }
 
+/// What comes behind a block whose subtree is removed goes with it, or does not come: a block leaves only when nothing continues it.
+#[test]
+fn a_child_comes_while_the_subtree_of_its_parent_is_removed() {
+    for elsewhere in [true, false] {
+        every_order(move || {
+            let Fork { world, left, right } = Fork::new(4);
+            let held = world.register(&left, 0, Duplicates::Reuse).unwrap();
+            let chain = if elsewhere { right } else { [&left[..], &hashes(3, 3)[2..]].concat() };
+            let child = world.complete::<G1>(&chain, chain.len() - 1).unwrap();
+            let (other, root) = (world.clone(), left[0]);
+            let removing =
+                thread::spawn(move || other.registry.remove_subtree(GROUP, root, TierMask::ALL).blocks);
+            let registered = world.pool().register(child, Duplicates::Reuse);
+            assert_eq!(removing.join().unwrap(), if registered.is_ok() { 3 } else { 2 });
+            // Events say that each went before the block that it continues.
+            world.check_events();
+            assert!(world.present(&chain).is_empty() && world.present(&left).is_empty());
+            drop((held, registered));
+            world.all_may_go();
+        });
+    }
+}
+
 /// Whatever comes first, nothing is there afterwards that was allocated before the loss; and what is told of it is true.
 #[test]
 fn a_registration_races_a_loss() {
@@ -422,14 +447,6 @@ impl Fork {
     fn is_copied(&self, block: usize) -> bool {
         self.world.registry.tiers_of(GROUP, self.right[block]).contains(Tier::G2)
     }
-
-    /// With no handle left: nothing keeps a block on either tier.
-    fn all_may_go(&self) {
-        self.world.check();
-        let upper = self.world.pool().get_mutable_blocks(3).unwrap();
-        let lower = self.world.registry.pool::<G2>().get_mutable_blocks(3).unwrap();
-        assert_eq!((upper.len(), lower.len(), self.world.registry.known_blocks()), (3, 3, 0));
-    }
 }
 
 /// The parent counts what comes before it can go: a copy never comes behind a parent that was evicted.
@@ -450,7 +467,7 @@ fn a_copy_begins_in_one_shard_while_its_parent_is_evicted_in_another() {
             assert!(fork.is_copied(0), "what is held keeps its parent");
         }
         evicting.join().unwrap();
-        fork.all_may_go();
+        fork.world.all_may_go();
     });
 }
 
@@ -465,7 +482,7 @@ fn a_copy_begins_in_one_shard_while_its_parent_is_removed_in_another() {
         removing.join().unwrap();
         assert!(!fork.is_copied(0));
         assert!(!fork.is_copied(1) || completion == [Some(Completion::Stored)]);
-        fork.all_may_go();
+        fork.world.all_may_go();
     });
 }
 
@@ -480,7 +497,7 @@ fn two_threads_copy_the_same_block_behind_a_parent_in_another_shard() {
         let there = there.join().unwrap();
         assert!([here, there].contains(&vec![Some(Completion::Stored)]), "one of them brings it");
         assert!(fork.is_copied(1));
-        fork.all_may_go();
+        fork.world.all_may_go();
     });
 }
 
@@ -498,8 +515,41 @@ fn an_arrival_completes_while_that_of_its_parent_in_another_shard_fails() {
         failing.join().unwrap();
         assert!(!fork.is_copied(0));
         drop(child);
-        fork.all_may_go();
+        fork.world.all_may_go();
     });
+}
+
+/// The parent is on its way when its child's copy begins. One that had failed already has no copy become visible behind it; one that
+/// arrives has its child come, whenever that begins.
+#[test]
+fn a_copy_begins_while_its_parent_in_another_shard_is_on_its_way() {
+    for fails in [true, false] {
+        every_order(move || {
+            let fork = copied_fork();
+            fork.world.registry.remove_subtree(GROUP, fork.right[0], TierMask::only(Tier::G2));
+            let identities = world::identities(&fork.right);
+            let mut parent = fork.world.registry.begin_arrivals(Tier::G2, &identities[..1]).unwrap();
+            let failed = Arc::new(AtomicBool::new(false));
+            let ends = Arc::clone(&failed);
+            let ending = thread::spawn(move || {
+                if fails {
+                    parent.fail(0);
+                } else {
+                    parent.complete(0);
+                }
+                ends.store(fails, Ordering::Release);
+            });
+            let mut child = fork.world.registry.begin_arrivals(Tier::G2, &identities[1..]).unwrap();
+            let too_late = failed.load(Ordering::Acquire);
+            let completion = child.complete(0);
+            assert_eq!(fork.is_copied(1), completion == Completion::Stored);
+            assert!(!too_late || completion == Completion::Removed, "its parent had failed");
+            assert!(fails || completion == Completion::Stored, "its parent comes");
+            ending.join().unwrap();
+            drop(child);
+            fork.world.all_may_go();
+        });
+    }
 }
 
 /// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are not free.

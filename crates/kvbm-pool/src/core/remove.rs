@@ -14,12 +14,14 @@ use kvbm_plan::{BlockId, Tier};
 pub(crate) enum Reach {
     /// Only blocks without users that nothing on the tier continues.
     Unused,
-    /// Blocks in use and on their way too.
-    InUse,
+    /// Blocks in use and on their way too, but none that something on the tier continues.
+    Ends,
+    /// All.
+    All,
 }
 
 impl Core<'_> {
-    /// Removes selected blocks that are still what they were.
+    /// Removes selected blocks that are still what they were. Says whether one that was no end was left for that.
     pub(crate) fn remove(
         &mut self,
         selected: &[Selected],
@@ -27,25 +29,41 @@ impl Core<'_> {
         reach: Reach,
         reason: EvictionReason,
         removed: &mut Removed,
-    ) {
+    ) -> bool {
+        let mut left = false;
         for &Selected { index, hash, position } in selected {
             for tier in tiers.iter() {
                 let entry = &self.store.entries[index];
-                let same = entry.in_use() && entry.hash() == hash && entry.position.get() == position;
-                if same && (reach == Reach::InUse || self.is_unused(index, tier.index())) {
+                if !entry.in_use() || entry.hash() != hash || entry.position.get() != position {
+                    continue;
+                }
+                let goes = match reach {
+                    Reach::Unused => self.is_unused(index, tier.index()),
+                    Reach::Ends => !self.is_continued(index, tier.index()),
+                    Reach::All => true,
+                };
+                left |= reach == Reach::Ends && !goes;
+                if goes {
                     self.expel(index, tier, reason, removed);
                 }
             }
         }
+        left
+    }
+
+    /// Whether a block is on `tier`, or on its way there, and something there cannot be found without it.
+    fn is_continued(&self, index: u32, tier: usize) -> bool {
+        let entry = &self.store.entries[index];
+        entry.presence(tier) != Presence::Absent
+            && entry.children(tier) > 0
+            && self.store.is_full(entry.group())
     }
 
     /// Whether nobody uses the block on `tier` and nothing continues it there.
     pub(crate) fn is_unused(&self, index: u32, tier: usize) -> bool {
         let store = self.store;
         let entry = &store.entries[index];
-        if entry.presence(tier) != Presence::Present
-            || (entry.children(tier) > 0 && store.is_full(entry.group()))
-        {
+        if entry.presence(tier) != Presence::Present || self.is_continued(index, tier) {
             return false;
         }
         let state = &store.slots[tier][entry.slot(tier) as usize];

@@ -78,16 +78,14 @@ fn sort(found: &mut [Selected]) {
 }
 
 impl Core<'_> {
-    /// Everything on `tiers`, children before their parents, in this hold, of all shards.
-    pub(crate) fn select_all(&self, tiers: TierMask) -> Vec<Selected> {
+    /// Blocks of a choice that are on `tiers`, children before their parents, in this hold, of all shards.
+    pub(crate) fn select_now(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
+        let mut below = Below::default();
+        if let Some(found) = self.select_ends(choice, tiers, &mut below) {
+            return found;
+        }
         let mut found = Vec::new();
-        self.select_among(
-            0..self.end(),
-            &Choice::By(Selection::All),
-            tiers,
-            &mut Below::default(),
-            &mut found,
-        );
+        self.select_among(0..self.end(), choice, tiers, &mut below, &mut found);
         sort(&mut found);
         found
     }

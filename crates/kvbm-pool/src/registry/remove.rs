@@ -51,6 +51,12 @@ pub enum Quarantine {
     NotRegistered,
 }
 
+/// Which of the selected blocks go, and what for.
+type How = (Reach, EvictionReason);
+
+/// Turns of a removal in which others are let in, where blocks come all the time behind those that are to go.
+const MOST_TURNS: usize = 4;
+
 impl Registry {
     /// Removes every block from `tier` that nobody uses and that nothing in use continues.
     pub fn clear(&self, tier: Tier) -> Removed {
@@ -71,7 +77,7 @@ impl Registry {
     /// The same for several blocks at once: the registry is looked through once for all of them.
     pub fn remove_subtrees(&self, blocks: &[(GroupId, SequenceHash)], tiers: TierMask) -> Removed {
         let mut removed = Removed::default();
-        let how = (Reach::InUse, EvictionReason::Removed);
+        let how = (Reach::Ends, EvictionReason::Removed);
         self.remove_in_parts(&Choice::Subtrees(blocks), tiers, how, &mut removed);
         removed
     }
@@ -80,7 +86,7 @@ impl Registry {
     /// back after their last user. Blocks on their way will not become visible. Looks the registry through once, then removes, both in
     /// small parts between which others have their turn: of what is registered meanwhile some may go as well.
     pub fn remove(&self, selection: Selection, tiers: TierMask) -> Removed {
-        self.remove_if(selection, tiers, Reach::InUse)
+        self.remove_if(selection, tiers, Reach::Ends)
     }
 
     fn remove_if(&self, selection: Selection, tiers: TierMask, reach: Reach) -> Removed {
@@ -90,17 +96,33 @@ impl Registry {
         removed
     }
 
-    fn remove_in_parts(
+    /// What comes meanwhile behind a block that was selected keeps it, and both go in the next turn; what is left after some turns goes in one
+    /// hold, for nobody is waited for who brings more and more.
+    fn remove_in_parts(&self, choice: &Choice<'_>, tiers: TierMask, how: How, removed: &mut Removed) {
+        for _ in 0..MOST_TURNS {
+            if !self.remove_once(choice, tiers, how, removed) {
+                return;
+            }
+        }
+        let mut core = self.shared.store.lock_all();
+        let left = core.select_now(choice, tiers);
+        core.remove(&left, tiers, Reach::All, how.1, removed);
+    }
+
+    /// One turn of a removal. Says whether blocks were left that something continues.
+    fn remove_once(
         &self,
         choice: &Choice<'_>,
         tiers: TierMask,
-        (reach, reason): (Reach, EvictionReason),
+        (reach, reason): How,
         removed: &mut Removed,
-    ) {
-        let selected = self.shared.store.select(choice, tiers);
-        for part in selected.chunks(MAX_VICTIMS) {
-            self.shared.store.lock_all().remove(part, tiers, reach, reason, removed);
+    ) -> bool {
+        let store = &self.shared.store;
+        let mut left = false;
+        for part in store.select(choice, tiers).chunks(MAX_VICTIMS) {
+            left |= store.lock_all().remove(part, tiers, reach, reason, removed);
         }
+        left
     }
 
     /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for one): removes all that is there, as
@@ -110,12 +132,12 @@ impl Registry {
     /// [`is_lost`](Self::is_lost). Most goes in small parts; the loss is counted in the last hold, with what came meanwhile.
     pub fn lose(&self, tiers: TierMask) -> Removed {
         let mut lost = Removed::default();
-        let how = (Reach::InUse, EvictionReason::Lost);
-        self.remove_in_parts(&Choice::By(Selection::All), tiers, how, &mut lost);
+        let all = Choice::By(Selection::All);
+        self.remove_once(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
         let mut core = self.shared.store.lock_all();
         core.count_loss(tiers);
-        let left = core.select_all(tiers);
-        core.remove(&left, tiers, how.0, how.1, &mut lost);
+        let left = core.select_now(&all, tiers);
+        core.remove(&left, tiers, Reach::All, EvictionReason::Lost, &mut lost);
         lost
     }
 

@@ -4,10 +4,10 @@
 
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockPool, Blocks, Cached, Complete, Duplicates, EventKind, EventRecord, G1, PolicyKind,
+    BlockChain, BlockPool, Blocks, Cached, Complete, Duplicates, EventKind, EventRecord, G1, G2, PolicyKind,
     Registry, RegistryConfig, TierTag,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 pub(crate) const GROUP: GroupId = GroupId(0);
@@ -17,7 +17,24 @@ const NAMESPACE: NamespaceId = NamespaceId(1);
 #[derive(Default)]
 struct Told {
     last: BTreeMap<(Tier, SequenceHash), bool>,
+    /// What is there, by the block that it continues.
+    children: BTreeMap<(Tier, SequenceHash), BTreeSet<SequenceHash>>,
     next: u64,
+}
+
+impl Told {
+    /// A block leaves a tier only when nothing continues it there.
+    fn note_chain(&mut self, event: &EventRecord) {
+        let (tier, hash) = (event.tier, event.identity.hash);
+        let siblings = event.identity.parent.map(|parent| self.children.entry((tier, parent)).or_default());
+        if event.kind == EventKind::Store {
+            siblings.map(|siblings| siblings.insert(hash));
+            return;
+        }
+        siblings.map(|siblings| siblings.remove(&hash));
+        let left = self.children.remove(&(tier, hash)).unwrap_or_default();
+        assert!(left.is_empty(), "{event:?}, and there is what continues it: {left:?}");
+    }
 }
 
 #[derive(Clone)]
@@ -26,9 +43,10 @@ pub(crate) struct World {
     told: Arc<Mutex<Told>>,
 }
 
+/// Both halves differ from block to block: policies know them by one.
 pub(crate) fn hashes(chain: u64, count: u64) -> Vec<SequenceHash> {
-    let hash = |index| SequenceHash::from_bytes((u128::from(chain) << 64 | u128::from(index)).to_le_bytes());
-    (0..count).map(hash).collect()
+    let hash = |index| u128::from(chain) << 64 | u128::from(chain << 32 | index);
+    (0..count).map(|index| SequenceHash::from_bytes(hash(index).to_le_bytes())).collect()
 }
 
 pub(crate) fn identities(chain: &[SequenceHash]) -> Vec<BlockIdentity> {
@@ -43,7 +61,11 @@ impl World {
     pub(crate) fn sharded(capacity: [u32; 3], policy: PolicyKind, shards: u32) -> Self {
         let config =
             RegistryConfig { policy, shards, event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
-        let registry = Registry::new(&config).expect("the configuration is valid");
+        Self::of(Registry::new(&config).expect("the configuration is valid"))
+    }
+
+    /// Of a registry of which nobody has looked at an event.
+    pub(crate) fn of(registry: Registry) -> Self {
         Self { registry, told: Arc::default() }
     }
 
@@ -106,8 +128,19 @@ impl World {
         }
     }
 
-    /// Events are dense, none repeats the one before of its block, none tells of a block before its parent, and the last of each
-    /// block tells the truth.
+    /// With no handle left: nothing keeps a block on any tier, and where all have gone nothing is left over.
+    pub(crate) fn all_may_go(&self) {
+        self.check();
+        let capacity = Tier::SLOTTED.map(|tier| self.registry.capacity(tier) as usize);
+        let upper = self.registry.pool::<G1>().get_mutable_blocks(capacity[0]).expect("all of it may go");
+        let lower = self.registry.pool::<G2>().get_mutable_blocks(capacity[1]).expect("all of it may go");
+        assert_eq!([upper.len(), lower.len(), 0], capacity, "of G3 no test has any");
+        assert_eq!(self.registry.known_blocks(), 0, "nothing keeps an entry");
+        self.check_events();
+    }
+
+    /// Events are dense, none repeats the one before of its block, none tells of a block before its parent, none says that a block is gone
+    /// which another continues on that tier, and the last of each block tells the truth.
     pub(crate) fn check_events(&self) {
         let mut told = self.told.lock().expect("no thread panicked with it");
         let mut events = Vec::new();
@@ -124,6 +157,7 @@ impl World {
                 let stored = event.kind == EventKind::Store;
                 let before = told.last.insert((event.tier, event.identity.hash), stored);
                 assert_ne!(before.unwrap_or(false), stored, "{event:?} repeats the event before");
+                told.note_chain(event);
                 let parent = event.identity.parent.filter(|_| stored);
                 let told_of = |parent| {
                     let on = |tier| told.last.get(&(tier, parent)).copied().unwrap_or(false);
