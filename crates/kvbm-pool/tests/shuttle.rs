@@ -1,21 +1,45 @@
-//! Several threads at once, in many of the orders that a scheduler can find (`--cfg kvbm_shuttle`). A failure names the
-//! schedule that repeats it.
+//! Several threads at once, in many of the orders that a scheduler can find (`--cfg kvbm_shuttle`). A failure prints its seed and its schedule:
+//! with these as `KVBM_SHUTTLE_SEED` and `KVBM_SHUTTLE_SCHEDULE` it alone runs again.
 #![cfg(kvbm_shuttle)]
 
+#[path = "shares/blind.rs"]
+mod blind;
+#[path = "threads/choosing.rs"]
+mod choosing;
 #[path = "threads/scenario.rs"]
 mod scenario;
+#[path = "threads/watched.rs"]
+mod watched;
 #[path = "threads/world.rs"]
 mod world;
 
+use choosing::{Choosing, Policy};
 use kvbm_pool::PolicyKind;
+use scenario::Seed;
 use shuttle::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use world::World;
 
 const THREADS: u64 = 3;
 const OPERATIONS: usize = 12;
 
-fn threads_on_one_registry(policy: PolicyKind, shards: u32, seed: u64) {
-    let world = World::sharded([7, 5, 0], policy, shards);
+/// Runs `model` in so many schedules drawn at random, and in so many with few switches at unlikely places (probabilistic concurrency
+/// testing).
+fn check(seed: u64, random: usize, rare: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
+    if std::env::var("KVBM_SHUTTLE_SEED").is_ok_and(|only| only != seed.to_string()) {
+        return;
+    }
+    let _seed = Seed(seed);
+    match std::env::var("KVBM_SHUTTLE_SCHEDULE") {
+        Ok(schedule) => shuttle::replay(model, &schedule),
+        Err(_) => {
+            shuttle::check_random(model, random);
+            shuttle::check_pct(model, rare, 4);
+        }
+    }
+}
+
+fn threads_on(world: &World, seed: u64) {
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
             let world = world.clone();
@@ -25,24 +49,21 @@ fn threads_on_one_registry(policy: PolicyKind, shards: u32, seed: u64) {
     for thread in threads {
         assert!(thread.join().is_ok());
     }
+}
+
+fn threads_on_one_registry(policy: PolicyKind, shards: u32, seed: u64) {
+    let world = World::sharded([7, 5, 0], policy, shards);
+    threads_on(&world, seed);
     world.check();
 }
 
 #[test]
-fn random_schedules_end_with_the_truth() {
+fn schedules_of_one_shard_end_with_the_truth() {
     for (seed, policy) in
         (0..30).zip([PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard].iter().cycle())
     {
         let policy = *policy;
-        shuttle::check_random(move || threads_on_one_registry(policy, 1, seed), 60);
-    }
-}
-
-/// Schedules with few switches at unlikely places (probabilistic concurrency testing).
-#[test]
-fn rare_schedules_end_with_the_truth() {
-    for seed in 100..130 {
-        shuttle::check_pct(move || threads_on_one_registry(PolicyKind::LruLeaf, 1, seed), 60, 4);
+        check(seed, 60, 60, move || threads_on_one_registry(policy, 1, seed));
     }
 }
 
@@ -51,7 +72,24 @@ fn schedules_over_several_shards_end_with_the_truth() {
     for (seed, shards) in (200..230).zip([2, 3, 5].iter().cycle()) {
         let shards = *shards;
         let policy = if seed % 2 == 0 { PolicyKind::LruLeaf } else { PolicyKind::Hazard };
-        shuttle::check_random(move || threads_on_one_registry(policy, shards, seed), 60);
-        shuttle::check_pct(move || threads_on_one_registry(policy, shards, seed), 30, 4);
+        check(seed, 60, 30, move || threads_on_one_registry(policy, shards, seed));
     }
+}
+
+/// Victims that policies chose while threads ran.
+static CHOSEN: AtomicUsize = AtomicUsize::new(0);
+
+/// A policy chooses the victims, the default one or another, in each of several shards.
+#[test]
+fn schedules_in_which_a_policy_chooses_over_several_shards_end_with_the_truth() {
+    for (seed, policy) in (300..330).zip([Policy::Default, Policy::Blind].iter().cycle()) {
+        let (policy, shards) = (*policy, 2 + (seed % 3) as u32);
+        check(seed, 60, 30, move || {
+            let choosing = Choosing::new(policy, [7, 5, 0], shards, seed);
+            threads_on(&choosing.world, seed);
+            CHOSEN.fetch_add(choosing.chosen(), Ordering::Relaxed);
+            choosing.check();
+        });
+    }
+    assert!(CHOSEN.load(Ordering::Relaxed) > 0, "no victim was chosen while threads ran");
 }

@@ -1,4 +1,4 @@
-//! A policy of a user's that goes by anything but whose the blocks are.
+//! A policy of a user's that goes by anything but what blocks are, or whose.
 
 use kvbm_pool::{BlockMemory, EvictionPolicy, Numbers, SlotSet};
 use std::collections::BTreeSet;
@@ -9,6 +9,10 @@ pub(crate) struct Blind {
 }
 
 impl EvictionPolicy for Blind {
+    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
+        Some((0..parts).map(|_| Box::new(Self::default()) as Box<dyn EvictionPolicy>).collect())
+    }
+
     fn evictable(
         &mut self,
         set: SlotSet,

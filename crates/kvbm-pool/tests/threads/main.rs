@@ -1,10 +1,16 @@
 //! Real threads on one registry: whatever they did, the events end with the truth and no slot is lost.
 #![cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 
+#[path = "../shares/blind.rs"]
+mod blind;
+mod choosing;
 mod scenario;
+mod watched;
 mod world;
 
+use choosing::{Choosing, Policy};
 use kvbm_pool::{Duplicates, PolicyKind};
+use scenario::Seed;
 use std::sync::{Barrier, Mutex};
 use world::{World, hashes};
 
@@ -29,6 +35,7 @@ fn rounds() -> u64 {
 #[test]
 fn threads_with_random_operations_end_with_the_truth() {
     for seed in 0..rounds() / 10 {
+        let _seed = Seed(seed);
         let (policy, shards) = SETUPS[seed as usize % SETUPS.len()];
         let world = World::sharded([7, 5, 0], policy, shards);
         std::thread::scope(|scope| {
@@ -39,6 +46,27 @@ fn threads_with_random_operations_end_with_the_truth() {
         });
         world.check();
     }
+}
+
+/// The same where a policy chooses the victims in each of several shards.
+#[test]
+fn threads_under_a_policy_that_chooses_end_with_the_truth() {
+    let mut chosen = [0; 3];
+    for seed in 0..rounds() / 20 {
+        let _seed = Seed(seed);
+        let which = seed as usize % 3;
+        let policy = [Policy::Default, Policy::DefaultAhead, Policy::Blind][which];
+        let choosing = Choosing::new(policy, [12, 6, 0], 2 + seed as u32 / 3 % 3, seed);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let world = choosing.world.clone();
+                scope.spawn(move || scenario::work(&world, seed * 3 + thread, 40));
+            }
+        });
+        chosen[which] += choosing.chosen();
+        choosing.check();
+    }
+    assert!(chosen.iter().all(|&chosen| chosen > 0), "{chosen:?} victims were chosen while threads ran");
 }
 
 /// The same block is registered, let go of and evicted at the same moment by different threads, again and again.
