@@ -25,6 +25,7 @@ struct Target {
 const TARGETS: &[Target] = &[
     Target { name: "batch", most: 4096, seeds: &["crates/kvbm-events/tests/golden"], grows: true },
     Target { name: "blob_key", most: 256, seeds: &[], grows: true },
+    Target { name: "block_set", most: 2048, seeds: &[], grows: true },
     Target { name: "engine", most: 4096, seeds: &["crates/kvbm-events/tests/golden/vllm"], grows: true },
     Target { name: "geometry", most: 512, seeds: &[], grows: true },
     // Without whole journals, whose header is 4 KiB of almost nothing: the body makes one of a few bytes.
@@ -33,6 +34,7 @@ const TARGETS: &[Target] = &[
     Target { name: "plan", most: 4096, seeds: &[], grows: false },
     Target { name: "snapshot", most: 4096, seeds: &[], grows: true },
     Target { name: "stripes", most: 128, seeds: &[], grows: true },
+    Target { name: "zmtp", most: 4096, seeds: &[], grows: true },
 ];
 
 /// Coverage of every edge, and the operands of comparisons. What is compiled for the host (build scripts) is left out by `--target`.

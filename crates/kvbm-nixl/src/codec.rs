@@ -33,7 +33,7 @@ use kvbm_plan::{
 
 use crate::{BlockSet, ExportError, ImportError, Lease, UnixMillis};
 
-const MAGIC: [u8; 8] = *b"kvbmbset";
+pub(crate) const MAGIC: [u8; 8] = *b"kvbmbset";
 const VERSION: u16 = 1;
 const MAX_AGENT_BYTES: usize = 255;
 const MAX_METADATA_BYTES: usize = 1 << 20;

@@ -43,6 +43,9 @@ mod availability;
 mod block_set;
 mod codec;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
+pub mod fuzz;
 
 pub use availability::{Availability, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
 pub use block_set::{BlockSet, Lease, SerializedBlockSet, UnixMillis};

@@ -14,6 +14,8 @@
 
 mod endpoint;
 mod engines;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod hub;
 mod publish;
 mod subscribe;

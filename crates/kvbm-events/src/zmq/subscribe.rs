@@ -403,7 +403,7 @@ impl Follower {
 }
 
 /// `[topic, number, payload]`.
-fn read(frames: Vec<Vec<u8>>) -> Option<(Vec<u8>, u64, Payload)> {
+pub(super) fn read(frames: Vec<Vec<u8>>) -> Option<(Vec<u8>, u64, Payload)> {
     let [topic, number, payload]: [Vec<u8>; 3] = frames.try_into().ok()?;
     Some((topic, u64::from_be_bytes(number.try_into().ok()?), payload.into()))
 }
