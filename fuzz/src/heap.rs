@@ -17,6 +17,14 @@ pub(crate) fn peak_of(work: impl FnOnce()) -> usize {
     usize::try_from(PEAK.load(Relaxed) - before).unwrap_or(0)
 }
 
+/// A request that was granted, or was not, for `bytes` more.
+fn noted(pointer: *mut u8, bytes: isize) -> *mut u8 {
+    if !pointer.is_null() {
+        note(bytes);
+    }
+    pointer
+}
+
 fn note(bytes: isize) {
     let live = LIVE.fetch_add(bytes, Relaxed) + bytes;
     PEAK.fetch_max(live, Relaxed);
@@ -25,15 +33,13 @@ fn note(bytes: isize) {
 // SAFETY: every call is passed on to the system's allocator as it is; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
+        noted(unsafe { System.alloc(layout) }, layout.size() as isize)
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        note(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc_zeroed(layout) }
+        noted(unsafe { System.alloc_zeroed(layout) }, layout.size() as isize)
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -43,8 +49,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note(size as isize - layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(pointer, layout, size) }
+        noted(unsafe { System.realloc(pointer, layout, size) }, size as isize - layout.size() as isize)
     }
 }
