@@ -160,6 +160,8 @@ impl AnyArrivals {
             };
             completions.push(completion);
         }
+        drop(held);
+        store.remove_orphans();
         completions
     }
 
@@ -169,7 +171,8 @@ impl AnyArrivals {
         self.complete_each(reserved)
     }
 
-    /// Block `index` did not arrive: its slot goes back to Reset, nothing becomes visible.
+    /// Block `index` did not arrive: its slot goes back to Reset, nothing becomes visible. In a Full group, what continues it and
+    /// was complete before it leaves the tier as well.
     pub fn fail(&mut self, index: usize) {
         self.end(index, true);
     }
@@ -183,6 +186,7 @@ impl AnyArrivals {
         if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
             let (store, tier) = (&self.shared.store, self.tier.index());
             store.go_to_slot(None, tier, block).fail_arrival(tier, block, reusable);
+            store.remove_orphans();
             self.arrivals[index] = Arrival::Failed;
         }
     }
@@ -240,6 +244,8 @@ impl Drop for AnyArrivals {
                 Arrival::Joined { .. } | Arrival::Failed | Arrival::Refused(_) => {}
             }
         }
+        drop(held);
+        store.remove_orphans();
     }
 }
 

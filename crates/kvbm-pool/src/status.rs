@@ -75,6 +75,8 @@ pub enum EvictionReason {
     Quarantined,
     /// The tier lost what it held ([`Registry::lose`](crate::Registry::lose)).
     Lost,
+    /// It was copied there before the block that it continues, whose copy then failed.
+    ParentFailed,
 }
 
 /// What happened on a tier since it exists.
@@ -95,6 +97,8 @@ pub struct Counters {
     pub quarantined: u64,
     /// Blocks that were lost with what the tier held.
     pub lost: u64,
+    /// Blocks that went because the copy of one that they continue failed after theirs.
+    pub orphaned: u64,
     /// Batches whose registration was refused, because they were allocated before that.
     pub registrations_lost: u64,
     /// Registrations of a block that the tier already had.
@@ -116,6 +120,7 @@ impl Counters {
             expired: self.expired + other.expired,
             quarantined: self.quarantined + other.quarantined,
             lost: self.lost + other.lost,
+            orphaned: self.orphaned + other.orphaned,
             registrations_lost: self.registrations_lost + other.registrations_lost,
             duplicates: self.duplicates + other.duplicates,
             arrivals_failed: self.arrivals_failed + other.arrivals_failed,
@@ -131,6 +136,7 @@ impl Counters {
             EvictionReason::Expired => self.expired,
             EvictionReason::Quarantined => self.quarantined,
             EvictionReason::Lost => self.lost,
+            EvictionReason::ParentFailed => self.orphaned,
         }
     }
 }

@@ -118,12 +118,14 @@ fn what_completes_behind_a_parent_that_failed_is_not_there() {
         let mut head = begin(&world, &chains[0], 0);
         let mut tails: Vec<_> = chains[1..].iter().map(|chain| begin(&world, chain, shared)).collect();
         assert!(tails.iter().all(|tail| tail.reserved().count() == 4));
-        // One ends before the parent does: its parent is still awaited.
+        // One ends before the parent does, which is still awaited, and goes with it.
         assert_eq!(tails[0].complete_all(), [Completion::Stored; 4]);
         head.complete(0);
         for index in 1..head.len() {
             head.fail(index);
         }
+        assert!(!chains[1][shared..].iter().any(|&hash| is_copied(&world, hash)), "{shards} shards");
+        assert_eq!(world.registry.counters(Tier::G2).orphaned, 4);
         for (tail, chain) in tails[1..].iter_mut().zip(&chains[2..]) {
             let failed = world.registry.counters(Tier::G2).arrivals_failed;
             assert_eq!(tail.complete_all(), [Completion::Removed; 4], "{shards} shards");
@@ -131,8 +133,59 @@ fn what_completes_behind_a_parent_that_failed_is_not_there() {
             assert!(!chain[shared..].iter().any(|&hash| is_copied(&world, hash)));
         }
         drop((head, tails));
-        assert_eq!(world.registry.occupancy(Tier::G2).free, 64 - 5);
+        assert_eq!(world.registry.occupancy(Tier::G2).free, 64 - 1);
         world.all_may_go();
+    }
+}
+
+/// What is complete too early is not found without its parent, and what was begun behind it does not come; the copies above stay.
+#[test]
+fn what_was_complete_before_its_parent_failed_goes_with_it() {
+    for shards in [1, 2, 8] {
+        let world = world(shards);
+        let chains = forks(&world, 3);
+        let chain = &chains[6];
+        let mut head = begin(&world, &chain[..3], 0);
+        let mut tail = begin(&world, &chain[..5], 3);
+        assert_eq!(tail.complete_all(), [Completion::Stored; 2]);
+        let held = tail.into_pinned();
+        let mut end = begin(&world, chain, 5);
+        assert_eq!(end.complete(0), Completion::Stored);
+        head.complete(0);
+        head.complete(1);
+        drop(head);
+        let there: Vec<_> = chain.iter().map(|&hash| is_copied(&world, hash)).collect();
+        assert_eq!(there, [true, true, false, false, false, false, false], "{shards} shards");
+        let (status, counters) = (world.registry.occupancy(Tier::G2), world.registry.counters(Tier::G2));
+        assert_eq!((status.detached, counters.orphaned), (3, 3));
+        assert_eq!(end.complete(1), Completion::Removed);
+        assert_eq!(world.present(chain), *chain);
+        drop((held, end));
+        // Nothing is in the way of the next copy.
+        assert_eq!(copy(&world, chain).iter().filter(|&&end| end == Completion::Stored).count(), 5);
+        world.all_may_go();
+    }
+}
+
+/// What is complete too early stays where its parent arrives after all, however that comes about.
+#[test]
+fn what_was_complete_before_its_parent_stays_with_it() {
+    for shards in [1, 2, 8] {
+        for registered in [false, true] {
+            let world = world(shards);
+            let chains = forks(&world, 3);
+            let mut head = begin(&world, &chains[5][..3], 0);
+            let mut tail = begin(&world, &chains[5], 3);
+            assert_eq!(tail.complete_all(), [Completion::Stored; 4]);
+            if registered {
+                drop(world.register_on::<G2>(&chains[5][..3], 0, Duplicates::Reuse).unwrap());
+            } else {
+                head.complete_all();
+            }
+            drop((head, tail));
+            assert!(chains[5].iter().all(|&hash| is_copied(&world, hash)), "{shards} shards");
+            world.all_may_go();
+        }
     }
 }
 

@@ -143,6 +143,7 @@ impl Leader {
             metrics.evictions(EvictReason::Expired).raise_to(counters.expired);
             metrics.evictions(EvictReason::Corrupt).raise_to(counters.quarantined);
             metrics.evictions(EvictReason::RankLost).raise_to(counters.lost);
+            metrics.evictions(EvictReason::ParentFailed).raise_to(counters.orphaned);
         }
         self.metrics.disks.down.set(u64::from(self.is_disk_down()));
         self.refresh_tenant_metrics();

@@ -28,19 +28,19 @@ impl Store {
     ) -> (Core<'a>, Completion) {
         let mut core = self.go_to_slot(held, tier, block);
         for _ in 0..MOST_LOOKS {
-            let Some(parent) = core.parent_of_slot(tier, block) else {
+            let Some((index, parent)) = core.family_of_slot(tier, block) else {
                 let completion = core.complete_arrival(tier, block, true);
                 return (core, completion);
             };
-            let is_coming = |core: &Core<'_>| core.store.entries[parent].presence(tier) != Presence::Absent;
             if core.holds(parent) {
-                let completion = core.complete_arrival(tier, block, is_coming(&core));
+                let there = core.awaits(parent, tier, index);
+                let completion = core.complete_arrival(tier, block, there);
                 return (core, completion);
             }
             // Under its lock what was told of the parent has a number. The block keeps it in use.
             let own = core.number();
             core = core.go(self.shard_of(parent));
-            let (there, bereaved) = (is_coming(&core), self.bereaved());
+            let (there, bereaved) = (core.awaits(parent, tier, index), self.bereaved());
             core = core.go(own);
             if bereaved == self.bereaved() {
                 let completion = core.complete_arrival(tier, block, there);
@@ -53,15 +53,18 @@ impl Store {
 }
 
 impl Core<'_> {
-    /// Entry of the parent that the block in a slot needs on its tier.
-    fn parent_of_slot(&self, tier: usize, block: BlockId) -> Option<u32> {
+    /// Entries of the block that arrives in a slot, and of the parent that it needs on the tier, if it needs one.
+    fn family_of_slot(&self, tier: usize, block: BlockId) -> Option<(u32, u32)> {
         let store = self.store;
-        let index = store.slots[tier][block.index()].entry.get();
-        if index == NONE {
+        let state = &store.slots[tier][block.index()];
+        if state.usage() != Usage::Arriving {
             return None;
         }
+        let index = state.entry.get();
         let entry = &store.entries[index];
-        Some(entry.parent.get()).filter(|&parent| parent != NONE && store.is_full(entry.group()))
+        let parent =
+            Some(entry.parent.get()).filter(|&parent| parent != NONE && store.is_full(entry.group()));
+        parent.map(|parent| (index, parent))
     }
 
     /// The entry's arrival on `tier` will not become visible: the block was registered by another, or removed. The
@@ -123,6 +126,7 @@ impl Core<'_> {
         match state.usage() {
             Usage::Arriving => {
                 self.part(index, tier).counters.arrivals_failed += 1;
+                self.orphan(index, tier);
                 self.set_presence(index, tier, Presence::Absent);
                 store.entries[index].slots[tier].set(NONE);
                 self.end_arriving(index, tier, block, reusable);

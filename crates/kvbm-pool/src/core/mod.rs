@@ -23,6 +23,7 @@ pub(crate) mod losses;
 mod mail;
 pub(crate) mod offload;
 pub(crate) mod order;
+mod orphans;
 pub(crate) mod prospects;
 pub(crate) mod register;
 pub(crate) mod remove;
@@ -82,6 +83,9 @@ impl Core<'_> {
             return;
         }
         entry.set_presence(tier, new);
+        if old == Presence::Arriving {
+            self.arrival_ended(index, tier);
+        }
         let parent = entry.parent.get();
         if entry.is_kept() {
             self.forget_keep(index, tier);

@@ -1,9 +1,10 @@
 //! Removal on request: of a selection, or of one slot whose bytes are bad. What is in use becomes invisible at once
 //! and its slot comes back after its last user.
 
-use super::select::Selected;
+use super::evict::MAX_VICTIMS;
+use super::select::{Choice, Selected};
 use super::slot::Usage;
-use super::{Core, NONE, Presence};
+use super::{Core, NONE, Presence, Store};
 use crate::registry::{Quarantine, Removed};
 use crate::status::EvictionReason;
 use crate::tier::TierMask;
@@ -18,6 +19,49 @@ pub(crate) enum Reach {
     Ends,
     /// All.
     All,
+}
+
+/// Which of the selected blocks go, and what for.
+pub(crate) type How = (Reach, EvictionReason);
+
+/// Turns of a removal in which others are let in, where blocks come all the time behind those that are to go.
+const MOST_TURNS: usize = 4;
+
+impl Store {
+    /// Removes what is chosen from `tiers`, in parts between which others have their turn. What comes meanwhile behind a block that was
+    /// selected keeps it, and both go in the next turn; what is left after some turns goes in one hold, for nobody is waited for who brings
+    /// more and more.
+    pub(crate) fn remove_in_parts(
+        &self,
+        choice: &Choice<'_>,
+        tiers: TierMask,
+        how: How,
+        removed: &mut Removed,
+    ) {
+        for _ in 0..MOST_TURNS {
+            if !self.remove_once(choice, tiers, how, removed) {
+                return;
+            }
+        }
+        let mut core = self.lock_all();
+        let left = core.select_now(choice, tiers);
+        core.remove(&left, tiers, Reach::All, how.1, removed);
+    }
+
+    /// One turn of a removal. Says whether blocks were left that something continues.
+    pub(crate) fn remove_once(
+        &self,
+        choice: &Choice<'_>,
+        tiers: TierMask,
+        (reach, reason): How,
+        removed: &mut Removed,
+    ) -> bool {
+        let mut left = false;
+        for part in self.select(choice, tiers).chunks(MAX_VICTIMS) {
+            left |= self.lock_all().remove(part, tiers, reach, reason, removed);
+        }
+        left
+    }
 }
 
 impl Core<'_> {
@@ -109,6 +153,7 @@ impl Core<'_> {
             EvictionReason::Expired => counters.expired += 1,
             EvictionReason::Quarantined => counters.quarantined += 1,
             EvictionReason::Lost => counters.lost += 1,
+            EvictionReason::ParentFailed => counters.orphaned += 1,
         }
     }
 

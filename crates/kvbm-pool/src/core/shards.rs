@@ -9,6 +9,7 @@ use super::keep::Keeps;
 use super::losses::LossCounts;
 use super::mail::Mailbox;
 use super::order::Common;
+use super::orphans::Orphans;
 use super::slot::Slot;
 use super::table::Table;
 use super::tenants::Tenants;
@@ -164,6 +165,8 @@ pub(crate) struct Store {
     /// Blocks of each tier that are pinned so, for who does not look there.
     pub(super) kept: [AtomicU32; TIERS],
     pub(super) losses: LossCounts,
+    /// What was copied faster than its parent.
+    pub(super) orphans: Orphans,
     /// Times that a block of a Full group left a tier although something continued it there: only a hold of all shards does that.
     bereaved: AtomicU64,
     /// For each tier, the shard where blocks to copy down are looked for next; `NONE`: where the oldest are.
@@ -244,6 +247,7 @@ impl Store {
             keeps: Leaf::default(),
             kept: Default::default(),
             losses: LossCounts::default(),
+            orphans: Orphans::default(),
             bereaved: AtomicU64::new(0),
             coldest_next: std::array::from_fn(|_| AtomicU32::new(NONE)),
             step: AtomicU64::new(0),

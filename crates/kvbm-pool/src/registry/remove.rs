@@ -2,7 +2,6 @@
 
 use super::Registry;
 use crate::core::Store;
-use crate::core::evict::MAX_VICTIMS;
 use crate::core::remove::Reach;
 use crate::core::select::Choice;
 use crate::core::slot::Usage;
@@ -51,12 +50,6 @@ pub enum Quarantine {
     NotRegistered,
 }
 
-/// Which of the selected blocks go, and what for.
-type How = (Reach, EvictionReason);
-
-/// Turns of a removal in which others are let in, where blocks come all the time behind those that are to go.
-const MOST_TURNS: usize = 4;
-
 impl Registry {
     /// Removes every block from `tier` that nobody uses and that nothing in use continues.
     pub fn clear(&self, tier: Tier) -> Removed {
@@ -78,7 +71,7 @@ impl Registry {
     pub fn remove_subtrees(&self, blocks: &[(GroupId, SequenceHash)], tiers: TierMask) -> Removed {
         let mut removed = Removed::default();
         let how = (Reach::Ends, EvictionReason::Removed);
-        self.remove_in_parts(&Choice::Subtrees(blocks), tiers, how, &mut removed);
+        self.shared.store.remove_in_parts(&Choice::Subtrees(blocks), tiers, how, &mut removed);
         removed
     }
 
@@ -92,37 +85,8 @@ impl Registry {
     fn remove_if(&self, selection: Selection, tiers: TierMask, reach: Reach) -> Removed {
         let mut removed = Removed::default();
         let how = (reach, EvictionReason::Removed);
-        self.remove_in_parts(&Choice::By(selection), tiers, how, &mut removed);
+        self.shared.store.remove_in_parts(&Choice::By(selection), tiers, how, &mut removed);
         removed
-    }
-
-    /// What comes meanwhile behind a block that was selected keeps it, and both go in the next turn; what is left after some turns goes in one
-    /// hold, for nobody is waited for who brings more and more.
-    fn remove_in_parts(&self, choice: &Choice<'_>, tiers: TierMask, how: How, removed: &mut Removed) {
-        for _ in 0..MOST_TURNS {
-            if !self.remove_once(choice, tiers, how, removed) {
-                return;
-            }
-        }
-        let mut core = self.shared.store.lock_all();
-        let left = core.select_now(choice, tiers);
-        core.remove(&left, tiers, Reach::All, how.1, removed);
-    }
-
-    /// One turn of a removal. Says whether blocks were left that something continues.
-    fn remove_once(
-        &self,
-        choice: &Choice<'_>,
-        tiers: TierMask,
-        (reach, reason): How,
-        removed: &mut Removed,
-    ) -> bool {
-        let store = &self.shared.store;
-        let mut left = false;
-        for part in store.select(choice, tiers).chunks(MAX_VICTIMS) {
-            left |= store.lock_all().remove(part, tiers, reach, reason, removed);
-        }
-        left
     }
 
     /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for one): removes all that is there, as
@@ -133,7 +97,7 @@ impl Registry {
     pub fn lose(&self, tiers: TierMask) -> Removed {
         let mut lost = Removed::default();
         let all = Choice::By(Selection::All);
-        self.remove_once(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
+        self.shared.store.remove_once(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
         let mut core = self.shared.store.lock_all();
         core.count_loss(tiers);
         let left = core.select_now(&all, tiers);

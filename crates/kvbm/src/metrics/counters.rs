@@ -46,6 +46,8 @@ label! {
         Corrupt = "corrupt",
         /// A rank that has a part of it is gone, or started again with empty memory.
         RankLost = "rank_lost",
+        /// It was copied there before a block that it continues, whose copy then failed.
+        ParentFailed = "parent_failed",
     }
 }
 

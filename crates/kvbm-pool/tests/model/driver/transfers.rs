@@ -108,12 +108,14 @@ impl Driver {
                 self.oracle.fail(tier, block.0, true);
                 arrivals.fail(at);
             }
+            self.oracle.remove_orphans();
             self.arrivals.push(arrivals);
         } else if choice == 9 {
             let pinned = arrivals.into_pinned();
             for (_, block, _) in reserved.iter().rev() {
                 self.oracle.fail(tier, block.0, true);
             }
+            self.oracle.remove_orphans();
             self.pinned.push((pinned, Pin::Transfer));
         } else {
             self.drop_arrivals(arrivals);
@@ -131,6 +133,7 @@ impl Driver {
                 _ => {}
             }
         }
+        self.oracle.remove_orphans();
         drop(arrivals);
     }
 

@@ -34,7 +34,7 @@ impl Oracle {
                     if existing.is_none() {
                         self.use_now(node);
                     }
-                    if let Some((arriving, _)) = self.tiers[tier].arriving.remove(&node) {
+                    if let Some((arriving, _)) = self.arrival_ends(tier, node) {
                         self.tiers[tier].slots[arriving as usize] = Slot::Cancelled(node);
                     }
                     self.tiers[tier].slots[slot as usize] = Slot::Registered(node);
@@ -99,7 +99,8 @@ impl Oracle {
                 None
             }
             Slot::Arriving(node) => {
-                self.tiers[tier].arriving.remove(&node);
+                self.note_early(tier, node);
+                self.arrival_ends(tier, node);
                 self.tiers[tier].slots[slot as usize] = Slot::Registered(node);
                 self.tiers[tier].present.insert(node, vec![slot]);
                 self.pin(tier, slot, Pin::Transfer);
@@ -123,8 +124,38 @@ impl Oracle {
         let after = if reusable { Slot::Free } else { Slot::Quarantined };
         let before = std::mem::replace(&mut self.tiers[tier].slots[slot as usize], after);
         if let Slot::Arriving(node) = before {
-            self.tiers[tier].arriving.remove(&node);
+            let early = self.tiers[tier].early.remove(&node);
+            self.tiers[tier].orphans.extend(early.unwrap_or_default());
+            self.arrival_ends(tier, node);
             self.gone(tier, node);
+        }
+    }
+
+    /// A block is complete, perhaps before its parent.
+    fn note_early(&mut self, tier: usize, node: Node) {
+        let awaited = |parent: &Node| self.tiers[tier].arriving.contains_key(parent);
+        if let Some(parent) = self.parents[node].filter(|_| self.is_full(node)).filter(awaited) {
+            self.tiers[tier].early.entry(parent).or_default().push(node);
+        }
+    }
+
+    /// A block is not on its way any more; where it would have come.
+    pub(super) fn arrival_ends(&mut self, tier: usize, node: Node) -> Option<(u32, u64)> {
+        self.tiers[tier].early.remove(&node);
+        self.tiers[tier].arriving.remove(&node)
+    }
+
+    /// What was complete before a block that failed goes, with all that continues it.
+    pub(crate) fn remove_orphans(&mut self) {
+        for tier in 0..self.tiers.len() {
+            let is_orphan = |&node: &Node| {
+                self.is_coming_or_on(tier, node)
+                    && self.parents[node].is_some_and(|parent| !self.is_coming_or_on(tier, parent))
+            };
+            let orphans: Vec<Node> = self.tiers[tier].orphans.iter().copied().filter(is_orphan).collect();
+            self.tiers[tier].orphans.clear();
+            let gone = orphans.into_iter().flat_map(|node| self.subtree(node)).collect();
+            self.remove(&gone, &[tier], false);
         }
     }
 }

@@ -59,7 +59,7 @@ impl Oracle {
     }
 
     pub(super) fn expel(&mut self, tier: usize, node: Node, slots: &[u32]) {
-        if let Some((slot, _)) = self.tiers[tier].arriving.remove(&node) {
+        if let Some((slot, _)) = self.arrival_ends(tier, node) {
             self.tiers[tier].slots[slot as usize] = Slot::Cancelled(node);
             self.gone(tier, node);
         }
