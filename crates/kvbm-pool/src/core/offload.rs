@@ -6,7 +6,7 @@
 
 use super::slot::Usage;
 use super::{Core, MAX_SHARDS, NONE, Pin, Presence, Store};
-use kvbm_plan::{BlockId, SequenceHash};
+use kvbm_plan::{BlockId, GroupId, SequenceHash};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -274,12 +274,12 @@ impl Core<'_> {
     /// it sees some moment's state, which is all that the answer is worth to whoever copies them.
     fn line(&mut self, slot: u32, index: u32, search: &mut Search<'_>) -> Line {
         let store = self.store;
-        let hash = store.entries[index].hash();
-        let chain = store.is_full(store.entries[index].group());
+        let name = (store.entries[index].group(), store.entries[index].hash());
+        let chain = store.is_full(name.0);
         let mut above = index;
         search.missing.clear();
         while above != NONE {
-            if self.step_on(search) && !self.is_in(search.tier, slot, index, hash) {
+            if self.step_on(search) && !self.is_in(search.tier, slot, index, name) {
                 // Gone meanwhile.
                 search.missing.clear();
                 return Line::Broken;
@@ -300,13 +300,13 @@ impl Core<'_> {
         Line::Whole
     }
 
-    /// Whether the block with this entry and hash is (still) the one in a slot. Then its ancestors are what they were.
-    fn is_in(&self, tier: usize, slot: u32, index: u32, hash: SequenceHash) -> bool {
+    /// Whether the block with this entry and name is (still) the one in a slot. Then its ancestors are what they were.
+    fn is_in(&self, tier: usize, slot: u32, index: u32, (group, hash): (GroupId, SequenceHash)) -> bool {
         let state = &self.store.slots[tier][slot as usize];
         state.usage() == Usage::Registered
             && state.entry.get() == index
             && self.holds(index)
-            && self.store.entries[index].hash() == hash
+            && self.store.entries[index].is_block(group, hash)
     }
 
     /// Pins what [`line`](Self::line) has collected, topmost first; where room ends, what is in stays a chain.

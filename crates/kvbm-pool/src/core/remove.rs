@@ -75,12 +75,9 @@ impl Core<'_> {
         removed: &mut Removed,
     ) -> bool {
         let mut left = false;
-        for &Selected { index, hash, position } in selected {
+        for selected in selected {
+            let Some(index) = self.still(selected) else { continue };
             for tier in tiers.iter() {
-                let entry = &self.store.entries[index];
-                if !entry.in_use() || entry.hash() != hash || entry.position.get() != position {
-                    continue;
-                }
                 let goes = match reach {
                     Reach::Unused => self.is_unused(index, tier.index()),
                     Reach::Ends => !self.is_continued(index, tier.index()),

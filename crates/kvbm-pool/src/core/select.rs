@@ -11,9 +11,10 @@ const LOOKED_AT: usize = 2048;
 
 /// A block that was selected; checked again when it is removed, for the lock was open in between.
 pub(crate) struct Selected {
-    pub(super) index: u32,
-    pub(super) position: u32,
-    pub(super) hash: SequenceHash,
+    index: u32,
+    position: u32,
+    group: GroupId,
+    hash: SequenceHash,
 }
 
 /// What is selected.
@@ -24,7 +25,7 @@ pub(crate) enum Choice<'a> {
 }
 
 /// For entries that were looked at, whether they are one of some blocks or continue one. An answer holds for as long as the entry is that
-/// of the same block: a part of the block's hash is in it.
+/// of the same block: a part of the block's tag, which its group and hash make, is in it.
 #[derive(Default)]
 struct Below {
     answers: Vec<u32>,
@@ -34,22 +35,22 @@ const KNOWN: u32 = 0b10;
 const YES: u32 = 0b01;
 
 impl Below {
-    fn note(&mut self, index: u32, hash: SequenceHash, is_below: bool) {
+    fn note(&mut self, index: u32, tag: u64, is_below: bool) {
         let index = index as usize;
         if self.answers.len() <= index {
             self.answers.resize(index + 1, 0);
         }
-        self.answers[index] = part_of(hash) | KNOWN | if is_below { YES } else { 0 };
+        self.answers[index] = part_of(tag) | KNOWN | if is_below { YES } else { 0 };
     }
 
-    fn get(&self, index: u32, hash: SequenceHash) -> Option<bool> {
+    fn get(&self, index: u32, tag: u64) -> Option<bool> {
         let answer = *self.answers.get(index as usize)?;
-        (answer & !YES == part_of(hash) | KNOWN).then_some(answer & YES != 0)
+        (answer & !YES == part_of(tag) | KNOWN).then_some(answer & YES != 0)
     }
 }
 
-fn part_of(hash: SequenceHash) -> u32 {
-    hash.to_u128() as u32 & !(KNOWN | YES)
+fn part_of(tag: u64) -> u32 {
+    tag as u32 & !(KNOWN | YES)
 }
 
 impl Store {
@@ -103,7 +104,7 @@ impl Core<'_> {
         };
         let found: Vec<u32> = tops.iter().filter_map(|&(group, hash)| self.find(group, hash)).collect();
         for &index in &found {
-            below.note(index, self.store.entries[index].hash(), true);
+            below.note(index, self.store.entries[index].tag(), true);
         }
         let is_end = |&index: &u32| self.store.entries[index].links.get() == 0;
         if !found.iter().all(is_end) {
@@ -120,7 +121,14 @@ impl Core<'_> {
 
     fn selected(&self, index: u32) -> Selected {
         let entry = &self.store.entries[index];
-        Selected { index, position: entry.position.get(), hash: entry.hash() }
+        Selected { index, position: entry.position.get(), group: entry.group(), hash: entry.hash() }
+    }
+
+    /// The entry of a block that was selected, if it is still that block's.
+    pub(super) fn still(&self, selected: &Selected) -> Option<u32> {
+        let &Selected { index, position, group, hash } = selected;
+        let entry = &self.store.entries[index];
+        (entry.is_block(group, hash) && entry.position.get() == position).then_some(index)
     }
 
     /// Those of a choice among the entries with these indices. All shards are held.
@@ -159,7 +167,7 @@ impl Core<'_> {
     fn is_below(&self, start: u32, below: &mut Below) -> bool {
         let entries = &self.store.entries;
         let known =
-            |below: &Below, at: u32| if at == NONE { Some(false) } else { below.get(at, entries[at].hash()) };
+            |below: &Below, at: u32| if at == NONE { Some(false) } else { below.get(at, entries[at].tag()) };
         let mut at = start;
         let answer = loop {
             match known(below, at) {
@@ -169,9 +177,53 @@ impl Core<'_> {
         };
         let mut at = start;
         while known(below, at).is_none() {
-            below.note(at, entries[at].hash(), answer);
+            below.note(at, entries[at].tag(), answer);
             at = entries[at].parent.get();
         }
         answer
+    }
+}
+
+#[cfg(all(test, not(any(kvbm_loom, kvbm_shuttle))))]
+mod tests {
+    use super::super::entry::tag_of;
+    use super::super::remove::Reach;
+    use super::*;
+    use crate::{BlockChain, Duplicates, EvictionReason, G1, GroupConfig, Registry, RegistryConfig, Removed};
+    use kvbm_plan::NamespaceId;
+
+    fn hash(number: u8) -> SequenceHash {
+        SequenceHash::from_bytes([number; 16])
+    }
+
+    fn register(registry: &Registry, group: GroupId, chain: &[SequenceHash]) {
+        let pool = registry.pool::<G1>();
+        let fresh = pool.get_mutable_blocks(chain.len()).expect("there is room");
+        let partial = fresh.init_sequence(NamespaceId(0), group, 0).expect("a position in range");
+        let complete = partial.commit(BlockChain::of_hashes(chain)).expect("a whole chain").0;
+        drop(pool.register(complete, Duplicates::Reuse).expect("it has no parent"));
+    }
+
+    /// What was selected may be gone when it is removed, and another group's block with the same hash have its entry.
+    #[test]
+    fn a_block_of_another_group_with_the_same_hash_is_another_block() {
+        let groups = vec![GroupConfig::full(16); 2];
+        let config = RegistryConfig { groups, ..RegistryConfig::new([8, 0, 0]) };
+        let registry = Registry::new(&config).expect("a valid configuration");
+        let store = &registry.shared.store;
+        register(&registry, GroupId(0), &[hash(1)]);
+        let selected = store.select(&Choice::By(Selection::All), TierMask::ALL);
+        registry.remove(Selection::All, TierMask::ALL);
+        register(&registry, GroupId(1), &[hash(1)]);
+        let mut core = store.lock_all();
+        assert_eq!(core.find(GroupId(1), hash(1)), Some(selected[0].index), "the entry is used again");
+        let mut removed = Removed::default();
+        core.remove(&selected, TierMask::ALL, Reach::All, EvictionReason::Removed, &mut removed);
+        assert_eq!(removed, Removed::default());
+
+        let mut below = Below::default();
+        below.note(0, tag_of(GroupId(0), hash(1)), true);
+        assert_eq!(below.get(0, tag_of(GroupId(0), hash(1))), Some(true));
+        assert_eq!(below.get(0, tag_of(GroupId(1), hash(1))), None);
     }
 }
