@@ -1,5 +1,5 @@
-//! What the calling thread's holds are like: how many blocks go in one, how often all shards are locked, and how much is looked at to know
-//! whether a tenant's request can be met.
+//! What the calling thread's holds are like: how many blocks go in one, how often all shards are locked, how much is looked at to know
+//! whether a tenant's request can be met, and whether memory for a removal is had under locks.
 
 use std::cell::Cell;
 
@@ -8,6 +8,7 @@ thread_local! {
     static EVICTED: Cell<usize> = const { Cell::new(0) };
     static MOST: Cell<usize> = const { Cell::new(0) };
     static PLACES: Cell<usize> = const { Cell::new(0) };
+    static GROWN: Cell<usize> = const { Cell::new(0) };
 }
 
 pub(super) fn all_are_locked() {
@@ -43,12 +44,24 @@ pub(super) fn places_of(work: impl FnOnce()) -> usize {
     PLACES.get()
 }
 
+/// What is known of a removal's entries needs more memory, under locks.
+pub(super) fn answers_grow() {
+    GROWN.set(GROWN.get() + 1);
+}
+
+/// How often it did while `work` ran.
+pub(super) fn growth_of(work: impl FnOnce()) -> usize {
+    GROWN.set(0);
+    work();
+    GROWN.get()
+}
+
 #[cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 mod tests {
-    use super::{of, places_of};
+    use super::{growth_of, of, places_of};
     use crate::{
         BlockChain, Cached, Completion, Duplicates, G1, PolicyKind, Registry, RegistryConfig, Share,
-        TenantConfig, TierTag,
+        TenantConfig, TierMask, TierTag,
     };
     use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 
@@ -143,6 +156,20 @@ mod tests {
                 (1..=RegistryConfig::MOST_EVICTED_AT_ONCE).contains(&most),
                 "{policy:?}, {shards} shards: {most}"
             );
+        }
+    }
+
+    #[test]
+    fn a_removal_has_its_memory_before_it_locks() {
+        for shards in [1, 4] {
+            let registry = registry(shards, PolicyKind::LruLeaf);
+            (0..8).for_each(|number| drop(register::<G1>(&registry, &chain(number, 100), 0)));
+            let grown = growth_of(|| {
+                let tops = [1, 6].map(|number| (GROUP, chain(number, 3)[2]));
+                assert_eq!(registry.remove_subtrees(&tops, TierMask::ALL).blocks, 2 * 98);
+                assert_eq!(registry.remove_subtree(GROUP, chain(7, 1)[0], TierMask::ALL).blocks, 100);
+            });
+            assert_eq!(grown, 0, "{shards} shards");
         }
     }
 

@@ -4,6 +4,7 @@ use super::{Core, NONE, Presence, Store};
 use crate::registry::Selection;
 use crate::tier::TierMask;
 use kvbm_plan::{GroupId, SequenceHash};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Entries looked at in one part.
@@ -24,6 +25,17 @@ pub(crate) enum Choice<'a> {
     Subtrees(&'a [(GroupId, SequenceHash)]),
 }
 
+impl Choice<'_> {
+    /// The blocks at the top of subtrees, where those are chosen.
+    fn tops(&self) -> Option<Cow<'_, [(GroupId, SequenceHash)]>> {
+        match *self {
+            Self::By(Selection::Subtree { group, hash }) => Some(Cow::Owned(vec![(group, hash)])),
+            Self::By(_) => None,
+            Self::Subtrees(tops) => Some(Cow::Borrowed(tops)),
+        }
+    }
+}
+
 /// For entries that were looked at, whether they are one of some blocks or continue one. An answer holds for as long as the entry is that
 /// of the same block: a part of the block's tag, which its group and hash make, is in it.
 #[derive(Default)]
@@ -35,9 +47,17 @@ const KNOWN: u32 = 0b10;
 const YES: u32 = 0b01;
 
 impl Below {
+    /// With room for so many entries, which takes time: no shard is held.
+    fn of(entries: usize) -> Self {
+        Self { answers: vec![0; entries] }
+    }
+
     fn note(&mut self, index: u32, tag: u64, is_below: bool) {
         let index = index as usize;
         if self.answers.len() <= index {
+            // All entries became twice as many meanwhile, under these locks as well.
+            #[cfg(test)]
+            super::counts::answers_grow();
             self.answers.resize(index + 1, 0);
         }
         self.answers[index] = part_of(tag) | KNOWN | if is_below { YES } else { 0 };
@@ -56,19 +76,28 @@ fn part_of(tag: u64) -> u32 {
 impl Store {
     /// Blocks of a choice that are on `tiers`, children before their parents. Of what comes and goes meanwhile some may be among them.
     pub(crate) fn select(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
-        let mut core = self.lock_all();
         let mut below = Below::default();
-        if let Some(found) = core.select_ends(choice, tiers, &mut below) {
-            return found;
+        let tops = choice.tops();
+        if let Some(tops) = &tops {
+            if let Some(ends) = self.lock_all().select_ends(tops, tiers) {
+                return ends;
+            }
+            below = Below::of(self.entries.len());
         }
+        let mut core = self.lock_all();
+        core.note_tops(tops.as_deref().unwrap_or_default(), &mut below);
+        // Each part has a vector of its own: one for all would be copied, under all locks, when it grows.
         let (mut found, mut at) = (Vec::new(), 0);
         while at < core.end() {
             let part = at..(at + LOOKED_AT).min(core.end());
             at = part.end;
-            core.select_among(part, choice, tiers, &mut below, &mut found);
+            let mut selected = Vec::new();
+            core.select_among(part, choice, tiers, &mut below, &mut selected);
+            found.push(selected);
             core.let_others_in();
         }
         drop(core);
+        let mut found: Vec<Selected> = found.into_iter().flatten().collect();
         sort(&mut found);
         found
     }
@@ -81,9 +110,12 @@ fn sort(found: &mut [Selected]) {
 impl Core<'_> {
     /// Blocks of a choice that are on `tiers`, children before their parents, in this hold, of all shards.
     pub(crate) fn select_now(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
-        let mut below = Below::default();
-        if let Some(found) = self.select_ends(choice, tiers, &mut below) {
-            return found;
+        let (tops, mut below) = (choice.tops(), Below::default());
+        if let Some(tops) = &tops {
+            if let Some(ends) = self.select_ends(tops, tiers) {
+                return ends;
+            }
+            self.note_tops(tops, &mut below);
         }
         let mut found = Vec::new();
         self.select_among(0..self.end(), choice, tiers, &mut below, &mut found);
@@ -91,21 +123,10 @@ impl Core<'_> {
         found
     }
 
-    /// The blocks at the top of subtrees, noted in `below`; all that is selected, where nothing continues one of them.
-    fn select_ends(&self, choice: &Choice<'_>, tiers: TierMask, below: &mut Below) -> Option<Vec<Selected>> {
-        let only;
-        let tops = match choice {
-            Choice::By(Selection::Subtree { group, hash }) => {
-                only = [(*group, *hash)];
-                &only
-            }
-            Choice::By(_) => return None,
-            Choice::Subtrees(tops) => *tops,
-        };
+    /// The blocks at the top of subtrees on `tiers`, children before their parents, where nothing continues one of them. All shards are
+    /// held.
+    fn select_ends(&self, tops: &[(GroupId, SequenceHash)], tiers: TierMask) -> Option<Vec<Selected>> {
         let found: Vec<u32> = tops.iter().filter_map(|&(group, hash)| self.find(group, hash)).collect();
-        for &index in &found {
-            below.note(index, self.store.entries[index].tag(), true);
-        }
         let is_end = |&index: &u32| self.store.entries[index].links.get() == 0;
         if !found.iter().all(is_end) {
             return None;
@@ -117,6 +138,15 @@ impl Core<'_> {
             .collect();
         sort(&mut ends);
         Some(ends)
+    }
+
+    /// Notes the blocks at the top of subtrees. All shards are held.
+    fn note_tops(&self, tops: &[(GroupId, SequenceHash)], below: &mut Below) {
+        for &(group, hash) in tops {
+            if let Some(index) = self.find(group, hash) {
+                below.note(index, self.store.entries[index].tag(), true);
+            }
+        }
     }
 
     fn selected(&self, index: u32) -> Selected {
