@@ -89,7 +89,8 @@ impl Shared {
         let mut rooms = Vec::new();
         let (mut core, mut ground) = self.store.lock_for_arrivals(index, identities);
         for (claim, part) in core.by_tenant(identities) {
-            let needed = core.prepare_arrivals(index, &part, &mut pins);
+            let needed;
+            (core, needed) = core.prepare_arrivals(index, &part, &ground, &mut pins);
             let ids = Vec::with_capacity(needed);
             rooms.push((HeldSlots { shared: Arc::clone(self), tier: index, ids, claim, losses }, needed));
         }

@@ -2,7 +2,8 @@
 //!
 //! A Full chain is one shard's: that of its first block's entry where it has one (what is copied down), else that of its parent. Where the
 //! parent belongs to another shard, it counts the block under its own lock first, as it does for `register`: so it stays until the
-//! block has come. Whatever lies in several shards otherwise is left to a hold of all.
+//! block has come. Whatever lies in several shards otherwise is looked at in one after the other, where what must stay is pinned, and
+//! begins in a hold of all.
 
 use super::mail::Letter;
 use super::prospects::FAR_FROM_TAIL;
@@ -26,22 +27,18 @@ pub(crate) struct Ground {
 pub(crate) type Entered = Option<Vec<u32>>;
 
 impl Store {
-    /// Locks what the first look at blocks takes that are to come to `tier`.
+    /// Locks the shard where the first look begins at blocks that are to come to `tier`.
     pub(crate) fn lock_for_arrivals(&self, tier: usize, identities: &[BlockIdentity]) -> (Core<'_>, Ground) {
-        let all = |outside| (self.lock_all(), Ground { shard: None, outside });
         let sensible =
             || identities.iter().enumerate().all(|(at, block)| self.check_identity(at, block).is_ok());
         if self.is_whole() || !self.is_chain(identities) || !sensible() {
-            return all(None);
+            return (self.lock_any(), Ground::default());
         }
         let (core, outside) = self.lock_ground(tier, identities);
         let is_here =
             |block: &BlockIdentity| core.find(block.group, block.hash).is_none_or(|index| core.holds(index));
-        if core.holds_all() || !identities.iter().all(is_here) {
-            drop(core);
-            return all(outside);
-        }
-        let shard = Some(core.number());
+        let one = !core.holds_all() && identities.iter().all(is_here);
+        let shard = one.then(|| core.number());
         (core, Ground { shard, outside })
     }
 
@@ -156,39 +153,53 @@ impl Core<'_> {
     }
 
     /// What must not be evicted while room is made for `identities`: those of them that are there, and parents.
-    /// Pins them into `pins`; returns how many slots are needed.
+    /// Pins them into `pins`; returns how many slots are needed. What is not so any more is seen where the arrivals begin.
     pub(crate) fn prepare_arrivals(
-        &mut self,
+        self,
         tier: usize,
         identities: &[BlockIdentity],
+        ground: &Ground,
         pins: &mut Vec<BlockId>,
-    ) -> usize {
-        let mut needed = 0;
+    ) -> (Self, usize) {
+        let (mut core, mut needed) = (self, 0);
         for (index, identity) in identities.iter().enumerate() {
-            match self.presence_of(tier, identity.group, identity.hash) {
+            let there;
+            (core, there) = core.presence_of(tier, identity.group, identity.hash, ground);
+            match there {
                 (Presence::Arriving, _) => {}
-                (Presence::Present, slot) => self.pin_into(tier, slot, pins),
+                (Presence::Present, slot) => core.pin_into(tier, slot, pins),
                 (Presence::Absent, _) => {
-                    let (admitted, parent) = self.admits(tier, identity, &identities[..index]);
+                    let (admitted, parent);
+                    (core, admitted, parent) = core.admits(tier, identity, &identities[..index], ground);
                     needed += usize::from(admitted);
-                    self.pin_into(tier, parent, pins);
+                    core.pin_into(tier, parent, pins);
                 }
             }
         }
-        needed
+        (core, needed)
     }
 
-    /// Presence on `tier`, and the slot there if the block's shard is held. Of a block elsewhere presence is a hint and the slot
-    /// nothing at all: that block may be on its way out this very moment. Where it is a parent that has to stay it keeps a place;
-    /// what is not so any more is seen where the arrivals begin.
-    fn presence_of(&self, tier: usize, group: GroupId, hash: SequenceHash) -> (Presence, Option<u32>) {
-        match self.find(group, hash) {
-            Some(found) => {
-                let entry = &self.store.entries[found];
-                (entry.presence(tier), self.holds(found).then(|| entry.slot(tier)))
-            }
-            None => (Presence::Absent, None),
-        }
+    /// Presence on `tier`, and the slot there if the block's shard is held. Where the ground is one shard no other is locked: of a block
+    /// elsewhere presence is a hint and the slot nothing at all, for that block may be on its way out this very moment. Where it is a
+    /// parent that has to stay it keeps a place.
+    #[inline]
+    fn presence_of(
+        self,
+        tier: usize,
+        group: GroupId,
+        hash: SequenceHash,
+        ground: &Ground,
+    ) -> (Self, (Presence, Option<u32>)) {
+        let (core, found) = if ground.shard.is_some() {
+            let found = self.find(group, hash);
+            (self, found)
+        } else {
+            self.seek(group, hash)
+        };
+        let Some(found) = found else { return (core, (Presence::Absent, None)) };
+        let entry = &core.store.entries[found];
+        let there = (entry.presence(tier), core.holds(found).then(|| entry.slot(tier)));
+        (core, there)
     }
 
     fn pin_into(&mut self, tier: usize, slot: Option<u32>, pins: &mut Vec<BlockId>) {
@@ -210,21 +221,23 @@ impl Core<'_> {
     }
 
     /// Whether a block may be brought to `tier` after those of `earlier`, and the parent's slot if it is there now and held.
+    #[inline]
     fn admits(
-        &self,
+        self,
         tier: usize,
         identity: &BlockIdentity,
         earlier: &[BlockIdentity],
-    ) -> (bool, Option<u32>) {
+        ground: &Ground,
+    ) -> (Self, bool, Option<u32>) {
         let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
-            return (true, None);
+            return (self, true, None);
         };
-        match self.presence_of(tier, identity.group, parent) {
-            (Presence::Present, slot) => (true, slot),
-            (Presence::Arriving, _) => (true, None),
-            (Presence::Absent, _) => {
+        match self.presence_of(tier, identity.group, parent, ground) {
+            (core, (Presence::Present, slot)) => (core, true, slot),
+            (core, (Presence::Arriving, _)) => (core, true, None),
+            (core, (Presence::Absent, _)) => {
                 let same = |other: &BlockIdentity| other.hash == parent && other.group == identity.group;
-                (earlier.iter().rev().any(same), None)
+                (core, earlier.iter().rev().any(same), None)
             }
         }
     }

@@ -146,6 +146,23 @@ mod tests {
     }
 
     #[test]
+    fn several_chains_at_once_lock_all_shards_once() {
+        let registry = registry(4, PolicyKind::LruLeaf);
+        let chains: Vec<_> = (0..8).map(|number| chain(number, 100)).collect();
+        for part in [0..40, 30..100] {
+            let blocks: Vec<_> =
+                chains.iter().flat_map(|chain| identities(chain)[part.clone()].to_vec()).collect();
+            let (all, _) = of(|| {
+                let arrivals = registry.begin_arrivals(Tier::G2, &blocks).expect("there is room");
+                assert_eq!(arrivals.reserved().count(), 8 * if part.start == 0 { 40 } else { 60 });
+                drop(arrivals.into_pinned());
+            });
+            assert_eq!(all, 1, "{part:?}");
+            registry.begin_arrivals(Tier::G2, &blocks).expect("there is room").complete_all();
+        }
+    }
+
+    #[test]
     fn a_hold_evicts_so_many_blocks_also_where_nobody_waits() {
         for (shards, policy) in [(1, PolicyKind::LruLeaf), (4, PolicyKind::LruLeaf), (1, PolicyKind::Hazard)]
         {
