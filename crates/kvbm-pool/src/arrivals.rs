@@ -1,6 +1,7 @@
 //! Destinations of transfers.
 
-use crate::core::Pin;
+use crate::core::hold::BLOCKS_OF_A_PART;
+use crate::core::{Core, Pin};
 use crate::losses::Losses;
 use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
@@ -140,13 +141,15 @@ impl AnyArrivals {
         self.complete_each([index]).pop().unwrap_or(Completion::Removed)
     }
 
-    /// The same for several blocks, one after the other; answers are in the order of `indices`. Parents go before their children.
+    /// The same for several blocks, one after the other; answers are in the order of `indices`. Parents go before their children. Others have
+    /// their turn after 64 blocks at the latest.
     pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<Completion> {
         let indices: Vec<usize> = indices.into_iter().collect();
         let mut completions = Vec::with_capacity(indices.len());
         let store = &self.shared.store;
         let mut held = None;
-        for index in indices {
+        for (at, index) in indices.into_iter().enumerate() {
+            let_others_in(&mut held, at);
             let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) else {
                 completions.push(Completion::Removed);
                 continue;
@@ -229,7 +232,8 @@ impl Drop for AnyArrivals {
         let tier = self.tier.index();
         let store = &self.shared.store;
         let mut held = None;
-        for arrival in self.arrivals.iter().rev() {
+        for (at, arrival) in self.arrivals.iter().rev().enumerate() {
+            let_others_in(&mut held, at);
             match *arrival {
                 Arrival::Reserved { block, .. } => {
                     let mut core = store.go_to_slot(held.take(), tier, block);
@@ -246,6 +250,15 @@ impl Drop for AnyArrivals {
         }
         drop(held);
         store.remove_orphans();
+    }
+}
+
+/// Others have their turn between two parts of a batch of which so many blocks are done.
+fn let_others_in(held: &mut Option<Core<'_>>, done: usize) {
+    if let Some(core) = held
+        && done.is_multiple_of(BLOCKS_OF_A_PART)
+    {
+        core.let_others_in();
     }
 }
 

@@ -77,6 +77,8 @@ impl Core<'_> {
 
     /// See [`Store::complete_arrival`]; `with_parent`: the parent is there, or on its way, or not needed.
     fn complete_arrival(&mut self, tier: usize, block: BlockId, with_parent: bool) -> Completion {
+        #[cfg(test)]
+        super::counts::one_changes();
         let store = self.store;
         let state = &store.slots[tier][block.index()];
         let index = state.entry.get();

@@ -1,11 +1,11 @@
-//! What the calling thread's holds are like: how many blocks go in one, how often all shards are locked, how much is looked at to know
+//! What the calling thread's holds are like: how many blocks come or go in one, how often all shards are locked, how much is looked at to know
 //! whether a tenant's request can be met, and whether memory for a removal is had under locks.
 
 use std::cell::Cell;
 
 thread_local! {
     static ALL: Cell<usize> = const { Cell::new(0) };
-    static EVICTED: Cell<usize> = const { Cell::new(0) };
+    static CHANGED: Cell<usize> = const { Cell::new(0) };
     static MOST: Cell<usize> = const { Cell::new(0) };
     static PLACES: Cell<usize> = const { Cell::new(0) };
     static GROWN: Cell<usize> = const { Cell::new(0) };
@@ -16,15 +16,16 @@ pub(super) fn all_are_locked() {
 }
 
 pub(super) fn a_hold_begins() {
-    EVICTED.set(0);
+    CHANGED.set(0);
 }
 
-pub(super) fn one_is_evicted() {
-    EVICTED.set(EVICTED.get() + 1);
-    MOST.set(MOST.get().max(EVICTED.get()));
+/// A block is evicted or removed, or its arrival is complete.
+pub(super) fn one_changes() {
+    CHANGED.set(CHANGED.get() + 1);
+    MOST.set(MOST.get().max(CHANGED.get()));
 }
 
-/// Times that all shards were locked while `work` ran, and the most blocks that were evicted in one hold.
+/// Times that all shards were locked while `work` ran, and the most blocks that came with arrivals, or went, in one hold.
 pub(super) fn of(work: impl FnOnce()) -> (usize, usize) {
     ALL.set(0);
     MOST.set(0);
@@ -143,6 +144,19 @@ mod tests {
             }
         });
         assert_eq!(all, 0);
+    }
+
+    #[test]
+    fn no_hold_completes_more_than_64_blocks() {
+        for shards in [1, 4] {
+            let registry = registry(shards, PolicyKind::LruLeaf);
+            let blocks = identities(&chain(1, 1000));
+            let (_, most) = of(|| {
+                let mut arrivals = registry.begin_arrivals(Tier::G2, &blocks).expect("there is room");
+                assert_eq!(arrivals.complete_all(), [Completion::Stored; 1000]);
+            });
+            assert!((1..=64).contains(&most), "{most} in a hold, {shards} shards");
+        }
     }
 
     #[test]

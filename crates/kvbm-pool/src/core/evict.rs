@@ -329,7 +329,7 @@ impl Core<'_> {
     #[inline]
     pub(crate) fn vacate(&mut self, tier: usize, slot: u32) {
         #[cfg(test)]
-        super::counts::one_is_evicted();
+        super::counts::one_changes();
         let store = self.store;
         let state = &store.slots[tier][slot as usize];
         let (index, heir) = (state.entry.get(), state.link.get());

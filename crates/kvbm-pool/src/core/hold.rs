@@ -31,6 +31,9 @@ pub(crate) struct Core<'a> {
 /// Parts of long work in one hold where nobody waits.
 pub(super) const PARTS_OF_A_HOLD: usize = 2;
 
+/// Blocks of a batch that are dealt with in one part, where each takes a part of a microsecond.
+pub(crate) const BLOCKS_OF_A_PART: usize = 32;
+
 #[cfg_attr(feature = "hold-times", expect(clippy::large_enum_variant, reason = "for benchmarks alone"))]
 pub(super) enum Held<'a> {
     One(MutexGuard<'a, Shard>),
