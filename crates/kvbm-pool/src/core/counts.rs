@@ -159,6 +159,18 @@ mod tests {
         }
     }
 
+    /// Nor are all shards locked anew for every few of them.
+    #[test]
+    fn no_hold_removes_more_than_64_blocks() {
+        for shards in [1, 4] {
+            let registry = registry(shards, PolicyKind::LruLeaf);
+            (0..8).for_each(|number| drop(register::<G1>(&registry, &chain(number, 128), 0)));
+            let (all, most) = of(|| assert_eq!(registry.forget(NamespaceId(0)).blocks, 1024));
+            assert!((33..=64).contains(&most), "{most} in a hold, {shards} shards");
+            assert!(all <= 2, "all were locked {all} times");
+        }
+    }
+
     #[test]
     fn several_chains_at_once_lock_all_shards_once() {
         let registry = registry(4, PolicyKind::LruLeaf);

@@ -1,14 +1,18 @@
 //! Removal on request: of a selection, or of one slot whose bytes are bad. What is in use becomes invisible at once
 //! and its slot comes back after its last user.
 
-use super::evict::MAX_VICTIMS;
+use super::hold::BLOCKS_OF_A_PART;
 use super::select::{Choice, Selected};
 use super::slot::Usage;
 use super::{Core, NONE, Presence, Store};
+use crate::near;
 use crate::registry::{Quarantine, Removed};
 use crate::status::EvictionReason;
 use crate::tier::TierMask;
 use kvbm_plan::{BlockId, Tier};
+
+/// The slots of a block are asked for so many blocks before it is removed, its entry twice as many.
+const STEPS_AHEAD: usize = 8;
 
 /// How far a removal goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +48,9 @@ impl Store {
             }
         }
         let mut core = self.lock_all();
-        let left = core.select_now(choice, tiers);
-        core.remove(&left, tiers, Reach::All, how.1, removed);
+        for left in core.select_now(choice, tiers) {
+            core.remove(&left, tiers, Reach::All, how.1, removed);
+        }
     }
 
     /// One turn of a removal. Says whether blocks were left that something continues.
@@ -56,37 +61,63 @@ impl Store {
         (reach, reason): How,
         removed: &mut Removed,
     ) -> bool {
-        let mut left = false;
-        for part in self.select(choice, tiers).chunks(MAX_VICTIMS) {
-            left |= self.lock_all().remove(part, tiers, reach, reason, removed);
+        let selected = self.select(choice, tiers);
+        let (mut left, mut done) = (false, 0);
+        if selected.is_empty() {
+            return left;
+        }
+        let mut core = self.lock_all();
+        for at in 0..selected.len() {
+            core.come_near(&selected[at..], tiers);
+            let before = removed.blocks + removed.cancelled;
+            left |= core.remove(&selected[at], tiers, reach, reason, removed);
+            done += (removed.blocks + removed.cancelled - before).max(1);
+            if done >= BLOCKS_OF_A_PART as u64 {
+                done = 0;
+                core.let_others_in();
+            }
         }
         left
     }
 }
 
 impl Core<'_> {
-    /// Removes selected blocks that are still what they were. Says whether one that was no end was left for that.
+    /// What removing the blocks that come next will read is asked for, a step further for what is nearer.
+    fn come_near(&self, next: &[Selected], tiers: TierMask) {
+        let store = self.store;
+        if let Some(far) = next.get(2 * STEPS_AHEAD) {
+            near::prefetch(&store.entries[far.index()]);
+        }
+        if let Some(near) = next.get(STEPS_AHEAD) {
+            let entry = &store.entries[near.index()];
+            for tier in tiers.iter().map(Tier::index) {
+                if let Some(slot) = store.slots[tier].get(entry.slot(tier) as usize) {
+                    near::prefetch(slot);
+                }
+            }
+        }
+    }
+
+    /// Removes a selected block that still is what it was. Says whether it was left for being no end.
     pub(crate) fn remove(
         &mut self,
-        selected: &[Selected],
+        selected: &Selected,
         tiers: TierMask,
         reach: Reach,
         reason: EvictionReason,
         removed: &mut Removed,
     ) -> bool {
+        let Some(index) = self.still(selected) else { return false };
         let mut left = false;
-        for selected in selected {
-            let Some(index) = self.still(selected) else { continue };
-            for tier in tiers.iter() {
-                let goes = match reach {
-                    Reach::Unused => self.is_unused(index, tier.index()),
-                    Reach::Ends => !self.is_continued(index, tier.index()),
-                    Reach::All => true,
-                };
-                left |= reach == Reach::Ends && !goes;
-                if goes {
-                    self.expel(index, tier, reason, removed);
-                }
+        for tier in tiers.iter() {
+            let goes = match reach {
+                Reach::Unused => self.is_unused(index, tier.index()),
+                Reach::Ends => !self.is_continued(index, tier.index()),
+                Reach::All => true,
+            };
+            left |= reach == Reach::Ends && !goes;
+            if goes {
+                self.expel(index, tier, reason, removed);
             }
         }
         left
@@ -125,6 +156,8 @@ impl Core<'_> {
                 removed.cancelled += 1;
             }
             Presence::Present => {
+                #[cfg(test)]
+                super::counts::one_changes();
                 self.set_presence(index, tier_index, Presence::Absent);
                 let mut slot = slot_of.get();
                 slot_of.set(NONE);

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 /// Entries looked at in one part.
-const LOOKED_AT: usize = 2048;
+const LOOKED_AT: usize = 1024;
 
 /// A block that was selected; checked again when it is removed, for the lock was open in between.
 pub(crate) struct Selected {
@@ -16,6 +16,12 @@ pub(crate) struct Selected {
     position: u32,
     group: GroupId,
     hash: SequenceHash,
+}
+
+impl Selected {
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
 }
 
 /// What is selected.
@@ -248,7 +254,7 @@ mod tests {
         let mut core = store.lock_all();
         assert_eq!(core.find(GroupId(1), hash(1)), Some(selected[0].index), "the entry is used again");
         let mut removed = Removed::default();
-        core.remove(&selected, TierMask::ALL, Reach::All, EvictionReason::Removed, &mut removed);
+        core.remove(&selected[0], TierMask::ALL, Reach::All, EvictionReason::Removed, &mut removed);
         assert_eq!(removed, Removed::default());
 
         let mut below = Below::default();

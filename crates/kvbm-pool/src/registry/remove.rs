@@ -100,8 +100,9 @@ impl Registry {
         self.shared.store.remove_once(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
         let mut core = self.shared.store.lock_all();
         core.count_loss(tiers);
-        let left = core.select_now(&all, tiers);
-        core.remove(&left, tiers, Reach::All, EvictionReason::Lost, &mut lost);
+        for left in core.select_now(&all, tiers) {
+            core.remove(&left, tiers, Reach::All, EvictionReason::Lost, &mut lost);
+        }
         lost
     }
 
