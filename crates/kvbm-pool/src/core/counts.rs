@@ -8,6 +8,8 @@ thread_local! {
     static CHANGED: Cell<usize> = const { Cell::new(0) };
     static MOST: Cell<usize> = const { Cell::new(0) };
     static PLACES: Cell<usize> = const { Cell::new(0) };
+    static IN_HOLD: Cell<usize> = const { Cell::new(0) };
+    static MOST_PLACES: Cell<usize> = const { Cell::new(0) };
     static GROWN: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -17,6 +19,7 @@ pub(super) fn all_are_locked() {
 
 pub(super) fn a_hold_begins() {
     CHANGED.set(0);
+    IN_HOLD.set(0);
 }
 
 /// A block is evicted or removed, or its arrival is complete.
@@ -36,13 +39,16 @@ pub(super) fn of(work: impl FnOnce()) -> (usize, usize) {
 /// A place of an order is looked at to count what a tenant has that could go.
 pub(super) fn a_place_is_looked_at() {
     PLACES.set(PLACES.get() + 1);
+    IN_HOLD.set(IN_HOLD.get() + 1);
+    MOST_PLACES.set(MOST_PLACES.get().max(IN_HOLD.get()));
 }
 
-/// How many were while `work` ran.
-pub(super) fn places_of(work: impl FnOnce()) -> usize {
+/// How many were while `work` ran, and in one hold at most.
+pub(super) fn places_of(work: impl FnOnce()) -> (usize, usize) {
     PLACES.set(0);
+    MOST_PLACES.set(0);
     work();
-    PLACES.get()
+    (PLACES.get(), MOST_PLACES.get())
 }
 
 /// What is known of a removal's entries needs more memory, under locks.
@@ -219,14 +225,7 @@ mod tests {
     /// A full tier of two tenants: the first has `in_use` blocks in use and `idle` that are older than all others, the second has the rest,
     /// none in use.
     fn shared(in_use: u16, idle: u16) -> (Registry, Cached<G1>) {
-        let tenant = |namespace| TenantConfig {
-            share: Share::new(0.25).expect("a share"),
-            namespaces: vec![NamespaceId(namespace)],
-        };
-        let tenants = vec![tenant(1), tenant(2)];
-        let config =
-            RegistryConfig { tenants, policy: PolicyKind::LruLeaf, ..RegistryConfig::new([1024, 1024, 0]) };
-        let registry = Registry::new(&config).expect("a valid configuration");
+        let registry = of_two_tenants();
         if idle > 0 {
             drop(register_in::<G1>(NamespaceId(1), &registry, &chain(1, idle), 0));
         }
@@ -235,10 +234,21 @@ mod tests {
         (registry, held)
     }
 
+    fn of_two_tenants() -> Registry {
+        let tenant = |namespace| TenantConfig {
+            share: Share::new(0.25).expect("a share"),
+            namespaces: vec![NamespaceId(namespace)],
+        };
+        let tenants = vec![tenant(1), tenant(2)];
+        let config =
+            RegistryConfig { tenants, policy: PolicyKind::LruLeaf, ..RegistryConfig::new([1024, 1024, 0]) };
+        Registry::new(&config).expect("a valid configuration")
+    }
+
     #[test]
     fn the_order_is_not_searched_for_a_tenant_whose_blocks_are_all_in_use() {
         let (registry, held) = shared(600, 0);
-        let places = places_of(|| {
+        let (places, _) = places_of(|| {
             let allocate = |_| registry.pool::<G1>().get_mutable_blocks_for(NamespaceId(2), 8);
             let blocks: Vec<_> = (0..4).map(allocate).collect();
             assert!(blocks.iter().all(Result::is_ok), "{blocks:?}");
@@ -247,10 +257,28 @@ mod tests {
         drop(held);
     }
 
+    /// Blocks that have to stay may be out of the order already: then nothing says where the last one is, and each request looks to the end.
+    #[test]
+    fn a_tenant_whose_blocks_have_to_stay_is_searched_in_parts() {
+        let registry = of_two_tenants();
+        let kept = chain(2, 610);
+        drop(register_in::<G1>(NamespaceId(1), &registry, &kept[..10], 0));
+        drop(register_in::<G1>(NamespaceId(1), &registry, &chain(4, 1), 0));
+        let held = register_in::<G1>(NamespaceId(1), &registry, &kept, 10);
+        drop(register_in::<G1>(NamespaceId(2), &registry, &chain(3, 1024 - 611), 0));
+        let (places, most) = places_of(|| {
+            let blocks = registry.pool::<G1>().get_mutable_blocks_for(NamespaceId(2), 16);
+            assert_eq!(blocks.map(|blocks| blocks.len()), Ok(16));
+        });
+        assert!(places >= 400, "{places} places: it was not searched to the end");
+        assert!((1..=258).contains(&most), "{most} in one hold");
+        drop(held);
+    }
+
     #[test]
     fn the_search_ends_with_the_last_block_of_the_tenant_that_is_not_in_use() {
         let (registry, held) = shared(600, 8);
-        let places = places_of(|| {
+        let (places, _) = places_of(|| {
             let blocks = registry.pool::<G1>().get_mutable_blocks_for(NamespaceId(2), 16);
             assert_eq!(blocks.map(|blocks| blocks.len()), Ok(16));
         });

@@ -92,15 +92,20 @@ impl Order {
         None
     }
 
-    /// Slots in all places that were not looked at for a tenant, whosever they are.
-    pub(crate) fn unseen(&self, tenant: usize, slots: &[Slot]) -> impl Iterator<Item = u32> {
+    /// Places from number `start` on that were not looked at for a tenant, whosever they are: number, and slot unless the place is stale.
+    pub(crate) fn unseen(
+        &self,
+        tenant: usize,
+        start: u64,
+        slots: &[Slot],
+    ) -> impl Iterator<Item = (u64, Option<u32>)> {
         let first = self.first();
         let Seen { from, to } = self.seen.get(tenant).copied().unwrap_or(Seen { from: first, to: first });
-        let places = self.places(0..from, slots).chain(self.places(to..u64::MAX, slots));
-        places.filter_map(|(_, slot)| {
+        let old = (start < from).then(|| self.places(start..from, slots)).into_iter().flatten();
+        let places = old.chain(self.places(start.max(to)..u64::MAX, slots));
+        places.inspect(|_| {
             #[cfg(test)]
             crate::core::counts::a_place_is_looked_at();
-            slot
         })
     }
 

@@ -1,7 +1,8 @@
 //! Whether a request can be met, known before anything goes for it: one that is refused takes nothing.
 //!
 //! Counts of what nobody uses refuse most of those. But some of that may have to stay, because something in use continues it, or because
-//! it is pinned: where a tenant has such blocks, those that could go are counted one by one, no more than are needed.
+//! it is pinned: where a tenant has such blocks, those that could go are counted one by one, no more than are needed, and in parts between
+//! which others have their turn.
 
 use super::super::evict::MAX_LOOKED_AT;
 use super::super::slot::Usage;
@@ -10,9 +11,17 @@ use super::{Claim, Number, On};
 use crate::policy::SlotSet;
 use std::collections::{HashMap, HashSet};
 
+/// Places of the order that are looked at in one part of a count.
+const PLACES_AT_ONCE: usize = 128;
+
+/// Counts of a request, where what was counted moved meanwhile and did not suffice.
+const MOST_COUNTS: usize = 2;
+
 /// Entries that would be evicted.
 #[derive(Default)]
 struct Gone {
+    /// As many slots as are needed.
+    enough: u32,
     all: HashSet<u32>,
     /// How many of them continue others that stay so far.
     children: HashMap<u32, u32>,
@@ -31,12 +40,29 @@ impl Core<'_> {
             && (!tenants.are_configured() || wanted <= tenants.given(tier, self.usable(tier), claim, idle))
     }
 
-    /// Whether they will be, as things are now. Exact where there are tenants.
+    /// Whether they will be, as things are now. Exact where there are tenants and no other thread changes anything meanwhile.
     pub(crate) fn will_give(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
         let might = self.might_give(tier, claim, wanted);
         if !might || !self.first().tenants.are_configured() {
             return might;
         }
+        // What others put into the order, or moved in it, while they were let in may have been missed.
+        let ends =
+            |core: &Self| (core.first().tiers[tier].order.first(), core.first().tiers[tier].order.end());
+        for _ in 0..MOST_COUNTS {
+            let before = ends(self);
+            if self.counts_suffice(tier, claim, wanted) {
+                return true;
+            }
+            if ends(self) == before {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Whether what each could give, counted one by one, is enough.
+    fn counts_suffice(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
         let usable = self.usable(tier);
         let tenants = &self.first().tenants;
         // Those who give first are asked first.
@@ -60,19 +86,35 @@ impl Core<'_> {
         while !self.pass_over(set) {
             self.let_others_in();
         }
-        // Read again: others were let in.
-        let idle = self.first().tenants.all[tenant].on[tier].idle as usize;
-        let slots = &self.store.slots[tier];
-        let mut gone = Gone::default();
-        for slot in self.first().tiers[tier].order.unseen(tenant, slots) {
-            if gone.slots as usize >= enough || gone.idle.len() >= idle {
-                break;
-            }
-            if self.set_of(slots[slot as usize].entry.get(), tier) == set {
-                self.let_go(tier, slot, &mut gone);
-            }
+        let mut gone = Gone { enough: enough as u32, ..Gone::default() };
+        let mut from = 0;
+        while let Some(next) = self.count_part(set, from, &mut gone) {
+            from = next;
+            self.let_others_in();
         }
         gone.slots
+    }
+
+    /// Counts among the next places of the order, those from number `from` on. Where to go on, if there may be more.
+    fn count_part(&self, set: SlotSet, from: u64, gone: &mut Gone) -> Option<u64> {
+        let SlotSet { tier, tenant } = set;
+        let idle = self.first().tenants.all[tenant].on[tier].idle as usize;
+        let slots = &self.store.slots[tier];
+        let places = self.first().tiers[tier].order.unseen(tenant, from, slots);
+        for (looked_at, (number, slot)) in places.enumerate() {
+            if gone.slots >= gone.enough || gone.idle.len() >= idle {
+                return None;
+            }
+            if looked_at == PLACES_AT_ONCE {
+                return Some(number);
+            }
+            if let Some(slot) = slot
+                && self.set_of(slots[slot as usize].entry.get(), tier) == set
+            {
+                self.let_go(tier, slot, gone);
+            }
+        }
+        None
     }
 
     /// Passes over what is first in the order and none of the set's, or may not go: it was looked at then, as by who evicts. False where
@@ -96,7 +138,7 @@ impl Core<'_> {
         false
     }
 
-    /// The block in a slot would be evicted, if it may be, and then those before it that nothing else continues.
+    /// The block in a slot would be evicted, if it may be, and then those before it that nothing else continues, as far as they are needed.
     fn let_go(&self, tier: usize, slot: u32, gone: &mut Gone) {
         let (entries, slots) = (&self.store.entries, &self.store.slots[tier]);
         let mut slot = slot;
@@ -122,7 +164,13 @@ impl Core<'_> {
             gone.all.insert(index);
             gone.slots += 1;
             let parent = entry.parent.get();
-            if !goes || !is_full || parent == NONE || entries[parent].presence(tier) != Presence::Present {
+            let enough = gone.slots >= gone.enough;
+            if enough
+                || !goes
+                || !is_full
+                || parent == NONE
+                || entries[parent].presence(tier) != Presence::Present
+            {
                 return;
             }
             *gone.children.entry(parent).or_default() += 1;
