@@ -155,7 +155,14 @@ impl Registry {
         self.shared.store.tiers_of(group, hash)
     }
 
-    /// A use of these blocks, tail to head, on every tier that holds them: once for each request.
+    /// A use of these blocks, tail to head, on every tier that holds them: once for each request, with its whole chain.
+    ///
+    /// There is no id of a request. To the default policy, this and the next registration behind a block that is there are one request,
+    /// where the same thread makes both and touches nothing in between (with one shard, where no thread does). So a thread that serves
+    /// several requests in turn, or hands one over to another thread, best touches a request right before it registers what is new
+    /// of it. Nothing has to be said where that is not so: new blocks are then counted with the request that the thread touched last, or
+    /// as one of their own. The ages that the policy learns, and what it compares by request, differ by so many blocks; who is
+    /// evicted stays as safe as before. The last request of a thread counts when that thread begins another.
     pub fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
         self.shared.store.touch(group, hashes);
     }
