@@ -336,6 +336,9 @@ impl ReadTarget {
     }
 
     /// The buffer, once no batch holds it (when the completion is called, its batch no longer does).
+    ///
+    /// # Errors
+    /// The target itself, while a batch holds it or another clone is there.
     pub fn into_buffer(self: Arc<Self>) -> Result<OwnedBuffer, Arc<Self>> {
         Arc::try_unwrap(self).map(|target| target.buffer)
     }

@@ -120,6 +120,9 @@ impl DiskConfig {
     }
 
     /// Distance between slots in bytes: `block_bytes` rounded up to 4096.
+    ///
+    /// # Errors
+    /// A block so large that this does not fit in 64 bits.
     pub fn slot_stride(&self) -> Result<u64, ConfigError> {
         self.block_bytes
             .checked_next_multiple_of(SLOT_ALIGNMENT)
@@ -127,6 +130,9 @@ impl DiskConfig {
     }
 
     /// Length of the slot file in bytes.
+    ///
+    /// # Errors
+    /// More than a file can have (2^63 - 1).
     pub fn slot_file_bytes(&self) -> Result<u64, ConfigError> {
         let too_large = ConfigError::TooLarge { num_slots: self.num_slots, block_bytes: self.block_bytes };
         let bytes = self.slot_stride()?.checked_mul(u64::from(self.num_slots)).ok_or(too_large.clone())?;
@@ -134,6 +140,9 @@ impl DiskConfig {
     }
 
     /// Checks every field.
+    ///
+    /// # Errors
+    /// The first field with a value that cannot be: zero, beyond its range, or slots that together are longer than a file can be.
     pub fn validate(&self) -> Result<(), ConfigError> {
         positive("num_slots", u64::from(self.num_slots))?;
         positive("block_bytes", self.block_bytes)?;

@@ -44,6 +44,9 @@ impl DiskEngine {
     }
 
     /// Like [`DiskEngine::open`] on a medium of the caller's, which has as many directories as the configuration names.
+    ///
+    /// # Errors
+    /// As [`DiskEngine::open`].
     pub fn open_on(config: DiskConfig, medium: Arc<dyn Medium>) -> Result<(Self, Recovered), OpenError> {
         let Opened { slots, table, journal, recovered } = open::open(&config, &medium)?;
         let dir = |location| DirInfo { location, io_errors: 0, last_error: None };

@@ -45,6 +45,9 @@ impl NixlOptions {
     }
 
     /// Checks the values without looking at the machine.
+    ///
+    /// # Errors
+    /// The first option with a value that cannot be, and what is allowed.
     pub fn validate(&self) -> Result<(), OptionsError> {
         if !(1..=255).contains(&self.agent_name.len()) {
             let value = self.agent_name.chars().take(40).collect();

@@ -59,6 +59,10 @@ pub struct BlockSet {
 
 impl BlockSet {
     /// The form to send to peers.
+    ///
+    /// # Errors
+    /// What a peer would refuse: a slice that the layout does not have, an agent's name or metadata of a length that is not allowed, a
+    /// layout that cannot be written.
     pub fn export(&self) -> Result<SerializedBlockSet, ExportError> {
         codec::encode(self).map(|bytes| SerializedBlockSet { bytes })
     }
@@ -84,6 +88,9 @@ impl SerializedBlockSet {
     }
 
     /// Checks and decodes the set: it must be sound, of our namespace, and its lease must not be over.
+    ///
+    /// # Errors
+    /// [`ImportError`]: damaged, cut, of another version or namespace, contradictory, or with a lease that is over. Nothing was kept of it.
     pub fn import(&self, namespace: &NamespaceTag, now: UnixMillis) -> Result<BlockSet, ImportError> {
         let set = codec::decode(&self.bytes)?;
         if set.namespace != *namespace {

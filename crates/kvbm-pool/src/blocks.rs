@@ -141,6 +141,9 @@ impl<T: TierTag> Blocks<T, Reset> {
     }
 
     /// The blocks will hold consecutive blocks of a sequence, the first of them at `position`. Moves them to Partial.
+    ///
+    /// # Errors
+    /// The batch comes back where its positions do not fit in 32 bits ([`SequenceError::TooLong`]).
     pub fn init_sequence(
         self,
         namespace: NamespaceId,

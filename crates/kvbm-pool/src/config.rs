@@ -126,6 +126,9 @@ impl RegistryConfig {
     }
 
     /// Says what is wrong, if anything is.
+    ///
+    /// # Errors
+    /// The first field that a registry cannot be built with, its value, and what is allowed.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (tier, capacity) in Tier::SLOTTED.into_iter().zip(self.capacity) {
             if capacity > Self::MAX_CAPACITY {

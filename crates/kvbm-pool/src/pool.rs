@@ -46,12 +46,19 @@ impl<T: TierTag> BlockPool<T> {
     /// Blocks to write, all or none. Evicts unpinned blocks where too few are free; never waits for a transfer.
     /// Where tenants have shares, these count for nobody before they are registered: ask with
     /// [`get_mutable_blocks_for`](Self::get_mutable_blocks_for).
+    ///
+    /// # Errors
+    /// Fewer than `n` blocks are free or may be evicted: none is taken. Says where the others are.
     pub fn get_mutable_blocks(&self, n: usize) -> Result<Blocks<T, Reset>, AllocError> {
         self.shared.allocate(T::TIER, n, None)
     }
 
     /// The same, for blocks of `namespace`: they count for its tenant from now on. A tenant that is over its share with them gets what
     /// is free, and blocks of tenants that are over theirs, itself above all; never those of one that is not.
+    ///
+    /// # Errors
+    /// As [`get_mutable_blocks`](Self::get_mutable_blocks), also where there would be room but for other tenants' shares
+    /// ([`AllocError::over_share`]).
     pub fn get_mutable_blocks_for(
         &self,
         namespace: NamespaceId,
@@ -84,6 +91,9 @@ impl<T: TierTag> BlockPool<T> {
     }
 
     /// The same, with metadata for those of the blocks that are new on all tiers.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
     pub fn register_with(
         &self,
         blocks: Blocks<T, Complete>,
@@ -111,11 +121,17 @@ impl<T: TierTag> BlockPool<T> {
     /// Prepares a transfer of `identities` to this tier: for each block a reserved slot, the block itself where it is
     /// here already, or the transfer that brings it. Parents first. Evicts as [`get_mutable_blocks`](Self::get_mutable_blocks).
     /// Each tenant's blocks are for that tenant: where one of several gets no room, its blocks are refused and the others' go on.
+    ///
+    /// # Errors
+    /// There is room for none of them: nothing is under way.
     pub fn begin_arrivals(&self, identities: &[BlockIdentity]) -> Result<Arrivals<T>, AllocError> {
         self.begin_arrivals_with(identities, BlockMetadata::default())
     }
 
     /// The same, with metadata for those of the blocks that are on no tier (of a peer or a volume).
+    ///
+    /// # Errors
+    /// As [`begin_arrivals`](Self::begin_arrivals).
     pub fn begin_arrivals_with(
         &self,
         identities: &[BlockIdentity],

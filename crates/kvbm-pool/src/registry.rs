@@ -37,6 +37,9 @@ type Parts = Vec<Box<dyn EvictionPolicy>>;
 
 impl Registry {
     /// An empty registry.
+    ///
+    /// # Errors
+    /// A configuration that is not [valid](RegistryConfig::validate).
     pub fn new(config: &RegistryConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let capacity = config.capacity.map(|blocks| blocks as usize);
@@ -44,6 +47,10 @@ impl Registry {
     }
 
     /// An empty registry that evicts as `policy` says, whatever `config.policy` is.
+    ///
+    /// # Errors
+    /// A configuration that is not [valid](RegistryConfig::validate); several shards, and a policy that is not split, or not into as many
+    /// parts.
     pub fn with_policy(
         config: &RegistryConfig,
         policy: Box<dyn EvictionPolicy>,
@@ -261,6 +268,9 @@ impl Registry {
     }
 
     /// Prepares a transfer to a tier that is known at run time (see [`BlockPool::begin_arrivals`]).
+    ///
+    /// # Errors
+    /// As there, and always on a tier without slots (G4).
     pub fn begin_arrivals(
         &self,
         tier: Tier,

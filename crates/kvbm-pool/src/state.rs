@@ -99,6 +99,9 @@ pub struct IllegalTransition {
 
 impl BlockState {
     /// The state after `trigger`.
+    ///
+    /// # Errors
+    /// A transition that is not in the table: which, and the rule.
     pub const fn after(self, trigger: Trigger) -> Result<Self, IllegalTransition> {
         let mut row = 0;
         while row < TRANSITIONS.len() {

@@ -43,6 +43,9 @@ pub struct DirectoryVolume {
 impl DirectoryVolume {
     /// Opens the directory that the descriptor's URI names (`dir:///path`, `file:///path`, or just a path). What writers that crashed a day
     /// ago or more have left unfinished is removed.
+    ///
+    /// # Errors
+    /// [`RegistryError::Open`] where the directory is not there, is none, or cannot be written; [`RegistryError::Descriptor`].
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         let uri = &descriptor.uri;
@@ -82,6 +85,9 @@ impl DirectoryVolume {
     /// Deletes unfinished files of crashed writers that are older than `age`; gives their number.
     ///
     /// `age` must be longer than any put takes: other processes may be writing.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or a file not removed: those before it are.
     pub fn remove_unfinished(&self, age: Duration, now: SystemTime) -> io::Result<u64> {
         let mut removed = 0;
         let remove_old = |entry: &fs::DirEntry| {

@@ -23,6 +23,9 @@ pub struct MemoryVolume {
 
 impl MemoryVolume {
     /// An empty volume.
+    ///
+    /// # Errors
+    /// [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         Ok(Self { descriptor, objects: Mutex::default(), quota: Quota::default() })

@@ -40,6 +40,10 @@ impl VolumeRegistry {
     }
 
     /// Opens the volume that the descriptor names, and makes it known.
+    ///
+    /// # Errors
+    /// [`RegistryError`]: the id is taken, nobody knows the scheme, a field of the descriptor cannot be, or the store cannot be opened.
+    /// Nothing changed.
     pub fn register_volume(&self, descriptor: VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> {
         // Before opening: a duplicate should cost nothing.
         self.check_free(&descriptor)?;
@@ -55,6 +59,9 @@ impl VolumeRegistry {
     }
 
     /// Makes a volume known that the caller opened.
+    ///
+    /// # Errors
+    /// [`RegistryError::Duplicate`]: the id is taken.
     pub fn register(&self, volume: Arc<dyn Volume>) -> Result<(), RegistryError> {
         let descriptor = volume.descriptor();
         let id = descriptor.id;
@@ -67,12 +74,18 @@ impl VolumeRegistry {
     }
 
     /// Forgets a volume and gives it back. Its objects stay.
+    ///
+    /// # Errors
+    /// [`RegistryError::Unknown`], with the ids that there are.
     pub fn unregister_volume(&self, id: VolumeId) -> Result<Arc<dyn Volume>, RegistryError> {
         let removed = self.volumes.write().remove(&id);
         removed.ok_or_else(|| self.unknown(id))
     }
 
     /// A registered volume.
+    ///
+    /// # Errors
+    /// [`RegistryError::Unknown`], with the ids that there are.
     pub fn get(&self, id: VolumeId) -> Result<Arc<dyn Volume>, RegistryError> {
         let found = self.volumes.read().get(&id).cloned();
         found.ok_or_else(|| self.unknown(id))

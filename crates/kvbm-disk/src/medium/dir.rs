@@ -27,11 +27,17 @@ pub struct DirMedium {
 
 impl DirMedium {
     /// Creates the directory if absent and locks it. [`OpenError::Busy`] names the owner if somebody else has it.
+    ///
+    /// # Errors
+    /// [`OpenError::Busy`] with the owner's name where somebody else has it and keeps it; that it cannot be created or read.
     pub fn lock(dir: &Path) -> Result<Self, OpenError> {
         Self::lock_all(&[dir.to_owned()])
     }
 
     /// The same with several directories, of which each is locked.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), of the first one that is at fault; then none stays locked.
     pub fn lock_all(dirs: &[PathBuf]) -> Result<Self, OpenError> {
         let locks = dirs.iter().map(|dir| Self::lock_one(dir, PATIENCE)).collect::<Result<_, _>>()?;
         Ok(Self { dirs: dirs.to_vec(), _locks: locks })

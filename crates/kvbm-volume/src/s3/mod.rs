@@ -79,6 +79,10 @@ pub struct S3Volume {
 
 impl S3Volume {
     /// Makes a client of the store; with a capacity, the objects are counted first. The bucket must exist.
+    ///
+    /// # Errors
+    /// [`RegistryError::Open`]: a URI or options that make no sense; with a capacity, a store whose objects cannot be counted within twelve
+    /// of the descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         Self::connect(&descriptor).map_err(|source| {

@@ -98,6 +98,10 @@ pub struct Config {
 
 impl Config {
     /// Defaults, then the file if one is given, then the process's `KVBM_*` variables; validated.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: the file cannot be read or is not TOML; a key or variable that there is not; a value that its key cannot take; a
+    /// required key that is missing; a rule between settings that is broken.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         if let Some(path) = file {
@@ -112,6 +116,9 @@ impl Config {
 
     /// Defaults, overlaid with `text`, which messages call `name`. Rules between settings are left to
     /// [`validate`](Self::validate), since variables may still come.
+    ///
+    /// # Errors
+    /// Text that is not TOML, a key that there is not, a value that its key cannot take: with the line.
     pub fn from_toml(text: &str, name: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         parse::apply(&mut config, text, name)?;
@@ -119,6 +126,9 @@ impl Config {
     }
 
     /// Overlays the `KVBM_*` variables among `variables`; the others are ignored.
+    ///
+    /// # Errors
+    /// A `KVBM_*` variable that there is not, with the nearest one; a value that its key cannot take.
     pub fn apply_variables(
         &mut self,
         variables: impl IntoIterator<Item = (OsString, OsString)>,
@@ -127,6 +137,9 @@ impl Config {
     }
 
     /// Sets one key, such as `host.capacity`, from text, as a variable would.
+    ///
+    /// # Errors
+    /// A key that there is not, with the nearest one; a value that it cannot take. Nothing changed.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
         let known = Self::key(key).ok_or_else(|| parse::unknown_key(Origin::Call, key))?;
         parse::write(self, known, value::Raw::Bare(value), || Origin::Call)

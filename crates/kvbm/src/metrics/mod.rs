@@ -96,11 +96,17 @@ impl Metrics {
     }
 
     /// Serves [`encode`](Self::encode) at `GET /metrics` on a loopback address until the server is dropped.
+    ///
+    /// # Errors
+    /// [`ServeError`]: the address is not a loopback one, or cannot be bound; the thread cannot be started.
     pub fn serve(&self, addr: SocketAddr) -> Result<MetricsServer, ServeError> {
         MetricsServer::start(self.clone(), addr, false)
     }
 
     /// Like [`serve`](Self::serve), on any address: whoever reaches it can read the metrics.
+    ///
+    /// # Errors
+    /// [`ServeError`]: the address cannot be bound, or the thread cannot be started.
     pub fn serve_public(&self, addr: SocketAddr) -> Result<MetricsServer, ServeError> {
         MetricsServer::start(self.clone(), addr, true)
     }
