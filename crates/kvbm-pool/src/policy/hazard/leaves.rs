@@ -1,6 +1,7 @@
 //! The evictable slots of a tier: a dense array of packed records, so that a sample is a few cache lines.
 
 use crate::policy::{BlockMemory, Numbers};
+use crate::sync;
 
 /// A slot with all that its value depends on.
 #[derive(Clone, Copy)]
@@ -33,11 +34,37 @@ impl Leaf {
 }
 
 /// Leaves of a part of the array: it grows by parts, since most blocks are no leaves most of the time.
-const PART: usize = 1024;
+pub(super) const PART: usize = 1024;
+
+type Part = Box<[Leaf]>;
+
+/// Parts that no array needs. All arrays take from here, those of all shards and tiers, and give back: the heap has as many as all needed at
+/// a time, and not as many as each ever needed.
+#[derive(Default)]
+pub(crate) struct Spare(sync::Leaf<Vec<Part>>);
+
+impl Spare {
+    #[cold]
+    fn take(&self) -> Part {
+        let spare = self.0.lock().pop();
+        spare.unwrap_or_else(|| vec![Leaf(0); PART].into_boxed_slice())
+    }
+
+    #[cold]
+    fn give(&self, part: Option<Part>) {
+        self.0.lock().extend(part);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+}
 
 /// The array. Where a slot is in it is its number ([`Numbers`]).
 pub(crate) struct Leaves {
-    parts: Vec<Box<[Leaf]>>,
+    /// Those in use, and at most one more: what comes and goes about the end of one takes nobody's lock.
+    parts: Vec<Part>,
     len: usize,
 }
 
@@ -47,14 +74,21 @@ impl Leaves {
     }
 
     /// Adds `slot`, or changes what is known of it.
-    pub(crate) fn put(&mut self, slot: u32, memory: BlockMemory, priority: u8, numbers: &mut Numbers<'_>) {
+    pub(crate) fn put(
+        &mut self,
+        slot: u32,
+        memory: BlockMemory,
+        priority: u8,
+        spare: &Spare,
+        numbers: &mut Numbers<'_>,
+    ) {
         let leaf = Leaf::new(slot, memory, priority);
         if let Some(place) = numbers.get(slot) {
             *self.at(place) = leaf;
             return;
         }
         if self.len == self.parts.len() * PART {
-            self.parts.push(vec![Leaf(0); PART].into_boxed_slice());
+            self.parts.push(spare.take());
         }
         numbers.set(slot, Some(self.len as u32));
         self.len += 1;
@@ -67,7 +101,7 @@ impl Leaves {
     }
 
     /// Takes `slot` out, if it is in.
-    pub(crate) fn remove(&mut self, slot: u32, numbers: &mut Numbers<'_>) {
+    pub(crate) fn remove(&mut self, slot: u32, spare: &Spare, numbers: &mut Numbers<'_>) {
         let Some(place) = numbers.get(slot) else { return };
         numbers.set(slot, None);
         self.len -= 1;
@@ -76,10 +110,18 @@ impl Leaves {
             *self.at(place) = last;
             numbers.set(last.slot(), Some(place));
         }
+        if self.len.is_multiple_of(PART) && self.parts.len() > self.len / PART + 1 {
+            spare.give(self.parts.pop());
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    #[cfg(test)]
+    pub(crate) fn parts(&self) -> usize {
+        self.parts.len()
     }
 
     /// `count` leaves from place `from` on, fewer at the end of the array. A window does not cross into another part.
@@ -107,14 +149,14 @@ mod tests {
     #[test]
     fn grows_by_parts_and_windows_stay_in_one() {
         let slots = 2 * PART as u32 + 100;
-        let mut leaves = Leaves::new();
+        let (mut leaves, spare) = (Leaves::new(), Spare::default());
         let states = listed(slots);
         let mut numbers = Numbers::of(&states);
         for slot in 0..slots {
-            leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0, &mut numbers);
+            leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0, &spare, &mut numbers);
         }
         for slot in (0..slots).filter(|slot| slot % 3 > 0) {
-            leaves.remove(slot, &mut numbers);
+            leaves.remove(slot, &spare, &mut numbers);
         }
         assert_eq!(leaves.len(), slots.div_ceil(3) as usize);
         let mut seen: Vec<u32> = Vec::new();
@@ -130,24 +172,24 @@ mod tests {
 
     #[test]
     fn slots_come_change_and_go() {
-        let mut leaves = Leaves::new();
+        let (mut leaves, spare) = (Leaves::new(), Spare::default());
         let states = listed(8);
         let mut numbers = Numbers::of(&states);
         let memory = |time, class| BlockMemory { time, class };
         for slot in 0..8 {
-            leaves.put(slot, memory(slot as u16, slot as u8), 1, &mut numbers);
+            leaves.put(slot, memory(slot as u16, slot as u8), 1, &spare, &mut numbers);
         }
-        leaves.put(3, memory(300, 200), 2, &mut numbers);
-        leaves.remove(0, &mut numbers);
-        leaves.remove(0, &mut numbers);
-        leaves.remove(7, &mut numbers);
+        leaves.put(3, memory(300, 200), 2, &spare, &mut numbers);
+        leaves.remove(0, &spare, &mut numbers);
+        leaves.remove(0, &spare, &mut numbers);
+        leaves.remove(7, &spare, &mut numbers);
         let mut rest: Vec<_> = leaves.window(0, 99).iter().map(|leaf| (leaf.slot(), leaf.time())).collect();
         rest.sort_unstable();
         assert_eq!(rest, [(1, 1), (2, 2), (3, 300), (4, 4), (5, 5), (6, 6)]);
         let changed = leaves.window(0, 99).iter().find(|leaf| leaf.slot() == 3).unwrap();
         assert_eq!((changed.class(), changed.priority()), (200, 2));
         for slot in 0..8 {
-            leaves.remove(slot, &mut numbers);
+            leaves.remove(slot, &spare, &mut numbers);
         }
         assert_eq!(leaves.len(), 0);
         assert!(leaves.window(0, 4).is_empty());

@@ -345,12 +345,12 @@ impl EvictionPolicy for Hazard {
     ) {
         let worth = self.worth_of(memory.time, class_of(memory), priority);
         let candidates = self.sets.at(set);
-        candidates.leaves.put(slot, memory, priority, numbers);
+        candidates.leaves.put(slot, memory, priority, &self.common.spare, numbers);
         candidates.next.consider(slot, worth);
     }
 
     fn kept(&mut self, set: SlotSet, slot: u32, numbers: &mut Numbers<'_>) {
-        self.sets.at(set).leaves.remove(slot, numbers);
+        self.sets.at(set).leaves.remove(slot, &self.common.spare, numbers);
     }
 
     fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>) {
@@ -361,7 +361,7 @@ impl EvictionPolicy for Hazard {
         let follow = follow.filter(|&slot| numbers.get(slot).is_some());
         let victim = follow.or_else(|| self.sample(set));
         if let Some(slot) = victim {
-            self.sets.at(set).leaves.remove(slot, numbers);
+            self.sets.at(set).leaves.remove(slot, &self.common.spare, numbers);
             out.push(slot);
         }
     }
@@ -432,5 +432,31 @@ mod tests {
         follow(&mut part);
         part.goes_on(None);
         assert_eq!(part.sets.at(set).next.take(), None);
+    }
+
+    /// What all leaves of a tier take lies on the heap once, in whichever shards they are, one after the other.
+    #[test]
+    fn parts_of_shards_take_the_leaves_that_others_have_no_more() {
+        const MANY: u32 = 6 * leaves::PART as u32;
+        const SHARDS: usize = 4;
+        let common = Arc::new(Common::new([MANY as usize, 0, 0], 1, SHARDS));
+        let mut shards: Vec<_> = (0..SHARDS as u64).map(|number| Hazard::part(&common, number)).collect();
+        let set = SlotSet::of_tier(0);
+        let slots = crate::core::slot::Slot::many(MANY as usize);
+        let listed = |slot: u32, listed| slots[slot as usize].set_listed(listed);
+        for turn in 0..3 * SHARDS {
+            for slot in 0..MANY {
+                let numbers = &mut Numbers::of(&slots);
+                if turn > 0 {
+                    shards[(turn - 1) % SHARDS].kept(set, slot, numbers);
+                    listed(slot, false);
+                }
+                listed(slot, true);
+                shards[turn % SHARDS].evictable(set, slot, BlockMemory::default(), 0, numbers);
+            }
+            let used: usize = shards.iter().map(|shard| shard.sets.get(set).unwrap().leaves.parts()).sum();
+            // Six, and one more that each may have.
+            assert!(used + common.spare.len() <= 6 + SHARDS, "{used} are used, {} not", common.spare.len());
+        }
     }
 }

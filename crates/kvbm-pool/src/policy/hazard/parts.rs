@@ -3,6 +3,7 @@
 //! locks for what is rare.
 
 use super::history::History;
+use super::leaves::Spare;
 use super::model::{self, Seen, Worth};
 use super::trial::{Rate, Trial};
 use super::{HISTORY, LONG_HISTORY, OLDEST, UNITS, USES_PER_LOOK, class_of};
@@ -27,6 +28,8 @@ pub(super) struct Common {
     pub trials: [Option<Trial>; TIERS],
     /// What the parts saw; where there is one, it has that itself.
     pub seen: Option<Leaf<Seen>>,
+    /// Room for leaves that no part needs now.
+    pub spare: Spare,
     requests: Box<[Request]>,
     clock: Clock,
 }
@@ -78,6 +81,7 @@ impl Common {
             worth: Worth::new(),
             trials: capacity.map(|slots| (slots > 0).then(|| Trial::new(slots, seed, requests))),
             seen: (parts > 1).then(|| Leaf::new(Seen::new())),
+            spare: Spare::default(),
             requests: (0..requests).map(|_| Request::default()).collect(),
             clock,
         }
