@@ -233,28 +233,6 @@ fn a_long_backlog_goes_in_order_and_what_lacks_an_ancestor_stays() {
     }
 }
 
-/// Where a call has room for ancestors only, also for such as are another shard's, the block itself comes in a later one.
-#[test]
-fn calls_with_little_room_leave_no_victim_out() {
-    for shards in [1, 2, 4] {
-        let config = RegistryConfig { shards, ..RegistryConfig::new([200, 200, 0]) };
-        let registry = Registry::new(&config).unwrap();
-        let pool = registry.pool::<G1>();
-        let root = hashes(1, 6);
-        register(&pool, GROUP, &root);
-        for end in 2..10 {
-            register_behind(&pool, &root, &[root.clone(), hashes(end, 6)].concat());
-        }
-        let mut begun = Vec::new();
-        for _ in 0..30 {
-            let blocks = registry.uncopied_victims(Tier::G1, 1.0, 5, Tier::G2);
-            begun.push((registry.begin_arrivals(Tier::G2, &blocks.identities()).unwrap(), blocks));
-        }
-        let chosen: usize = begun.iter().map(|(_, blocks)| blocks.len()).sum();
-        assert_eq!(chosen, 6 + 8 * 6, "{shards} shards");
-    }
-}
-
 /// One call looks at a few thousand places; the shard with the oldest blocks does not get all of them each time.
 #[test]
 fn calls_after_each_other_reach_every_block_of_every_shard() {

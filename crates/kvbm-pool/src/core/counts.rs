@@ -1,7 +1,8 @@
 //! What the calling thread's holds are like: how many blocks come or go in one, how often all shards are locked, how much is looked at to know
-//! whether a tenant's request can be met, and whether memory for a removal is had under locks.
+//! whether a tenant's request can be met, and whether memory for a removal is had under locks. And what others do when they are let in.
 
-use std::cell::Cell;
+use super::Core;
+use std::cell::{Cell, RefCell};
 
 thread_local! {
     static ALL: Cell<usize> = const { Cell::new(0) };
@@ -11,6 +12,20 @@ thread_local! {
     static IN_HOLD: Cell<usize> = const { Cell::new(0) };
     static MOST_PLACES: Cell<usize> = const { Cell::new(0) };
     static GROWN: Cell<usize> = const { Cell::new(0) };
+    static OTHERS: RefCell<Option<Others>> = const { RefCell::new(None) };
+}
+
+type Others = Box<dyn FnOnce(&mut Core<'_>)>;
+
+/// The next time that the calling thread lets others in, they do that.
+pub(super) fn when_others_come(work: impl FnOnce(&mut Core<'_>) + 'static) {
+    OTHERS.set(Some(Box::new(work)));
+}
+
+pub(super) fn others_come(core: &mut Core<'_>) {
+    if let Some(work) = OTHERS.take() {
+        work(core);
+    }
 }
 
 pub(super) fn all_are_locked() {

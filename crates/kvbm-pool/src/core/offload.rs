@@ -332,3 +332,6 @@ impl Core<'_> {
         }
     }
 }
+
+#[cfg(all(test, not(any(kvbm_loom, kvbm_shuttle))))]
+mod tests;
