@@ -9,10 +9,11 @@ mod watched;
 mod world;
 
 use choosing::{Choosing, Policy};
-use kvbm_pool::{Duplicates, PolicyKind};
+use kvbm_plan::Tier;
+use kvbm_pool::{Completion, Duplicates, PolicyKind, TierMask};
 use scenario::Seed;
 use std::sync::{Barrier, Mutex};
-use world::{World, hashes};
+use world::{GROUP, World, hashes, identities};
 
 /// Policies and numbers of shards.
 const SETUPS: [(PolicyKind, u32); 7] = [
@@ -67,6 +68,25 @@ fn threads_under_a_policy_that_chooses_end_with_the_truth() {
         choosing.check();
     }
     assert!(chosen.iter().all(|&chosen| chosen > 0), "{chosen:?} victims were chosen while threads ran");
+}
+
+/// A parent that keeps a place for what is copied behind it, in another shard, is nothing that the policy may choose.
+#[test]
+fn the_policy_knows_that_a_parent_in_another_shard_awaits_a_copy() {
+    let choosing = Choosing::new(Policy::Blind, [8, 8, 0], 2, 0);
+    let world = &choosing.world;
+    let root = hashes(1, 1)[0];
+    for end in 1..6 {
+        let chain = [root, hashes(end, 2)[1]];
+        drop(world.register(&chain, usize::from(end > 1), Duplicates::Reuse).expect("there is room"));
+        for block in identities(&chain) {
+            let mut copy = world.registry.begin_arrivals(Tier::G2, &[block]).expect("there is room");
+            assert_eq!(copy.complete_all(), [Completion::Stored]);
+        }
+        choosing.check_parts();
+        world.registry.remove_subtree(GROUP, root, TierMask::only(Tier::G2));
+    }
+    choosing.check();
 }
 
 /// The same block is registered, let go of and evicted at the same moment by different threads, again and again.

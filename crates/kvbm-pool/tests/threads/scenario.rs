@@ -87,7 +87,9 @@ fn operate(world: &World, random: &mut Random, hands: &mut Hands) {
         7 => drop(hands.prefixes.pop()),
         8 => {
             let up = world.registry.match_prefix(GROUP, &chain);
-            bring(world, random, Tier::G2, &identities(&chain[..up.len()]));
+            // Perhaps without the blocks that are there already.
+            let from = if up.is_empty() { 0 } else { random.below(up.len() as u64) as usize };
+            bring(world, random, Tier::G2, &identities(&chain[..up.len()])[from..]);
         }
         13 => {
             let there = world.registry.match_prefix(GROUP, &chain);
