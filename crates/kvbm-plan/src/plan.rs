@@ -88,7 +88,8 @@ pub struct TransferPlan {
     /// Order in the queue of the path.
     pub priority: Priority,
     /// Time from acceptance to the start of the last copy, in milliseconds; 0 means no limit. A plan that is
-    /// still queued then fails with [`FailureKind::Deadline`](crate::FailureKind::Deadline).
+    /// still queued then fails with [`FailureKind::GateShut`](crate::FailureKind::GateShut) or
+    /// [`FailureKind::PathBusy`](crate::FailureKind::PathBusy).
     pub budget_ms: u32,
     /// Checksums.
     pub checksums: ChecksumMode,

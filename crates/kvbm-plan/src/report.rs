@@ -16,7 +16,7 @@ pub enum FailureKind {
     Io,
     /// The device failed or its stream is poisoned.
     Device,
-    /// The budget ran out before the copy started, or a wait ran out.
+    /// What was asked did not answer in time.
     Deadline,
     /// The leader cancelled it before it started.
     Cancelled,
@@ -33,11 +33,15 @@ pub enum FailureKind {
     /// The memory of a worker that holds a part of it is gone: it ended and started anew, or its rank was given up. A miss, told by the
     /// leader.
     Lost,
+    /// The budget ran out while its gate was shut, or a plan named in `after` was not over. Neither end was asked.
+    GateShut,
+    /// The budget ran out before the copy started, because others on its path went first. Neither end was asked.
+    PathBusy,
 }
 
 impl FailureKind {
     /// Every kind, for metrics that start at 0.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Corrupt,
         Self::Missing,
         Self::Io,
@@ -50,6 +54,8 @@ impl FailureKind {
         Self::ShuttingDown,
         Self::Full,
         Self::Lost,
+        Self::GateShut,
+        Self::PathBusy,
     ];
 
     /// Name in metrics.
@@ -67,6 +73,8 @@ impl FailureKind {
             Self::ShuttingDown => "shutting_down",
             Self::Full => "full",
             Self::Lost => "lost",
+            Self::GateShut => "gate_shut",
+            Self::PathBusy => "path_busy",
         }
     }
 
@@ -85,6 +93,12 @@ impl FailureKind {
             Self::ShuttingDown => "nothing: the worker is shutting down",
             Self::Full => "raise the volume's capacity, or remove objects",
             Self::Lost => "recompute the block; what was allocated or found before is to be dropped",
+            Self::GateShut => {
+                "recompute the block, or raise the deadline above what a step of the engine takes"
+            }
+            Self::PathBusy => {
+                "recompute the block, or raise the deadline: the path has more to move than it can"
+            }
         }
     }
 }

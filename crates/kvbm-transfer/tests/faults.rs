@@ -238,7 +238,7 @@ fn a_stalled_disk_stops_neither_memory_paths_nor_deadlines() {
     rig.medium.wait_stalled();
     let mut late = rig.plan(Path::G3_G2, &[(1, 1, 9)]);
     late.budget_ms = 5;
-    assert_eq!(kinds(&rig.run(late)), [Some(FailureKind::Deadline)]);
+    assert_eq!(kinds(&rig.run(late)), [Some(FailureKind::PathBusy)]);
     rig.must(Path::G2_G1, &[(2, 2, 12)]);
     rig.assert_g1(12, 2);
     assert_eq!(stalled.poll_report(), None, "no report while the hardware has the block");

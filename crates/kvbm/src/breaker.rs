@@ -19,6 +19,18 @@ pub(crate) struct Breaker {
     longest: Duration,
     /// How long a caller that tries it may wait for an answer.
     trial: Duration,
+    /// When it last gave or took something, for whomever.
+    gave: Option<Instant>,
+}
+
+/// What calls have made of a [`Breaker`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    None,
+    /// The store is left alone from now on.
+    Opened,
+    /// It is not left alone any more.
+    Closed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +51,7 @@ impl Breaker {
             pause: FIRST_PAUSE.min(longest),
             longest,
             trial: trial.min(LONGEST_TRIAL),
+            gave: None,
         }
     }
 
@@ -63,8 +76,27 @@ impl Breaker {
         !matches!(self.state, State::Closed { .. })
     }
 
+    /// Something came from it or arrived there, although the call is not over.
+    pub(crate) fn gives(&mut self, now: Instant) {
+        self.gave = Some(now);
+    }
+
+    /// Calls that began at `began` are over. Those that waited for others on their path until it was too late accuse it only where those
+    /// others got nothing of it either.
+    pub(crate) fn hears(&mut self, verdict: &Verdict, began: Instant, now: Instant) -> Turn {
+        let Verdict { answered, failures, is_late, was_crowded_out, .. } = *verdict;
+        let hangs = was_crowded_out && self.gave.is_none_or(|gave| gave < began);
+        if answered && !is_late {
+            if self.succeeded() { Turn::Closed } else { Turn::None }
+        } else if (is_late || failures > 0 || hangs) && self.failed(now) {
+            Turn::Opened
+        } else {
+            Turn::None
+        }
+    }
+
     /// It answered. Whether it had been left alone until now. What failed before counts for one less: of several devices one may hang.
-    pub(crate) fn succeeded(&mut self) -> bool {
+    fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
         let failures = match self.state {
             State::Closed { failures } => failures.saturating_sub(1),
@@ -78,7 +110,7 @@ impl Breaker {
     }
 
     /// It failed. Whether it is left alone from now on and was not before. What was under way when that began says nothing new.
-    pub(crate) fn failed(&mut self, now: Instant) -> bool {
+    fn failed(&mut self, now: Instant) -> bool {
         let first = match self.state {
             State::Open { .. } => return false,
             State::Closed { failures } if failures + 1 < PATIENCE => {
@@ -105,6 +137,10 @@ pub(crate) struct Verdict {
     pub(crate) failures: usize,
     /// Of those the first, where it is known.
     pub(crate) first: Option<Failure>,
+    /// What it did answer came too late.
+    pub(crate) is_late: bool,
+    /// It was not asked, because others on the path went first for too long.
+    pub(crate) was_crowded_out: bool,
 }
 
 impl Verdict {
@@ -118,8 +154,19 @@ impl Verdict {
                 self.failures += 1;
                 self.first = self.first.take().or_else(|| block.cloned());
             }
+            Some(FailureKind::PathBusy) => {
+                self.was_crowded_out = true;
+                self.first = self.first.take().or_else(|| block.cloned());
+            }
+            // It was not asked, or not by itself at fault.
             Some(_) => {}
         }
+    }
+
+    /// It was asked in time and gave nothing until it was late.
+    pub(crate) fn comes_late(&mut self, late: Failure) {
+        self.is_late = true;
+        self.first.get_or_insert(late);
     }
 }
 
@@ -194,20 +241,42 @@ mod tests {
 
     #[test]
     fn what_is_not_there_was_answered_and_what_was_cancelled_says_nothing() {
-        use FailureKind::{Cancelled, Corrupt, Deadline, Io, Missing};
+        use FailureKind::{Cancelled, Corrupt, Deadline, GateShut, Io, Missing, PathBusy};
         let of = |kinds: &[Option<FailureKind>]| {
             let mut verdict = Verdict::default();
             for kind in kinds {
                 verdict.add(kind.map(|kind| Failure::new(kind, "planted")).as_ref());
             }
-            let Verdict { answered, failures, first } = verdict;
-            assert_eq!(first.is_some(), failures > 0);
+            let Verdict { answered, failures, first, was_crowded_out, .. } = verdict;
+            assert_eq!(first.is_some(), failures > 0 || was_crowded_out);
             (answered, failures)
         };
         assert_eq!(of(&[None, Some(Io)]), (true, 1));
         assert_eq!(of(&[Some(Missing)]), (true, 0));
         assert_eq!(of(&[Some(Corrupt), Some(Cancelled)]), (true, 0));
         assert_eq!(of(&[Some(Deadline), Some(Io), Some(Cancelled)]), (false, 2));
+        assert_eq!(of(&[Some(GateShut), Some(PathBusy)]), (false, 0), "it was not asked");
         assert_eq!(of(&[]), (false, 0));
+    }
+
+    #[test]
+    fn who_was_crowded_out_accuses_it_only_where_it_gave_nothing_to_others() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut breaker = Breaker::new(Duration::from_secs(1), Duration::ZERO);
+        let crowded_out = Verdict { was_crowded_out: true, ..Verdict::default() };
+        for began in [0, 10, 20] {
+            breaker.gives(at(began + 5));
+            assert_eq!(breaker.hears(&crowded_out, at(began), at(began + 9)), Turn::None);
+        }
+        assert_eq!(breaker.state, State::Closed { failures: 0 }, "it has more to do than it can");
+        assert_eq!(breaker.hears(&crowded_out, at(30), at(39)), Turn::None);
+        assert_eq!(breaker.hears(&crowded_out, at(40), at(49)), Turn::Opened, "it hangs");
+        let late = Verdict { answered: true, is_late: true, ..Verdict::default() };
+        assert_eq!(breaker.hears(&late, at(40), at(50)), Turn::None);
+        assert!(breaker.is_open());
+        let answered = Verdict { answered: true, failures: 7, was_crowded_out: true, ..Verdict::default() };
+        assert_eq!(breaker.hears(&answered, at(40), at(60)), Turn::Closed);
+        assert_eq!(breaker.hears(&late, at(60), at(70)), Turn::Opened);
     }
 }

@@ -48,5 +48,8 @@ pub(crate) fn condemns_source(kind: FailureKind) -> bool {
 
 /// Whether what failed like this may have been written, or be written yet, by a store whose answer is late.
 pub(crate) fn may_land(kind: FailureKind) -> bool {
-    !matches!(kind, FailureKind::Full | FailureKind::Predecessor)
+    !matches!(
+        kind,
+        FailureKind::Full | FailureKind::Predecessor | FailureKind::GateShut | FailureKind::PathBusy
+    )
 }

@@ -89,8 +89,8 @@ fn try_serve(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> Optio
     let cached = match manager.onboard(manager.match_prefix(sequence)).wait() {
         Ok(cached) => cached,
         Err(error) => {
-            let unexpected =
-                |kind| matches!(kind, FailureKind::Corrupt | FailureKind::Deadline | FailureKind::Io);
+            use FailureKind::{Corrupt, Deadline, GateShut, Io, PathBusy};
+            let unexpected = |kind| matches!(kind, Corrupt | Deadline | GateShut | Io | PathBusy);
             assert!(!error.failures.iter().any(|failed| unexpected(failed.failure.kind)), "{error}");
             error.arrived
         }

@@ -170,6 +170,15 @@ fn hang(ranks: &Ranks, manager: &KvBlockManager<Owned>, sequence: &TokenSequence
     assert_eq!(error(onboarding.wait_until(soon())).arrived.len(), 0);
 }
 
+/// A disk that does not answer is noticed a moment after its callers were told: ranks say first what they have not started.
+fn until_down(manager: &KvBlockManager<Owned>) {
+    let until = soon();
+    while !manager.status().disk_down {
+        assert!(Instant::now() < until, "it is left alone");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Mutation that makes it fail: `leave_out_disk` does nothing.
 #[test]
 fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
@@ -185,7 +194,7 @@ fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
     hang(&ranks, &manager, &first);
     assert!(!manager.status().disk_down, "once is nothing");
     hang(&ranks, &manager, &others[0]);
-    assert!(manager.status().disk_down);
+    until_down(&manager);
     assert_eq!(manager.match_prefix(&others[1]).len(), 0, "nobody waits for it");
     let text = manager.metrics().encode();
     for line in ["kvbm_disk_down 1", "kvbm_disk_left_out_blocks_total 4"] {
@@ -283,7 +292,7 @@ fn a_device_that_hangs_is_seen_beside_another_one_that_works() {
         ranks.done(0, &plans[1]);
         drop(error(onboarding.wait_until(soon())));
     }
-    assert!(manager.status().disk_down);
+    until_down(&manager);
 }
 
 /// Mutations that make it fail: `answer_failed` leaves `own` alone; `rank_started` does not forget what reads came to.
@@ -306,7 +315,68 @@ fn a_worker_that_is_away_says_nothing_of_its_disk() {
     ranks.start(0);
     hang(&ranks, &manager, &sequence);
     hang(&ranks, &manager, &other);
-    assert!(manager.status().disk_down);
+    until_down(&manager);
     ranks.start(0);
     assert!(!manager.status().disk_down, "that was the worker before");
+}
+
+/// Mutation that makes it fail: `note_late_disk_reads` tells the breaker at once.
+#[test]
+fn a_disk_that_was_never_asked_because_a_gate_stayed_shut_is_not_accused() {
+    let (ranks, manager, sequence) =
+        on_disk(1, 4, |config| config.disk.read_deadline = Duration::from_millis(20));
+    ranks.set_all(Mode::Shut);
+    for _ in 0..3 {
+        let late = error(manager.onboard(manager.match_prefix(&sequence)).wait_until(soon()));
+        assert_eq!((late.arrived.len(), late.failures.len()), (0, 4));
+        assert!(!manager.status().disk_down);
+        assert_eq!(manager.match_prefix(&sequence).count(Tier::G3), 4, "it is offered");
+        let until = soon();
+        while manager.status().tiers[0].arriving > 0 {
+            assert!(Instant::now() < until, "the rank gives it back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    // Where a rank saw first that the time was up.
+    ranks.set_all(Mode::Hold);
+    for _ in 0..3 {
+        let onboarding = manager.onboard(manager.match_prefix(&sequence));
+        ranks.fail_all(0, &ranks.next_plan(0), FailureKind::GateShut);
+        let late = error(onboarding.wait_until(soon()));
+        assert!(late.arrived.is_empty() && !manager.status().disk_down, "{late}");
+    }
+}
+
+/// Mutations that make it fail: `Verdict::add` passes over `PathBusy`; `disk_gives` does nothing.
+#[test]
+fn who_waited_behind_others_accuses_a_disk_that_gave_them_nothing() {
+    let (ranks, manager, sequence) = on_disk(1, 4, |config| {
+        config.disk.read_deadline = Duration::from_secs(600);
+        config.transfer.deadline = Duration::from_secs(600);
+    });
+    ranks.set_all(Mode::Answer);
+    let other = tokens(&manager, 1000, BLOCKS);
+    drop(fill(&manager, &other, 0));
+    only_on_disk(&manager);
+    ranks.set_all(Mode::Hold);
+    let first = manager.onboard(manager.match_prefix(&other));
+    let plans: Vec<_> = (0..3).map(|_| ranks.next_plan(0)).collect();
+    for plan in &plans {
+        let crowded_out = manager.onboard(manager.match_prefix(&sequence));
+        let theirs = ranks.next_plan(0);
+        ranks.done(0, plan);
+        ranks.fail_all(0, &theirs, FailureKind::PathBusy);
+        let late = error(crowded_out.wait_until(soon()));
+        assert!(late.failures[0].to_string().contains("recompute"), "{late}");
+        assert!(!manager.status().disk_down, "the disk has more to do than it can");
+    }
+    assert_eq!(first.wait_until(soon()).unwrap().len(), BLOCKS as usize);
+    for is_down in [false, true] {
+        let crowded_out = manager.onboard(manager.match_prefix(&sequence));
+        // What arrived before is on its way down.
+        let theirs = std::iter::repeat_with(|| ranks.next_plan(0)).find(|plan| plan.path() == Path::G3_G1);
+        ranks.fail_all(0, &theirs.unwrap(), FailureKind::PathBusy);
+        drop(error(crowded_out.wait_until(soon())));
+        assert_eq!(manager.status().disk_down, is_down, "others got nothing either");
+    }
 }

@@ -152,10 +152,28 @@ impl Leader {
 
     fn plan_finished(self: &Arc<Self>, finished: &Finished<PlanPart>) {
         let PlanPart { operation, first } = &finished.operation;
-        let unsettled = operation.merge(*first, &finished.failures, finished.own);
+        self.note_what_stores_give(finished);
+        let unsettled = operation.merge(*first, &finished.failures, finished.own.then_some(finished.busy));
         self.count_plan(finished);
         if let Some(unsettled) = unsettled {
             self.settle(operation, unsettled);
+        }
+    }
+
+    /// Blocks that arrived show that a store works, whoever waits behind them.
+    fn note_what_stores_give(&self, finished: &Finished<PlanPart>) {
+        let Finished { path, own, failures, .. } = finished;
+        if !own || failures.iter().all(Option::is_some) {
+            return;
+        }
+        if path.src == Tier::G3 {
+            self.disk_gives();
+        }
+        if path.src == Tier::G4 || path.dst == Tier::G4 {
+            let volume = finished.operation.operation.volume;
+            if let Some(volume) = volume.and_then(|id| self.volumes.get(id)) {
+                volume.gives();
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Leader;
 use super::operation::Operation;
-use crate::breaker::{Breaker, Verdict};
+use crate::breaker::{Breaker, Turn, Verdict};
 use kvbm_plan::{Failure, Tier};
 use kvbm_pool::Prefix;
 use parking_lot::Mutex;
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The longest pause between two requests that try a disk which does not answer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Ranks that are told to take a plan back have said within so long that they had not started it.
+const TAKEN_BACK: Duration = Duration::from_millis(250);
 
 /// What reads from G3 have come to lately.
 pub(super) struct DiskReads(Mutex<Breaker>);
@@ -48,38 +50,50 @@ impl Leader {
         *self.disk_reads.0.lock() = Breaker::new(LONGEST_PAUSE, self.settings.read_deadline);
     }
 
+    /// A plan brought blocks from G3.
+    pub(super) fn disk_gives(&self) {
+        self.disk_reads.0.lock().gives(Instant::now());
+    }
+
     /// An operation is over: what ranks said of the disks it read from, unless it has been told before.
     pub(super) fn note_disk_reads(&self, operation: &Operation, told: &Verdict) {
-        if (told.answered || told.failures > 0) && operation.speaks_of_disk() {
-            self.note_disk(told);
+        let says_something = told.answered || told.failures > 0 || told.is_late || told.was_crowded_out;
+        if says_something && operation.speaks_of_disk() {
+            self.note_disk(operation, told);
         }
     }
 
-    /// An operation is late: a disk that has given nothing of it for half of the time that a read may take does not answer. One that
-    /// goes on giving is neither well nor hung.
-    pub(super) fn note_late_disk_reads(&self, operation: &Operation, late: &Failure, now: Instant) {
-        let patience = self.settings.read_deadline.min(operation.limit) / 2;
-        if let Some(quiet) = operation.disk_is_quiet_for(now)
-            && operation.speaks_of_disk()
-            && quiet >= patience
-        {
-            self.note_disk(&Verdict { answered: false, failures: 1, first: Some(late.clone()) });
+    /// An operation is late. A disk that has given nothing of it for half of the time that a read may take does not answer, if it was asked
+    /// for so long: ranks say so of what they have not started. One that goes on giving is neither well nor hung.
+    pub(super) fn note_late_disk_reads(&self, operation: &Operation, now: Instant) {
+        operation.watch_quiet_disk(now, self.settings.read_deadline.min(operation.limit) / 2);
+    }
+
+    /// What ranks still owe of a late operation after its plans were taken back has started: a disk was asked for it, and does not answer.
+    pub(super) fn note_hung_disk_reads(&self, operation: &Operation, late: &Failure, now: Instant) {
+        let since = now.saturating_duration_since(operation.deadline);
+        if since >= TAKEN_BACK && operation.is_owed_by_quiet_disk() && operation.speaks_of_disk() {
+            let mut verdict = Verdict::default();
+            verdict.comes_late(late.clone());
+            self.note_disk(operation, &verdict);
         }
     }
 
-    fn note_disk(&self, verdict: &Verdict) {
-        let mut breaker = self.disk_reads.0.lock();
-        if verdict.answered {
-            if breaker.succeeded() {
+    fn note_disk(&self, operation: &Operation, verdict: &Verdict) {
+        let change = self.disk_reads.0.lock().hears(verdict, operation.began, Instant::now());
+        match change {
+            Turn::None => {}
+            Turn::Closed => {
                 tracing::info!(target: "kvbm", "the disk tier answers again: its blocks are found from now on");
             }
-        } else if verdict.failures > 0 && breaker.failed(Instant::now()) {
-            let failure = verdict.first.as_ref().map(tracing::field::display);
-            tracing::warn!(
-                target: "kvbm", failure,
-                "the disk tier fails or does not answer: it is left alone for a while, and what it holds counts as missing; \
-                 `kvbm doctor` and the status of the disks say more"
-            );
+            Turn::Opened => {
+                let failure = verdict.first.as_ref().map(tracing::field::display);
+                tracing::warn!(
+                    target: "kvbm", failure,
+                    "the disk tier fails or does not answer: it is left alone for a while, and what it holds counts as missing; \
+                     `kvbm doctor` and the status of the disks say more"
+                );
+            }
         }
     }
 }

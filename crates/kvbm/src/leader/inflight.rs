@@ -29,6 +29,7 @@ struct Pending<O> {
     failures: Vec<Option<Failure>>,
     bytes: u64,
     queued_us: u64,
+    busy_us: u64,
     since: Instant,
     /// Starts of workers that had been told when it had been sent to all ranks.
     sent: Option<u64>,
@@ -49,6 +50,8 @@ pub(crate) struct Finished<O> {
     pub(crate) bytes: u64,
     /// Longest wait in a queue of any rank.
     pub(crate) queued: Duration,
+    /// Longest time from start to completion on any rank.
+    pub(crate) busy: Duration,
     /// From sending to the last answer.
     pub(crate) elapsed: Duration,
 }
@@ -82,6 +85,7 @@ impl<O> Inflight<O> {
             failures: vec![None; blocks],
             bytes: 0,
             queued_us: 0,
+            busy_us: 0,
             since: Instant::now(),
             sent: None,
             own: true,
@@ -102,7 +106,7 @@ impl<O> Inflight<O> {
         if report.epoch != self.epoch {
             return Answer::Ignored;
         }
-        let TransferReport { plan_id, rank, blocks, bytes, queued_us, .. } = report;
+        let TransferReport { plan_id, rank, blocks, bytes, queued_us, busy_us, .. } = report;
         let mut table = self.table.lock();
         let Some(pending) = table.plans.get_mut(&plan_id) else { return Answer::Ignored };
         match pending.answered.get_mut(rank.index()) {
@@ -112,6 +116,7 @@ impl<O> Inflight<O> {
         pending.merge(rank, blocks);
         pending.bytes = pending.bytes.saturating_add(bytes);
         pending.queued_us = pending.queued_us.max(queued_us);
+        pending.busy_us = pending.busy_us.max(busy_us);
         pending.left -= 1;
         if pending.left > 0 {
             return Answer::Waiting;
@@ -211,6 +216,7 @@ impl<O> Pending<O> {
             own: self.own,
             bytes: self.bytes,
             queued: Duration::from_micros(self.queued_us),
+            busy: Duration::from_micros(self.busy_us),
             elapsed: self.since.elapsed(),
         }
     }

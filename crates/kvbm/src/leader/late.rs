@@ -14,13 +14,14 @@ impl Leader {
         for operation in self.operations(|operation| operation.deadline <= now) {
             let late = expired("transfer", operation.limit);
             if operation.expires() {
-                self.note_late_disk_reads(&operation, &late, now);
+                self.note_late_disk_reads(&operation, now);
             }
             // Each time: whoever joined it in the last moment waits for it again.
             self.keep_arrived(&operation);
             if self.abandon(&operation, &late) {
                 self.tell_of_kept(&operation);
             }
+            self.note_hung_disk_reads(&operation, &late, now);
         }
     }
 

@@ -84,6 +84,7 @@ pub(crate) struct Operation {
     pub(crate) since: Moment,
     /// How long it may take.
     pub(crate) limit: Duration,
+    pub(crate) began: Instant,
     pub(crate) deadline: Instant,
     /// The outcome is known: the operation is over, or was given up.
     pub(crate) settled: Signal,
@@ -104,6 +105,8 @@ struct State {
     told: Told,
     /// When a block last arrived from G3; from the start on.
     disk_gave: Instant,
+    /// It was late, and no block had arrived from G3 for so long at least, although some were owed.
+    quiet_disk: Option<Duration>,
     /// Blocks from the front that count as arrived although the operation is not over.
     kept: usize,
     plans_left: usize,
@@ -111,6 +114,14 @@ struct State {
     /// Callers that still want the result.
     interested: usize,
     outcome: Outcome,
+}
+
+impl State {
+    /// Whether answers for blocks of G3 are not in.
+    fn owes_disk(&self) -> bool {
+        let moves = self.parts.iter().flat_map(|parts| &parts.moves);
+        moves.zip(&self.answered).any(|(step, answered)| step.from == Tier::G3 && !answered)
+    }
 }
 
 /// What a caller's loss of interest did.
@@ -209,12 +220,14 @@ impl Operation {
         };
         let volume = parts.volume.as_ref().map(|volume| volume.descriptor.id);
         let since = parts.volume.as_ref().map_or_else(Moment::default, |volume| volume.now());
+        let began = Instant::now();
         let state = State {
             parts: Some(parts),
             failures,
             answered: vec![false; blocks],
             told: Told::default(),
-            disk_gave: Instant::now(),
+            disk_gave: began,
+            quiet_disk: None,
             kept: 0,
             plans_left: plans,
             abandoned: None,
@@ -227,6 +240,7 @@ impl Operation {
             volume,
             since,
             limit,
+            began,
             deadline: deadline(limit),
             settled: Signal::default(),
             span,
@@ -244,18 +258,21 @@ impl Operation {
         }
     }
 
-    /// Takes the failures of a finished plan, which all ranks answered themselves (`own`) or were answered for. The whole operation, if
-    /// that was the last one.
+    /// Takes the failures of a finished plan; how long ranks were at it, where all answered themselves (`own`). The whole operation, if that
+    /// was the last plan.
     pub(crate) fn merge(
         self: &Arc<Self>,
         first: usize,
         failures: &[Option<Failure>],
-        own: bool,
+        own: Option<Duration>,
     ) -> Option<Unsettled> {
         let mut state = self.state.lock();
         let from = state.parts.as_ref().and_then(|parts| parts.moves.get(first)).map(|step| step.from);
-        if let Some(from) = from.filter(|_| own) {
+        if let (Some(from), Some(busy)) = (from, own) {
             state.told.add(Path::new(from, self.to), failures);
+            if from == Tier::G3 && state.quiet_disk.is_some_and(|quiet| busy >= quiet) {
+                state.told.disk.comes_late(expired("read from G3", self.limit));
+            }
         }
         if from == Some(Tier::G3) && failures.iter().any(Option::is_none) {
             state.disk_gave = Instant::now();
@@ -297,13 +314,18 @@ impl Operation {
         now < self.deadline && !self.settled.is_set()
     }
 
-    /// For how long no block has arrived from G3; `None` where all answers from there are in.
-    pub(crate) fn disk_is_quiet_for(&self, now: Instant) -> Option<Duration> {
+    /// It is late: whether blocks of G3 are owed and none has arrived for `patience` matters from now on.
+    pub(crate) fn watch_quiet_disk(&self, now: Instant, patience: Duration) {
+        let mut state = self.state.lock();
+        if state.owes_disk() && now.saturating_duration_since(state.disk_gave) >= patience {
+            state.quiet_disk = Some(patience);
+        }
+    }
+
+    /// Whether that was so, and blocks of G3 are still owed.
+    pub(crate) fn is_owed_by_quiet_disk(&self) -> bool {
         let state = self.state.lock();
-        let moves = &state.parts.as_ref()?.moves;
-        let owed =
-            moves.iter().zip(&state.answered).any(|(step, answered)| step.from == Tier::G3 && !answered);
-        owed.then(|| now.saturating_duration_since(state.disk_gave))
+        state.quiet_disk.is_some() && state.owes_disk()
     }
 
     /// What has arrived from the front on counts from now on, although later blocks are still on their way: `keep` makes such blocks
@@ -497,7 +519,7 @@ mod tests {
         assert_eq!(operation.interest().release(&dropped()), Released::Abandoned);
         let late = operation.join(Instant::now()).expect("not late");
         assert!(!operation.settled.is_set() && late.joined);
-        let unsettled = operation.merge(0, &[None], true).expect("the only plan");
+        let unsettled = operation.merge(0, &[None], Some(Duration::ZERO)).expect("the only plan");
         assert_eq!(unsettled.failures, [None], "its blocks become visible");
         unsettled.promise.keep(Outcome::default());
         assert_eq!(late.release(&dropped()), Released::Over);
@@ -519,7 +541,7 @@ mod tests {
         let woken = Arc::new(Woken::default());
         let waker = Arc::clone(&woken).into();
         assert!(operation.settled.poll(&Context::from_waker(&waker)).is_pending());
-        let unsettled = operation.merge(0, &[None], true).expect("the only plan");
+        let unsettled = operation.merge(0, &[None], Some(Duration::ZERO)).expect("the only plan");
         let defect = catch_unwind(AssertUnwindSafe(|| {
             let _unsettled = unsettled;
             panic!("planted");
@@ -543,7 +565,7 @@ mod tests {
         assert!(operation.abandon(&expired("transfer", Duration::ZERO)));
         assert!(!operation.abandon(&dropped()), "once");
         assert!(operation.join(Instant::now()).is_none());
-        let unsettled = operation.merge(0, &[None], true).expect("the only plan");
+        let unsettled = operation.merge(0, &[None], Some(Duration::ZERO)).expect("the only plan");
         assert_eq!(unsettled.failures[0].as_ref().map(|failure| failure.kind), Some(FailureKind::Deadline));
     }
 }

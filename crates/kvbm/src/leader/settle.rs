@@ -28,7 +28,7 @@ impl Leader {
         self.condemn_sources(&parts.moves, &failures, Some(parts.losses));
         self.drop_missing(&parts.moves, &failures);
         if let Some(volume) = &parts.volume {
-            volume.note(told.volume);
+            volume.note(&told.volume, operation.began);
             self.note_reads(volume, &parts.moves, &failures, operation.since);
         }
         let arrived = match parts.destination {

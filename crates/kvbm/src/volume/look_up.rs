@@ -136,6 +136,7 @@ impl Leader {
         blocks: &[BlockIdentity],
         deadline: Instant,
     ) -> Result<Vec<bool>, Failure> {
+        let began = Instant::now();
         volume.asks();
         let request = VolumeRequest::Probe(blocks.to_vec());
         let answers =
@@ -147,7 +148,13 @@ impl Leader {
         let failed = answers
             .as_ref()
             .is_err_and(|failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline));
-        volume.note(Verdict { answered: answers.is_ok(), failures: usize::from(failed), first: None });
+        let verdict = Verdict {
+            answered: answers.is_ok(),
+            failures: usize::from(failed),
+            first: answers.as_ref().err().cloned(),
+            ..Verdict::default()
+        };
+        volume.note(&verdict, began);
         let mut there = vec![true; blocks.len()];
         for found in answers? {
             for (at, there) in there.iter_mut().enumerate() {

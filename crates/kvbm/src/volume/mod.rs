@@ -23,7 +23,7 @@ mod silent;
 mod transfers;
 mod writes;
 
-use crate::breaker::{Breaker, Verdict};
+use crate::breaker::{Breaker, Turn, Verdict};
 use crate::config::Config;
 use crate::metrics::VolumeCounters;
 use discards::Discards;
@@ -110,18 +110,29 @@ impl VolumeTier {
         self.descriptor.capacity_bytes.is_some()
     }
 
-    /// What came of a call: successes end a pause, failures of the store begin or prolong one.
-    pub(crate) fn note(&self, Verdict { answered, failures, .. }: Verdict) {
-        self.counters.errors.add(failures as u64);
-        let mut breaker = self.breaker.lock();
-        if answered {
-            let _was_open = breaker.succeeded();
-        } else if failures > 0 && breaker.failed(Instant::now()) {
-            tracing::warn!(
-                target: "kvbm", volume = %self.descriptor.id,
-                "the volume fails: it is left alone for a while, and what it holds counts as missing"
-            );
+    /// What came of a call that began then: successes end a pause, failures of the store begin or prolong one.
+    pub(crate) fn note(&self, verdict: &Verdict, began: Instant) {
+        self.counters.errors.add(verdict.failures as u64);
+        let change = self.breaker.lock().hears(verdict, began, Instant::now());
+        let volume = self.descriptor.id;
+        match change {
+            Turn::None => {}
+            Turn::Closed => {
+                tracing::info!(target: "kvbm", %volume, "the volume answers again: its blocks are found from now on");
+            }
+            Turn::Opened => {
+                let failure = verdict.first.as_ref().map(tracing::field::display);
+                tracing::warn!(
+                    target: "kvbm", %volume, failure,
+                    "the volume fails or does not answer: it is left alone for a while, and what it holds counts as missing"
+                );
+            }
         }
+    }
+
+    /// Blocks came from it or arrived there.
+    pub(crate) fn gives(&self) {
+        self.breaker.lock().gives(Instant::now());
     }
 
     /// Whether it may be asked now: where it is left alone, by one caller after a pause.

@@ -18,6 +18,8 @@ pub enum Mode {
     Answer,
     /// Keeps it until the test answers.
     Hold,
+    /// Starts no plan, and says so of those that are taken back.
+    Shut,
     /// Takes everything and answers nothing, no flush either.
     Silent,
     /// Its line is down.
@@ -188,6 +190,12 @@ impl Ranks {
         plan
     }
 
+    /// Reports that every block failed.
+    pub fn fail_all(&self, rank: usize, plan: &TransferPlan, kind: FailureKind) {
+        let blocks = vec![BlockOutcome::Failed(Failure::new(kind, "planted")); plan.blocks.len()];
+        self.send(rank, &Message::Transfer(Self::report(rank, plan, blocks)));
+    }
+
     /// Reports that block `bad` failed and the others arrived.
     pub fn fail(&self, rank: usize, plan: &TransferPlan, bad: usize, kind: FailureKind) {
         let outcome = |at| {
@@ -210,8 +218,19 @@ impl WorkerLink for Link {
             (Mode::Dead, _) => return Err(LinkError::Closed),
             (Mode::Busy, _) => return Err(LinkError::Refused("busy".into())),
             (Mode::Answer, Command::Transfer(plan)) => self.ranks.done(self.rank, &plan),
-            (Mode::Hold | Mode::Silent, Command::Transfer(plan)) => {
+            (Mode::Hold | Mode::Shut | Mode::Silent, Command::Transfer(plan)) => {
                 self.ranks.lock()[self.rank].held.push_back(plan);
+            }
+            (Mode::Shut, Command::Cancel { plan_id }) => {
+                let back: Vec<_> = {
+                    let held = &mut self.ranks.lock()[self.rank].held;
+                    let (back, rest) = held.drain(..).partition(|plan| plan.plan_id == plan_id);
+                    *held = rest;
+                    Vec::from(back)
+                };
+                for plan in &back {
+                    self.ranks.fail_all(self.rank, plan, FailureKind::Cancelled);
+                }
             }
             (_, command) => {
                 self.ranks.lock()[self.rank].commands.push(command.clone());

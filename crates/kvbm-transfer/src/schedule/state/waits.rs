@@ -59,16 +59,16 @@ impl State {
             }
             self.deadlines.pop_first();
             let Some(job) = self.jobs.get(&plan_id) else { continue };
-            let waited = if job.gated {
-                "its gate is shut"
+            let (kind, waited) = if job.gated {
+                (FailureKind::GateShut, "its gate is shut")
             } else if job.predecessors > 0 {
-                "a predecessor is not over"
+                (FailureKind::GateShut, "a predecessor is not over")
             } else {
-                "its path is busy"
+                (FailureKind::PathBusy, "its path is busy")
             };
             let detail =
                 format!("budget of {} ms ran out on path {} ({waited})", job.plan.budget_ms, job.plan.path());
-            self.fail(plan_id, FailureKind::Deadline, &detail, now);
+            self.fail(plan_id, kind, &detail, now);
         }
     }
 

@@ -82,15 +82,17 @@ fn a_budget_ends_waiting_for_anything() {
     bench.submit(TransferPlan { budget_ms: 10, ..on(2) });
     bench.submit(TransferPlan { budget_ms: 20, ..plan(3, Path::G1_G2, 3) });
     bench.submit(TransferPlan { gate: Gate::Iteration(1), ..on(4) });
+    bench.submit(TransferPlan { budget_ms: 10, after: vec![PlanId(4)], ..on(5) });
     bench.later(9);
     assert!(bench.reports.is_empty());
     bench.later(1);
-    assert_eq!((bench.failed_with(1), bench.failed_with(2)), (FailureKind::Deadline, FailureKind::Deadline));
+    assert_eq!((bench.failed_with(1), bench.failed_with(2)), (FailureKind::GateShut, FailureKind::PathBusy));
+    assert_eq!(bench.failed_with(5), FailureKind::GateShut);
     assert_eq!(bench.take(Path::G1_G2, 1), Some((3, vec![0])));
     bench.now += Duration::from_millis(10);
     assert_eq!(bench.take(Path::G1_G2, 1), None, "no copy starts after the deadline");
     bench.done(3, &[0]);
-    assert_eq!(bench.kinds(3), [None, Some(FailureKind::Deadline), Some(FailureKind::Deadline)]);
+    assert_eq!(bench.kinds(3), [None, Some(FailureKind::PathBusy), Some(FailureKind::PathBusy)]);
     bench.later(1 << 40);
     assert_eq!(bench.state.live_plans(), 1, "no budget, no deadline");
 }
