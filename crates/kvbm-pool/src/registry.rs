@@ -162,6 +162,11 @@ impl Registry {
         self.shared.store.tiers_of(group, hash)
     }
 
+    /// In which slot of `tier` a block is, where it is there. Neither pins nor touches: by the time it is known it may be gone from there.
+    pub fn slot_of(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<BlockId> {
+        self.shared.store.slot_of(tier, group, hash)
+    }
+
     /// A use of these blocks, tail to head, on every tier that holds them: once for each request, with its whole chain.
     ///
     /// There is no id of a request. To the default policy, this and the next registration behind a block that is there are one request,

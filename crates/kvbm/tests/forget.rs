@@ -385,6 +385,32 @@ fn what_is_released_while_the_disks_are_flushed_at_the_end_is_flushed_too() {
     );
 }
 
+/// Mutation that makes it fail: `drop_missing` looks at no slot.
+#[test]
+fn what_a_disk_gave_up_in_a_slot_that_a_block_has_left_leaves_it_alone_where_it_is_now() {
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    ranks.set_all(Mode::Hold);
+    let sequence = tokens(&manager, 1, 2);
+    manager.offload(&fill(&manager, &sequence, 0), Tier::G2).unwrap();
+    ranks.done(0, &ranks.next_plan(0));
+    let down = ranks.next_plan(0);
+    ranks.done(0, &down);
+    assert!(manager.wait_offloads(soon()));
+    ranks.set_all(Mode::Answer);
+    let on_disk = || manager.look_up(&sequence).iter().filter(|places| places.contains(Tier::G3)).count();
+    let BlockTransfer { identity, dst, .. } = down.blocks[1];
+    let gives_up = |block| {
+        let failure = kvbm::Failure::new(FailureKind::Missing, "planted");
+        let (rank, epoch, tier) = (kvbm::Rank(0), down.epoch, Tier::G3);
+        ranks.send(0, &Message::Damaged { rank, epoch, tier, block, identity, failure });
+    };
+    gives_up(kvbm::plan::BlockId(15 - dst.0));
+    assert_eq!(on_disk(), 2, "it was there before it came here");
+    gives_up(dst);
+    assert_eq!(on_disk(), 1);
+}
+
 #[test]
 fn a_prefix_matched_before_it_was_forgotten_brings_nothing_back() {
     let manager = books([16, 16, 16], |config| config.offload.g2_g3.write_through = true);

@@ -97,6 +97,13 @@ impl Store {
         let (core, found) = self.lock_any().seek(group, hash);
         found.map_or(TierMask::NONE, |index| core.tiers_of(index))
     }
+
+    /// In which slot of `tier` a block is.
+    pub(crate) fn slot_of(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<BlockId> {
+        let (core, found) = self.lock_any().seek(group, hash);
+        let there = found.filter(|&index| core.tiers_of(index).contains(tier));
+        there.map(|index| BlockId(core.store.entries[index].slot(tier.index())))
+    }
 }
 
 /// What a match takes of a part of its blocks.

@@ -181,18 +181,24 @@ impl Leader {
         }
     }
 
-    /// Blocks of the disk that are not there after all (their slots were being overwritten when the last process ended) are on no list
-    /// any more, nor is what continues them: of each chain the topmost one says it all.
+    /// Blocks of the disk that are not there after all (their slots were being overwritten when the last process ended, or a disk gave them
+    /// up) are on no list any more, nor is what continues them: of each chain the topmost one says it all. What has come to another slot
+    /// since is there.
     fn drop_missing(&self, moves: &[Move], failures: &[Option<Failure>]) {
         let is_missing = |failure: &Option<Failure>| {
             failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::Missing)
         };
         let missing =
             moves.iter().zip(failures).filter(|(step, slot)| step.from == Tier::G3 && is_missing(slot));
-        let missing: Vec<_> = missing.map(|(step, _)| step.identity).collect();
+        let mut missing: Vec<_> = missing.map(|(step, _)| (step.identity, step.src)).collect();
         if missing.is_empty() {
             return;
         }
+        // Nothing arrives meanwhile.
+        let _order = self.disk_order.lock();
+        missing
+            .retain(|(block, slot)| self.registry.slot_of(Tier::G3, block.group, block.hash) == Some(*slot));
+        let missing: Vec<_> = missing.into_iter().map(|(block, _)| block).collect();
         let gone: HashSet<_> = missing.iter().map(|block| (block.group, block.hash)).collect();
         let continues =
             |block: &BlockIdentity| block.parent.is_some_and(|parent| gone.contains(&(block.group, parent)));
