@@ -144,11 +144,30 @@ impl AnyArrivals {
     /// The same for several blocks, one after the other; answers are in the order of `indices`. Parents go before their children. Others have
     /// their turn after 64 blocks at the latest.
     pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<Completion> {
+        self.complete_while(indices, |_| true)
+    }
+
+    /// The same up to the first block that was removed meanwhile: how many became visible.
+    pub fn complete_front(&mut self, indices: impl IntoIterator<Item = usize>) -> usize {
+        let was_there = |completion: &Completion| *completion != Completion::Removed;
+        let completions = self.complete_while(indices, was_there);
+        completions.iter().filter(|completion| was_there(completion)).count()
+    }
+
+    /// Goes on after a block as long as what became of it is so.
+    fn complete_while(
+        &mut self,
+        indices: impl IntoIterator<Item = usize>,
+        goes_on: impl Fn(&Completion) -> bool,
+    ) -> Vec<Completion> {
         let indices: Vec<usize> = indices.into_iter().collect();
         let mut completions = Vec::with_capacity(indices.len());
         let store = &self.shared.store;
         let mut held = None;
         for (at, index) in indices.into_iter().enumerate() {
+            if completions.last().is_some_and(|last| !goes_on(last)) {
+                break;
+            }
             let_others_in(&mut held, at);
             let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) else {
                 completions.push(Completion::Removed);

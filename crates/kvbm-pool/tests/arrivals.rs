@@ -241,3 +241,25 @@ fn several_subtrees_go_as_they_would_one_after_the_other() {
         worlds[1].all_may_go();
     }
 }
+
+#[test]
+fn a_front_becomes_visible_up_to_the_first_block_that_was_removed() {
+    for shards in [1, 8] {
+        let world = world(shards);
+        let chain = hashes(1, 6);
+        let mut arrivals = begin(&world, &chain, 0);
+        world.registry.remove_subtree(GROUP, chain[3], G2_ONLY);
+        assert_eq!(arrivals.complete_front(0..2), 2);
+        assert_eq!(arrivals.complete_front(2..6), 1, "what comes behind a hole is of no use");
+        assert!(matches!(
+            arrivals.arrivals()[3..],
+            [Arrival::Failed, Arrival::Reserved { .. }, Arrival::Reserved { .. }]
+        ));
+        let there: Vec<_> = chain.iter().map(|&hash| world.registry.slot_of(Tier::G2, GROUP, hash)).collect();
+        let slots: Vec<_> = arrivals.take_pinned().block_ids().iter().copied().map(Some).collect();
+        assert_eq!((&there[..3], &there[3..]), (&slots[..], &[None; 3][..]));
+        assert_eq!(world.registry.slot_of(Tier::G4, GROUP, chain[0]), None);
+        drop(arrivals);
+        world.all_may_go();
+    }
+}

@@ -3,7 +3,6 @@
 use super::Leader;
 use super::operation::{Destination, Operation, Parts, Purpose, expired};
 use kvbm_plan::Tier;
-use kvbm_pool::Completion;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,18 +36,18 @@ impl Leader {
     fn keep(&self, operation: &Operation, parts: &mut Parts, front: Range<usize>) -> usize {
         let Parts { moves, destination, losses, source_check, .. } = parts;
         let is_lost = |tier: Tier| Tier::SLOTTED.contains(&tier) && self.registry.is_lost(tier, *losses);
-        let mut is_sound = |at: usize| {
-            !is_lost(moves[at].from)
-                && source_check.as_ref().is_none_or(|check| check(at).is_none())
-                && match destination {
-                    Destination::Reserved { arrivals, places } => {
-                        arrivals.complete(places[at]) != Completion::Removed
-                    }
-                    Destination::Unregistered => true,
-                    Destination::Volume => false,
-                }
+        if is_lost(operation.to) {
+            return 0;
+        }
+        let is_sound = |at: &usize| {
+            !is_lost(moves[*at].from) && source_check.as_ref().is_none_or(|check| check(*at).is_none())
         };
-        if is_lost(operation.to) { 0 } else { front.take_while(|&at| is_sound(at)).count() }
+        let sound = front.take_while(is_sound);
+        match destination {
+            Destination::Reserved { arrivals, places } => arrivals.complete_front(sound.map(|at| places[at])),
+            Destination::Unregistered => sound.count(),
+            Destination::Volume => 0,
+        }
     }
 
     /// Blocks that were kept of an operation that was given up are in G1 like any others.
