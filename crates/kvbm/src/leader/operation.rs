@@ -109,6 +109,8 @@ struct State {
     quiet_disk: Option<Duration>,
     /// Blocks from the front that count as arrived although the operation is not over.
     kept: usize,
+    /// Pins of those, of an operation that was given up and joined again.
+    front: Option<Pinned>,
     plans_left: usize,
     abandoned: Option<Failure>,
     /// Callers that still want the result.
@@ -229,6 +231,7 @@ impl Operation {
             disk_gave: began,
             quiet_disk: None,
             kept: 0,
+            front: None,
             plans_left: plans,
             abandoned: None,
             interested: 0,
@@ -342,10 +345,11 @@ impl Operation {
         }
     }
 
-    fn settle(&self, outcome: Outcome) {
+    fn settle(&self, mut outcome: Outcome) {
         let arrived = outcome.arrived.as_ref().map_or(0, Pinned::len);
         tracing::trace!(purpose = ?self.purpose, to = %self.to, arrived, failed = outcome.failures.len(), "settled");
         let mut state = self.state.lock();
+        outcome.arrived = joined(state.front.take(), outcome.arrived);
         // An abandoned operation has told its failure already; what did arrive is dropped without the lock.
         let unwanted = match state.abandoned {
             Some(_) => outcome,
@@ -376,6 +380,7 @@ impl Operation {
             Some(Destination::Reserved { arrivals, .. }) if state.kept > 0 => Some(arrivals.take_pinned()),
             _ => None,
         };
+        let arrived = joined(state.front.take(), arrived);
         let moves = state.parts.iter().flat_map(|parts| &parts.moves).skip(state.kept);
         let failures = moves.map(|step| step.failed(self.to, reason.clone())).collect();
         state.outcome = Outcome { arrived, failures };
@@ -388,8 +393,8 @@ impl Operation {
         Interest { operation: Arc::clone(self), joined: false }
     }
 
-    /// One more caller that wants the result. An operation that nobody wanted any more is wanted again; `None` where it was given up
-    /// because it is late.
+    /// One more caller that wants the result. An operation that nobody wanted any more is wanted again, and what was kept of it stays
+    /// pinned; `None` where it was given up because it is late.
     pub(crate) fn join(self: &Arc<Self>, now: Instant) -> Option<Interest> {
         let mut given_up = Outcome::default();
         let mut state = self.state.lock();
@@ -399,6 +404,7 @@ impl Operation {
             }
             state.abandoned = None;
             given_up = std::mem::take(&mut state.outcome);
+            state.front = given_up.arrived.take();
             self.settled.reset();
         }
         state.interested += 1;
@@ -454,6 +460,14 @@ impl Move {
     }
 }
 
+/// What was kept before and what arrived since, in order.
+fn joined(front: Option<Pinned>, rest: Option<Pinned>) -> Option<Pinned> {
+    let Some(mut front) = front else { return rest };
+    // Both are of one tier of one registry, held for the same.
+    let _none = rest.map(|rest| front.append(rest));
+    Some(front)
+}
+
 /// A caller's share in an operation.
 pub(crate) struct Interest {
     pub(crate) operation: Arc<Operation>,
@@ -483,6 +497,7 @@ pub(crate) fn expired(what: &str, limit: Duration) -> Failure {
 mod tests {
     use super::*;
     use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
+    use kvbm_pool::{Registry, RegistryConfig};
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::task::{Context, Wake};
 
@@ -523,6 +538,49 @@ mod tests {
         assert_eq!(unsettled.failures, [None], "its blocks become visible");
         unsettled.promise.keep(Outcome::default());
         assert_eq!(late.release(&dropped()), Released::Over);
+    }
+
+    /// Mutation that makes it fail: `join` drops all of the outcome.
+    #[test]
+    fn what_was_kept_of_an_operation_that_is_joined_again_stays_pinned() {
+        let registry = Registry::new(&RegistryConfig::new([4, 0, 0])).expect("a registry");
+        let hashes = [1, 2].map(|byte| SequenceHash::from_bytes([byte; 16]));
+        let identities: Vec<_> = BlockIdentity::chain(NamespaceId(0), GroupId(0), &hashes).collect();
+        let arrivals = registry.begin_arrivals(Tier::G1, &identities).expect("room");
+        let step = |identity| Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
+        let parts = Parts {
+            moves: identities.into_iter().map(step).collect(),
+            destination: Destination::Reserved { arrivals, places: vec![0, 1] },
+            losses: Losses::default(),
+            keep: Vec::new(),
+            source_check: None,
+            round: None,
+            volume: None,
+        };
+        let operation = Operation::new(Purpose::Onboard, Tier::G1, Duration::from_secs(60), parts, 2);
+        let complete = |parts: &mut Parts, places: Range<usize>| match &mut parts.destination {
+            Destination::Reserved { arrivals, .. } => arrivals.complete_front(places),
+            _ => 0,
+        };
+        let pinned = || registry.occupancy(Tier::G1).active;
+        let (first, heard) = (operation.interest(), Some(Duration::ZERO));
+        assert!(operation.merge(0, &[None], heard).is_none());
+        for _ in 0..2 {
+            operation.keep_front(complete);
+            assert!(operation.abandon(&dropped()));
+            assert_eq!(pinned(), 1);
+            let second = operation.join(Instant::now()).expect("under way");
+            assert_eq!(pinned(), 1, "the first one has not seen it, the second one waits for what follows");
+            assert_eq!(second.release(&dropped()), Released::Shared);
+        }
+        let mut unsettled = operation.merge(1, &[None], heard).expect("the last plan");
+        assert_eq!((unsettled.kept, complete(&mut unsettled.parts, 1..2)), (1, 1));
+        let Destination::Reserved { arrivals, .. } = unsettled.parts.destination else { panic!("reserved") };
+        unsettled.promise.keep(Outcome { arrived: Some(arrivals.into_pinned()), failures: Vec::new() });
+        operation.with_outcome(|outcome| assert_eq!(outcome.arrived.as_ref().map(Pinned::len), Some(2)));
+        assert_eq!((first.release(&dropped()), pinned()), (Released::Over, 2));
+        drop(first);
+        assert_eq!(pinned(), 0);
     }
 
     #[derive(Default)]
