@@ -4,7 +4,7 @@ use super::Leader;
 use super::ranks::Ranks;
 use super::recovery::Part;
 use kvbm_plan::{BlockId, BlockIdentity, Command, NamespaceId, Rank, RecoveredBlock, Tier};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// What is removed from a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(super) struct Missed {
     told: u64,
     /// What a worker that has started again found in such slots, as far as it has said that.
     found: BTreeMap<BlockId, BlockIdentity>,
+    /// Slots that were noted since it began to say that: of these it may have said before what is in them. `None` where no worker says that.
+    noted_since: Option<BTreeSet<BlockId>>,
     /// The flush that a new worker was asked for behind all of it, by its token, and how far it had been told then.
     catching_up: Option<(u64, u64)>,
 }
@@ -63,6 +65,9 @@ impl Missed {
             self.note_unused();
         }
         self.slots.extend(slots.iter().map(|&slot| (slot, None)));
+        if let Some(since) = &mut self.noted_since {
+            since.extend(slots);
+        }
     }
 
     /// From now on all that is unused is noted in place of slots: told, where each of them was.
@@ -121,19 +126,22 @@ impl Missed {
 
     /// A part of what a worker that has started again found on its disk.
     fn finds(&mut self, blocks: &[RecoveredBlock]) {
+        self.noted_since.get_or_insert_default();
         let noted = blocks.iter().filter(|found| self.slots.contains_key(&found.block));
         self.found.extend(noted.map(|found| (found.block, found.identity)));
     }
 
-    /// That was all of it. Slots in which it found nothing, or the block that the registry has there, need not be released there any more.
+    /// That was all of it. Slots in which it found nothing, or the block that the registry has there, need not be released there any more,
+    /// unless they were noted meanwhile.
     /// Blocks of the registry in whose place it found another one.
     fn found_all(&mut self, registered: &HashMap<BlockId, BlockIdentity>) -> Vec<BlockIdentity> {
-        let found = std::mem::take(&mut self.found);
+        let (found, since) = (std::mem::take(&mut self.found), self.noted_since.take().unwrap_or_default());
         let is_other = |slot: &BlockId| {
             found.get(slot).is_some_and(|found| registered.get(slot).is_none_or(|block| block != found))
         };
-        self.slots.retain(|slot, _| is_other(slot));
-        self.slots.keys().filter_map(|slot| registered.get(slot)).copied().collect()
+        let others: Vec<BlockId> = self.slots.keys().copied().filter(is_other).collect();
+        self.slots.retain(|slot, _| since.contains(slot) || others.binary_search(slot).is_ok());
+        others.iter().filter_map(|slot| registered.get(slot)).copied().collect()
     }
 }
 
@@ -379,5 +387,18 @@ mod tests {
         assert_eq!(missed.anew().slots, [2, 3].map(BlockId), "the released ones are still there");
         missed.found_all(&registered);
         assert_eq!(missed.anew().slots, [], "another worker finds nothing at all");
+        // Another one has told of slots that are released before it has told of the last.
+        missed.finds(&[block(1, 1), block(2, 2)]);
+        missed.note_slots(&[1, 5].map(BlockId));
+        missed.finds(&[block(6, 6)]);
+        assert_eq!(missed.found_all(&HashMap::new()), []);
+        assert_eq!(
+            missed.anew().slots,
+            [1, 5].map(BlockId),
+            "what it told before it was noted may lie there"
+        );
+        missed.finds(&[]);
+        missed.found_all(&HashMap::new());
+        assert_eq!(missed.anew().slots, [], "noted before the next one");
     }
 }
