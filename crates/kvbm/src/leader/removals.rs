@@ -272,14 +272,14 @@ impl Leader {
         self.tell_slots(rank, &due.slots);
     }
 
-    /// Those that another block has by now stay noted: it may not be durable there either.
+    /// Those that another block has by now, or awaits, stay noted: it may not be durable there either.
     fn tell_slots(&self, rank: Rank, slots: &[BlockId]) {
         if slots.is_empty() {
             return;
         }
-        let free: HashSet<BlockId> = self.registry.free_slots(Tier::G3).into_iter().collect();
-        let free: Vec<BlockId> = slots.iter().filter(|slot| free.contains(slot)).copied().collect();
-        for part in free.chunks(Command::MAX_RELEASE) {
+        let vacant: HashSet<BlockId> = self.registry.vacant_slots(Tier::G3).into_iter().collect();
+        let vacant: Vec<BlockId> = slots.iter().filter(|slot| vacant.contains(slot)).copied().collect();
+        for part in vacant.chunks(Command::MAX_RELEASE) {
             if self.send_release(rank, part).is_ok() {
                 self.ranks.released_told(rank, part);
             }
