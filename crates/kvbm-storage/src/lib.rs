@@ -49,7 +49,7 @@ pub use device::{DeviceAllocator, DeviceStorage};
 pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;
 pub use fragments::Fragment;
-pub use near::{ThreadPlacement, near, node_of};
+pub use near::{Processors, ThreadPlacement, near, node_of};
 pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};
 pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, StorageKind};

@@ -32,6 +32,35 @@ pub enum ThreadPlacement {
     },
 }
 
+/// Processors that a thread may run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Processors(Box<Mask>);
+
+impl Processors {
+    /// Those of the calling thread, which a thread that it starts has too; `None` where the system does not say.
+    pub fn of_this_thread() -> Option<Self> {
+        affinity().ok().map(|mask| Self(Box::new(mask)))
+    }
+
+    /// The first of them alone.
+    #[must_use]
+    pub fn first(&self) -> Self {
+        let mut mask = [0; MAX_PROCESSORS / BITS];
+        if let Some(word) = self.0.iter().position(|word| *word != 0) {
+            mask[word] = 1 << self.0[word].trailing_zeros();
+        }
+        Self(Box::new(mask))
+    }
+
+    /// From now on the calling thread runs on these.
+    ///
+    /// # Errors
+    /// What the system says: none of them is there (any more), or it forbids this.
+    pub fn run_here(&self) -> io::Result<()> {
+        set_affinity(&self.0)
+    }
+}
+
 /// Does `work` near the memory of `node`: on a thread of its own, which runs on the node's processors, and so does every thread that
 /// it starts. Where that is no choice, or not possible, the calling thread does it.
 ///
@@ -154,6 +183,20 @@ mod tests {
             assert_eq!(mask.expect("a mask"), expected);
         }
         assert_eq!(affinity().expect("a mask"), before, "who asked stays where it was");
+    }
+
+    #[test]
+    fn a_thread_runs_where_it_is_told_to_and_others_stay() {
+        let here = Processors::of_this_thread().expect("a mask");
+        let there = std::thread::spawn({
+            let first = here.first();
+            move || (first.run_here().map_err(|error| error.kind()), Processors::of_this_thread())
+        });
+        assert_eq!(there.join().expect("no panic"), (Ok(()), Some(here.first())));
+        assert_eq!(Processors::of_this_thread(), Some(here.clone()));
+        assert_eq!(here.first().0.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+        let none = Processors(Box::new([0; MAX_PROCESSORS / BITS]));
+        assert_eq!((none.first() == none, none.run_here().is_err()), (true, true));
     }
 
     #[test]

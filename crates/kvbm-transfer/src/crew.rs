@@ -1,11 +1,13 @@
 //! Threads that wait for volumes. Each volume has a few of its own, so that one whose calls never return keeps nobody else's.
 //!
-//! A thread starts when there is work for it and ends when it had none for a while.
+//! A thread starts when there is work for it and ends when it had none for a while. It runs where the worker's threads do, not where the one
+//! does that had work for it: an engine's may keep to one processor.
 
 use crate::error::StartError;
 use crate::hub::Hub;
 use crate::start::spawn;
 use kvbm_plan::{Rank, VolumeId};
+use kvbm_storage::Processors;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -65,15 +67,25 @@ impl<J> Default for Crew<J> {
 }
 
 impl<J: Send + 'static> Crews<J> {
-    /// `work` is called by the threads, and does not panic; `refuse`, by senders, of each job that was taken and has no thread, with the
-    /// reason: none could be started.
+    /// Threads will run on the processors of the calling one. `work` is called by them, and does not panic; `refuse`, by senders, of each
+    /// job that was taken and has no thread, with the reason: none could be started.
     pub(crate) fn new(
         terms: Terms,
         work: impl Fn(VolumeId, J) + Send + Sync + 'static,
         refuse: impl Fn(VolumeId, J, &str) + Send + Sync + 'static,
     ) -> Self {
         let rank = terms.rank;
-        Self::started_by(terms, work, refuse, move |what, body| spawn(rank, what, body).map(drop))
+        let processors = Processors::of_this_thread();
+        Self::started_by(terms, work, refuse, move |what, body| {
+            let processors = processors.clone();
+            let body = move || {
+                if let Some(Err(error)) = processors.map(|processors| processors.run_here()) {
+                    tracing::warn!(%rank, %error, "a volume's thread runs where it was started");
+                }
+                body();
+            };
+            spawn(rank, what, body).map(drop)
+        })
     }
 
     fn started_by(
@@ -196,9 +208,7 @@ mod tests {
     use crossbeam_channel::unbounded;
     use kvbm_plan::{Epoch, GroupId};
 
-    /// Mutation that makes it fail: `Crews::start` refuses the job that came last.
-    #[test]
-    fn all_that_wait_for_a_thread_that_does_not_start_are_refused() {
+    fn terms(what: &str) -> Terms {
         let limits = Limits {
             rank: Rank(0),
             epoch: Epoch(0),
@@ -209,7 +219,30 @@ mod tests {
             outgoing: 1,
         };
         let hub = Arc::new(Hub::new(State::new(limits), Default::default(), Arc::new(|_| {})));
-        let terms = Terms { hub, rank: Rank(0), what: "probes".into(), threads: 1, pending: 8 };
+        Terms { hub, rank: Rank(0), what: what.into(), threads: 1, pending: 8 }
+    }
+
+    /// Mutation that makes it fail: `Crews::new` lets threads run where they were started.
+    #[test]
+    fn threads_run_where_their_crews_were_made_whoever_has_work_for_them() {
+        let here = Processors::of_this_thread().expect("the system says it");
+        let (tell, told) = unbounded();
+        let tell_where = move |_, ()| tell.send(Processors::of_this_thread()).expect("the test listens");
+        let crews = Crews::new(terms("probes"), tell_where, |_, (), reason| panic!("{reason}"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                here.first().run_here().expect("one of them");
+                assert_eq!(crews.send(VolumeId(3), ()), Ok(()));
+            });
+        });
+        let there = told.recv_timeout(Duration::from_secs(60)).expect("a thread works");
+        assert_eq!(there, Some(here));
+    }
+
+    /// Mutation that makes it fail: `Crews::start` refuses the job that came last.
+    #[test]
+    fn all_that_wait_for_a_thread_that_does_not_start_are_refused() {
+        let terms = terms("probes");
         let (refused, refusals) = unbounded();
         let (starts, starting) = unbounded();
         let (fail, failing) = unbounded::<()>();
