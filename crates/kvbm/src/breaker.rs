@@ -21,6 +21,8 @@ pub(crate) struct Breaker {
     trial: Duration,
     /// When it last gave or took something, for whomever.
     gave: Option<Instant>,
+    /// What it failed with, while it is left alone.
+    why: Option<Failure>,
 }
 
 /// What calls have made of a [`Breaker`].
@@ -52,6 +54,7 @@ impl Breaker {
             longest,
             trial: trial.min(LONGEST_TRIAL),
             gave: None,
+            why: None,
         }
     }
 
@@ -76,6 +79,11 @@ impl Breaker {
         !matches!(self.state, State::Closed { .. })
     }
 
+    /// What it failed with last, where it is left alone.
+    pub(crate) fn why(&self) -> Option<Failure> {
+        self.why.clone()
+    }
+
     /// Something came from it or arrived there, although the call is not over.
     pub(crate) fn gives(&mut self, now: Instant) {
         self.gave = Some(now);
@@ -87,12 +95,17 @@ impl Breaker {
         let Verdict { answered, failures, is_late, was_crowded_out, .. } = *verdict;
         let hangs = was_crowded_out && self.gave.is_none_or(|gave| gave < began);
         if answered && !is_late {
-            if self.succeeded() { Turn::Closed } else { Turn::None }
-        } else if (is_late || failures > 0 || hangs) && self.failed(now) {
-            Turn::Opened
-        } else {
-            Turn::None
+            self.why = None;
+            return if self.succeeded() { Turn::Closed } else { Turn::None };
         }
+        if !is_late && failures == 0 && !hangs {
+            return Turn::None;
+        }
+        let opened = self.failed(now);
+        if self.is_open() {
+            self.why = verdict.first.clone().or_else(|| self.why.take());
+        }
+        if opened { Turn::Opened } else { Turn::None }
     }
 
     /// It answered. Whether it had been left alone until now. What failed before counts for one less: of several devices one may hang.
@@ -264,7 +277,8 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut breaker = Breaker::new(Duration::from_secs(1), Duration::ZERO);
-        let crowded_out = Verdict { was_crowded_out: true, ..Verdict::default() };
+        let busy = Failure::new(FailureKind::PathBusy, "planted");
+        let crowded_out = Verdict { was_crowded_out: true, first: Some(busy.clone()), ..Verdict::default() };
         for began in [0, 10, 20] {
             breaker.gives(at(began + 5));
             assert_eq!(breaker.hears(&crowded_out, at(began), at(began + 9)), Turn::None);
@@ -274,9 +288,10 @@ mod tests {
         assert_eq!(breaker.hears(&crowded_out, at(40), at(49)), Turn::Opened, "it hangs");
         let late = Verdict { answered: true, is_late: true, ..Verdict::default() };
         assert_eq!(breaker.hears(&late, at(40), at(50)), Turn::None);
-        assert!(breaker.is_open());
+        assert!(breaker.is_open() && breaker.why() == Some(busy));
         let answered = Verdict { answered: true, failures: 7, was_crowded_out: true, ..Verdict::default() };
         assert_eq!(breaker.hears(&answered, at(40), at(60)), Turn::Closed);
+        assert_eq!(breaker.why(), None);
         assert_eq!(breaker.hears(&late, at(60), at(70)), Turn::Opened);
     }
 }

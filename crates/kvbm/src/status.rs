@@ -7,7 +7,7 @@ use crate::tenants::TenantStatus;
 use crate::volume::VolumeTier;
 #[cfg(feature = "worker")]
 use kvbm_disk::EngineInfo;
-use kvbm_plan::{Path, Rank, Tier, VolumeDescriptor};
+use kvbm_plan::{Failure, Path, Rank, Tier, VolumeDescriptor};
 use kvbm_pool::TierStatus;
 
 /// A snapshot of a manager. Tiers and paths are each consistent in themselves, not with each other.
@@ -24,6 +24,8 @@ pub struct Status {
     /// Whether reads from G3 failed lately or were not answered in time: its blocks are not found until one is again. A request tries it
     /// after each pause of at most 30 s.
     pub disk_down: bool,
+    /// What those reads failed with last, while that is so.
+    pub disk_failure: Option<Failure>,
     /// Every rank, in order.
     pub ranks: Vec<RankStatus>,
     /// G4: every volume, by id.
@@ -75,6 +77,8 @@ pub struct VolumeStatus {
     pub full: u64,
     /// Whether it failed lately and is left alone.
     pub down: bool,
+    /// What it failed with last, while it is left alone for that; none where it is because a rank that started again cannot open it.
+    pub failure: Option<Failure>,
 }
 
 /// A path at work.
@@ -106,6 +110,7 @@ impl Leader {
             #[cfg(feature = "worker")]
             disks: Vec::new(),
             disk_down: self.is_disk_down(),
+            disk_failure: self.disk_failure(),
             ranks: self.rank_status(),
             volumes: self.volumes.all().iter().map(|volume| self.volume_status(volume)).collect(),
             tenants: self.tenant_status(),
@@ -124,6 +129,7 @@ impl Leader {
             errors: counters.errors.get(),
             full: counters.full.get(),
             down: volume.is_down(),
+            failure: volume.failure(),
         }
     }
 

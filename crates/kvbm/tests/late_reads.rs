@@ -195,6 +195,8 @@ fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
     assert!(!manager.status().disk_down, "once is nothing");
     hang(&ranks, &manager, &others[0]);
     until_down(&manager);
+    let failure = manager.status().disk_failure.unwrap();
+    assert!(failure.kind == FailureKind::Deadline && failure.detail.contains("after 20 ms"), "{failure}");
     assert_eq!(manager.match_prefix(&others[1]).len(), 0, "nobody waits for it");
     let text = manager.metrics().encode();
     for line in ["kvbm_disk_down 1", "kvbm_disk_left_out_blocks_total 4"] {
@@ -210,7 +212,8 @@ fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
     assert_eq!(manager.match_prefix(&others[2]).len(), 0);
     ranks.execute(0);
     assert_eq!(onboarding.wait().unwrap().len(), 4);
-    assert!(!manager.status().disk_down);
+    let status = manager.status();
+    assert_eq!((status.disk_down, status.disk_failure), (false, None));
     assert!(manager.metrics().encode().contains("kvbm_disk_down 0"));
     assert_eq!(manager.match_prefix(&others[2]).count(Tier::G3), 4, "for everybody");
 }

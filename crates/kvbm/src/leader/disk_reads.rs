@@ -29,6 +29,11 @@ impl Leader {
         self.disk_reads.0.lock().is_open()
     }
 
+    /// What they failed with, while they are left alone.
+    pub(crate) fn disk_failure(&self) -> Option<Failure> {
+        self.disk_reads.0.lock().why()
+    }
+
     /// Ends `prefix` before the first block that only disks have, while those are left alone.
     pub(crate) fn leave_out_disk(&self, prefix: &mut Prefix) {
         let Some(at) = prefix.blocks().iter().position(|block| block.tier == Tier::G3) else { return };

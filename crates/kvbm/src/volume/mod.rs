@@ -30,7 +30,7 @@ use discards::Discards;
 pub(crate) use history::Moment;
 use index::Index;
 use introduction::Introductions;
-use kvbm_plan::{GroupId, SequenceHash, VolumeDescriptor};
+use kvbm_plan::{Failure, GroupId, SequenceHash, VolumeDescriptor};
 pub(crate) use log::{Change, Log};
 use look_up::Absences;
 use parking_lot::Mutex;
@@ -103,6 +103,11 @@ impl VolumeTier {
     /// Whether it is left alone because it failed, or because a rank that started again cannot open it.
     pub(crate) fn is_down(&self) -> bool {
         self.breaker.lock().is_open() || self.introductions.lacks_one()
+    }
+
+    /// What it failed with, while it is left alone for that.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.breaker.lock().why()
     }
 
     /// Whether what goes beyond the capacity is removed from it, or only not known here any more.
