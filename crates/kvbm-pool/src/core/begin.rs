@@ -162,15 +162,19 @@ impl Core<'_> {
         pins: &mut Vec<BlockId>,
     ) -> (Self, usize) {
         let (mut core, mut needed) = (self, 0);
+        let walks = ground.shard.is_none() && !core.holds_all();
         for (index, identity) in identities.iter().enumerate() {
-            let there;
-            (core, there) = core.presence_of(tier, identity.group, identity.hash, ground);
-            match there {
+            if walks {
+                core = core.seek(identity.group, identity.hash).0;
+            }
+            match core.presence_of(tier, identity.group, identity.hash) {
                 (Presence::Arriving, _) => {}
                 (Presence::Present, slot) => core.pin_into(tier, slot, pins),
                 (Presence::Absent, _) => {
-                    let (admitted, parent);
-                    (core, admitted, parent) = core.admits(tier, identity, &identities[..index], ground);
+                    if let Some(parent) = identity.parent.filter(|_| walks) {
+                        core = core.seek(identity.group, parent).0;
+                    }
+                    let (admitted, parent) = core.admits(tier, identity, &identities[..index]);
                     needed += usize::from(admitted);
                     core.pin_into(tier, parent, pins);
                 }
@@ -179,27 +183,16 @@ impl Core<'_> {
         (core, needed)
     }
 
-    /// Presence on `tier`, and the slot there if the block's shard is held. Where the ground is one shard no other is locked: of a block
-    /// elsewhere presence is a hint and the slot nothing at all, for that block may be on its way out this very moment. Where it is a
-    /// parent that has to stay it keeps a place.
-    #[inline]
-    fn presence_of(
-        self,
-        tier: usize,
-        group: GroupId,
-        hash: SequenceHash,
-        ground: &Ground,
-    ) -> (Self, (Presence, Option<u32>)) {
-        let (core, found) = if ground.shard.is_some() {
-            let found = self.find(group, hash);
-            (self, found)
-        } else {
-            self.seek(group, hash)
-        };
-        let Some(found) = found else { return (core, (Presence::Absent, None)) };
-        let entry = &core.store.entries[found];
-        let there = (entry.presence(tier), core.holds(found).then(|| entry.slot(tier)));
-        (core, there)
+    /// Presence on `tier`, and the slot there if the block's shard is held. Of a block elsewhere presence is a hint and the slot
+    /// nothing at all: that block may be on its way out this very moment. Where it is a parent that has to stay it keeps a place.
+    fn presence_of(&self, tier: usize, group: GroupId, hash: SequenceHash) -> (Presence, Option<u32>) {
+        match self.find(group, hash) {
+            Some(found) => {
+                let entry = &self.store.entries[found];
+                (entry.presence(tier), self.holds(found).then(|| entry.slot(tier)))
+            }
+            None => (Presence::Absent, None),
+        }
     }
 
     fn pin_into(&mut self, tier: usize, slot: Option<u32>, pins: &mut Vec<BlockId>) {
@@ -221,23 +214,21 @@ impl Core<'_> {
     }
 
     /// Whether a block may be brought to `tier` after those of `earlier`, and the parent's slot if it is there now and held.
-    #[inline]
     fn admits(
-        self,
+        &self,
         tier: usize,
         identity: &BlockIdentity,
         earlier: &[BlockIdentity],
-        ground: &Ground,
-    ) -> (Self, bool, Option<u32>) {
+    ) -> (bool, Option<u32>) {
         let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
-            return (self, true, None);
+            return (true, None);
         };
-        match self.presence_of(tier, identity.group, parent, ground) {
-            (core, (Presence::Present, slot)) => (core, true, slot),
-            (core, (Presence::Arriving, _)) => (core, true, None),
-            (core, (Presence::Absent, _)) => {
+        match self.presence_of(tier, identity.group, parent) {
+            (Presence::Present, slot) => (true, slot),
+            (Presence::Arriving, _) => (true, None),
+            (Presence::Absent, _) => {
                 let same = |other: &BlockIdentity| other.hash == parent && other.group == identity.group;
-                (core, earlier.iter().rev().any(same), None)
+                (earlier.iter().rev().any(same), None)
             }
         }
     }
