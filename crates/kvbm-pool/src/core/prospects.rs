@@ -10,6 +10,7 @@ use super::index::LOOKUPS;
 use super::shards::Shard;
 use super::slot::{Slot, Usage};
 use super::{Core, NONE, Presence, Store};
+use crate::near;
 use crate::policy::{BlockMemory, BlockUse, Numbers, RequestPart, SlotSet};
 use crate::tier::TIERS;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
@@ -23,12 +24,23 @@ pub(crate) const ENDED: BlockMemory = BlockMemory { time: 0, class: 1 };
 /// Blocks shown to the policy for each block used.
 const LOOKS_PER_USE: usize = 2;
 
-/// Victims of one chain: how many so far, how many more are near, and the entry that would be next.
-#[derive(Clone, Copy, Default)]
-struct Run {
-    length: usize,
-    near: usize,
+/// How many victims before its turn all is asked for that evicting a block of a chain reads.
+const VICTIMS_AHEAD: usize = 3;
+
+/// Ancestors looked at with one victim, until they are so many. What was asked for a moment ago is hardly there.
+const STEPS: usize = 2;
+
+/// Victims of one chain, the last of which has the entry `next` above it. For `ahead` ancestors from there on all was asked for; of the
+/// one above these, `scout`, the entry. Nothing but time hangs on it: entries may have become others' since.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
     next: u32,
+    ahead: usize,
+    scout: u32,
+}
+
+impl Run {
+    pub(super) const NONE: Self = Self { next: NONE, ahead: 0, scout: NONE };
 }
 
 impl Store {
@@ -308,28 +320,49 @@ impl Core<'_> {
         }
     }
 
-    /// A chain goes from its end, most often. Reads what evicting the victim and those before it will read, for all of
-    /// them at the same time; the longer the run has been, the further ahead.
-    fn follow(&self, run: Run, tier: usize, slot: u32, left: usize) -> Run {
+    /// A chain goes from its end, most often. Asks for what evicting the victims behind this one reads: an entry that is asked for with
+    /// one victim says with the next where the rest is.
+    fn follow(&self, run: Run, tier: usize, slot: u32) -> Run {
         let Store { entries, slots, .. } = self.store;
         let index = slots[tier][slot as usize].entry.get();
         let next = entries[index].parent.get();
-        let length = if run.next == index { run.length + 1 } else { 1 };
-        if length > 1 && run.near > 0 {
-            return Run { length, near: run.near - 1, next };
+        if run.next != index {
+            self.ask_for(next);
+            self.expect_to_go(index, tier);
+            return Run { next, ahead: 0, scout: next };
         }
-        let count = (length * length).min(LOOKUPS).min(left);
-        let above = |&index: &u32| Some(entries[index].parent.get()).filter(|&parent| parent != NONE);
-        let chain = || std::iter::successors(Some(index), above).take(count);
-        let block = |index| (entries[index].group(), entries[index].hash());
-        let read = |all, index| {
-            let slot = entries[index].slot(tier) as usize;
-            all | slots[tier].get(slot).map_or(0, |state| state.entry.get())
-        };
-        std::hint::black_box(chain().fold(0, read));
-        self.fetch(chain().map(block));
-        self.expect(chain().map(block));
-        Run { length, near: count.saturating_sub(1), next }
+        let ahead = run.ahead.saturating_sub(1);
+        let mut run = Run { next, ahead, scout: if ahead == 0 { next } else { run.scout } };
+        for _ in 0..STEPS {
+            if run.scout == NONE || run.ahead == VICTIMS_AHEAD {
+                break;
+            }
+            self.expect_to_go(run.scout, tier);
+            run.scout = entries[run.scout].parent.get();
+            run.ahead += 1;
+            self.ask_for(run.scout);
+        }
+        run
+    }
+
+    fn ask_for(&self, index: u32) {
+        if index != NONE {
+            near::prefetch(&self.store.entries[index]);
+        }
+    }
+
+    /// Asks for what evicting a block reads beside its entry: its slot, its line of the table, and what the policy remembers.
+    fn expect_to_go(&self, index: u32, tier: usize) {
+        let entry = &self.store.entries[index];
+        if let Some(state) = self.store.slots[tier].get(entry.slot(tier) as usize) {
+            near::prefetch(state);
+        }
+        let (group, hash) = (entry.group(), entry.hash());
+        let table = self.table();
+        table.prefetch(&table.key(group, hash));
+        if let Some(policy) = &self.first().policy {
+            policy.expect(&[tag_of(group, hash)]);
+        }
     }
 
     /// Evicts what the policy chooses in a shard that is held, up to `want` blocks of `tier` and at most [`MAX_VICTIMS`]; the oldest where
@@ -338,7 +371,7 @@ impl Core<'_> {
         let set = SlotSet::of_tier(tier);
         let wanted = want.min(MAX_VICTIMS);
         let mut left = wanted;
-        let mut run = Run::default();
+        let mut run = self.numbered(number).run;
         let (slots, entries) = (&self.store.slots[tier], &self.store.entries);
         let mut chosen = std::mem::take(&mut self.numbered(number).chosen);
         let evicted_before = self.numbered(number).tiers[tier].counters.evicted;
@@ -362,7 +395,7 @@ impl Core<'_> {
                     self.update_evictable(state.entry.get(), tier);
                     continue;
                 }
-                run = self.follow(run, tier, slot, left);
+                run = self.follow(run, tier, slot);
                 self.vacate(tier, slot);
                 out.push(BlockId(slot));
                 left -= 1;
@@ -371,9 +404,9 @@ impl Core<'_> {
                 break;
             }
         }
-        let Shard { chosen: spare, tiers, .. } = self.numbered(number);
-        *spare = chosen;
-        let counters = &mut tiers[tier].counters;
+        let shard = self.numbered(number);
+        (shard.chosen, shard.run) = (chosen, run);
+        let counters = &mut shard.tiers[tier].counters;
         counters.evicted_by_choice += counters.evicted - evicted_before;
         if left == wanted && self.numbered(number).tiers[tier].listed > 0 {
             self.evict_oldest(number, tier, wanted, out);

@@ -46,6 +46,7 @@ pub(crate) struct Shard {
     pub(super) entered: Vec<u32>,
     /// Slots that the policy chose.
     pub chosen: Vec<u32>,
+    pub(super) run: super::prospects::Run,
     pub tiers: [TierPart; TIERS],
     /// The table of all shards: it is replaced while all are locked.
     pub(super) table: Arc<Table>,
@@ -206,6 +207,7 @@ impl Store {
                 tenants: Tenants::new(&config.tenants),
                 entered: Vec::new(),
                 chosen: Vec::with_capacity(super::evict::MAX_VICTIMS),
+                run: super::prospects::Run::NONE,
                 tiers: std::array::from_fn(tier),
                 table: Arc::clone(&table),
                 vacant: NONE,

@@ -4,6 +4,7 @@
 //! number, which is read and written as a whole: what is found was put in for a block with this tag, at some time. Two threads that
 //! write the same entry at the same time forget a block. Nothing but a guess hangs on either.
 
+use crate::near;
 use crate::policy::BlockMemory;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -49,9 +50,11 @@ impl History {
         &self.sets[(((tag >> 32) * self.sets.len() as u64) >> 32) as usize].0
     }
 
-    /// Reads the sets of `tags` for no other reason than to have them near, all at the same time.
+    /// Asks for the sets of `tags`, for later.
     pub(crate) fn fetch(&self, tags: &[u64]) {
-        std::hint::black_box(tags.iter().fold(0, |all, &tag| all | self.set(tag)[0].load(Relaxed)));
+        for &tag in tags {
+            near::prefetch(self.set(tag));
+        }
     }
 
     /// Takes what is remembered of a block.
