@@ -259,7 +259,7 @@ fn heap_rows(table: &mut Table, options: &Options) {
 }
 
 /// Prompts of 131,072 tokens. Rows without a suffix but that of the page size: each is dropped before the next comes, in an ordinary
-/// process, as the peer's published figures are. `_reused`: when the next has come, so that the peer's heap is never given
+/// process, which is how the peer was measured first. `_reused`: when the next has come, so that the peer's heap is never given
 /// back. `_live`: when as many others have come as a pool of so many blocks of 16 tokens holds.
 fn hashing(table: &mut Table, options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     const TOKENS: u32 = 131_072;
