@@ -553,6 +553,26 @@ fn a_copy_begins_while_its_parent_in_another_shard_is_on_its_way() {
     }
 }
 
+/// A parent that failed is on its way again before who failed it removes what was complete behind it, and fails once more.
+#[test]
+fn a_copy_goes_although_its_parent_that_failed_is_on_its_way_again() {
+    every_order(|| {
+        let fork = copied_fork();
+        fork.world.registry.remove_subtree(GROUP, fork.right[0], TierMask::only(Tier::G2));
+        let identities = world::identities(&fork.right);
+        let mut parent = fork.world.registry.begin_arrivals(Tier::G2, &identities[..1]).unwrap();
+        let mut child = fork.world.registry.begin_arrivals(Tier::G2, &identities[1..]).unwrap();
+        assert_eq!(child.complete(0), Completion::Stored, "its parent is on its way");
+        let failing = thread::spawn(move || parent.fail(0));
+        let mut again = fork.world.registry.begin_arrivals(Tier::G2, &identities[..1]).unwrap();
+        again.fail(0);
+        failing.join().unwrap();
+        assert!(!fork.is_copied(0) && !fork.is_copied(1), "nothing stays behind a block that failed");
+        drop((child, again));
+        fork.world.all_may_go();
+    });
+}
+
 /// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are not free.
 #[test]
 fn an_allocation_races_restoring() {

@@ -76,7 +76,7 @@ impl Store {
                 continue;
             }
             let core = self.lock_all();
-            names.retain(|&name| core.is_orphan(tier, name));
+            names.retain(|&name| core.stays_orphan(tier, name));
             drop(core);
             if !names.is_empty() {
                 let (tiers, mut removed) = (TierMask::only(Tier::SLOTTED[tier]), Removed::default());
@@ -109,12 +109,14 @@ impl Core<'_> {
         drop(self.store.orphans.take(index, tier));
     }
 
-    /// Whether a block is on `tier`, or on its way there, and its parent neither. All shards are held.
-    fn is_orphan(&self, tier: usize, (group, hash): Name) -> bool {
+    /// Whether a block is on `tier`, or on its way there, and its parent neither. Where that is on its way again, it is noted behind it once
+    /// more. All shards are held.
+    fn stays_orphan(&self, tier: usize, (group, hash): Name) -> bool {
         let entries = &self.store.entries;
         let Some(index) = self.find(group, hash) else { return false };
         let parent = entries[index].parent.get();
-        let is_there = |index: u32| entries[index].presence(tier) != Presence::Absent;
-        is_there(index) && parent != NONE && !is_there(parent)
+        entries[index].presence(tier) != Presence::Absent
+            && parent != NONE
+            && !self.awaits(parent, tier, index)
     }
 }
