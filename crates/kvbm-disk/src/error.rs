@@ -353,7 +353,8 @@ impl OpError {
             | Self::Released { .. } => FailureKind::Missing,
             Self::Quarantined { .. } | Self::Busy { .. } | Self::Io { .. } => FailureKind::Io,
             Self::NoSuchSlot { .. } | Self::Length { .. } => FailureKind::Unsupported,
-            Self::Deadline { .. } => FailureKind::Deadline,
+            // The device was not asked.
+            Self::Deadline { .. } => FailureKind::PathBusy,
             Self::Cancelled { .. } => FailureKind::Cancelled,
             Self::ShuttingDown { .. } => FailureKind::ShuttingDown,
         }

@@ -319,7 +319,9 @@ fn what_has_not_started_can_be_cancelled_and_has_a_deadline() {
     medium.let_go();
     assert!(outcomes.recv_timeout(PATIENCE).unwrap().is_ok());
     assert!(matches!(outcomes.recv_timeout(PATIENCE).unwrap(), Err(OpError::Cancelled { slot: BlockId(1) })));
-    assert!(matches!(outcomes.recv_timeout(PATIENCE).unwrap(), Err(OpError::Deadline { slot: BlockId(2) })));
+    let late = outcomes.recv_timeout(PATIENCE).unwrap().unwrap_err();
+    assert!(matches!(late, OpError::Deadline { slot: BlockId(2) }), "{late}");
+    assert_eq!(late.kind(), FailureKind::PathBusy, "the device was not asked");
     assert_eq!(engine.info().present_blocks, 1);
 }
 

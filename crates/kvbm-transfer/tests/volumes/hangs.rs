@@ -109,3 +109,38 @@ fn a_volume_that_hangs_alone_leaves_room_for_the_one_in_its_place() {
         assert_eq!(handle.wait(soon()).unwrap().blocks.len(), 4);
     }
 }
+
+/// Mutation that makes it fail: `transfer` calls the volume whatever the time is.
+#[test]
+fn a_volume_is_not_asked_what_it_cannot_answer_in_time() {
+    let volume = Faulty::new(None);
+    let rig = Rig::with(Shape::default(), |config| {
+        let registry = opened(&volume);
+        config.volumes =
+            Some(VolumeTier { registry, slice: SLICE, model_heads: 4, writes: true, threads: 1 });
+    });
+    fill(&rig, 4);
+    assert_eq!(failed(&rig, up(&rig, &[(1, 1), (2, 2)])), [None; 2]);
+    volume.set(Fault::Hangs);
+    let running = || rig.manager().stats().paths.iter().map(|path| path.running_plans).sum::<usize>();
+    let wait_for = |plans| {
+        let until = soon();
+        while running() < plans {
+            assert!(Instant::now() < until, "{} of {plans} plans run", running());
+            std::thread::yield_now();
+        }
+    };
+    let first = [up(&rig, &[(3, 3)]), down(&rig, &[(1, 9)])].map(|plan| rig.manager().execute(plan).unwrap());
+    wait_for(2);
+    // Their turn comes when the calls before them are over.
+    let behind = [up(&rig, &[(4, 4)]), down(&rig, &[(2, 10)])];
+    let budget = Duration::from_millis(200);
+    let behind = behind.map(|plan| TransferPlan { budget_ms: budget.as_millis() as u32, ..plan });
+    let behind = behind.map(|plan| rig.manager().execute(plan).unwrap());
+    wait_for(4);
+    std::thread::sleep(budget);
+    volume.set(Fault::Late);
+    let of = |handle: kvbm_transfer::TransferHandle| kinds(&handle.wait(soon()).unwrap());
+    assert_eq!(first.map(of), [[None], [None]]);
+    assert_eq!(behind.map(of), [[Some(FailureKind::PathBusy)], [Some(FailureKind::PathBusy)]]);
+}

@@ -205,9 +205,15 @@ fn transfer<T: 'static>(
 ) -> Vec<Arrived> {
     let count = blocks.len();
     let failed = |kind, detail: String| vec![Err(Failure::new(kind, detail)); count];
+    let now = Instant::now();
+    if deadline.is_some_and(|deadline| deadline <= now) {
+        // What a volume is asked too late it can only be late with, and would be blamed for.
+        let why = format!("the deadline passed before a thread was free to ask volume {volume}");
+        return failed(FailureKind::PathBusy, why);
+    }
     let results = match registry.get(volume) {
         Ok(volume) => {
-            let ours = Instant::now() + volume.descriptor().deadline;
+            let ours = now + volume.descriptor().deadline;
             let deadline = deadline.map_or(ours, |deadline| deadline.min(ours));
             // A volume is foreign code. What its panic leaves behind never became readable.
             catch_unwind(AssertUnwindSafe(|| mover.transfer(&*volume, blocks, deadline)))
