@@ -192,6 +192,8 @@ fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
     only_on_disk(&manager);
     ranks.set_all(Mode::Hold);
     hang(&ranks, &manager, &first);
+    // It has long been known by then that it was the disk.
+    std::thread::sleep(Duration::from_secs(1));
     assert!(!manager.status().disk_down, "once is nothing");
     hang(&ranks, &manager, &others[0]);
     until_down(&manager);

@@ -74,10 +74,11 @@ impl Leader {
         operation.watch_quiet_disk(now, self.settings.read_deadline.min(operation.limit) / 2);
     }
 
-    /// What ranks still owe of a late operation after its plans were taken back has started: a disk was asked for it, and does not answer.
+    /// What ranks still owe of a late operation after its plans were taken back has started, if only in the last moment: a disk was asked for
+    /// it, and where it has given nothing for as long since, it does not answer.
     pub(super) fn note_hung_disk_reads(&self, operation: &Operation, late: &Failure, now: Instant) {
         let since = now.saturating_duration_since(operation.deadline);
-        if since >= TAKEN_BACK && operation.is_owed_by_quiet_disk() && operation.speaks_of_disk() {
+        if since >= TAKEN_BACK && operation.is_owed_by_quiet_disk(now) && operation.speaks_of_disk() {
             let mut verdict = Verdict::default();
             verdict.comes_late(late.clone());
             self.note_disk(operation, &verdict);

@@ -325,10 +325,12 @@ impl Operation {
         }
     }
 
-    /// Whether that was so, and blocks of G3 are still owed.
-    pub(crate) fn is_owed_by_quiet_disk(&self) -> bool {
+    /// Whether that was so, blocks of G3 are still owed, and it has been late for as long: a rank that started them in the last moment has
+    /// waited for its disk all that time.
+    pub(crate) fn is_owed_by_quiet_disk(&self, now: Instant) -> bool {
+        let late = now.saturating_duration_since(self.deadline);
         let state = self.state.lock();
-        state.quiet_disk.is_some() && state.owes_disk()
+        state.quiet_disk.is_some_and(|patience| late >= patience) && state.owes_disk()
     }
 
     /// What has arrived from the front on counts from now on, although later blocks are still on their way: `keep` makes such blocks
@@ -502,10 +504,14 @@ mod tests {
     use std::task::{Context, Wake};
 
     fn operation(limit: Duration) -> Arc<Operation> {
+        operation_from(Tier::G2, limit)
+    }
+
+    fn operation_from(from: Tier, limit: Duration) -> Arc<Operation> {
         let hash = SequenceHash::from_bytes([1; 16]);
         let identity =
             BlockIdentity { namespace: NamespaceId(0), group: GroupId(0), hash, parent: None, position: 0 };
-        let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
+        let step = Move { identity, from, src: BlockId(0), dst: BlockId(0) };
         let destination = Destination::Unregistered;
         let (moves, keep) = (vec![step], Vec::new());
         let losses = Losses::default();
@@ -614,6 +620,46 @@ mod tests {
                 outcome.failures
             );
         });
+    }
+
+    /// One block comes from the disk, and is late after ten seconds.
+    fn reading() -> (Arc<Operation>, impl Fn(u64) -> Instant) {
+        let operation = operation_from(Tier::G3, Duration::from_secs(10));
+        let began = operation.began;
+        (operation, move |second| began + Duration::from_secs(second))
+    }
+
+    /// Mutation that makes it fail: `is_owed_by_quiet_disk` passes over how late it is.
+    #[test]
+    fn a_disk_that_was_asked_in_the_last_moment_has_as_long_as_any() {
+        let (operation, at) = reading();
+        operation.watch_quiet_disk(at(10), Duration::from_secs(5));
+        assert!(!operation.is_owed_by_quiet_disk(at(11)), "a rank may have asked it a second ago");
+        assert!(operation.is_owed_by_quiet_disk(at(16)));
+        assert!(operation.merge(0, &[None], Some(Duration::from_secs(6))).is_some());
+        assert!(!operation.is_owed_by_quiet_disk(at(17)), "it has answered");
+        let (operation, at) = reading();
+        operation.watch_quiet_disk(at(4), Duration::from_secs(5));
+        assert!(!operation.is_owed_by_quiet_disk(at(60)), "it was not quiet for long when the time was up");
+    }
+
+    /// Mutations that make it fail: `merge` passes over how long ranks were at it, or over whether the disk was quiet.
+    #[test]
+    fn a_late_answer_accuses_the_disk_only_where_a_rank_had_waited_for_it() {
+        let is_late = |quiet: bool, busy: u64| {
+            let (operation, at) = reading();
+            if quiet {
+                operation.watch_quiet_disk(at(10), Duration::from_secs(5));
+            }
+            let unsettled = operation.merge(0, &[None], Some(Duration::from_secs(busy)));
+            let disk = unsettled.expect("the only plan").told.disk;
+            assert!(disk.answered);
+            assert_eq!(disk.first.is_some(), disk.is_late);
+            disk.is_late
+        };
+        assert!(is_late(true, 5));
+        assert!(!is_late(true, 4), "it was asked late, and answered soon");
+        assert!(!is_late(false, 5), "others were given something");
     }
 
     #[test]
