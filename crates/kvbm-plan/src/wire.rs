@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version that this crate writes and the only one that it reads.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Largest message in bytes: a full plan takes less than half of it, a report of nothing but failures two thirds.
 pub const MAX_BYTES: usize = 4 << 20;

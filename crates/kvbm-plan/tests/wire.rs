@@ -12,7 +12,7 @@ use kvbm_plan::{
 };
 use proptest::prelude::*;
 
-const GOLDEN: &[u8] = include_bytes!("golden/transfer_v2.msgpack");
+const GOLDEN: &[u8] = include_bytes!("golden/transfer_v3.msgpack");
 
 fn chain(blocks: u8) -> Vec<BlockIdentity> {
     let hashes: Vec<_> = (0..blocks).map(|byte| SequenceHash::from_bytes([byte; 16])).collect();
@@ -102,7 +102,23 @@ fn messages() -> Vec<Message> {
             last: true,
         },
         damaged,
+        every_failure(),
     ]
+}
+
+/// A block for each kind: a new one is another wire form.
+fn every_failure() -> Message {
+    let failed = |kind| BlockOutcome::Failed(Failure::new(kind, "why"));
+    Message::Transfer(TransferReport {
+        plan_id: PlanId(7),
+        epoch: Epoch(3),
+        rank: Rank(1),
+        path: Path::G3_G1,
+        blocks: FailureKind::ALL.map(failed).into(),
+        bytes: 0,
+        queued_us: 12,
+        busy_us: 345,
+    })
 }
 
 fn commands() -> Vec<Command> {
@@ -166,7 +182,7 @@ fn golden_commands_and_messages_still_read_and_write_the_same() {
     let commands = commands().into_iter().map(|command| hex(wire::encode_command(&command).unwrap()));
     let messages = messages().into_iter().map(|message| hex(wire::encode_message(&message).unwrap()));
     let written: Vec<String> = commands.chain(messages).collect();
-    let golden: Vec<&str> = include_str!("golden/messages_v2.hex").lines().collect();
+    let golden: Vec<&str> = include_str!("golden/messages_v3.hex").lines().collect();
     assert_eq!(written, golden, "the wire form changed: raise wire::VERSION");
 }
 
