@@ -272,11 +272,12 @@ impl Leader {
         blocks + self.forget_on_volumes(Some(namespace), EvictReason::Forgotten)
     }
 
-    /// Tells every disk which slots nothing uses, whatever they hold. Under the lock `disk_order`: none of them can have a new block yet.
+    /// Tells every disk which slots nothing uses, or ever will, whatever they hold. Under the lock `disk_order`: none of them can have a new
+    /// block yet.
     fn clear_disks(&self) {
         self.ranks.note_removal(Removal::Unused);
         let mut unreached = Vec::new();
-        for part in self.registry.free_slots(Tier::G3).chunks(Command::MAX_RELEASE) {
+        for part in self.registry.vacant_slots(Tier::G3).chunks(Command::MAX_RELEASE) {
             let command = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
             unreached.extend(self.broadcast(&command));
         }

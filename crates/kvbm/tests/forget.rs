@@ -418,6 +418,40 @@ fn a_slot_that_is_out_of_use_is_released_on_the_disk_of_a_rank_that_was_away() {
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
+/// Mutations that make it fail: `clear_disks`, or `tell_removals`, asks for free slots.
+#[test]
+fn a_cleared_disk_has_nothing_left_in_slots_that_are_out_of_use() {
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    (0..2).for_each(|rank| ranks.start(rank));
+    ranks.set_all(Mode::Hold);
+    manager.offload(&fill(&manager, &tokens(&manager, 1, 2), 0), Tier::G2).unwrap();
+    (0..2).for_each(|rank| ranks.done(rank, &ranks.next_plan(rank)));
+    let down = [ranks.next_plan(0), ranks.next_plan(1)];
+    (0..2).for_each(|rank| ranks.done(rank, &down[rank]));
+    assert!(manager.wait_offloads(soon()));
+    ranks.set_all(Mode::Answer);
+    let BlockTransfer { identity, dst: block, .. } = down[0].blocks[1];
+    let failure = kvbm::Failure::new(FailureKind::Corrupt, "planted");
+    let (rank, epoch, tier) = (kvbm::Rank(0), down[0].epoch, Tier::G3);
+    ranks.send(0, &Message::Damaged { rank, epoch, tier, block, identity, failure });
+    assert_eq!(manager.status().tiers[2].quarantined, 1);
+    // That its slot is released is durable, and told to nobody again.
+    manager.flush(Duration::from_secs(60)).unwrap();
+    let earlier = [ranks.commands(0).len(), ranks.commands(1).len()];
+    ranks.set(1, Mode::Dead);
+    manager.clear(Tier::G3).unwrap();
+    ranks.set(1, Mode::Answer);
+    ranks.start(1);
+    for (rank, earlier) in earlier.into_iter().enumerate() {
+        let told = ranks.commands(rank).split_off(earlier);
+        let releases =
+            |command: &Command| matches!(command, Command::Release { blocks, .. } if blocks.contains(&block));
+        assert!(told.iter().any(releases), "rank {rank}: {told:?}");
+    }
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
+}
+
 /// Mutation that makes it fail: `drop_missing` looks at no slot.
 #[test]
 fn what_a_disk_gave_up_in_a_slot_that_a_block_has_left_leaves_it_alone_where_it_is_now() {

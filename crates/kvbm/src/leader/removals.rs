@@ -257,8 +257,9 @@ impl Leader {
                     self.send_to(rank, &Command::Forget { tier: Tier::G3, namespace })
                 }
                 Removal::Namespace(_) | Removal::Unused => {
-                    let free = self.registry.free_slots(Tier::G3);
-                    free.chunks(Command::MAX_RELEASE).try_for_each(|part| self.send_release(rank, part))
+                    // Those too that are out of use: what a rank's disk has there is found again.
+                    let vacant = self.registry.vacant_slots(Tier::G3);
+                    vacant.chunks(Command::MAX_RELEASE).try_for_each(|part| self.send_release(rank, part))
                 }
             };
             match sent {
