@@ -66,3 +66,19 @@ fn a_volume_is_left_alone_for_what_it_was_asked_and_did_not_do() {
         assert_eq!(volume().failure, None);
     }
 }
+
+/// Mutation that makes it fail: `probe` notes that a rank was not reached.
+#[test]
+fn a_worker_that_is_away_says_nothing_of_the_volumes_that_it_is_asked_about() {
+    for mode in [Mode::Dead, Mode::Busy] {
+        let ranks = Ranks::new(1);
+        let manager = manager(&ranks);
+        let sequence = tokens(&manager, 1, 4);
+        ranks.set_all(mode);
+        for _ in 0..3 {
+            assert_eq!(manager.match_prefix(&sequence).len(), 0);
+            let volume = manager.status().volumes.remove(0);
+            assert_eq!((volume.down, volume.errors, volume.failure), (false, 0, None), "{mode:?}");
+        }
+    }
+}

@@ -76,13 +76,13 @@ impl Ranks {
     }
 
     /// How many starts were handed over, of all ranks.
-    pub(super) fn starts_told(&self) -> u64 {
+    pub(crate) fn starts_told(&self) -> u64 {
         self.told.load(Ordering::Acquire)
     }
 
     /// Whether something may be sent to a rank: then how often a worker of it has started. Not to a new worker before its start was handled:
     /// what it would be told to read is what the one before had.
-    pub(super) fn line(&self, rank: Rank) -> Result<u32, Failure> {
+    pub(crate) fn line(&self, rank: Rank) -> Result<u32, Failure> {
         let Some(state) = self.get(rank) else { return Ok(0) };
         if state.lost.load(Ordering::Acquire) {
             return Err(given_up(rank));

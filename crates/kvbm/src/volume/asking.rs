@@ -16,6 +16,14 @@ pub(super) fn followed(answer: VolumeAnswer) -> Result<(), Failure> {
     }
 }
 
+/// A question about a volume that not all ranks answered.
+pub(super) struct Unanswered {
+    /// Why the first of them did not.
+    pub(super) failure: Failure,
+    /// Whether the worker of some rank is away, or has been meanwhile: the failure may say nothing of the volume.
+    pub(super) is_away: bool,
+}
+
 impl Leader {
     /// Sends every rank what was started under `token`. One that is not reached has answered with why: it has done nothing and will not.
     /// A link may answer from inside `send`: no lock may be held that an answer takes.
@@ -62,9 +70,15 @@ impl Leader {
         deadline: Instant,
         what: &str,
         take: impl FnMut(VolumeAnswer) -> Result<R, Failure>,
-    ) -> Result<Vec<R>, Failure> {
+    ) -> Result<Vec<R>, Unanswered> {
+        let starts = self.ranks.starts_told();
         let asked = self.volumes.asks.start(self.settings.ranks);
-        self.send_about_volume(volume, asked.token, request)?;
-        asked.wait(deadline, what, take).map_err(|(_, failure)| failure)
+        self.send_about_volume(volume, asked.token, request)
+            .map_err(|failure| Unanswered { failure, is_away: true })?;
+        asked.wait(deadline, what, take).map_err(|(_, failure)| {
+            let is_away = self.ranks.starts_told() != starts
+                || self.ranks.all().any(|rank| self.ranks.line(rank).is_err());
+            Unanswered { failure, is_away }
+        })
     }
 }

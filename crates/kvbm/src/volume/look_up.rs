@@ -145,18 +145,18 @@ impl Leader {
                 VolumeAnswer::Failed(failure) => Err(failure),
                 VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
             });
-        let failed = answers
-            .as_ref()
-            .is_err_and(|failure| matches!(failure.kind, FailureKind::Io | FailureKind::Deadline));
+        let failed = answers.as_ref().err().filter(|unanswered| {
+            !unanswered.is_away && matches!(unanswered.failure.kind, FailureKind::Io | FailureKind::Deadline)
+        });
         let verdict = Verdict {
             answered: answers.is_ok(),
-            failures: usize::from(failed),
-            first: answers.as_ref().err().cloned(),
+            failures: usize::from(failed.is_some()),
+            first: failed.map(|unanswered| unanswered.failure.clone()),
             ..Verdict::default()
         };
         volume.note(&verdict, began);
         let mut there = vec![true; blocks.len()];
-        for found in answers? {
+        for found in answers.map_err(|unanswered| unanswered.failure)? {
             for (at, there) in there.iter_mut().enumerate() {
                 *there &= found.get(at).copied().unwrap_or(false);
             }

@@ -220,7 +220,9 @@ impl Leader {
     /// Has every rank do something about a volume, and waits for it. The first failure.
     fn order(&self, tier: &VolumeTier, request: VolumeRequest, patience: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + patience;
-        self.ask_about_volume(tier, request, deadline, "an order about a volume", followed).map(drop)
+        self.ask_about_volume(tier, request, deadline, "an order about a volume", followed)
+            .map(drop)
+            .map_err(|unanswered| unanswered.failure)
     }
 
     /// Whether every rank knows the volume and its store answers: it is asked for a block that nobody has.
