@@ -189,8 +189,11 @@ impl<O> Inflight<O> {
 }
 
 impl<O> Pending<O> {
-    /// The first failure of a block, on whichever rank, is the one that is told; one that left no bytes gives way to one that may have.
+    /// The first failure of a block, on whichever rank, is the one that is told; one that left no bytes gives way to one that may have. Of
+    /// ranks that did not start it, what one waited for is told rather than that it was cancelled on another.
     fn merge(&mut self, rank: Rank, blocks: Vec<BlockOutcome>) {
+        use FailureKind::{Cancelled, GateShut, PathBusy};
+
         if blocks.len() != self.failures.len() {
             let detail =
                 format!("rank {rank} answered for {} blocks of {}", blocks.len(), self.failures.len());
@@ -202,7 +205,12 @@ impl<O> Pending<O> {
         }
         for (slot, outcome) in self.failures.iter_mut().zip(blocks) {
             let BlockOutcome::Failed(Failure { kind, detail }) = outcome else { continue };
-            if slot.as_ref().is_none_or(|known| may_land(kind) && !may_land(known.kind)) {
+            let gives_way = |known: &Failure| match (known.kind, kind) {
+                (Cancelled, GateShut | PathBusy) => true,
+                (GateShut | PathBusy, Cancelled) => false,
+                (known, kind) => may_land(kind) && !may_land(known),
+            };
+            if slot.as_ref().is_none_or(gives_way) {
                 *slot = Some(Failure::new(kind, format!("rank {rank}: {detail}")));
             }
         }
@@ -280,10 +288,15 @@ mod tests {
 
     #[test]
     fn a_failure_that_may_have_left_bytes_is_told_rather_than_one_that_did_not() {
-        use FailureKind::{Corrupt, Deadline, Full, Io, Predecessor};
-        for (kinds, told) in
-            [([Full, Deadline], Deadline), ([Predecessor, Full], Predecessor), ([Io, Corrupt], Io)]
-        {
+        use FailureKind::{Cancelled, Corrupt, Deadline, Full, Io, PathBusy, Predecessor};
+        for (kinds, told) in [
+            ([Full, Deadline], Deadline),
+            ([Predecessor, Full], Predecessor),
+            ([Io, Corrupt], Io),
+            ([PathBusy, Io], Io),
+            ([PathBusy, Cancelled], PathBusy),
+            ([Cancelled, PathBusy], PathBusy),
+        ] {
             let inflight = Inflight::new(Epoch(2), 2);
             let plan = inflight.enter((), PATH, 1);
             let failed = |kind| vec![BlockOutcome::Failed(Failure::new(kind, "planted"))];

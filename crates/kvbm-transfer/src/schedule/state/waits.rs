@@ -2,8 +2,12 @@
 
 use super::{State, index_of};
 use crate::schedule::gates::point;
+use crate::schedule::job::Job;
 use kvbm_plan::{Failure, FailureKind, Path, PlanId};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Who cancels a plan so shortly before its budget is over does so for that: a caller's clock runs from before the plan was sent.
+const LAST_MOMENT: Duration = Duration::from_millis(5);
 
 impl State {
     /// The model got there.
@@ -44,11 +48,16 @@ impl State {
         }
     }
 
-    /// Drops a plan that has not started.
+    /// Drops a plan that has not started. One whose budget is over says what it waited for, whoever saw that first.
     pub(crate) fn cancel(&mut self, plan_id: PlanId, now: Instant) {
-        if self.jobs.get(&plan_id).is_some_and(|job| job.started.is_none()) {
-            self.fail(plan_id, FailureKind::Cancelled, "cancelled before it started", now);
-        }
+        let Some(job) = self.jobs.get(&plan_id).filter(|job| job.started.is_none()) else { return };
+        let is_over = job.deadline.is_some_and(|deadline| deadline <= now + LAST_MOMENT);
+        let (kind, detail) = if is_over {
+            expired(job)
+        } else {
+            (FailureKind::Cancelled, "cancelled before it started".to_owned())
+        };
+        self.fail(plan_id, kind, &detail, now);
     }
 
     /// Fails what is still queued after its budget; of started plans, the blocks that were not issued.
@@ -59,15 +68,7 @@ impl State {
             }
             self.deadlines.pop_first();
             let Some(job) = self.jobs.get(&plan_id) else { continue };
-            let (kind, waited) = if job.gated {
-                (FailureKind::GateShut, "its gate is shut")
-            } else if job.predecessors > 0 {
-                (FailureKind::GateShut, "a predecessor is not over")
-            } else {
-                (FailureKind::PathBusy, "its path is busy")
-            };
-            let detail =
-                format!("budget of {} ms ran out on path {} ({waited})", job.plan.budget_ms, job.plan.path());
+            let (kind, detail) = expired(job);
             self.fail(plan_id, kind, &detail, now);
         }
     }
@@ -141,6 +142,19 @@ impl State {
             }
         }
     }
+}
+
+/// What a plan has waited for until its budget was over.
+fn expired(job: &Job) -> (FailureKind, String) {
+    let (kind, waited) = if job.gated {
+        (FailureKind::GateShut, "its gate is shut")
+    } else if job.predecessors > 0 {
+        (FailureKind::GateShut, "a predecessor is not over")
+    } else {
+        (FailureKind::PathBusy, "its path is busy")
+    };
+    let (budget, path) = (job.plan.budget_ms, job.plan.path());
+    (kind, format!("budget of {budget} ms ran out on path {path} ({waited})"))
 }
 
 pub(super) fn event_failure(id: u64, reason: &str) -> Failure {

@@ -97,6 +97,25 @@ fn a_budget_ends_waiting_for_anything() {
     assert_eq!(bench.state.live_plans(), 1, "no budget, no deadline");
 }
 
+/// Mutation that makes it fail: `cancel` says `Cancelled` of every plan.
+#[test]
+fn a_plan_cancelled_at_the_end_of_its_budget_says_what_it_waited_for() {
+    use FailureKind::{Cancelled, GateShut, PathBusy};
+    for (ms, kinds) in [(500, [Cancelled, Cancelled]), (996, [GateShut, PathBusy])] {
+        let mut bench = Bench::new();
+        bench.submit(TransferPlan { budget_ms: 1000, gate: Gate::Iteration(1), ..on(1) });
+        bench.submit(TransferPlan { budget_ms: 1000, ..on(2) });
+        bench.submit(on(3));
+        bench.later(ms);
+        for id in 1..=3 {
+            bench.state.cancel(PlanId(id), bench.now);
+        }
+        bench.collect();
+        assert_eq!([1, 2].map(|id| bench.failed_with(id)), kinds, "after {ms} ms");
+        assert_eq!(bench.failed_with(3), Cancelled, "it has no budget");
+    }
+}
+
 #[test]
 fn cancelling_drops_queued_plans_and_leaves_started_ones() {
     let mut bench = Bench::new();
