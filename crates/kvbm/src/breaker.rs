@@ -148,7 +148,7 @@ pub(crate) struct Verdict {
     pub(crate) answered: bool,
     /// How many it failed.
     pub(crate) failures: usize,
-    /// Of those the first, where it is known.
+    /// What is told of it: of those the first, where it is known; else why it was not asked, or that it is late.
     pub(crate) first: Option<Failure>,
     /// What it did answer came too late.
     pub(crate) is_late: bool,
@@ -164,8 +164,11 @@ impl Verdict {
                 self.answered = true;
             }
             Some(FailureKind::Io | FailureKind::Deadline) => {
+                // What it failed says more of it than what others waited for.
+                if self.failures == 0 {
+                    self.first = block.cloned();
+                }
                 self.failures += 1;
-                self.first = self.first.take().or_else(|| block.cloned());
             }
             Some(FailureKind::PathBusy) => {
                 self.was_crowded_out = true;
@@ -270,6 +273,19 @@ mod tests {
         assert_eq!(of(&[Some(Deadline), Some(Io), Some(Cancelled)]), (false, 2));
         assert_eq!(of(&[Some(GateShut), Some(PathBusy)]), (false, 0), "it was not asked");
         assert_eq!(of(&[]), (false, 0));
+    }
+
+    /// Mutation that makes it fail: `Verdict::add` keeps what came first, whatever that is.
+    #[test]
+    fn what_it_failed_is_told_rather_than_what_waited_behind_that() {
+        use FailureKind::{Deadline, Io, PathBusy};
+        for (kinds, told) in [([PathBusy, Io], Io), ([Deadline, PathBusy], Deadline), ([Io, Deadline], Io)] {
+            let mut verdict = Verdict::default();
+            for kind in kinds {
+                verdict.add(Some(&Failure::new(kind, "planted")));
+            }
+            assert_eq!(verdict.first.map(|failure| failure.kind), Some(told));
+        }
     }
 
     #[test]
