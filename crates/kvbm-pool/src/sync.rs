@@ -121,7 +121,11 @@ mod imp {
             let waiting = this.waiting;
             #[cfg(feature = "hold-times")]
             this.hold.end();
-            parking_lot::MutexGuard::unlocked(&mut this.guard, || pause_for(waiting));
+            parking_lot::MutexGuard::unlocked(&mut this.guard, || {
+                #[cfg(test)]
+                crate::core::counts::others_are_in();
+                pause_for(waiting);
+            });
             #[cfg(feature = "hold-times")]
             {
                 this.hold = crate::hold_times::Hold::begin();

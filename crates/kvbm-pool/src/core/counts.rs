@@ -1,8 +1,7 @@
 //! What the calling thread's holds are like: how many blocks come or go in one, how often all shards are locked, how much is looked at to know
 //! whether a tenant's request can be met, and whether memory for a removal is had under locks. And what others do when they are let in.
 
-use super::Core;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
 thread_local! {
     static ALL: Cell<usize> = const { Cell::new(0) };
@@ -12,20 +11,7 @@ thread_local! {
     static IN_HOLD: Cell<usize> = const { Cell::new(0) };
     static MOST_PLACES: Cell<usize> = const { Cell::new(0) };
     static GROWN: Cell<usize> = const { Cell::new(0) };
-    static OTHERS: RefCell<Option<Others>> = const { RefCell::new(None) };
-}
-
-type Others = Box<dyn FnOnce(&mut Core<'_>)>;
-
-/// The next time that the calling thread lets others in, they do that.
-pub(super) fn when_others_come(work: impl FnOnce(&mut Core<'_>) + 'static) {
-    OTHERS.set(Some(Box::new(work)));
-}
-
-pub(super) fn others_come(core: &mut Core<'_>) {
-    if let Some(work) = OTHERS.take() {
-        work(core);
-    }
+    static OTHERS: Cell<Option<Box<dyn FnMut()>>> = const { Cell::new(None) };
 }
 
 pub(super) fn all_are_locked() {
@@ -78,6 +64,25 @@ pub(super) fn growth_of(work: impl FnOnce()) -> usize {
     GROWN.get()
 }
 
+/// The calling thread lets others in, and holds nothing.
+pub(crate) fn others_are_in() {
+    if let Some(mut others) = OTHERS.take() {
+        others();
+        OTHERS.set(Some(others));
+    }
+}
+
+/// What others do, each time that they are let in while `work` runs.
+pub(super) fn while_others<T>(others: impl FnMut() + 'static, work: impl FnOnce() -> T) -> T {
+    OTHERS.set(Some(Box::new(others)));
+    let done = work();
+    OTHERS.set(None);
+    done
+}
+
+#[cfg(not(any(kvbm_loom, kvbm_shuttle)))]
+mod meanwhile;
+
 #[cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 mod tests {
     use super::{growth_of, of, places_of};
@@ -87,14 +92,14 @@ mod tests {
     };
     use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 
-    const GROUP: GroupId = GroupId(0);
+    pub(super) const GROUP: GroupId = GroupId(0);
 
     fn registry(shards: u32, policy: PolicyKind) -> Registry {
         let config = RegistryConfig { policy, shards, ..RegistryConfig::new([1024, 1024, 0]) };
         Registry::new(&config).expect("a valid configuration")
     }
 
-    fn chain(number: u8, length: u16) -> Vec<SequenceHash> {
+    pub(super) fn chain(number: u8, length: u16) -> Vec<SequenceHash> {
         let hash = |index: u16| {
             SequenceHash::from_bytes((u128::from(number) << 64 | u128::from(index)).to_le_bytes())
         };
@@ -105,7 +110,7 @@ mod tests {
         register_in(NamespaceId(0), registry, chain, from)
     }
 
-    fn register_in<T: TierTag>(
+    pub(super) fn register_in<T: TierTag>(
         namespace: NamespaceId,
         registry: &Registry,
         chain: &[SequenceHash],
@@ -249,7 +254,7 @@ mod tests {
         (registry, held)
     }
 
-    fn of_two_tenants() -> Registry {
+    pub(super) fn of_two_tenants() -> Registry {
         let tenant = |namespace| TenantConfig {
             share: Share::new(0.25).expect("a share"),
             namespaces: vec![NamespaceId(namespace)],

@@ -81,7 +81,8 @@ impl Store {
                 core.will_give(index, claim, missing)
             };
             let more = hopeful && core.evict(index, missing, claim, out);
-            if out.len() - start < n && !more {
+            // Others were let in, who may have given something back.
+            if out.len() - start < n && !more && !self.take_free(index, n, start, out) {
                 self.give_back(index, &out[start..]);
                 out.truncate(start);
                 let shard = core.first_mut();
@@ -94,6 +95,12 @@ impl Store {
             }
             core.let_others_in();
         }
+    }
+
+    /// Takes what is free of the `n` slots that are wanted from `start` on. Says whether that was anything.
+    fn take_free(&self, tier: usize, n: usize, start: usize, out: &mut Vec<BlockId>) -> bool {
+        let missing = n - (out.len() - start);
+        self.free[tier].lock().take(&self.slots[tier], missing, out) > 0
     }
 
     /// Takes what is free, and victims from one shard after the other, as far as that is easy. Letters that this leads to are read

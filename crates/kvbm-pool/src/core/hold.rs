@@ -279,8 +279,6 @@ impl Core<'_> {
                 *shards = store.guards();
             }
         }
-        #[cfg(test)]
-        super::counts::others_come(self);
         self.read_mail();
     }
 }

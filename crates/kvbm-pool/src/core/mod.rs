@@ -8,7 +8,7 @@ mod ahead;
 pub(crate) mod arrive;
 pub(crate) mod begin;
 #[cfg(test)]
-mod counts;
+pub(crate) mod counts;
 pub(crate) mod entry;
 pub(crate) mod evict;
 pub(crate) mod expire;

@@ -80,11 +80,15 @@ fn what_comes_before_the_mark_while_ancestors_are_looked_at_is_looked_at() {
     let place = order.places(0..u64::MAX, &store.slots[0]).find(|(_, found)| *found == Some(slot));
     order.watch(place.expect("it has a place").0);
     drop(core);
-    counts::when_others_come(move |core| {
-        let order = &mut core.numbered(number).tiers[0].order;
-        order.watch(order.first());
-    });
-    let (_blocks, identities) = next_victims(&registry, 2000);
+    let (other, mut once) = (registry.clone(), Some(()));
+    let others_move_it = move || {
+        if once.take().is_some() {
+            let mut core = other.shared.store.lock_all();
+            let order = &mut core.numbered(number).tiers[0].order;
+            order.watch(order.first());
+        }
+    };
+    let (_blocks, identities) = counts::while_others(others_move_it, || next_victims(&registry, 2000));
     let chosen: BTreeSet<SequenceHash> = identities.iter().map(|identity| identity.hash).collect();
     assert!(chain.iter().all(|hash| chosen.contains(hash)));
     assert!(others.is_subset(&chosen), "what is before the mark since others were let in");

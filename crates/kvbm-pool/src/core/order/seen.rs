@@ -4,6 +4,7 @@
 use super::{LEN_BITS, Order};
 use crate::core::NONE;
 use crate::core::slot::Slot;
+use std::ops::Range;
 
 /// Places with numbers from `from` and below `to` are none of the tenant's, as far as they are valid.
 #[derive(Clone, Copy)]
@@ -92,17 +93,17 @@ impl Order {
         None
     }
 
-    /// Places from number `start` on that were not looked at for a tenant, whosever they are: number, and slot unless the place is stale.
+    /// Places with numbers of a range that were not looked at for a tenant, whosever they are: number, and slot unless the place is stale.
     pub(crate) fn unseen(
         &self,
         tenant: usize,
-        start: u64,
+        Range { start, end }: Range<u64>,
         slots: &[Slot],
     ) -> impl Iterator<Item = (u64, Option<u32>)> {
         let first = self.first();
         let Seen { from, to } = self.seen.get(tenant).copied().unwrap_or(Seen { from: first, to: first });
-        let old = (start < from).then(|| self.places(start..from, slots)).into_iter().flatten();
-        let places = old.chain(self.places(start.max(to)..u64::MAX, slots));
+        let old = (start < from).then(|| self.places(start..from.min(end), slots)).into_iter().flatten();
+        let places = old.chain(self.places(start.max(to)..end, slots));
         places.inspect(|_| {
             #[cfg(test)]
             crate::core::counts::a_place_is_looked_at();

@@ -10,6 +10,7 @@ use super::super::{Core, NONE, Presence};
 use super::{Claim, Number, On};
 use crate::policy::SlotSet;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 /// Places of the order that are looked at in one part of a count.
 const PLACES_AT_ONCE: usize = 128;
@@ -40,7 +41,8 @@ impl Core<'_> {
             && (!tenants.are_configured() || wanted <= tenants.given(tier, self.usable(tier), claim, idle))
     }
 
-    /// Whether they will be, as things are now. Exact where there are tenants and no other thread changes anything meanwhile.
+    /// Whether they will be, as things are now. Exact where there are tenants and no other thread changes anything meanwhile; where others go on
+    /// changing things, true rather than false.
     pub(crate) fn will_give(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
         let might = self.might_give(tier, claim, wanted);
         if !might || !self.first().tenants.are_configured() {
@@ -58,7 +60,8 @@ impl Core<'_> {
                 return false;
             }
         }
-        false
+        // Nothing says that it cannot: so it is tried.
+        true
     }
 
     /// Whether what each could give, counted one by one, is enough.
@@ -83,24 +86,30 @@ impl Core<'_> {
         if idle == 0 || blocks == idle && pinned == 0 {
             return idle;
         }
-        while !self.pass_over(set) {
+        // What others put behind it meanwhile is not looked at: there may be no end to that.
+        let until = self.first().tiers[tier].order.end();
+        let turns = (until - self.first().tiers[tier].order.first()) / MAX_LOOKED_AT as u64;
+        for _ in 0..=turns {
+            if self.pass_over(set) {
+                break;
+            }
             self.let_others_in();
         }
         let mut gone = Gone { enough: enough as u32, ..Gone::default() };
         let mut from = 0;
-        while let Some(next) = self.count_part(set, from, &mut gone) {
+        while let Some(next) = self.count_part(set, from..until, &mut gone) {
             from = next;
             self.let_others_in();
         }
         gone.slots
     }
 
-    /// Counts among the next places of the order, those from number `from` on. Where to go on, if there may be more.
-    fn count_part(&self, set: SlotSet, from: u64, gone: &mut Gone) -> Option<u64> {
+    /// Counts among the next places of the order with these numbers. Where to go on, if there may be more.
+    fn count_part(&self, set: SlotSet, numbers: Range<u64>, gone: &mut Gone) -> Option<u64> {
         let SlotSet { tier, tenant } = set;
         let idle = self.first().tenants.all[tenant].on[tier].idle as usize;
         let slots = &self.store.slots[tier];
-        let places = self.first().tiers[tier].order.unseen(tenant, from, slots);
+        let places = self.first().tiers[tier].order.unseen(tenant, numbers, slots);
         for (looked_at, (number, slot)) in places.enumerate() {
             if gone.slots >= gone.enough || gone.idle.len() >= idle {
                 return None;

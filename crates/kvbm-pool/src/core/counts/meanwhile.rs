@@ -1,0 +1,86 @@
+//! What others do between two parts of long work, and what becomes of that.
+
+use super::tests::{GROUP, chain, of_two_tenants, register_in};
+use super::{places_of, while_others};
+use crate::{Blocks, Cached, G1, Registry, Reset};
+use kvbm_plan::NamespaceId;
+
+/// Turns in which others go on and on.
+const MANY: usize = 200;
+
+/// A full tier of two tenants. The first has most of it in use, ten blocks that nobody uses but that have to stay, and two that could go:
+/// one is the oldest of all, between the two are the second one's. So the order is searched for the first one's.
+struct Searched {
+    registry: Registry,
+    /// Two slots that nobody's blocks are in.
+    held: Option<Blocks<G1, Reset>>,
+    _in_use: Cached<G1>,
+}
+
+impl Searched {
+    const FIRST: NamespaceId = NamespaceId(1);
+    const SECOND: NamespaceId = NamespaceId(2);
+    /// Blocks of the second tenant.
+    const SECONDS: u16 = 400;
+
+    fn new() -> Self {
+        let registry = of_two_tenants();
+        let kept = chain(2, 1020 - Self::SECONDS);
+        drop(register_in::<G1>(Self::FIRST, &registry, &kept[..10], 0));
+        drop(register_in::<G1>(Self::FIRST, &registry, &chain(4, 1), 0));
+        let in_use = register_in::<G1>(Self::FIRST, &registry, &kept, 10);
+        drop(register_in::<G1>(Self::SECOND, &registry, &chain(3, Self::SECONDS), 0));
+        drop(register_in::<G1>(Self::FIRST, &registry, &chain(5, 1), 0));
+        let held = registry.pool::<G1>().get_mutable_blocks(2).ok();
+        Self { registry, held, _in_use: in_use }
+    }
+
+    /// How many slots the second tenant gets of those that it asks for.
+    fn get(&self, count: usize) -> Option<usize> {
+        let blocks = self.registry.pool::<G1>().get_mutable_blocks_for(Self::SECOND, count);
+        blocks.ok().map(|blocks| blocks.len())
+    }
+}
+
+#[test]
+fn a_count_ends_although_others_use_blocks_faster_than_they_are_counted() {
+    let world = Searched::new();
+    let (registry, mut turns) = (world.registry.clone(), 0);
+    let others = move || {
+        turns += 1;
+        if turns < MANY {
+            drop(registry.match_prefix(GROUP, &chain(3, Searched::SECONDS)));
+        }
+    };
+    let (places, _) = places_of(|| {
+        while_others(others, || assert_eq!(world.get(16), Some(16)));
+    });
+    assert!((400..8000).contains(&places), "{places} places of an order of about 1500");
+}
+
+/// Each time, both counts miss a block that comes to the young end before they are there.
+#[test]
+fn a_request_is_met_although_others_move_what_is_counted() {
+    let world = Searched::new();
+    let seconds = world.registry.match_prefix(GROUP, &chain(3, Searched::SECONDS));
+    let registry = world.registry.clone();
+    let others = move || drop(registry.match_prefix(GROUP, &chain(5, 1)));
+    assert_eq!(while_others(others, || world.get(2)), Some(2));
+    drop(seconds);
+}
+
+#[test]
+fn a_request_is_met_by_what_is_given_back_while_it_is_counted() {
+    for gives_back in [false, true] {
+        let mut world = Searched::new();
+        let seconds = world.registry.match_prefix(GROUP, &chain(3, Searched::SECONDS));
+        let mut held = world.held.take();
+        let others = move || {
+            if gives_back {
+                drop(held.take());
+            }
+        };
+        assert_eq!(while_others(others, || world.get(4)), gives_back.then_some(4));
+        drop(seconds);
+    }
+}
