@@ -94,7 +94,7 @@ mod tests {
 
     pub(super) const GROUP: GroupId = GroupId(0);
 
-    fn registry(shards: u32, policy: PolicyKind) -> Registry {
+    pub(super) fn registry(shards: u32, policy: PolicyKind) -> Registry {
         let config = RegistryConfig { policy, shards, ..RegistryConfig::new([1024, 1024, 0]) };
         Registry::new(&config).expect("a valid configuration")
     }
@@ -106,7 +106,11 @@ mod tests {
         (0..length).map(hash).collect()
     }
 
-    fn register<T: TierTag>(registry: &Registry, chain: &[SequenceHash], from: usize) -> Cached<T> {
+    pub(super) fn register<T: TierTag>(
+        registry: &Registry,
+        chain: &[SequenceHash],
+        from: usize,
+    ) -> Cached<T> {
         register_in(NamespaceId(0), registry, chain, from)
     }
 

@@ -215,6 +215,13 @@ impl Core<'_> {
         }
     }
 
+    /// The same in the middle of a hold, once so much is not needed any more. Between parts that find nothing of each other's.
+    pub(super) fn settle_many(&mut self) {
+        if self.first().unused.len() >= MOST_UNUSED {
+            self.settle();
+        }
+    }
+
     /// What others see of a shard without its lock.
     fn show_state(&mut self) {
         let store = self.store;
@@ -257,9 +264,7 @@ impl Core<'_> {
     /// another one begins. Nothing that was found before means anything after.
     pub(crate) fn let_others_in(&mut self) {
         // Who comes later waits no longer for that than for a part of the work itself.
-        if self.first().unused.len() >= MOST_UNUSED {
-            self.settle();
-        }
+        self.settle_many();
         let wanted = match &self.held {
             Held::One(shard) => MutexGuard::is_wanted(shard),
             Held::All(shards) => shards.iter().flatten().any(MutexGuard::is_wanted),

@@ -42,19 +42,24 @@ impl Store {
         how: How,
         removed: &mut Removed,
     ) {
-        for _ in 0..MOST_TURNS {
-            if !self.remove_once(choice, tiers, how, removed) {
-                return;
-            }
-        }
-        let mut core = self.lock_all();
-        for left in core.select_now(choice, tiers) {
-            core.remove(&left, tiers, Reach::All, how.1, removed);
+        if self.remove_in_turns(choice, tiers, how, removed) {
+            self.lock_all().remove_now(choice, tiers, how.1, removed);
         }
     }
 
+    /// The turns of a removal. Says whether blocks were left after the last that something continues.
+    pub(crate) fn remove_in_turns(
+        &self,
+        choice: &Choice<'_>,
+        tiers: TierMask,
+        how: How,
+        removed: &mut Removed,
+    ) -> bool {
+        (0..MOST_TURNS).all(|_| self.remove_once(choice, tiers, how, removed))
+    }
+
     /// One turn of a removal. Says whether blocks were left that something continues.
-    pub(crate) fn remove_once(
+    fn remove_once(
         &self,
         choice: &Choice<'_>,
         tiers: TierMask,
@@ -95,6 +100,20 @@ impl Core<'_> {
                     near::prefetch(slot);
                 }
             }
+        }
+    }
+
+    /// Removes all that is chosen from `tiers` in this hold, of all shards.
+    pub(crate) fn remove_now(
+        &mut self,
+        choice: &Choice<'_>,
+        tiers: TierMask,
+        reason: EvictionReason,
+        removed: &mut Removed,
+    ) {
+        for selected in self.select_now(choice, tiers) {
+            self.remove(&selected, tiers, Reach::All, reason, removed);
+            self.settle_many();
         }
     }
 

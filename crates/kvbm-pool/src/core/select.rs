@@ -43,7 +43,8 @@ impl Choice<'_> {
 }
 
 /// For entries that were looked at, whether they are one of some blocks or continue one. An answer holds for as long as the entry is that
-/// of the same block: a part of the block's tag, which its group and hash make, is in it.
+/// of the same block: a part of the block's tag, which its group and hash make, is in it. 30 bits of what is no secret: where an entry becomes
+/// another block's during a removal, that block is taken for the first once in a thousand million times, or if somebody chose its hash for that.
 #[derive(Default)]
 struct Below {
     answers: Vec<u32>,

@@ -67,7 +67,7 @@ impl Registry {
         self.remove(Selection::Subtree { group, hash }, tiers)
     }
 
-    /// The same for several blocks at once: the registry is looked through once for all of them.
+    /// The same for several blocks at once: the registry is looked through for all of them together.
     pub fn remove_subtrees(&self, blocks: &[(GroupId, SequenceHash)], tiers: TierMask) -> Removed {
         let mut removed = Removed::default();
         let how = (Reach::Ends, EvictionReason::Removed);
@@ -76,8 +76,9 @@ impl Registry {
     }
 
     /// Removes the blocks of a selection that are on `tiers` now. Blocks in use become invisible too; their slots come
-    /// back after their last user. Blocks on their way will not become visible. Looks the registry through once, then removes, both in
-    /// small parts between which others have their turn: of what is registered meanwhile some may go as well.
+    /// back after their last user. Blocks on their way will not become visible. Looks the registry through, then removes, both in
+    /// small parts between which others have their turn: of what is registered meanwhile some may go as well. A block behind which something
+    /// came meanwhile goes in another turn, of which there are a few, the last in one hold.
     pub fn remove(&self, selection: Selection, tiers: TierMask) -> Removed {
         self.remove_if(selection, tiers, Reach::Ends)
     }
@@ -93,16 +94,16 @@ impl Registry {
     /// [`remove`](Self::remove) does, and makes sure that nothing from before becomes visible later. Batches that were allocated before are
     /// refused when they are registered ([`RegisterError::Lost`](crate::RegisterError::Lost)), arrivals that began before end as
     /// [`Completion::Removed`](crate::Completion::Removed), and what reads or writes slots without the registry asks
-    /// [`is_lost`](Self::is_lost). Most goes in small parts; the loss is counted in the last hold, with what came meanwhile.
+    /// [`is_lost`](Self::is_lost). Most goes in small parts, in a few turns where others bring more
+    /// behind it; the loss is counted in the last hold, in which the rest goes.
     pub fn lose(&self, tiers: TierMask) -> Removed {
         let mut lost = Removed::default();
         let all = Choice::By(Selection::All);
-        self.shared.store.remove_once(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
-        let mut core = self.shared.store.lock_all();
+        let store = &self.shared.store;
+        store.remove_in_turns(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
+        let mut core = store.lock_all();
         core.count_loss(tiers);
-        for left in core.select_now(&all, tiers) {
-            core.remove(&left, tiers, Reach::All, EvictionReason::Lost, &mut lost);
-        }
+        core.remove_now(&all, tiers, EvictionReason::Lost, &mut lost);
         lost
     }
 

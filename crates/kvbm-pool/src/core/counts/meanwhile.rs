@@ -1,8 +1,8 @@
 //! What others do between two parts of long work, and what becomes of that.
 
-use super::tests::{GROUP, chain, of_two_tenants, register_in};
-use super::{places_of, while_others};
-use crate::{Blocks, Cached, G1, Registry, Reset};
+use super::tests::{GROUP, chain, of_two_tenants, register, register_in, registry};
+use super::{of, places_of, while_others};
+use crate::{Blocks, Cached, G1, PolicyKind, Registry, Reset, TierMask};
 use kvbm_plan::NamespaceId;
 
 /// Turns in which others go on and on.
@@ -82,5 +82,22 @@ fn a_request_is_met_by_what_is_given_back_while_it_is_counted() {
         };
         assert_eq!(while_others(others, || world.get(4)), gives_back.then_some(4));
         drop(seconds);
+    }
+}
+
+/// What comes behind a block while a tier is lost keeps it, and what is before it, until the next turn.
+#[test]
+fn no_hold_of_a_loss_removes_more_than_64_blocks_where_others_go_on() {
+    for shards in [1, 4] {
+        let registry = registry(shards, PolicyKind::LruLeaf);
+        let blocks = chain(1, 400);
+        let in_use = register::<G1>(&registry, &blocks, 0);
+        let (others, mut more) = (registry.clone(), Some([&blocks[..200], &chain(2, 201)[200..]].concat()));
+        let others_come = move || drop(more.take().map(|more| register::<G1>(&others, &more, 200)));
+        let mut lost = None;
+        let (_, most) = of(|| lost = Some(while_others(others_come, || registry.lose(TierMask::ALL))));
+        assert_eq!(lost.map(|lost| lost.blocks), Some(401), "{shards} shards: one came meanwhile");
+        assert!((1..=64).contains(&most), "{most} in a hold, {shards} shards");
+        drop(in_use);
     }
 }
