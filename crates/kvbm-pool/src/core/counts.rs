@@ -189,7 +189,8 @@ mod tests {
         }
     }
 
-    /// Nor are all shards locked anew for every few of them.
+    /// Each on one tier; one on several counts once for each, so that a hold goes a little further. Nor are all shards locked anew for every
+    /// few of them: once for 64, and to look for them.
     #[test]
     fn no_hold_removes_more_than_64_blocks() {
         for shards in [1, 4] {
@@ -197,7 +198,7 @@ mod tests {
             (0..8).for_each(|number| drop(register::<G1>(&registry, &chain(number, 128), 0)));
             let (all, most) = of(|| assert_eq!(registry.forget(NamespaceId(0)).blocks, 1024));
             assert!((33..=64).contains(&most), "{most} in a hold, {shards} shards");
-            assert!(all <= 2, "all were locked {all} times");
+            assert!(all <= 16 + 3, "all were locked {all} times");
         }
     }
 

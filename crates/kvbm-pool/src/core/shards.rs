@@ -309,8 +309,6 @@ impl Store {
         if self.is_whole() {
             return self.lock(0);
         }
-        #[cfg(test)]
-        super::counts::all_are_locked();
         let mut core = Core { store: self, held: Held::All(self.guards()), parts: 0 };
         core.read_mail();
         core
@@ -318,6 +316,8 @@ impl Store {
 
     /// The locks of all shards, taken in order.
     pub(super) fn guards(&self) -> [Option<MutexGuard<'_, Shard>>; MAX_SHARDS] {
+        #[cfg(test)]
+        super::counts::all_are_locked();
         let mut places = self.shards.iter();
         std::array::from_fn(|_| places.next().map(|place| place.lock.lock()))
     }
