@@ -23,10 +23,13 @@ use world::World;
 const THREADS: u64 = 3;
 const OPERATIONS: usize = 12;
 
+/// Set to a seed: no other runs.
+const ONLY: &str = "KVBM_SHUTTLE_SEED";
+
 /// Runs `model` in so many schedules drawn at random, and in so many with few switches at unlikely places (probabilistic concurrency
 /// testing).
 fn check(seed: u64, random: usize, rare: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
-    if std::env::var("KVBM_SHUTTLE_SEED").is_ok_and(|only| only != seed.to_string()) {
+    if std::env::var(ONLY).is_ok_and(|only| only != seed.to_string()) {
         return;
     }
     let _seed = Seed(seed);
@@ -91,5 +94,8 @@ fn schedules_in_which_a_policy_chooses_over_several_shards_end_with_the_truth() 
             choosing.check();
         });
     }
-    assert!(CHOSEN.load(Ordering::Relaxed) > 0, "no victim was chosen while threads ran");
+    // One seed alone may be of another test, or choose none.
+    if std::env::var(ONLY).is_err() {
+        assert!(CHOSEN.load(Ordering::Relaxed) > 0, "no victim was chosen while threads ran");
+    }
 }

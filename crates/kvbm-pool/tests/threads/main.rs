@@ -53,7 +53,8 @@ fn threads_with_random_operations_end_with_the_truth() {
 #[test]
 fn threads_under_a_policy_that_chooses_end_with_the_truth() {
     let mut chosen = [0; 3];
-    for seed in 0..rounds() / 20 {
+    // Fewer may choose nothing under one of the policies.
+    for seed in 0..(rounds() / 20).max(60) {
         let _seed = Seed(seed);
         let which = seed as usize % 3;
         let policy = [Policy::Default, Policy::DefaultAhead, Policy::Blind][which];
