@@ -4,6 +4,7 @@
 mod support;
 
 use kvbm::config::{VolumeConfig, VolumeOffload};
+use kvbm::plan::Command;
 use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier};
 use std::time::{Duration, Instant};
 use support::script::{Mode, Ranks};
@@ -81,4 +82,22 @@ fn a_worker_that_is_away_says_nothing_of_the_volumes_that_it_is_asked_about() {
             assert_eq!((volume.down, volume.errors, volume.failure), (false, 0, None), "{mode:?}");
         }
     }
+}
+
+/// Of a prefix that nobody can bring, the workers that are there are not asked once more by each look-up.
+#[test]
+fn no_worker_is_asked_about_a_volume_while_another_one_is_away() {
+    let ranks = Ranks::new(2);
+    let manager = manager(&ranks);
+    let sequence = tokens(&manager, 1, 4);
+    let asked =
+        || ranks.commands(0).iter().filter(|command| matches!(command, Command::Volume { .. })).count();
+    ranks.set(1, Mode::Dead);
+    // That one finds out.
+    assert_eq!(manager.match_prefix(&sequence).len(), 0);
+    let so_far = asked();
+    for _ in 0..3 {
+        assert_eq!(manager.match_prefix(&sequence).len(), 0);
+    }
+    assert_eq!(asked(), so_far);
 }

@@ -9,6 +9,7 @@ mod workloads;
 use kvbm_plan::Tier;
 use kvbm_pool::PolicyKind;
 use replay::{hit_ratio, registry, sharded};
+use std::sync::{Mutex, PoisonError};
 use workloads::{AGENTS, Agents, Pause, Random, SESSIONS, Sessions, agentic, endings, trace, with_pauses};
 
 const NO_HINTS: replay::EndHint<'static> = &|_| false;
@@ -85,6 +86,8 @@ fn shards_of_a_small_tier_beside_large_ones_keep_as_much_as_one() {
 /// begins: each ratio is that of a thread of its own, and threads that follow each other begin in each shard once.
 fn as_much_as_one(name: &str, requests: &[Vec<u64>], capacity: [u32; 3], but: f64) {
     const SHARDS: u32 = 8;
+    static NO_OTHER_THREADS_BETWEEN: Mutex<()> = Mutex::new(());
+    let _alone = NO_OTHER_THREADS_BETWEEN.lock().unwrap_or_else(PoisonError::into_inner);
     let kinds = [(PolicyKind::Hazard, 1), (PolicyKind::Hazard, SHARDS), (PolicyKind::LruLeaf, SHARDS)];
     let [one, several, recency] = kinds.map(|(policy, shards)| {
         let ratio = |seed| {

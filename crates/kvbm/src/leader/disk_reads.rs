@@ -13,13 +13,24 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Ranks that are told to take a plan back have said within so long that they had not started it.
 const TAKEN_BACK: Duration = Duration::from_millis(250);
 
+/// How long nothing may come of a read before its disk is known to hang: its deadline and, where it began late, half as long again. Who
+/// tries a disk keeps others from it for so long.
+fn until_known(deadline: Duration) -> Duration {
+    deadline.saturating_add(patience(deadline)).saturating_add(TAKEN_BACK)
+}
+
+/// A disk that gives nothing for so long while it is asked does not answer.
+fn patience(deadline: Duration) -> Duration {
+    deadline / 2
+}
+
 /// What reads from G3 have come to lately.
 pub(super) struct DiskReads(Mutex<Breaker>);
 
 impl DiskReads {
     /// Reads that may take so long, and the time of their bytes.
     pub(super) fn new(deadline: Duration) -> Self {
-        Self(Mutex::new(Breaker::new(LONGEST_PAUSE, deadline)))
+        Self(Mutex::new(Breaker::new(LONGEST_PAUSE, until_known(deadline))))
     }
 }
 
@@ -52,7 +63,7 @@ impl Leader {
 
     /// Another worker serves a rank: what reads came to before says nothing of it.
     pub(super) fn forget_disk_reads(&self) {
-        *self.disk_reads.0.lock() = Breaker::new(LONGEST_PAUSE, self.settings.read_deadline);
+        *self.disk_reads.0.lock() = Breaker::new(LONGEST_PAUSE, until_known(self.settings.read_deadline));
     }
 
     /// A plan brought blocks from G3.
@@ -71,7 +82,7 @@ impl Leader {
     /// An operation is late. A disk that has given nothing of it for half of the time that a read may take does not answer, if it was asked
     /// for so long: ranks say so of what they have not started. One that goes on giving is neither well nor hung.
     pub(super) fn note_late_disk_reads(&self, operation: &Operation, now: Instant) {
-        operation.watch_quiet_disk(now, self.settings.read_deadline.min(operation.limit) / 2);
+        operation.watch_quiet_disk(now, patience(self.settings.read_deadline.min(operation.limit)));
     }
 
     /// What ranks still owe of a late operation after its plans were taken back has started, if only in the last moment: a disk was asked for

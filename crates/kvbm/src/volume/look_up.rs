@@ -136,6 +136,10 @@ impl Leader {
         blocks: &[BlockIdentity],
         deadline: Instant,
     ) -> Result<Vec<bool>, Failure> {
+        // Where one rank is away nothing comes of it, however often somebody looks: the others are not asked for nothing.
+        if let Some(failure) = self.ranks.all().find_map(|rank| self.ranks.line(rank).err()) {
+            return Err(failure);
+        }
         let began = Instant::now();
         volume.asks();
         let request = VolumeRequest::Probe(blocks.to_vec());
