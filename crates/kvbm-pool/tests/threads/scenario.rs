@@ -56,6 +56,7 @@ pub(crate) fn work(world: &World, seed: u64, operations: usize) {
 
 /// Blocks come to a tier, and that ends well, badly or not at all.
 fn bring(world: &World, random: &mut Random, tier: Tier, blocks: &[BlockIdentity]) {
+    world.note_copies(tier, blocks);
     let Ok(mut arrivals) = world.registry.begin_arrivals(tier, blocks) else { return };
     match random.below(3) {
         0 => drop(arrivals.complete_all()),

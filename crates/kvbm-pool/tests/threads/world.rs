@@ -19,10 +19,30 @@ struct Told {
     last: BTreeMap<(Tier, SequenceHash), bool>,
     /// What is there, by the block that it continues.
     children: BTreeMap<(Tier, SequenceHash), BTreeSet<SequenceHash>>,
+    /// Blocks that a copy was begun of, and those of them that were told of before the block that they continue was.
+    copied: BTreeSet<(Tier, SequenceHash)>,
+    early: BTreeMap<(Tier, SequenceHash), SequenceHash>,
     next: u64,
 }
 
 impl Told {
+    /// No block is told of before its parent, but for a copy that ended while that of its parent was on its way: then that one comes, or
+    /// this one leaves.
+    fn note_parent(&mut self, event: &EventRecord) {
+        let block = (event.tier, event.identity.hash);
+        self.early.remove(&block);
+        if event.kind == EventKind::Remove {
+            return;
+        }
+        self.early.retain(|_, parent| *parent != event.identity.hash);
+        let Some(parent) = event.identity.parent else { return };
+        let is_told = |tier| self.last.get(&(tier, parent)).copied().unwrap_or(false);
+        if !Tier::SLOTTED.into_iter().any(is_told) {
+            assert!(self.copied.contains(&block), "{event:?} comes before its parent");
+            self.early.insert(block, parent);
+        }
+    }
+
     /// A block leaves a tier only when nothing continues it there.
     fn note_chain(&mut self, event: &EventRecord) {
         let (tier, hash) = (event.tier, event.identity.hash);
@@ -139,6 +159,12 @@ impl World {
         self.check_events();
     }
 
+    /// Copies of these blocks begin.
+    pub(crate) fn note_copies(&self, tier: Tier, blocks: &[BlockIdentity]) {
+        let mut told = self.told.lock().expect("no thread panicked with it");
+        told.copied.extend(blocks.iter().map(|block| (tier, block.hash)));
+    }
+
     /// Events are dense, none repeats the one before of its block, none tells of a block before its parent, none says that a block is gone
     /// which another continues on that tier, and the last of each block tells the truth.
     pub(crate) fn check_events(&self) {
@@ -158,14 +184,10 @@ impl World {
                 let before = told.last.insert((event.tier, event.identity.hash), stored);
                 assert_ne!(before.unwrap_or(false), stored, "{event:?} repeats the event before");
                 told.note_chain(event);
-                let parent = event.identity.parent.filter(|_| stored);
-                let told_of = |parent| {
-                    let on = |tier| told.last.get(&(tier, parent)).copied().unwrap_or(false);
-                    Tier::SLOTTED.into_iter().any(on)
-                };
-                assert!(parent.is_none_or(told_of), "{event:?} comes before its parent");
+                told.note_parent(event);
             }
         }
+        assert!(told.early.is_empty(), "these came, and what they continue did not: {:?}", told.early);
         for tier in Tier::SLOTTED {
             let (blocks, _) = self.registry.snapshot(tier);
             let stored = told.last.iter().filter(|((on, _), stored)| *on == tier && **stored).count();
