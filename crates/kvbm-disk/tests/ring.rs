@@ -301,6 +301,53 @@ fn a_kernel_ring_shuts_down_with_writes_under_way() {
     assert!(good >= 2);
 }
 
+/// From here on the system call `number` is refused in this thread and in those that it starts. Whether that could be arranged.
+fn forbid(number: libc::c_long) -> bool {
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let mut filter = [
+        // What a filter sees begins with the number of the call.
+        step(BPF_LD | BPF_W | BPF_ABS, 0, 0),
+        step(BPF_JMP | BPF_JEQ | BPF_K, 1, number as u32),
+        step(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: a system call without memory.
+    let alone = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: the kernel copies the program, which lives through the call.
+    alone == 0
+        && unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) } == 0
+}
+
+/// A sandbox that knows how rings are made, and not how they are used.
+///
+/// Mutation that makes it fail: `KernelPort::new` does not try the ring out.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no io_uring")]
+fn a_ring_that_nobody_may_enter_is_found_out_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(4);
+    dir.path().clone_into(&mut config.dir);
+    let sandboxed = move || {
+        if !forbid(libc::SYS_io_uring_enter) {
+            return eprintln!("skipped: no filters of system calls");
+        }
+        // The second opening needs the lock that the first had.
+        for opening in 0..2 {
+            let (engine, _) = DiskEngine::open(config.clone()).unwrap();
+            let choice = engine.info().engine;
+            assert_ne!(choice.kind, EngineKind::IoUring);
+            if choice.kind == EngineKind::Threads {
+                assert!(choice.reason.contains("seccomp"), "opening {opening}: {}", choice.reason);
+            }
+            assert!(all_good(&write(&engine, &[(1, 1)])) && is_served(&engine, 1, 1));
+            assert!(engine.shutdown(PATIENCE), "opening {opening}");
+        }
+    };
+    std::thread::spawn(sandboxed).join().unwrap();
+}
+
 /// Random writes and reads on few slots, with faults, against what a map remembers.
 #[test]
 fn random_work_with_faults_agrees_with_a_map() {

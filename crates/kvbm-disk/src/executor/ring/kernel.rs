@@ -53,7 +53,7 @@ impl KernelPort {
     /// A ring for `depth` requests on the files `fds`, which stay open while the ring lives.
     pub(super) fn new(fds: &[RawFd], depth: usize, bell: Bell) -> io::Result<Self> {
         let entries = (depth as u32 + 1).next_power_of_two();
-        let ring = IoUring::builder()
+        let mut ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
@@ -61,6 +61,7 @@ impl KernelPort {
             // Linux before 6.1 knows none of these.
             .or_else(|_| IoUring::new(entries))
             .map_err(|error| explained("io_uring_setup", &error))?;
+        try_out(&mut ring)?;
         ring.submitter().register_files(fds).map_err(|error| explained("register the files", &error))?;
         let mut known = Probe::new();
         let vectored_buffers = ring.submitter().register_probe(&mut known).is_ok()
@@ -274,6 +275,19 @@ impl Drop for KernelPort {
             self.wait(&mut over);
         }
     }
+}
+
+/// Does a request that names no memory: where a sandbox lets rings be made and not be used, no other would ever end.
+fn try_out(ring: &mut IoUring) -> io::Result<()> {
+    // SAFETY: the entry names nothing.
+    unsafe { ring.submission().push(&opcode::Nop::new().build()) }.map_err(io::Error::other)?;
+    while let Err(error) = ring.submit_and_wait(1) {
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(explained("io_uring_enter", &error));
+        }
+    }
+    ring.completion().for_each(drop);
+    Ok(())
 }
 
 /// What a refusal of the kernel means.
