@@ -196,17 +196,11 @@ fn open_slots(config: &DiskConfig, medium: &dyn Medium) -> Result<SlotFile, Open
     let (stride, straight_bytes) = (config.slot_stride()?, config.straight_bytes);
     let names = stripes::slot_files(config.num_dirs());
     let stripes = Stripes::new(names.len(), stride);
-    let (mut files, mut preallocated) = (Vec::with_capacity(names.len()), true);
-    for (member, name) in names.iter().enumerate() {
-        let bytes = stripes.file_bytes(member, config.num_slots).max(stride);
-        let create = OpenFile { create: true, ..OpenFile::default() };
-        let file = medium.open(name, create).map_err(|error| failed("open", name, error))?;
-        preallocated &= file.reserve(bytes).map_err(|source| match source.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => OpenError::NoSpace { bytes, source },
-            _ => failed("reserve space for", name, source),
-        })?;
-        files.push(file);
-    }
+    let lengths: Vec<u64> =
+        (0..names.len()).map(|member| stripes.file_bytes(member, config.num_slots).max(stride)).collect();
+    let (mut files, preallocated) = reserve(medium, &names, &lengths)?;
+    // A file that was made here is as lasting as what will be flushed to it.
+    medium.sync_dir().map_err(|source| OpenError::Io { doing: "sync the directories".to_owned(), source })?;
     let direct = match config.engine {
         EngineMode::Buffered => Err("configured".to_owned()),
         EngineMode::Auto | EngineMode::IoUring | EngineMode::Threads => open_direct(medium, names.len()),
@@ -223,33 +217,78 @@ fn open_slots(config: &DiskConfig, medium: &dyn Medium) -> Result<SlotFile, Open
     Ok(SlotFile { files, stripes, stride, direct, preallocated, straight_bytes })
 }
 
+/// The slot files, each of the length that it is to have, and whether their space is reserved. Where one finds no space, the others
+/// give back what they took.
+fn reserve(medium: &dyn Medium, names: &[String], lengths: &[u64]) -> Result<(Files, bool), OpenError> {
+    let (mut files, mut before) = (Files::new(), Vec::new());
+    let mut preallocated = true;
+    for (name, &bytes) in names.iter().zip(lengths) {
+        let create = OpenFile { create: true, ..OpenFile::default() };
+        let file = medium.open(name, create).map_err(|error| failed("open", name, error))?;
+        before.push(file.len().map_err(|error| failed("read the length of", name, error))?);
+        preallocated &= file.reserve(bytes).map_err(|source| {
+            shrink(&files, &before);
+            if is_full(&source) {
+                OpenError::NoSpace { bytes, source }
+            } else {
+                failed("reserve space for", name, source)
+            }
+        })?;
+        files.push(file);
+    }
+    Ok((files, preallocated))
+}
+
+/// Cuts files that have grown to the lengths that they had. What cannot be cut stays: another error is the one to tell.
+fn shrink(files: &[Arc<dyn BlockFile>], before: &[u64]) {
+    for (file, &before) in files.iter().zip(before) {
+        if file.len().is_ok_and(|now| now > before) {
+            let _ = file.set_len(before);
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
 fn no_engine(engine: EngineKind, reason: String) -> OpenError {
     OpenError::NoEngine { engine, reason }
 }
 
-type DirectFiles = (Vec<Arc<dyn BlockFile>>, u32);
+type Files = Vec<Arc<dyn BlockFile>>;
 
 /// The slot files opened for direct I/O and the alignment that all of them take, or why not.
-fn open_direct(medium: &dyn Medium, count: usize) -> Result<DirectFiles, String> {
+fn open_direct(medium: &dyn Medium, count: usize) -> Result<(Files, u32), String> {
+    let how = OpenFile { direct: true, ..OpenFile::default() };
+    let open = |name: &String| medium.open(name, how).map_err(|error| format!("open with O_DIRECT: {error}"));
+    let files: Files = stripes::slot_files(count).iter().map(open).collect::<Result<_, _>>()?;
     let mut alignment = 0;
-    for member in 0..count {
+    for (member, slots) in files.iter().enumerate() {
         let name = stripes::name_in(member, PROBE_FILE);
-        let probed = probe_direct(medium, &name);
+        let probed = probe_direct(medium, &name, &**slots);
         let _ = medium.remove(&name);
         alignment = alignment.max(probed?);
     }
-    let how = OpenFile { direct: true, ..OpenFile::default() };
-    let open = |name: &String| medium.open(name, how).map_err(|error| format!("open with O_DIRECT: {error}"));
-    Ok((stripes::slot_files(count).iter().map(open).collect::<Result<_, _>>()?, alignment))
+    Ok((files, alignment))
 }
 
-/// Writes and reads back a block of a scratch file, aligned to 512 bytes and then to 4096.
-fn probe_direct(medium: &dyn Medium, name: &str) -> Result<u32, String> {
+/// Writes and reads back a block of a scratch file, aligned to 512 bytes and then to 4096. On a full disk, which has no room for that
+/// and says nothing of direct I/O by it, it only reads, from the slots: they have their space.
+fn probe_direct(medium: &dyn Medium, name: &str, slots: &dyn BlockFile) -> Result<u32, String> {
     let how = OpenFile { create: true, truncate: true, direct: true };
-    let file = medium.open(name, how).map_err(|error| format!("open with O_DIRECT: {error}"))?;
+    let scratch = match medium.open(name, how) {
+        Ok(file) => Some(file),
+        Err(error) if is_full(&error) => None,
+        Err(error) => return Err(format!("open with O_DIRECT: {error}")),
+    };
+    let probe = |alignment: usize| match scratch.as_ref().map(|file| probe_writing(&**file, alignment)) {
+        Some(written) if !written.as_ref().is_err_and(is_full) => written,
+        _ => probe_reading(slots, alignment),
+    };
     let mut reason = String::new();
     for alignment in [512_u32, 4096] {
-        match probe_alignment(&*file, alignment as usize) {
+        match probe(alignment as usize) {
             Ok(()) => return Ok(alignment),
             Err(error) => reason = format!("O_DIRECT at {alignment} bytes: {error}"),
         }
@@ -257,7 +296,13 @@ fn probe_direct(medium: &dyn Medium, name: &str) -> Result<u32, String> {
     Err(reason)
 }
 
-fn probe_alignment(file: &dyn BlockFile, alignment: usize) -> io::Result<()> {
+/// Memory, offset and length at an odd multiple of `alignment`, as below; what lies there does not matter.
+fn probe_reading(slots: &dyn BlockFile, alignment: usize) -> io::Result<()> {
+    let mut memory = OwnedBuffer::new(2 * alignment);
+    slots.read_at(alignment as u64, &mut [IoSliceMut::new(&mut memory.as_mut_slice()[alignment..])]).map(drop)
+}
+
+fn probe_writing(file: &dyn BlockFile, alignment: usize) -> io::Result<()> {
     let whole = |result: Result<u64, full::Stopped>| {
         result.map(drop).map_err(|stopped| stopped.error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into()))
     };

@@ -17,6 +17,9 @@ pub(crate) const STRIPE_FILE: &str = "stripe.kvbm";
 /// The directory that has the journal.
 pub(crate) const JOURNAL_MEMBER: usize = 0;
 
+/// A mark that is being written.
+const STRIPE_TEMP_FILE: &str = "stripe.kvbm.tmp";
+
 const MAGIC: [u8; 8] = *b"KVBMSTRP";
 const VERSION: u32 = 1;
 const BYTES: usize = 32;
@@ -218,11 +221,14 @@ fn read_mark(file: &dyn BlockFile) -> io::Result<Result<Mark, String>> {
     Ok(Mark::decode(&bytes[..found]))
 }
 
+/// The mark is there as a whole or not at all: half of one would be taken for a damaged one.
 fn write(medium: &dyn Medium, member: usize, mark: Mark) -> io::Result<()> {
+    let (temporary, name) = (name_in(member, STRIPE_TEMP_FILE), name_in(member, STRIPE_FILE));
     let how = OpenFile { create: true, truncate: true, direct: false };
-    let file = medium.open(&name_in(member, STRIPE_FILE), how)?;
+    let file = medium.open(&temporary, how)?;
     full::write_all(&*file, 0, &mark.encode())?;
-    file.sync_data()
+    file.sync_data()?;
+    medium.rename(&temporary, &name)
 }
 
 /// The slot file of each directory.

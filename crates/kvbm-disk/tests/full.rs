@@ -202,7 +202,15 @@ fn inside_a_small_file_system() {
         recovered.blocks.len() as u32
     };
     live_through(&engine, fill, copy, || std::fs::remove_file(&ballast).unwrap());
+    let kind = engine.info().engine.kind;
     drop(engine);
     let (engine, recovered) = DiskEngine::open(config("g3", SLOTS)).unwrap();
     all_back(&engine, &recovered);
+    drop(engine);
+    // A start while others have filled the disk: the slots have their space, and their blocks are moved as before.
+    fill();
+    let (engine, recovered) = DiskEngine::open(config("g3", SLOTS)).unwrap();
+    all_back(&engine, &recovered);
+    let choice = engine.info().engine;
+    assert_eq!(choice.kind, kind, "{}", choice.reason);
 }

@@ -103,6 +103,44 @@ fn a_directory_that_is_lost_or_out_of_place_is_named_and_nothing_is_changed() {
     read(&engine, 0, 0).unwrap();
 }
 
+/// Mutation that makes it fail: a mark is written under its own name.
+#[test]
+fn a_set_whose_first_opening_was_cut_short_is_opened_by_the_next() {
+    let (config, _) = striped(Path::new("sim"), 3);
+    let open_fails =
+        |medium: &SimMedium| DiskEngine::open_on(config.clone(), medium.as_medium()).unwrap_err();
+    // The disk is full, and has space again.
+    let medium = SimMedium::new();
+    medium.set_capacity(Some(0));
+    let error = open_fails(&medium).to_string();
+    assert!(error.contains("write stripe.kvbm in sim/disk-0"), "{error}");
+    medium.set_capacity(None);
+    assert!(all_good(&write(&open(config.clone(), &medium).0, &[(0, 0)])));
+    // A device fails, and then the power.
+    for mark in ["stripe.kvbm", "stripe.kvbm.tmp", "1/stripe.kvbm", "1/stripe.kvbm.tmp", "2/stripe.kvbm.tmp"]
+    {
+        let medium = SimMedium::new();
+        medium.inject(mark, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
+        if mark.ends_with("tmp") {
+            open_fails(&medium);
+        }
+        for seed in 0..8 {
+            assert!(all_good(&write(&open(config.clone(), &medium.crash(seed)).0, &[(0, 0)])), "{mark}");
+        }
+    }
+}
+
+/// Mutation that makes it fail: `open_slots` gives back only what the file took that met the end of the space.
+#[test]
+fn a_set_that_does_not_fit_takes_no_space_in_the_directories_where_it_would() {
+    let (config, _) = striped(Path::new("sim"), 2);
+    let medium = SimMedium::new();
+    medium.set_capacity(Some(config.slot_file_bytes().unwrap() - 1));
+    let error = DiskEngine::open_on(config, medium.as_medium()).unwrap_err();
+    assert!(matches!(error, OpenError::NoSpace { .. }), "{error}");
+    assert_eq!((medium.bytes("slots.kvbm").len(), medium.bytes("1/slots.kvbm").len()), (0, 0));
+}
+
 #[test]
 fn a_directory_that_fails_costs_its_blocks_only_and_is_named() {
     const SECOND: &str = "1/slots.kvbm";

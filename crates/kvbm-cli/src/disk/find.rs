@@ -15,8 +15,8 @@ const SLOTS: &str = "slots.kvbm";
 const STRIPE: &str = "stripe.kvbm";
 /// In the order in which they go: what says that there are blocks is gone for good before the blocks, what a later clearing finds the
 /// directory by goes after them, and the lock goes last.
-const FILES: [&str; 7] =
-    [JOURNAL, "journal.kvbm.tmp", "probe.tmp", "taking-over.kvbm", SLOTS, STRIPE, "LOCK"];
+const FILES: [&str; 8] =
+    [JOURNAL, "journal.kvbm.tmp", "stripe.kvbm.tmp", "probe.tmp", "taking-over.kvbm", SLOTS, STRIPE, "LOCK"];
 
 /// The directories of an engine, the one with the journal first.
 pub(super) type Set = Vec<PathBuf>;

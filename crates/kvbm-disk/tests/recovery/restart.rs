@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use kvbm_disk::fault::{JOURNAL_FILE, SLOT_FILE, SimMedium};
+use kvbm_disk::medium::Medium;
 use kvbm_disk::{DiskEngine, IoBatch, OpError, OwnedBuffer};
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
 use std::sync::{Arc, mpsc};
@@ -91,6 +92,23 @@ fn blocks_of_a_lost_slot_file_are_dropped_and_their_slots_are_good() {
             let _served = is_served(&engine, slot, slot.into());
         }
         assert_eq!(engine.info().quarantined_slots, 1, "{keep} bytes are left");
+    }
+}
+
+/// Mutation that makes it fail: `open_slots` does not sync the directories.
+#[test]
+fn what_is_flushed_to_a_slot_file_made_anew_survives_power_loss() {
+    let medium = SimMedium::new();
+    drop(open(config(4), &medium));
+    medium.remove(SLOT_FILE).unwrap();
+    medium.sync_dir().unwrap();
+    let (engine, _) = open(config(4), &medium);
+    assert!(all_good(&write(&engine, &[(2, 2)])));
+    assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 1);
+    for seed in 0..8 {
+        let (engine, recovered) = open(config(4), &medium.crash(seed));
+        assert_eq!(recovered_numbers(&recovered), [(2, 2)]);
+        assert!(is_served(&engine, 2, 2));
     }
 }
 
