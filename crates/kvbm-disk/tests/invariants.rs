@@ -105,20 +105,25 @@ fn invariant_5_a_stale_slot_is_never_served() {
     assert_eq!(engine.info().quarantined_slots, 1);
 }
 
-/// Mutation that makes it fail: `ops::read` takes the end of the file for an error of the device.
+/// Mutation that makes it fail: `ops::read` takes the end of the file for an error of the device; or `Progress` takes an end within a
+/// unit of direct I/O for a device without progress.
 #[test]
 fn invariant_5_a_truncated_file_is_never_served() {
-    let medium = SimMedium::new();
-    let (engine, _) = open(config(3), &medium);
-    assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));
-    medium.edit(SLOT_FILE, |bytes| bytes.truncate(BLOCK + 100));
-    assert!(is_served(&engine, 0, 0));
-    for (slot, gone) in [(1, BLOCK - 100), (2, BLOCK)] {
-        let error = read(&engine, slot, u64::from(slot)).unwrap_err();
-        let expected = Corruption::ShortFile { missing: gone as u64 };
-        assert!(matches!(error, OpError::Corrupt { cause, .. } if cause == expected), "{error}");
+    for (direct, ring) in [(false, false), (true, false), (true, true)] {
+        let medium = SimMedium::new();
+        medium.set_direct(direct);
+        medium.set_ring(ring);
+        let (engine, _) = open(config(3), &medium);
+        assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));
+        medium.edit(SLOT_FILE, |bytes| bytes.truncate(BLOCK + 700));
+        assert!(is_served(&engine, 0, 0));
+        for (slot, gone) in [(1, BLOCK - 700), (2, BLOCK)] {
+            let error = read(&engine, slot, u64::from(slot)).unwrap_err();
+            let expected = Corruption::ShortFile { missing: gone as u64 };
+            assert!(matches!(error, OpError::Corrupt { cause, .. } if cause == expected), "{error}");
+        }
+        assert_eq!((engine.stats().corrupt_short_file, engine.info().quarantined_slots), (2, 2));
     }
-    assert_eq!((engine.stats().corrupt_short_file, engine.info().quarantined_slots), (2, 2));
 }
 
 /// Mutation that makes it fail: `ops::read` takes every checksum for the right one.

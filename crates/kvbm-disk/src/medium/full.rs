@@ -48,7 +48,10 @@ impl Progress {
         self.calls += 1;
         let stopped = |done, error| Err(Stopped { done, error });
         match result {
-            Err(error) if error.kind() == ErrorKind::Interrupted => self.stall(),
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {
+                let error = io::Error::other(format!("the device makes no progress: {error}"));
+                self.stall(self.done, Some(error))
+            }
             Err(error) => stopped(self.done, Some(error)),
             Ok(0) => stopped(self.done, None),
             Ok(moved) if moved as u64 > asked => {
@@ -62,7 +65,8 @@ impl Progress {
                     (moved as u64 / self.alignment * self.alignment) as usize
                 };
                 if usable == 0 {
-                    return self.stall();
+                    // Less than a unit again and again: the file ends within it.
+                    return self.stall(end, None);
                 }
                 self.stalls = 0;
                 self.done += usable as u64;
@@ -71,13 +75,10 @@ impl Progress {
         }
     }
 
-    fn stall(&mut self) -> Result<usize, Stopped> {
+    /// Nothing moved for good. After too many times in a row the transfer is over, with `done` bytes.
+    fn stall(&mut self, done: u64, error: Option<io::Error>) -> Result<usize, Stopped> {
         self.stalls += 1;
-        if self.stalls <= MAX_STALLS {
-            return Ok(0);
-        }
-        let error = io::Error::other("the device makes no progress");
-        Err(Stopped { done: self.done, error: Some(error) })
+        if self.stalls <= MAX_STALLS { Ok(0) } else { Err(Stopped { done, error }) }
     }
 }
 
