@@ -53,6 +53,8 @@ enum Life {
 struct Signals {
     work: Work,
     life: Life,
+    /// No operation was left when the engine was stopped: nothing will be written any more.
+    in_order: bool,
     /// Dirty slots that went through a cycle, successful or not.
     processed: u64,
     /// Rounds, each of all cycles that were due, that began, and the last of them that is over.
@@ -87,10 +89,11 @@ impl CommitSignals {
         }
     }
 
-    pub(crate) fn stop(&self) {
+    /// The end, `in_order` if no operation waits or runs and none will.
+    pub(crate) fn stop(&self, in_order: bool) {
         let mut signals = self.signals.lock();
         if signals.life == Life::Running {
-            signals.life = Life::Stopping;
+            (signals.life, signals.in_order) = (Life::Stopping, in_order);
         }
         drop(signals);
         self.wake.notify_one();
@@ -125,6 +128,10 @@ impl CommitSignals {
         signals.over = signals.begun;
         drop(signals);
         self.progress.notify_all();
+    }
+
+    fn is_in_order(&self) -> bool {
+        self.signals.lock().in_order
     }
 
     fn ended(&self) {
@@ -203,7 +210,7 @@ pub(crate) fn work(shared: &Shared, mut journal: Journal) {
         shared.commit.round_over();
         failures = if healthy { 0 } else { failures.saturating_add(1) };
         if stop {
-            if healthy && shared.table.lock().is_at_rest() {
+            if healthy && shared.commit.is_in_order() && shared.table.lock().is_at_rest() {
                 // Without the mark the next opening is more careful, and that is all.
                 let _unmarked = contained(|| journal.mark_clean());
             }

@@ -180,7 +180,7 @@ impl DiskEngine {
         let until = after(if on_engine_thread() { Duration::ZERO } else { deadline });
         self.executor.close();
         let idle = self.executor.wait(until);
-        self.shared.commit.stop();
+        self.shared.commit.stop(self.executor.outstanding() == 0);
         idle & self.committer.wait_none(until)
     }
 

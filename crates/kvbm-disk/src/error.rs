@@ -179,10 +179,12 @@ pub enum OpenError {
 /// What to do about a file or folder that the system refuses.
 fn way_out(refusal: &io::Error) -> &'static str {
     use io::ErrorKind::{
-        NotADirectory, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull,
+        AlreadyExists, NotADirectory, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem,
+        StorageFull,
     };
     match refusal.kind() {
-        NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem => {
+        // A file has the name of the directory that was to be created.
+        AlreadyExists | NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem => {
             "name a directory that this process may read and write"
         }
         QuotaExceeded | StorageFull => "free space there, or name another directory",

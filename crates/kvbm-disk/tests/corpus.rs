@@ -26,6 +26,7 @@ const CORPUS: &[(&str, Expected)] = &[
     ("whole", Opens(ALL, NOTHING)),
     ("closed_in_order", Opens(ALL, NOTHING)),
     ("closed_and_gone_on", Opens(&[(0, 0), (1, 1)], NOTHING)),
+    ("closed_before_unknown", Opens(ALL, [0, 0, 1, 0, 0])),
     ("empty", Refused("0 bytes")),
     ("magic_only", Refused("8 bytes")),
     ("header_cut", Refused("4095 bytes")),

@@ -12,7 +12,7 @@ use kvbm_plan::{BlockId, FailureKind};
 use proptest::prelude::*;
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use support::*;
 
 /// Memory of one block in runs of the given lengths, each followed by a gap that nobody may touch.
@@ -162,16 +162,18 @@ proptest! {
 
 #[test]
 fn interrupted_calls_are_repeated_and_a_device_without_progress_fails() {
-    let medium = SimMedium::new();
-    let (engine, _) = open(config(2), &medium);
-    medium.inject(SLOT_FILE, Call::Write, 0, 3, Fault::Error(ErrorKind::Interrupted));
-    assert!(all_good(&write(&engine, &[(0, 0)])));
-    assert_eq!(engine.stats().continued, 3);
-    medium.inject(SLOT_FILE, Call::Read, 0, u64::MAX, Fault::Error(ErrorKind::Interrupted));
-    let error = read(&engine, 0, 0).unwrap_err();
-    assert!(matches!(error, OpError::Io { op: "read", .. }), "{error}");
-    medium.heal();
-    assert!(is_served(&engine, 0, 0));
+    for not_now in [ErrorKind::Interrupted, ErrorKind::WouldBlock] {
+        let medium = SimMedium::new();
+        let (engine, _) = open(config(2), &medium);
+        medium.inject(SLOT_FILE, Call::Write, 0, 3, Fault::Error(not_now));
+        assert!(all_good(&write(&engine, &[(0, 0)])), "{not_now}");
+        assert_eq!(engine.stats().continued, 3);
+        medium.inject(SLOT_FILE, Call::Read, 0, u64::MAX, Fault::Error(not_now));
+        let error = read(&engine, 0, 0).unwrap_err();
+        assert!(matches!(error, OpError::Io { op: "read", .. }), "{error}");
+        medium.heal();
+        assert!(is_served(&engine, 0, 0));
+    }
 }
 
 #[test]
@@ -408,6 +410,27 @@ fn after_shutdown_nothing_is_taken() {
     assert_eq!(engine.submit(batch).unwrap_err().error, SubmitError::ShuttingDown);
     assert!(engine.flush(PATIENCE).is_ok());
     assert!(engine.shutdown(PATIENCE));
+}
+
+/// Mutation that makes it fail: `DiskEngine::shutdown` has the mark written whatever is under way.
+#[test]
+fn a_shutdown_that_does_not_wait_for_operations_leaves_no_mark_of_order() {
+    let medium = SimMedium::new();
+    let (engine, _) = open(config(2), &medium);
+    assert!(all_good(&write(&engine, &[(0, 0)])));
+    medium.hold();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| read(&engine, 0, 0));
+        assert!(medium.wait_for_held(1, PATIENCE));
+        assert!(!engine.shutdown(Duration::ZERO));
+        medium.let_go();
+        assert!(late.join().unwrap().is_ok());
+    });
+    drop(engine);
+    let (engine, recovered) = open(config(2), &medium);
+    assert!(!recovered.clean);
+    assert!(is_served(&engine, 0, 0) && engine.shutdown(PATIENCE));
+    assert!(open(config(2), &medium).1.clean);
 }
 
 #[test]

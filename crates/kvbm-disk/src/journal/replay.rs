@@ -82,11 +82,11 @@ fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table
 
 /// Applies an intact record; `None` is one that makes no sense.
 fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table) {
+    replayed.clean = record.is_some_and(|record| record.state == RecordState::Clean);
     let Some(record) = record else {
         replayed.dropped.invalid_records += 1;
         return;
     };
-    replayed.clean = record.state == RecordState::Clean;
     if replayed.clean {
         return;
     }

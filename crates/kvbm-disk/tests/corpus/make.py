@@ -51,6 +51,7 @@ corpus = {
     "whole": whole,
     "closed_in_order": whole + plain(4),
     "closed_and_gone_on": header() + three[0] + plain(4) + three[1],
+    "closed_before_unknown": whole + plain(4) + plain(9),
     "empty": b"",
     "magic_only": whole[:8],
     "header_cut": whole[: HEADER - 1],

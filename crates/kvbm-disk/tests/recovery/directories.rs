@@ -103,6 +103,15 @@ fn foreign_directories_are_refused_and_left_alone() {
 }
 
 #[test]
+fn a_file_in_the_place_of_a_directory_is_named_with_the_way_out() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut config = config(2);
+    file.path().clone_into(&mut config.dir);
+    let error = DiskEngine::open(config).unwrap_err().to_string();
+    assert!(error.contains(file.path().to_str().unwrap()) && error.contains("name a directory"), "{error}");
+}
+
+#[test]
 fn one_engine_per_directory() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(2);
