@@ -25,7 +25,8 @@ pub struct EngineOnboarding {
     interest: Option<Interest>,
 }
 
-/// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, recompute the others.
+/// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, recompute the others. A copy that is late may still
+/// write to their blocks: before anything is computed there, [`before_reuse`](KvBlockManager::before_reuse) says when that is over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{arrived} of {wanted} blocks arrived: {}", FirstOf(failures))]
 pub struct EngineOnboardError {
@@ -38,7 +39,8 @@ pub struct EngineOnboardError {
 }
 
 impl KvBlockManager<Engine> {
-    /// Brings a prefix into engine blocks: listed block `i` of the prefix into `ids[i]`.
+    /// Brings a prefix into engine blocks: listed block `i` of the prefix into `ids[i]`. They are the transfer's until it is over, also where
+    /// nobody waits for it any more or it was late: see [`before_reuse`](Self::before_reuse).
     ///
     /// # Errors
     /// See [`EngineError`]; nothing was started.
