@@ -95,9 +95,12 @@ pub enum BuildError {
         #[source]
         source: std::io::Error,
     },
-    /// A rank did not say what its disk holds.
-    #[error("not every rank answered within {} s what its disk holds: check the workers", RECOVERY_TIMEOUT.as_secs())]
-    Recovery,
+    /// A rank did not say what its disk holds: the first one of those.
+    #[error("rank {rank} has not said within {} s what its disk holds: start its worker, and see its log", RECOVERY_TIMEOUT.as_secs())]
+    Recovery {
+        /// The rank.
+        rank: Rank,
+    },
     /// What the disk holds does not fit.
     #[error(transparent)]
     Restore(#[from] kvbm_pool::RestoreError),
@@ -122,12 +125,13 @@ impl Builder<NeedsModel> {
     /// The shape of the model's KV cache.
     pub fn model(mut self, model: ModelConfig) -> Builder<NeedsNamespace> {
         self.config.model = model;
-        Builder { config: self.config, namespace: None, given: Given::default(), state: NeedsNamespace(()) }
+        Builder { config: self.config, namespace: None, given: self.given, state: NeedsNamespace(()) }
     }
 
-    /// Everything from a configuration, `[device]` included.
+    /// Everything from a configuration, `[device]` included, in place of the settings that were made before. What no configuration can
+    /// say (policies, a registry of volumes) stays.
     pub fn config(self, config: Config) -> Builder<WithOwned> {
-        Builder { config, namespace: None, given: Given::default(), state: WithOwned(()) }
+        Builder { config, namespace: None, given: self.given, state: WithOwned(()) }
     }
 }
 

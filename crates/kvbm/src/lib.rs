@@ -30,6 +30,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Which call when
+//! The program above lets kvbm own the memory on the accelerator ([`Owned`]). Where an engine has KV tensors and block ids of its own, as vLLM,
+//! SGLang and `TensorRT-LLM` have, it is [`Engine`]; docs/engine.md of the repository has a whole program for that.
+//!
+//! | an engine | with [`Owned`] | with [`Engine`] |
+//! |---|---|---|
+//! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | [`Builder::engine_device`](Builder::engine_device) |
+//! | gets a request | [`sequence`](KvBlockManager::sequence), [`match_prefix`](KvBlockManager::match_prefix) | the same |
+//! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`] |
+//! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | [`fence`](KvBlockManager::fence), `offload` |
+//! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `offload` |
+//! | frees, reuses a block | drops the handle | [`released`](KvBlockManager::released), [`before_reuse`](KvBlockManager::before_reuse) |
+//! | ends an iteration | [`step`](KvBlockManager::step) | the same |
+//! | removes a model or tenant | [`forget`](KvBlockManager::forget) | the same |
+//! | is watched | [`status`](KvBlockManager::status), [`metrics`](KvBlockManager::metrics), [`events`](KvBlockManager::events) | the same |
+//! | ends | [`shutdown`](KvBlockManager::shutdown) | the same |
+//!
+//! What did not arrive ([`OnboardError`], [`EngineOnboardError`]) is computed: every failure names the block, the path, why, and what to do
+//! ([`BlockFailure`]). Settings are in [`config`]; which blocks are copied down is up to a policy of [`admission`], which are evicted to a
+//! [`pool::EvictionPolicy`]; workers in other processes stand behind a [`worker::WorkerLink`].
+//!
 //! # Features
 //! `worker` (default): the workers of this process. Without it the crate is the leader alone, for a scheduler whose workers are
 //! elsewhere: no device, no disk, no NIXL in its dependencies, and managers come from `build_with_workers` and
@@ -45,7 +66,7 @@ mod for_engine_authors {}
 
 pub mod admission;
 mod breaker;
-mod builder;
+pub mod builder;
 pub mod config;
 mod describe;
 mod engine;
@@ -66,11 +87,7 @@ pub mod worker;
 #[cfg(feature = "worker")]
 mod workers;
 
-#[cfg(feature = "worker")]
-pub use builder::WithEngine;
-pub use builder::{
-    BuildError, Builder, NeedsDevice, NeedsModel, NeedsNamespace, WithEngineBlocks, WithOwned,
-};
+pub use builder::{BuildError, Builder};
 pub use describe::DescribeError;
 pub use engine::{
     Engine, EngineError, EngineOnboardError, EngineOnboarding, NoSuchBlock, OffloadStarted, StillBusy,
@@ -78,7 +95,7 @@ pub use engine::{
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
 pub use leader::edge::OffloadBacklog;
-pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, SequenceError};
+pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;

@@ -76,6 +76,24 @@ pub enum OffloadError {
     ShuttingDown,
 }
 
+/// A rank that cannot be given up. Nothing changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RankLostError {
+    /// There is no such rank.
+    #[error("there is no rank {rank}: the {ranks} ranks of this manager count from 0")]
+    NoSuchRank {
+        /// Asked for.
+        rank: Rank,
+        /// Ranks configured.
+        ranks: usize,
+    },
+    /// Its worker may write to its memory until the manager ends.
+    #[error(
+        "rank {0} has its worker in this process, which may write to its memory as long as it lives: drop the manager instead"
+    )]
+    Local(Rank),
+}
+
 /// Device events that no plan could wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FenceError {
@@ -90,6 +108,16 @@ pub enum FenceError {
     /// Plans wait for the latest number only.
     #[error("device event {0} is not above all earlier ones: give numbers that grow, below 2^64 - 1")]
     Number(u64),
+    /// Nobody would tell workers of another process of these events.
+    #[error(
+        "the workers are in other processes: give each its device event there, under a number, and `fence_at` that number"
+    )]
+    Elsewhere,
+    /// Nobody would tell workers of this process of an event of that number.
+    #[error(
+        "the workers are in this process, and know no device event {0}: give the events themselves to `fence`"
+    )]
+    Here(u64),
 }
 
 /// A namespace whose hashes this manager cannot make.
@@ -256,8 +284,7 @@ impl<G> KvBlockManager<G> {
     /// Gives up on a rank: for a worker whose process is gone, or whose device is, so that it touches none of the memory any more.
     /// Transfers that it has not answered fail, their slots come back and nothing of them is registered; nothing is sent to it
     /// from now on, so every later transfer fails at once and is computed again. Its part of what is cached is gone with it, so nothing
-    /// is found on G1, G2 and G3 any more; what all disks hold is found again by the next manager. The number of plans that it owed; 0
-    /// where there is no such rank.
+    /// is found on G1, G2 and G3 any more; what all disks hold is found again by the next manager. The number of plans that it owed.
     ///
     /// The rank is taken in again when its worker, started anew, says so ([`WorkerLink`](crate::worker::WorkerLink)).
     /// `transfer.rank_lost_after` does this by itself for ranks whose line stays closed.
@@ -272,8 +299,28 @@ impl<G> KvBlockManager<G> {
     ///
     /// What was on G3 when a rank was given up stays on the disks, until [`forget`](Self::forget) or [`clear`](Self::clear) removes it, also
     /// there; a rank that is away is told when its worker starts again under this manager.
-    pub fn rank_lost(&self, rank: Rank) -> usize {
-        self.leader.rank_lost(rank)
+    ///
+    /// # Errors
+    /// [`RankLostError`]: there is no such rank, or its worker runs in this process.
+    pub fn rank_lost(&self, rank: Rank) -> Result<usize, RankLostError> {
+        let ranks = self.leader.settings.ranks;
+        if rank.index() >= ranks {
+            return Err(RankLostError::NoSuchRank { rank, ranks });
+        }
+        if self.has_local_workers() {
+            return Err(RankLostError::Local(rank));
+        }
+        Ok(self.leader.rank_lost(rank))
+    }
+
+    /// Whether the workers are in this process.
+    #[cfg_attr(not(feature = "worker"), expect(clippy::unused_self, reason = "as with workers"))]
+    fn has_local_workers(&self) -> bool {
+        #[cfg(feature = "worker")]
+        let local = self.workers.iter().len() > 0;
+        #[cfg(not(feature = "worker"))]
+        let local = false;
+        local
     }
 
     /// The number of the last iteration that [`step`](Self::step) ended; 0 before the first.
@@ -297,10 +344,13 @@ impl<G> KvBlockManager<G> {
     /// need not call this.
     ///
     /// # Errors
-    /// Not one event for each rank: nothing changed.
+    /// Not one event for each rank, or the workers are in other processes: nothing changed.
     #[cfg(feature = "worker")]
     pub fn fence(&self, events: &[Event]) -> Result<(), FenceError> {
-        let ranks = self.workers.iter().len();
+        if !self.has_local_workers() {
+            return Err(FenceError::Elsewhere);
+        }
+        let ranks = self.leader.settings.ranks;
         if events.len() != ranks {
             return Err(FenceError::Ranks { given: events.len(), ranks });
         }
@@ -314,8 +364,11 @@ impl<G> KvBlockManager<G> {
     /// be. Plans that touch G1 wait for it there.
     ///
     /// # Errors
-    /// A number that is not above all earlier ones: nothing changed.
+    /// A number that is not above all earlier ones, or the workers are in this process: nothing changed.
     pub fn fence_at(&self, number: u64) -> Result<(), FenceError> {
+        if self.has_local_workers() {
+            return Err(FenceError::Here(number));
+        }
         if !self.leader.take_fence(number) {
             return Err(FenceError::Number(number));
         }

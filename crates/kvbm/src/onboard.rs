@@ -72,8 +72,8 @@ pub struct Onboarding {
     refused: Option<AllocError>,
     /// How often it may still start again what others gave up.
     retries: u32,
+    began: Instant,
     deadline: Instant,
-    limit: Duration,
 }
 
 /// A prefix that did not arrive whole. What did arrive is in `arrived`, pinned; recompute the rest.
@@ -97,7 +97,6 @@ fn reason(failures: &[BlockFailure], refused: Option<&AllocError>) -> String {
 impl Leader {
     /// Starts bringing what is not in G1 yet; joins what is on its way already.
     pub(crate) fn onboard(self: &Arc<Self>, prefix: Prefix) -> Onboarding {
-        let limit = self.settings.transfer_deadline;
         let identities = prefix.identities();
         let mut onboarding = Onboarding {
             leader: Arc::clone(self),
@@ -109,8 +108,8 @@ impl Leader {
             failures: Vec::new(),
             refused: None,
             retries: RETRIES,
-            deadline: deadline(limit),
-            limit,
+            began: Instant::now(),
+            deadline: deadline(self.settings.transfer_deadline),
         };
         if !self.registry.owns_prefix(&onboarding.prefix) {
             let detail = "the prefix was matched by another manager: match it again with this one";
@@ -319,7 +318,7 @@ impl Onboarding {
     /// All operations have settled, or the time is up.
     fn resolve(&mut self) -> Result<Cached<G1>, OnboardError> {
         let interests = std::mem::take(&mut self.interests);
-        let late = expired("onboard", self.limit);
+        let late = expired("onboard", self.began.elapsed());
         let mut told: HashMap<SequenceHash, BlockFailure> = HashMap::new();
         for failure in std::mem::take(&mut self.failures) {
             told.insert(failure.identity.hash, failure);

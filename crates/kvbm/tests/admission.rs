@@ -7,7 +7,10 @@ use kvbm::admission::{AdmissionPolicy, Offer, Trigger, Verdict};
 use kvbm::config::{Blocks, Config};
 use kvbm::metrics::DropReason;
 use kvbm::{KvBlockManager, Owned, Path, Tier, TokenSequence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use support::script::{Mode, Ranks};
 use support::{books, fill, model, namespace, soon, tokens, unlimited};
 
 fn on(manager: &KvBlockManager<Owned>, sequence: &TokenSequence, tier: Tier) -> usize {
@@ -129,6 +132,76 @@ fn a_policy_of_the_caller_is_asked_on_every_edge_and_obeyed() {
     assert!(manager.wait_offloads(soon()));
     assert_eq!(on(&manager, &sequence, Tier::G3), 8);
     assert_eq!(seen.lock().unwrap().len(), 2);
+}
+
+#[test]
+fn a_policy_counts_whenever_the_builder_was_given_it() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let first = || {
+        let policy = Shallow { tier: Tier::G2, depth: 2, seen: Arc::clone(&seen) };
+        KvBlockManager::<Owned>::builder().admission(policy)
+    };
+    let before_model = first().model(model()).namespace(namespace()).device(Blocks(8)).host(Blocks(8));
+    let mut config = Config { model: model(), ..Config::default() };
+    config.namespace.model = "test-model".into();
+    (config.device.capacity, config.host.capacity) = (Blocks(8).into(), Blocks(8).into());
+    unlimited(&mut config);
+    for builder in [before_model.configure(unlimited), first().config(config)] {
+        let manager = builder.build_metadata_only().unwrap();
+        let sequence = tokens(&manager, 1, 4);
+        drop(fill(&manager, &sequence, 0));
+        assert!(manager.wait_offloads(soon()));
+        assert_eq!(on(&manager, &sequence, Tier::G2), 2);
+    }
+    assert_eq!(seen.lock().unwrap().len(), 2);
+}
+
+/// Mutation that makes it fail: nothing catches what fails in `Leader::expire`.
+#[test]
+fn a_policy_that_fails_keeps_nobody_from_his_deadline() {
+    struct Fails(Arc<AtomicBool>);
+
+    impl AdmissionPolicy for Fails {
+        fn judge(&self, _offer: &Offer<'_>, _verdicts: &mut [Verdict]) {
+            assert!(!self.0.load(Ordering::Relaxed), "planted");
+        }
+    }
+
+    let (ranks, fails) = (Ranks::new(1), Arc::new(AtomicBool::new(false)));
+    let manager = KvBlockManager::<Owned>::builder()
+        .model(model())
+        .namespace(namespace())
+        .device(Blocks(2048))
+        .host(Blocks(2048))
+        .disk("never-opened", Blocks(2048))
+        .configure(|config| {
+            unlimited(config);
+            config.offload.g2_g3.write_through = true;
+            config.disk.read_deadline = Duration::from_millis(50);
+        })
+        .admission(Fails(Arc::clone(&fails)))
+        .build_with_workers(|rank, epoch, sink| ranks.connect(rank, epoch, sink))
+        .unwrap();
+    let chains = [1, 2].map(|start| tokens(&manager, start, 200));
+    for chain in &chains {
+        drop(fill(&manager, chain, 0));
+    }
+    assert!(manager.wait_offloads(soon()));
+    for tier in [Tier::G1, Tier::G2] {
+        manager.clear(tier).unwrap();
+    }
+    ranks.set_all(Mode::Hold);
+    fails.store(true, Ordering::Relaxed);
+    // Of the first one a part arrives: what counts of it at its deadline is offered to the policy. Nobody waits for them but the leader.
+    for chain in &chains {
+        let onboarding = manager.onboard(manager.match_prefix(chain));
+        ranks.execute(0);
+        let until = soon();
+        while !onboarding.is_done() {
+            assert!(Instant::now() < until, "nothing ends it");
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[test]

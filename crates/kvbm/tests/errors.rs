@@ -3,11 +3,12 @@
 
 mod support;
 
+use kvbm::builder::{NeedsDevice, WithOwned};
 use kvbm::config::{Blocks, Bytes, Capacity};
 use kvbm::tokens::ChainRoot;
 use kvbm::{
-    BuildError, Builder, FailureKind, FenceError, KvBlockManager, Namespace, NeedsDevice, OffloadError,
-    Owned, SequenceError, Tier, TokenSequence, WithOwned,
+    BuildError, Builder, FailureKind, FenceError, KvBlockManager, Namespace, OffloadError, Owned,
+    SequenceError, Tier, TokenSequence,
 };
 use support::{books, fill, model, namespace, soon, tokens};
 
@@ -53,6 +54,24 @@ fn invariant_7_an_engine_without_host_memory_is_told_so() {
 }
 
 #[test]
+fn invariant_8_sizes_at_their_extremes_are_answered_when_a_manager_is_built() {
+    let engine = builder(namespace()).engine_blocks(u32::MAX).host(Blocks(8)).build_metadata_only();
+    let error = engine.err().expect("nobody has the memory to count so many").to_string();
+    assert!(error.contains("G1 has 4294967295 blocks, more than 268435455"), "{error}");
+    let error = build_error(builder(namespace()).device(Blocks(1 << 28))).to_string();
+    assert!(error.contains("device.capacity = 268435456 blocks: is more than 268435455"), "{error}");
+    // A block of more bytes than a number holds, on each of 1,024 ranks.
+    let manager = books([8, 8, 0], |config| {
+        (config.model.num_layers, config.model.page_size) = (4096, 1 << 20);
+        (config.model.num_kv_heads, config.model.head_dim) = (1 << 16, 1 << 16);
+        config.parallelism.tensor_parallel = 1024;
+        config.offload.g1_g2.watermark = 0.5;
+    });
+    assert_eq!(manager.allocate(9).unwrap_err().free, 8);
+    assert_eq!(manager.status().ranks.len(), 1024);
+}
+
+#[test]
 fn bytes_of_a_capacity_pay_for_the_padding_of_small_blocks() {
     // 3 tokens x 2 layers x 2 x 2 heads x 32 x bf16: 1536 bytes.
     let manager = books([8, 8, 0], |config| {
@@ -83,6 +102,8 @@ fn invariant_7_paths_and_tiers_that_do_not_exist_are_refused() {
     manager.fence_at(7).unwrap();
     assert_eq!(manager.fence_at(7), Err(FenceError::Number(7)));
     assert_eq!(manager.fence_at(u64::MAX), Err(FenceError::Number(u64::MAX)));
+    #[cfg(feature = "worker")]
+    assert_eq!(manager.fence(&[]), Err(FenceError::Elsewhere));
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn a_rank_that_was_away_is_told_what_was_forgotten() {
     let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
     let tag = kvbm::plan::NamespaceId::from(manager.namespace().tag());
     ranks.set(1, Mode::Dead);
-    manager.rank_lost(kvbm::Rank(1));
+    manager.rank_lost(kvbm::Rank(1)).unwrap();
     manager.forget(manager.namespace());
     let forget = Command::Forget { tier: Tier::G3, namespace: tag };
     assert!(ranks.commands(0).contains(&forget), "who is there is told at once");

@@ -21,10 +21,10 @@ type Loss = fn(&Ranks, &KvBlockManager<Owned>);
 const LOSSES: [Loss; 3] = [
     |ranks, _| ranks.start(1),
     |_, manager| {
-        manager.rank_lost(Rank(1));
+        manager.rank_lost(Rank(1)).unwrap();
     },
     |ranks, manager| {
-        manager.rank_lost(Rank(1));
+        manager.rank_lost(Rank(1)).unwrap();
         ranks.start(1);
     },
 ];

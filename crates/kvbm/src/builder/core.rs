@@ -67,8 +67,11 @@ impl Core {
         engine_blocks: Option<u32>,
         more_volumes: bool,
     ) -> Result<Self, BuildError> {
-        if engine_blocks.is_some() {
+        if let Some(capacity) = engine_blocks {
             config.device.capacity = Capacity::NONE;
+            if capacity > RegistryConfig::MAX_CAPACITY {
+                return Err(kvbm_pool::ConfigError::Capacity { tier: Tier::G1, capacity }.into());
+            }
         }
         config.validate()?;
         if engine_blocks.is_some() && config.host.capacity.is_none() {
@@ -85,7 +88,8 @@ impl Core {
             namespace.check_persistable()?;
         }
         // Validated above: they fit.
-        let blocks = config.capacity_blocks().map(|blocks| blocks.min(u64::from(u32::MAX - 1)) as u32);
+        let blocks =
+            config.capacity_blocks().map(|blocks| blocks.min(u64::from(RegistryConfig::MAX_CAPACITY)) as u32);
         let (tenants, names) = Names::of(config.tenants.shares.as_slice(), &namespace);
         let Policies { admission, eviction } = policies;
         let registry = registry(&config, blocks, tenants, eviction)?;
@@ -229,7 +233,7 @@ impl Core {
         let span = tracing::info_span!(target: "kvbm", "recovery", blocks = tracing::field::Empty);
         let _inside = span.enter();
         let deadline = Instant::now() + RECOVERY_TIMEOUT;
-        let common = self.leader.recoveries.wait(deadline).ok_or(BuildError::Recovery)?;
+        let common = self.leader.recoveries.wait(deadline).map_err(|rank| BuildError::Recovery { rank })?;
         let retired = self.leader.registry.retire(Tier::G3, &common.unusable);
         let restored =
             self.leader.registry.restore(Tier::G3, &common.blocks, kvbm_pool::BlockMetadata::default())?;
@@ -301,7 +305,7 @@ fn block_costs(config: &Config) -> BlockCosts {
     let tokens = config.model.page_size;
     let speed = config.policy.prefill_tokens_per_s;
     BlockCosts {
-        bytes: config.rank_block_bytes() * u64::from(config.parallelism.tensor_parallel),
+        bytes: config.rank_block_bytes().saturating_mul(u64::from(config.parallelism.tensor_parallel)),
         tokens,
         recompute: (speed > 0.0).then(|| Duration::from_secs_f64(f64::from(tokens) / speed)),
     }

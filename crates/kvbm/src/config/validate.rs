@@ -240,8 +240,11 @@ impl Config {
                     format!("holds not one block of {block_bytes} bytes: raise it, or 0 for no such tier");
                 return broken(key, &capacity, &rule);
             }
-            if blocks >= u64::from(u32::MAX) {
-                return broken(key, &capacity, "is more than 2^32 - 2 blocks, the most of a tier");
+            let most = RegistryConfig::MAX_CAPACITY;
+            if blocks > u64::from(most) {
+                let rule =
+                    format!("is more than {most} blocks, the most of a tier: lower it, or use larger blocks");
+                return broken(key, &capacity, &rule);
             }
         }
         Ok(())

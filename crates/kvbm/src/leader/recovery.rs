@@ -60,9 +60,20 @@ impl Recoveries {
         None
     }
 
-    /// Waits for every rank. `None` if one did not answer by `deadline`.
-    pub(crate) fn wait(&self, deadline: Instant) -> Option<Common> {
-        self.complete.wait_until(deadline).then(|| common(&self.take()))
+    /// Waits for every rank.
+    ///
+    /// # Errors
+    /// The first one that has not said all by `deadline`.
+    pub(crate) fn wait(&self, deadline: Instant) -> Result<Common, Rank> {
+        self.complete.wait_until(deadline);
+        match self.silent() {
+            Some(rank) => Err(rank),
+            None => Ok(common(&self.take())),
+        }
+    }
+
+    fn silent(&self) -> Option<Rank> {
+        (0..).map(Rank).zip(self.ranks.lock().iter()).find_map(|(rank, found)| (!found.last).then_some(rank))
     }
 
     /// What was said; what comes from now on is of workers that start again.
@@ -125,7 +136,7 @@ mod tests {
         answer(0, &[a, b], &[8, 4], false);
         answer(0, &[c], &[6], true);
         answer(0, &[recovered(9, 9)], &[9], true);
-        assert_eq!(recoveries.wait(Instant::now()), None, "rank 1 has not answered");
+        assert_eq!(recoveries.wait(Instant::now()), Err(Rank(1)), "it has not answered");
         answer(1, &[a, recovered(3, 7), recovered(5, 5)], &[4, 2], true);
         let common = recoveries.wait(Instant::now()).expect("both answered");
         assert_eq!(common.blocks, [a]);

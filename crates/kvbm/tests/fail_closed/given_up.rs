@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 #[test]
 fn invariant_1_a_rank_that_is_given_up_gives_every_slot_back_and_registers_nothing() {
     let (ranks, manager, sequence) = lower_prefix(|_| ());
-    assert_eq!(manager.rank_lost(Rank(7)), 0, "there is no such rank");
+    let unknown = manager.rank_lost(Rank(2)).unwrap_err();
+    assert_eq!(unknown.to_string(), "there is no rank 2: the 2 ranks of this manager count from 0");
     let onboarding = manager.onboard(manager.match_prefix(&sequence));
     let fresh = tokens(&manager, 2, 3);
     let computed = fill(&manager, &fresh, 0);
@@ -18,7 +19,7 @@ fn invariant_1_a_rank_that_is_given_up_gives_every_slot_back_and_registers_nothi
     assert!(!onboarding.is_done(), "rank 1 took its plans and says nothing");
     let owed = manager.status().paths.iter().map(|path| path.plans).sum::<usize>();
     assert!(owed > 0 && manager.status().tiers[0].arriving == 4);
-    assert!(manager.rank_lost(Rank(1)) > 0);
+    assert!(manager.rank_lost(Rank(1)).unwrap() > 0);
     let error = onboard_error(onboarding.wait());
     assert_eq!((error.arrived.len(), error.failures.len()), (0, 4));
     assert!(error.to_string().contains("rank 1 was given up"), "{error}");
@@ -176,7 +177,7 @@ fn a_loss_that_is_told_after_the_restart_holds_until_the_next_start() {
     ranks.execute(0);
     ranks.start(1);
     // A supervisor that starts the worker first and tells of the loss afterwards: the rank is out until a start is told again.
-    assert_eq!(manager.rank_lost(Rank(1)), 1);
+    assert_eq!(manager.rank_lost(Rank(1)), Ok(1));
     assert_eq!(onboard_error(onboarding.wait()).arrived.len(), 0);
     assert!(all_slots_are_back(&manager));
     assert_eq!(lost(&manager), [false, true]);
@@ -279,13 +280,19 @@ fn a_worker_that_starts_again_has_nothing_in_memory_and_owes_nothing_for_good() 
 #[cfg(feature = "worker")]
 #[test]
 fn workers_of_this_process_are_not_given_up_while_they_live() {
-    let built = KvBlockManager::<Owned>::builder()
-        .model(support::model())
-        .namespace(support::namespace())
-        .device(kvbm::config::Blocks(4))
-        .configure(|config| config.transfer.rank_lost_after = Duration::from_secs(5))
-        .build();
-    let error = built.err().unwrap().to_string();
+    let build = |patience| {
+        KvBlockManager::<Owned>::builder()
+            .model(support::model())
+            .namespace(support::namespace())
+            .device(kvbm::config::Blocks(4))
+            .configure(|config| config.transfer.rank_lost_after = patience)
+            .build()
+    };
+    let manager = build(Duration::ZERO).unwrap();
+    let error = manager.rank_lost(Rank(0)).unwrap_err();
+    assert!(error.to_string().contains("may write to its memory as long as it lives"), "{error}");
+    assert_eq!(lost(&manager), [false]);
+    let error = build(Duration::from_secs(5)).err().unwrap().to_string();
     assert!(
         error.contains("transfer.rank_lost_after = 5s: must be 0 with workers of this process"),
         "{error}"
