@@ -89,10 +89,9 @@ pub(crate) struct Settled {
 pub(crate) trait Carrier: Send {
     /// Blocks that may be issued now.
     fn room(&self) -> usize;
-    /// How many blocks of a plan may be issued now, where that is less; as many as of any other of its volume. What is the same for all
-    /// plans is looked at here, once for all that the answer is asked about.
-    fn room_for(&self) -> Box<dyn Fn(&TransferPlan) -> usize + '_> {
-        Box::new(|_| usize::MAX)
+    /// Blocks of this plan that may be issued now, where that is less; as many as of any other of its volume.
+    fn room_for(&self, _plan: &TransferPlan) -> usize {
+        usize::MAX
     }
     /// Blocks issued and not settled.
     fn in_flight(&self) -> usize;
@@ -164,10 +163,8 @@ impl Executor {
         if limit == 0 || self.carrier.is_parked() {
             return false;
         }
-        let room_for = self.carrier.room_for();
-        let portion = self.site.hub.take(self.site.path, busy, |plan| limit.min(room_for(plan)));
-        drop(room_for);
-        match portion {
+        let carrier = &self.carrier;
+        match self.site.hub.take(self.site.path, busy, |plan| limit.min(carrier.room_for(plan))) {
             Some(portion) => {
                 self.carrier.issue(portion);
                 true

@@ -147,10 +147,9 @@ impl<T: Send + 'static> Hands<T> {
         Self { site, registry, crews, shares, next_ticket: 1 }
     }
 
-    /// Blocks of a plan that may be handed over while there is room for `free`.
-    fn room_for(&self, free: usize) -> impl Fn(&TransferPlan) -> usize {
-        let alone = self.registry.len() <= 1;
-        move |plan| self.shares.room(volume_of(plan), free, alone)
+    /// Blocks of `plan` that may be handed over while there is room for `free`.
+    fn room_for(&self, plan: &TransferPlan, free: usize) -> usize {
+        self.shares.room(volume_of(plan), free, self.registry.len() <= 1)
     }
 
     /// Hands blocks of `plan` over, divided among the threads that have nothing to do. The tickets, which are odd, and how many of the

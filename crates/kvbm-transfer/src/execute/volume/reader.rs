@@ -98,8 +98,8 @@ impl Carrier for VolumeReader {
         self.free.len()
     }
 
-    fn room_for(&self) -> Box<dyn Fn(&TransferPlan) -> usize + '_> {
-        Box::new(self.hands.room_for(self.free.len()))
+    fn room_for(&self, plan: &TransferPlan) -> usize {
+        self.hands.room_for(plan, self.free.len())
     }
 
     fn in_flight(&self) -> usize {

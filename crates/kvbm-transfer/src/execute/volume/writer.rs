@@ -48,8 +48,8 @@ impl Carrier for VolumeWriter {
         self.depth.saturating_sub(self.in_flight)
     }
 
-    fn room_for(&self) -> Box<dyn Fn(&TransferPlan) -> usize + '_> {
-        Box::new(self.hands.room_for(self.room()))
+    fn room_for(&self, plan: &TransferPlan) -> usize {
+        self.hands.room_for(plan, self.room())
     }
 
     fn in_flight(&self) -> usize {
