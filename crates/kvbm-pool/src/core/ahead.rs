@@ -239,11 +239,9 @@ fn ones(mut bits: u32) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::chains::{GROUP, register};
     use crate::policy::Random;
-    use crate::{BlockChain, Duplicates, G1, Registry, RegistryConfig};
-    use kvbm_plan::NamespaceId;
-
-    const GROUP: GroupId = GroupId(0);
+    use crate::{G1, Registry, RegistryConfig};
 
     fn hash(number: u128) -> SequenceHash {
         SequenceHash::from_bytes(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_le_bytes())
@@ -257,15 +255,10 @@ mod tests {
     }
 
     /// Registers what is not there of `chain`, in one batch.
-    fn register(registry: &Registry, chain: &[SequenceHash]) {
-        let pool = registry.pool::<G1>();
-        let known = pool.match_sequence_hashes(GROUP, chain);
-        let from = known.len();
-        let fresh = pool.get_mutable_blocks(chain.len() - from).unwrap();
-        let partial = fresh.init_sequence(NamespaceId(0), GROUP, from as u32).unwrap();
-        if from < chain.len() {
-            let (complete, _) = partial.commit(BlockChain::of_hashes(chain)).unwrap();
-            drop(pool.register(complete, Duplicates::Reuse).unwrap());
+    fn come(registry: &Registry, chain: &[SequenceHash]) {
+        let known = registry.pool::<G1>().match_sequence_hashes(GROUP, chain);
+        if known.len() < chain.len() {
+            drop(register::<G1>(registry, chain, known.len()));
         }
     }
 
@@ -299,7 +292,7 @@ mod tests {
                     chains[at].push(hash(number));
                 }
                 chains[at].truncate(1500);
-                register(&registry, &chains[at]);
+                come(&registry, &chains[at]);
                 let mut wanted = chains[below(chains.len())].clone();
                 let (some, unknown) = (below(64).min(wanted.len()), hash(u128::MAX / 3));
                 match round % 4 {
@@ -322,7 +315,7 @@ mod tests {
     fn blocks_whose_entries_are_in_a_row_cost_the_table_a_few_lines() {
         let registry = registry(1000, 1);
         let mut chain: Vec<_> = (1..=LOOKUPS as u128).map(hash).collect();
-        register(&registry, &chain);
+        come(&registry, &chain);
         let core = registry.shared.store.lock_all();
         for _ in 0..2 {
             let mut part = Part::NONE;
@@ -340,7 +333,7 @@ mod tests {
     fn a_row_does_not_go_on_where_there_are_no_entries() {
         let registry = registry(1000, 1);
         let chain: Vec<_> = (1..=LOOKUPS as u128).map(hash).collect();
-        register(&registry, &chain);
+        come(&registry, &chain);
         let core = registry.shared.store.lock_all();
         let end = core.store.entries.len() as u32;
         for [first, second] in

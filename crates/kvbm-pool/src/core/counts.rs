@@ -86,45 +86,15 @@ mod meanwhile;
 #[cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 mod tests {
     use super::{growth_of, of, places_of};
+    use crate::core::chains::{GROUP, chain, register, register_as};
     use crate::{
-        BlockChain, Cached, Completion, Duplicates, G1, PolicyKind, Registry, RegistryConfig, Share,
-        TenantConfig, TierMask, TierTag,
+        Cached, Completion, G1, PolicyKind, Registry, RegistryConfig, Share, TenantConfig, TierMask,
     };
-    use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
-
-    pub(super) const GROUP: GroupId = GroupId(0);
+    use kvbm_plan::{BlockIdentity, NamespaceId, SequenceHash, Tier};
 
     pub(super) fn registry(shards: u32, policy: PolicyKind) -> Registry {
         let config = RegistryConfig { policy, shards, ..RegistryConfig::new([1024, 1024, 0]) };
         Registry::new(&config).expect("a valid configuration")
-    }
-
-    pub(super) fn chain(number: u8, length: u16) -> Vec<SequenceHash> {
-        let hash = |index: u16| {
-            SequenceHash::from_bytes((u128::from(number) << 64 | u128::from(index)).to_le_bytes())
-        };
-        (0..length).map(hash).collect()
-    }
-
-    pub(super) fn register<T: TierTag>(
-        registry: &Registry,
-        chain: &[SequenceHash],
-        from: usize,
-    ) -> Cached<T> {
-        register_in(NamespaceId(0), registry, chain, from)
-    }
-
-    pub(super) fn register_in<T: TierTag>(
-        namespace: NamespaceId,
-        registry: &Registry,
-        chain: &[SequenceHash],
-        from: usize,
-    ) -> Cached<T> {
-        let pool = registry.pool::<T>();
-        let fresh = pool.get_mutable_blocks_for(namespace, chain.len() - from).expect("there is room");
-        let partial = fresh.init_sequence(namespace, GROUP, from as u32).expect("a position in range");
-        let complete = partial.commit(BlockChain::of_hashes(chain)).expect("a whole chain").0;
-        pool.register(complete, Duplicates::Reuse).expect("its parent is there")
     }
 
     fn identities(chain: &[SequenceHash]) -> Vec<BlockIdentity> {
@@ -249,13 +219,13 @@ mod tests {
 
     /// A full tier of two tenants: the first has `in_use` blocks in use and `idle` that are older than all others, the second has the rest,
     /// none in use.
-    fn shared(in_use: u16, idle: u16) -> (Registry, Cached<G1>) {
+    fn shared(in_use: u64, idle: u64) -> (Registry, Cached<G1>) {
         let registry = of_two_tenants();
         if idle > 0 {
-            drop(register_in::<G1>(NamespaceId(1), &registry, &chain(1, idle), 0));
+            drop(register_as::<G1>((NamespaceId(1), GROUP), &registry, &chain(1, idle), 0));
         }
-        let held = register_in(NamespaceId(1), &registry, &chain(2, in_use), 0);
-        drop(register_in::<G1>(NamespaceId(2), &registry, &chain(3, 1024 - in_use - idle), 0));
+        let held = register_as((NamespaceId(1), GROUP), &registry, &chain(2, in_use), 0);
+        drop(register_as::<G1>((NamespaceId(2), GROUP), &registry, &chain(3, 1024 - in_use - idle), 0));
         (registry, held)
     }
 
@@ -287,10 +257,10 @@ mod tests {
     fn a_tenant_whose_blocks_have_to_stay_is_searched_in_parts() {
         let registry = of_two_tenants();
         let kept = chain(2, 610);
-        drop(register_in::<G1>(NamespaceId(1), &registry, &kept[..10], 0));
-        drop(register_in::<G1>(NamespaceId(1), &registry, &chain(4, 1), 0));
-        let held = register_in::<G1>(NamespaceId(1), &registry, &kept, 10);
-        drop(register_in::<G1>(NamespaceId(2), &registry, &chain(3, 1024 - 611), 0));
+        drop(register_as::<G1>((NamespaceId(1), GROUP), &registry, &kept[..10], 0));
+        drop(register_as::<G1>((NamespaceId(1), GROUP), &registry, &chain(4, 1), 0));
+        let held = register_as::<G1>((NamespaceId(1), GROUP), &registry, &kept, 10);
+        drop(register_as::<G1>((NamespaceId(2), GROUP), &registry, &chain(3, 1024 - 611), 0));
         let (places, most) = places_of(|| {
             let blocks = registry.pool::<G1>().get_mutable_blocks_for(NamespaceId(2), 16);
             assert_eq!(blocks.map(|blocks| blocks.len()), Ok(16));

@@ -102,34 +102,24 @@ impl Core<'_> {
 mod tests {
     use super::super::evict::MOST_LETTERS;
     use super::*;
-    use crate::BlockChain;
-    use crate::{Duplicates, G1, Registry, RegistryConfig};
-    use kvbm_plan::{GroupId, NamespaceId, SequenceHash, Tier};
-
-    const GROUP: GroupId = GroupId(0);
+    use crate::core::chains::{GROUP, register};
+    use crate::{Cached, G1, Registry, RegistryConfig};
+    use kvbm_plan::{SequenceHash, Tier};
 
     fn hash(number: u8) -> SequenceHash {
         SequenceHash::from_bytes([number; 16])
     }
 
     /// A registry of two shards with one block, its entry, and the number of the other shard.
-    fn registry() -> (Registry, crate::Cached<G1>, u32, usize) {
+    fn registry() -> (Registry, Cached<G1>, u32, usize) {
         let mut config = RegistryConfig::new([64, 0, 0]);
         config.shards = 2;
         let registry = Registry::new(&config).expect("a valid configuration");
-        let block = register(&registry, 1);
+        let block = register(&registry, &[hash(1)], 0);
         let store = &registry.shared.store;
         let index = store.lock_all().find(GROUP, hash(1)).expect("it was registered");
         let other = 1 - store.entries[index].shard();
         (registry, block, index, other)
-    }
-
-    fn register(registry: &Registry, number: u8) -> crate::Cached<G1> {
-        let pool = registry.pool::<G1>();
-        let fresh = pool.get_mutable_blocks(1).expect("there is room");
-        let partial = fresh.init_sequence(NamespaceId(0), GROUP, 0).expect("a position in range");
-        let complete = partial.commit(BlockChain::of_hashes(&[hash(number)])).expect("a whole chain").0;
-        pool.register(complete, Duplicates::Reuse).expect("it has no parent")
     }
 
     /// As if `count` children of `parent` in the other shard had come and gone.
@@ -175,7 +165,7 @@ mod tests {
         assert_eq!(mail.waiting(), 2 * MOST_LETTERS);
         // Something to evict that is not the parent, in whichever shard.
         for number in 2..=64 {
-            drop(register(&registry, number));
+            drop(register::<G1>(&registry, &[hash(number)], 0));
         }
         assert_eq!(registry.occupancy(Tier::G1).free, 0);
         children_come_and_go(&registry, parent, other, MOST_LETTERS);

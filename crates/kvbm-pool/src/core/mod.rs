@@ -8,6 +8,8 @@ mod ahead;
 pub(crate) mod arrive;
 pub(crate) mod begin;
 #[cfg(test)]
+pub(crate) mod chains;
+#[cfg(test)]
 pub(crate) mod counts;
 pub(crate) mod entry;
 pub(crate) mod evict;

@@ -226,19 +226,12 @@ mod tests {
     use super::super::entry::tag_of;
     use super::super::remove::Reach;
     use super::*;
-    use crate::{BlockChain, Duplicates, EvictionReason, G1, GroupConfig, Registry, RegistryConfig, Removed};
+    use crate::core::chains::register_as;
+    use crate::{EvictionReason, G1, GroupConfig, Registry, RegistryConfig, Removed};
     use kvbm_plan::NamespaceId;
 
     fn hash(number: u8) -> SequenceHash {
         SequenceHash::from_bytes([number; 16])
-    }
-
-    fn register(registry: &Registry, group: GroupId, chain: &[SequenceHash]) {
-        let pool = registry.pool::<G1>();
-        let fresh = pool.get_mutable_blocks(chain.len()).expect("there is room");
-        let partial = fresh.init_sequence(NamespaceId(0), group, 0).expect("a position in range");
-        let complete = partial.commit(BlockChain::of_hashes(chain)).expect("a whole chain").0;
-        drop(pool.register(complete, Duplicates::Reuse).expect("it has no parent"));
     }
 
     /// What was selected may be gone when it is removed, and another group's block with the same hash have its entry.
@@ -248,10 +241,10 @@ mod tests {
         let config = RegistryConfig { groups, ..RegistryConfig::new([8, 0, 0]) };
         let registry = Registry::new(&config).expect("a valid configuration");
         let store = &registry.shared.store;
-        register(&registry, GroupId(0), &[hash(1)]);
+        drop(register_as::<G1>((NamespaceId(0), GroupId(0)), &registry, &[hash(1)], 0));
         let selected = store.select(&Choice::By(Selection::All), TierMask::ALL);
         registry.remove(Selection::All, TierMask::ALL);
-        register(&registry, GroupId(1), &[hash(1)]);
+        drop(register_as::<G1>((NamespaceId(0), GroupId(1)), &registry, &[hash(1)], 0));
         let mut core = store.lock_all();
         assert_eq!(core.find(GroupId(1), hash(1)), Some(selected[0].index), "the entry is used again");
         let mut removed = Removed::default();

@@ -1,7 +1,8 @@
 //! What others do between two parts of long work, and what becomes of that.
 
-use super::tests::{GROUP, chain, of_two_tenants, register, register_in, registry};
+use super::tests::{of_two_tenants, registry};
 use super::{of, places_of, while_others};
+use crate::core::chains::{GROUP, chain, register, register_as};
 use crate::{Blocks, Cached, G1, PolicyKind, Registry, Reset, TierMask};
 use kvbm_plan::NamespaceId;
 
@@ -21,16 +22,16 @@ impl Searched {
     const FIRST: NamespaceId = NamespaceId(1);
     const SECOND: NamespaceId = NamespaceId(2);
     /// Blocks of the second tenant.
-    const SECONDS: u16 = 400;
+    const SECONDS: u64 = 400;
 
     fn new() -> Self {
         let registry = of_two_tenants();
         let kept = chain(2, 1020 - Self::SECONDS);
-        drop(register_in::<G1>(Self::FIRST, &registry, &kept[..10], 0));
-        drop(register_in::<G1>(Self::FIRST, &registry, &chain(4, 1), 0));
-        let in_use = register_in::<G1>(Self::FIRST, &registry, &kept, 10);
-        drop(register_in::<G1>(Self::SECOND, &registry, &chain(3, Self::SECONDS), 0));
-        drop(register_in::<G1>(Self::FIRST, &registry, &chain(5, 1), 0));
+        drop(register_as::<G1>((Self::FIRST, GROUP), &registry, &kept[..10], 0));
+        drop(register_as::<G1>((Self::FIRST, GROUP), &registry, &chain(4, 1), 0));
+        let in_use = register_as::<G1>((Self::FIRST, GROUP), &registry, &kept, 10);
+        drop(register_as::<G1>((Self::SECOND, GROUP), &registry, &chain(3, Self::SECONDS), 0));
+        drop(register_as::<G1>((Self::FIRST, GROUP), &registry, &chain(5, 1), 0));
         let held = registry.pool::<G1>().get_mutable_blocks(2).ok();
         Self { registry, held, _in_use: in_use }
     }
