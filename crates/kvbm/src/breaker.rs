@@ -157,7 +157,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// One block more went from or to it.
+    /// One block more went from or to it, or one question more was put to it.
     pub(crate) fn add(&mut self, block: Option<&Failure>) {
         match block.map(|failure| failure.kind) {
             None | Some(FailureKind::Missing | FailureKind::Corrupt | FailureKind::Full) => {

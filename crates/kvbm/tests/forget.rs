@@ -5,8 +5,8 @@
 mod support;
 
 use kvbm::metrics::EvictReason;
-use kvbm::plan::{BlockTransfer, Command, Message, RecoveredBlock, TransferPlan};
-use kvbm::{ClearError, FailureKind, Namespace, Tier};
+use kvbm::plan::{BlockId, BlockTransfer, Command, Message, RecoveredBlock, TransferPlan};
+use kvbm::{ClearError, FailureKind, KvBlockManager, Namespace, Owned, Tier};
 use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
@@ -385,9 +385,8 @@ fn what_is_released_while_the_disks_are_flushed_at_the_end_is_flushed_too() {
     );
 }
 
-/// Mutation that makes it fail: `tell_slots` asks for free slots.
-#[test]
-fn a_slot_that_is_out_of_use_is_released_on_the_disk_of_a_rank_that_was_away() {
+/// A manager of two ranks, on whose disks two blocks have come by these plans.
+fn two_blocks_on_two_disks() -> (Ranks, KvBlockManager<Owned>, [TransferPlan; 2]) {
     let ranks = Ranks::new(2);
     let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
     (0..2).for_each(|rank| ranks.start(rank));
@@ -397,13 +396,30 @@ fn a_slot_that_is_out_of_use_is_released_on_the_disk_of_a_rank_that_was_away() {
     let down = [ranks.next_plan(0), ranks.next_plan(1)];
     (0..2).for_each(|rank| ranks.done(rank, &down[rank]));
     assert!(manager.wait_offloads(soon()));
-    ranks.set(0, Mode::Answer);
-    ranks.set(1, Mode::Dead);
-    let BlockTransfer { identity, dst: block, .. } = down[0].blocks[1];
+    (ranks, manager, down)
+}
+
+/// Rank 0 finds the second block damaged, in this slot, which is out of use from then on.
+fn second_is_damaged(ranks: &Ranks, manager: &KvBlockManager<Owned>, down: &TransferPlan) -> BlockId {
+    let BlockTransfer { identity, dst: block, .. } = down.blocks[1];
     let failure = kvbm::Failure::new(FailureKind::Corrupt, "planted");
-    let (rank, epoch, tier) = (kvbm::Rank(0), down[0].epoch, Tier::G3);
+    let (rank, epoch, tier) = (kvbm::Rank(0), down.epoch, Tier::G3);
     ranks.send(0, &Message::Damaged { rank, epoch, tier, block, identity, failure });
     assert_eq!(manager.status().tiers[2].quarantined, 1);
+    block
+}
+
+fn releases(told: &[Command], block: BlockId) -> bool {
+    told.iter().any(|command| matches!(command, Command::Release { blocks, .. } if blocks.contains(&block)))
+}
+
+/// Mutation that makes it fail: `tell_slots` asks for free slots.
+#[test]
+fn a_slot_that_is_out_of_use_is_released_on_the_disk_of_a_rank_that_was_away() {
+    let (ranks, manager, down) = two_blocks_on_two_disks();
+    ranks.set(0, Mode::Answer);
+    ranks.set(1, Mode::Dead);
+    let block = second_is_damaged(&ranks, &manager, &down[0]);
     ranks.set(1, Mode::Answer);
     let there = down[1].blocks.iter();
     ranks.recovered(
@@ -412,30 +428,16 @@ fn a_slot_that_is_out_of_use_is_released_on_the_disk_of_a_rank_that_was_away() {
     );
     ranks.start(1);
     let told = ranks.commands(1);
-    let releases =
-        |command: &Command| matches!(command, Command::Release { blocks, .. } if blocks.contains(&block));
-    assert!(told.iter().any(releases), "{told:?}");
+    assert!(releases(&told, block), "{told:?}");
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
 /// Mutations that make it fail: `clear_disks`, or `tell_removals`, asks for free slots.
 #[test]
 fn a_cleared_disk_has_nothing_left_in_slots_that_are_out_of_use() {
-    let ranks = Ranks::new(2);
-    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
-    (0..2).for_each(|rank| ranks.start(rank));
-    ranks.set_all(Mode::Hold);
-    manager.offload(&fill(&manager, &tokens(&manager, 1, 2), 0), Tier::G2).unwrap();
-    (0..2).for_each(|rank| ranks.done(rank, &ranks.next_plan(rank)));
-    let down = [ranks.next_plan(0), ranks.next_plan(1)];
-    (0..2).for_each(|rank| ranks.done(rank, &down[rank]));
-    assert!(manager.wait_offloads(soon()));
+    let (ranks, manager, down) = two_blocks_on_two_disks();
     ranks.set_all(Mode::Answer);
-    let BlockTransfer { identity, dst: block, .. } = down[0].blocks[1];
-    let failure = kvbm::Failure::new(FailureKind::Corrupt, "planted");
-    let (rank, epoch, tier) = (kvbm::Rank(0), down[0].epoch, Tier::G3);
-    ranks.send(0, &Message::Damaged { rank, epoch, tier, block, identity, failure });
-    assert_eq!(manager.status().tiers[2].quarantined, 1);
+    let block = second_is_damaged(&ranks, &manager, &down[0]);
     // That its slot is released is durable, and told to nobody again.
     manager.flush(Duration::from_secs(60)).unwrap();
     let earlier = [ranks.commands(0).len(), ranks.commands(1).len()];
@@ -445,9 +447,7 @@ fn a_cleared_disk_has_nothing_left_in_slots_that_are_out_of_use() {
     ranks.start(1);
     for (rank, earlier) in earlier.into_iter().enumerate() {
         let told = ranks.commands(rank).split_off(earlier);
-        let releases =
-            |command: &Command| matches!(command, Command::Release { blocks, .. } if blocks.contains(&block));
-        assert!(told.iter().any(releases), "rank {rank}: {told:?}");
+        assert!(releases(&told, block), "rank {rank}: {told:?}");
     }
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }

@@ -26,7 +26,7 @@ pub struct DirMedium {
 }
 
 impl DirMedium {
-    /// Creates the directory if absent and locks it. [`OpenError::Busy`] names the owner if somebody else has it.
+    /// Creates the directory if absent and locks it.
     ///
     /// # Errors
     /// [`OpenError::Busy`] with the owner's name where somebody else has it and keeps it; that it cannot be created or read.

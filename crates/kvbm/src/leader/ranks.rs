@@ -82,7 +82,7 @@ impl Ranks {
 
     /// Whether something may be sent to a rank: then how often a worker of it has started. Not to a new worker before its start was handled:
     /// what it would be told to read is what the one before had.
-    pub(crate) fn line(&self, rank: Rank) -> Result<u32, Failure> {
+    pub(super) fn line(&self, rank: Rank) -> Result<u32, Failure> {
         let Some(state) = self.get(rank) else { return Ok(0) };
         if state.lost.load(Ordering::Acquire) {
             return Err(given_up(rank));
@@ -94,6 +94,11 @@ impl Ranks {
             return Err(Failure::new(FailureKind::Io, LinkError::Closed.to_string()));
         }
         Ok(contact.starts)
+    }
+
+    /// Why nothing may be sent to the first rank of which that is so.
+    pub(crate) fn away(&self) -> Option<Failure> {
+        self.all().find_map(|rank| self.line(rank).err())
     }
 
     /// The line of a rank was closed when something was to be sent after so many starts.

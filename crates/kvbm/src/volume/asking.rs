@@ -76,8 +76,7 @@ impl Leader {
         self.send_about_volume(volume, asked.token, request)
             .map_err(|failure| Unanswered { failure, is_away: true })?;
         asked.wait(deadline, what, take).map_err(|(_, failure)| {
-            let is_away = self.ranks.starts_told() != starts
-                || self.ranks.all().any(|rank| self.ranks.line(rank).is_err());
+            let is_away = self.ranks.starts_told() != starts || self.ranks.away().is_some();
             Unanswered { failure, is_away }
         })
     }

@@ -3,9 +3,7 @@
 use super::VolumeTier;
 use crate::breaker::Verdict;
 use crate::leader::Leader;
-use kvbm_plan::{
-    BlockIdentity, Failure, FailureKind, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest,
-};
+use kvbm_plan::{BlockIdentity, Failure, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
 use std::collections::{HashMap, HashSet};
@@ -137,7 +135,7 @@ impl Leader {
         deadline: Instant,
     ) -> Result<Vec<bool>, Failure> {
         // Where one rank is away nothing comes of it, however often somebody looks: the others are not asked for nothing.
-        if let Some(failure) = self.ranks.all().find_map(|rank| self.ranks.line(rank).err()) {
+        if let Some(failure) = self.ranks.away() {
             return Err(failure);
         }
         let began = Instant::now();
@@ -149,15 +147,12 @@ impl Leader {
                 VolumeAnswer::Failed(failure) => Err(failure),
                 VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
             });
-        let failed = answers.as_ref().err().filter(|unanswered| {
-            !unanswered.is_away && matches!(unanswered.failure.kind, FailureKind::Io | FailureKind::Deadline)
-        });
-        let verdict = Verdict {
-            answered: answers.is_ok(),
-            failures: usize::from(failed.is_some()),
-            first: failed.map(|unanswered| unanswered.failure.clone()),
-            ..Verdict::default()
-        };
+        let mut verdict = Verdict::default();
+        match &answers {
+            Ok(_) => verdict.add(None),
+            Err(unanswered) if !unanswered.is_away => verdict.add(Some(&unanswered.failure)),
+            Err(_) => {}
+        }
         volume.note(&verdict, began);
         let mut there = vec![true; blocks.len()];
         for found in answers.map_err(|unanswered| unanswered.failure)? {
