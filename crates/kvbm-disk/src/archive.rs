@@ -4,7 +4,7 @@
 use crate::checksum::BlockChecksum;
 use crate::journal::{Header, JOURNAL_FILE, ReplayError, Replayed, replay};
 use crate::medium::{BlockFile, DirMedium, full, open_read_only};
-use crate::open::{blocks_by_age, drop_duplicates};
+use crate::open::{blocks_by_age, drop_duplicates, without_bytes};
 use crate::slots::SLOT_FILE;
 use crate::stripes::{self, Stripes};
 use crate::table::{Content, Table};
@@ -147,18 +147,25 @@ pub(crate) fn read_journal(dirs: &[PathBuf]) -> Result<(Replayed, Table), OpenEr
     let file = expect_journal(first(dirs))?;
     // A header may lie about its slots, and a file about its length: no more are believed than the slot files have room for, and
     // memory is taken only up to the last one that a record names.
-    let room: u64 =
-        dirs.iter().map(|dir| std::fs::metadata(dir.join(SLOT_FILE)).map_or(0, |file| file.len())).sum();
+    let lengths: Vec<u64> =
+        dirs.iter().map(|dir| std::fs::metadata(dir.join(SLOT_FILE)).map_or(0, |file| file.len())).collect();
+    let stripes = |header: &Header| Stripes::new(dirs.len(), header.slot_stride);
     let accept = |header: &Header| {
-        let slots = room.checked_div(header.slot_stride).unwrap_or(0).min(header.num_slots.into());
+        let slots = stripes(header).end(&lengths).min(header.num_slots.into());
         Ok::<_, ReplayError>(Table::growing(slots as u32))
     };
-    let (replayed, mut table) = replay(&*file, accept).map_err(|error| match error {
+    let (mut replayed, mut table) = replay(&*file, accept).map_err(|error| match error {
         ReplayError::Format(source) => {
             OpenError::Format { file: first(dirs).join(JOURNAL_FILE).display().to_string(), source }
         }
         ReplayError::Io(error) => failed("read", JOURNAL_FILE, error),
     })?;
-    drop_duplicates(&mut table);
+    let lost = without_bytes(&table, stripes(&replayed.header), &lengths);
+    for &slot in &lost {
+        table.release(slot);
+    }
+    let dropped = &mut replayed.dropped;
+    dropped.without_bytes = std::mem::take(&mut dropped.beyond_capacity) + lost.len() as u64;
+    dropped.duplicates = drop_duplicates(&mut table);
     Ok((replayed, table))
 }

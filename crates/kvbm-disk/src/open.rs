@@ -88,13 +88,7 @@ fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Foun
         Err(error) => Err(failed("open", name, error)),
     };
     let bytes = names.iter().map(bytes_of).collect::<Result<Vec<u64>, _>>()?;
-    let is_lost = |slot: BlockId, content: &Content| {
-        let (file, offset) = stripes.place(slot);
-        offset.saturating_add(content.bytes) > bytes[file]
-    };
-    let blocks = found.table.blocks();
-    let lost: Vec<_> =
-        blocks.filter(|(slot, _, content)| is_lost(*slot, content)).map(|(slot, ..)| slot).collect();
+    let lost = without_bytes(&found.table, stripes, &bytes);
     if !lost.is_empty() {
         // Soon the file has its length back, and only this opening knows: after a crash, what reads wrong must be free, not bad.
         cut_tail(&*found.file, &found.replayed)?;
@@ -103,6 +97,12 @@ fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Foun
         }
     }
     Ok(lost.len() as u64)
+}
+
+/// Slots whose blocks are not, or not as a whole, in files of these lengths.
+pub(crate) fn without_bytes(table: &Table, stripes: Stripes, lengths: &[u64]) -> Vec<BlockId> {
+    let is_lost = |slot: BlockId, content: &Content| !stripes.have(lengths, slot, content.bytes);
+    table.blocks().filter(|(slot, _, content)| is_lost(*slot, content)).map(|(slot, ..)| slot).collect()
 }
 
 fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {

@@ -52,6 +52,19 @@ impl Stripes {
         ((unit % self.files) as usize, local * self.stride)
     }
 
+    /// Whether files of these lengths have the first `bytes` bytes of a slot.
+    pub(crate) fn have(&self, lengths: &[u64], slot: BlockId, bytes: u64) -> bool {
+        let (file, offset) = self.place(slot);
+        lengths.get(file).is_some_and(|length| offset.saturating_add(bytes) <= *length)
+    }
+
+    /// No slot from this one on has a byte in files of these lengths.
+    pub(crate) fn end(&self, lengths: &[u64]) -> u64 {
+        let longest = lengths.iter().max().map_or(0, |longest| longest.div_ceil(self.stride.max(1)));
+        let rows = longest.div_ceil(self.unit.into());
+        rows.saturating_mul(u64::from(self.unit) * u64::from(self.files))
+    }
+
     /// Bytes of file `file` when there are `slots` slots in all.
     pub(crate) fn file_bytes(&self, file: usize, slots: u32) -> u64 {
         let row = u64::from(self.unit) * u64::from(self.files);
@@ -245,13 +258,22 @@ mod tests {
     proptest! {
         /// Every slot has a place of its own inside its file, and the files have no more than that.
         #[test]
-        fn slots_fill_their_files(files in 1_usize..5, pages in 1_u64..700, slots in 1_u32..3000) {
+        fn slots_fill_their_files(files in 1_usize..5, pages in 1_u64..700, slots in 1_u32..3000, cut in 0_u64..1 << 32) {
             let stripes = Stripes::new(files, pages * 4096);
             let places: HashSet<_> = (0..slots).map(|slot| stripes.place(BlockId(slot))).collect();
             prop_assert_eq!(places.len(), slots as usize);
             let bytes: Vec<u64> = (0..files).map(|file| stripes.file_bytes(file, slots)).collect();
             prop_assert!(places.iter().all(|&(file, at)| at + pages * 4096 <= bytes[file]));
             prop_assert_eq!(bytes.iter().sum::<u64>(), u64::from(slots) * pages * 4096);
+            // All of them are in files of these lengths, and in shorter ones those whose bytes are.
+            prop_assert!(stripes.end(&bytes) >= u64::from(slots));
+            let cut: Vec<u64> = bytes.iter().map(|bytes| bytes - bytes.min(&cut)).collect();
+            for slot in (0..slots).map(BlockId) {
+                let (file, at) = stripes.place(slot);
+                let is_there = at + pages * 4096 <= cut[file];
+                prop_assert_eq!(stripes.have(&cut, slot, pages * 4096), is_there);
+                prop_assert!(!is_there || u64::from(slot.0) < stripes.end(&cut));
+            }
         }
     }
 

@@ -130,6 +130,32 @@ fn a_set_whose_first_opening_was_cut_short_is_opened_by_the_next() {
     }
 }
 
+/// Offline, as at an opening: which blocks a file has lost depends on that file alone, and nothing is wrong with their slots.
+///
+/// Mutation that makes it fail: `archive::read_journal` takes the files for one.
+#[test]
+fn a_file_that_was_cut_loses_its_own_blocks_offline_too() {
+    let root = tempfile::tempdir().unwrap();
+    let (config, dirs) = striped(root.path(), 2);
+    let (engine, _) = DiskEngine::open(config.clone()).unwrap();
+    assert!(all_good(&write(&engine, &all())));
+    drop(engine);
+    let slots = std::fs::OpenOptions::new().write(true).open(dirs[1].join("slots.kvbm")).unwrap();
+    slots.set_len(100 * BLOCK as u64 + 1).unwrap();
+    // A unit of 128 slots lies in the second directory, of which 100 are left; all others of it are behind them.
+    let left = (0..SLOTS).filter(|slot| slot / 128 % 2 == 0 || *slot < 128 + 100).count() as u64;
+    let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
+    assert_eq!((found.verified, found.damaged.len()), (left, 0));
+    assert_eq!(
+        (found.inspection.blocks, found.inspection.dropped.without_bytes),
+        (left, u64::from(SLOTS) - left)
+    );
+    let repaired = offline::repair(&dirs, &mut |_, _| {}).unwrap();
+    assert_eq!(repaired.quarantined, 0);
+    let (_, recovered) = DiskEngine::open(config).unwrap();
+    assert_eq!(recovered.quarantined, []);
+}
+
 /// Mutation that makes it fail: `open_slots` gives back only what the file took that met the end of the space.
 #[test]
 fn a_set_that_does_not_fit_takes_no_space_in_the_directories_where_it_would() {

@@ -203,13 +203,14 @@ fn hex(bytes: &[u8]) -> String {
 fn describe(dirs: &[PathBuf], found: &Inspection) -> String {
     let owner = found.owner.as_ref().map_or_else(String::new, |owner| format!(", in use by {owner}"));
     let end = if found.clean { "closed in order" } else { "not closed in order" };
-    let Dropped { torn_tail_bytes, damaged_records, invalid_records, beyond_capacity, .. } = found.dropped;
+    let Dropped { torn_tail_bytes, damaged_records, invalid_records, without_bytes, duplicates, .. } =
+        found.dropped;
     let unread = if found.dropped == Dropped::default() {
         String::new()
     } else {
         format!(
-            "  left out: {damaged_records} damaged records, {invalid_records} that make no sense, {beyond_capacity} of slots that \
-             the slot file does not have, {torn_tail_bytes} bytes of a torn tail\n"
+            "  left out: {damaged_records} damaged records, {invalid_records} that make no sense, {without_bytes} blocks that \
+             the slot file does not have, {duplicates} older copies, {torn_tail_bytes} bytes of a torn tail\n"
         )
     };
     format!(
@@ -246,7 +247,8 @@ fn facts(dirs: &[PathBuf], found: &Inspection) -> Value {
             "torn_tail_bytes": found.dropped.torn_tail_bytes,
             "damaged_records": found.dropped.damaged_records,
             "invalid_records": found.dropped.invalid_records,
-            "beyond_capacity": found.dropped.beyond_capacity,
+            "without_bytes": found.dropped.without_bytes,
+            "duplicates": found.dropped.duplicates,
         },
     })
 }

@@ -96,22 +96,23 @@ fn said(bytes: &[u8], header: &Header, most_slots: u32) -> Said {
             Err(RecordError::Invalid) => said.dropped.invalid_records += 1,
             Ok(record) => {
                 assert_eq!(record.encode(header.journal_id), *bytes, "a record is all that it says");
-                said.take(record, header.block_bytes, most_slots);
+                said.take(record, header.block_bytes);
             }
         }
     }
+    let beyond = said.slots.split_off(&most_slots);
+    let is_block = |record: &&Record| matches!(record.state, RecordState::Present { .. });
+    said.dropped.beyond_capacity = beyond.values().filter(is_block).count() as u64;
     said
 }
 
 impl Said {
-    fn take(&mut self, record: &Record, block_bytes: u64, most_slots: u32) {
+    fn take(&mut self, record: &Record, block_bytes: u64) {
         match record.state {
             RecordState::Clean => {}
             RecordState::Present { bytes, .. } if bytes == 0 || bytes > block_bytes => {
                 self.dropped.invalid_records += 1;
             }
-            RecordState::Present { .. } if record.slot.0 >= most_slots => self.dropped.beyond_capacity += 1,
-            _ if record.slot.0 >= most_slots => {}
             _ => {
                 let known = self.slots.get(&record.slot.0).map_or(0, |known| known.generation);
                 if record.generation >= known {

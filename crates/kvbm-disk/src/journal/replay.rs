@@ -4,6 +4,8 @@ use super::format::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, Rec
 use crate::medium::{BlockFile, full};
 use crate::table::Table;
 use crate::{Dropped, FormatError};
+use kvbm_plan::BlockId;
+use std::collections::HashMap;
 use std::io;
 
 /// Records read at once: bounds the memory of a replay, whatever the file's length.
@@ -57,6 +59,7 @@ pub(crate) fn replay<E: From<ReplayError>>(
 fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table) -> io::Result<u64> {
     let mut chunk = vec![0; CHUNK_RECORDS * RECORD_BYTES];
     let mut offset = HEADER_BYTES as u64;
+    let mut beyond = HashMap::new();
     // Records that do not verify, until an intact one follows: damage in the middle then, a torn tail otherwise.
     let mut suspicious = 0;
     loop {
@@ -69,19 +72,24 @@ fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table
                     replayed.dropped.damaged_records += suspicious;
                     replayed.records += suspicious + 1;
                     suspicious = 0;
-                    apply(intact.ok(), replayed, table);
+                    apply(intact.ok(), replayed, table, &mut beyond);
                 }
             }
         }
         offset += read as u64;
         if read < chunk.len() {
+            let is_block = |(_, is_block): &&(u64, bool)| *is_block;
+            replayed.dropped.beyond_capacity = beyond.values().filter(is_block).count() as u64;
             return Ok(suspicious * RECORD_BYTES as u64 + rest.len() as u64);
         }
     }
 }
 
+/// Slots that the table does not have: the highest generation of each, and whether that is a block.
+type Beyond = HashMap<BlockId, (u64, bool)>;
+
 /// Applies an intact record; `None` is one that makes no sense.
-fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table) {
+fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table, beyond: &mut Beyond) {
     replayed.clean = record.is_some_and(|record| record.state == RecordState::Clean);
     let Some(record) = record else {
         replayed.dropped.invalid_records += 1;
@@ -98,6 +106,9 @@ fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table) {
     } else if record.slot.0 < table.most_slots() {
         table.recover(&record);
     } else {
-        replayed.dropped.beyond_capacity += u64::from(is_block);
+        let last = beyond.entry(record.slot).or_default();
+        if record.generation >= last.0 {
+            *last = (record.generation, is_block);
+        }
     }
 }

@@ -249,7 +249,12 @@ fn of_two_copies_the_newest_wins() {
 fn capacity_may_change() {
     let medium = SimMedium::new();
     let (engine, _) = open(config(4), &medium);
-    assert!(all_good(&write(&engine, &[(0, 0), (3, 3)])));
+    // Several records of a slot are one block, or none.
+    for number in [3, 13, 23] {
+        assert!(all_good(&write(&engine, &[(0, 0), (2, 2), (3, number)])));
+        engine.flush(PATIENCE).unwrap();
+    }
+    engine.release(&[BlockId(2)]);
     drop(engine);
     let (engine, recovered) = open(config(2), &medium);
     assert_eq!(recovered_numbers(&recovered), [(0, 0)]);
