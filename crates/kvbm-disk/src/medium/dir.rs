@@ -2,6 +2,7 @@
 
 use super::{BlockFile, Medium, OpenFile};
 use crate::OpenError;
+use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -102,7 +103,7 @@ impl DirMedium {
             return Ok(None);
         }
         lock.set_len(0)
-            .and_then(|()| writeln!(lock, "process {}", std::process::id()))
+            .and_then(|()| writeln!(lock, "{}", ourselves()))
             .map_err(|error| failed("write the lock file in", dir, error))?;
         Ok(Some(lock))
     }
@@ -118,6 +119,16 @@ impl DirMedium {
 
 fn failed(doing: &str, dir: &Path, source: io::Error) -> OpenError {
     OpenError::Io { doing: format!("{doing} {}", dir.display()), source }
+}
+
+/// A number of a process says little where containers, or machines, share a directory.
+fn ourselves() -> String {
+    let mut name = [0_u8; 256];
+    // SAFETY: the memory lives through the call, which is told one byte less of it: the name ends with a zero.
+    let named = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } == 0;
+    let host = CStr::from_bytes_until_nul(&name).ok().and_then(|name| name.to_str().ok()).unwrap_or_default();
+    let process = format!("process {}", std::process::id());
+    if named && !host.is_empty() { format!("{process} on {host}") } else { process }
 }
 
 fn owner_of(lock: &mut File) -> String {

@@ -23,7 +23,11 @@ fn a_directory_is_looked_at_verified_and_mended_offline() {
     engine.flush(PATIENCE).unwrap();
     let open = offline::inspect(&[dir.path().to_owned()]).unwrap();
     assert_eq!((open.blocks, open.orphans, open.clean), (5, 1, false));
-    assert_eq!(open.owner, Some(format!("process {}", std::process::id())));
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let owner = format!("process {} on {}", std::process::id(), host.trim());
+    assert_eq!(open.owner, Some(owner.clone()));
+    let error = DiskEngine::open(config.clone()).unwrap_err().to_string();
+    assert!(error.contains(&format!("in use by {owner}")), "{error}");
     assert!(matches!(offline::verify(&[dir.path().to_owned()], quiet), Err(OpenError::Busy { .. })));
     drop(engine);
 
