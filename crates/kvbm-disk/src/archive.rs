@@ -36,7 +36,7 @@ impl Archive {
     pub fn open(dirs: &[PathBuf]) -> Result<Self, OpenError> {
         stripes::check(dirs)?;
         expect_journal(first(dirs))?;
-        let medium = DirMedium::lock_all(dirs)?;
+        let medium = DirMedium::lock_to_look(dirs)?;
         let (replayed, table) = read_journal(dirs)?;
         let files = dirs.iter().map(|dir| open_slots(dir)).collect::<Result<Vec<_>, _>>()?;
         let room = files.iter().map(|file| file.len()).sum::<io::Result<u64>>();

@@ -5,7 +5,7 @@
 mod support;
 
 use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SimMedium};
-use kvbm_disk::{DiskConfig, DiskEngine, FlushError, OpenError};
+use kvbm_disk::{Archive, DiskConfig, DiskEngine, FlushError, OpenError, offline};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::Command;
@@ -213,4 +213,18 @@ fn inside_a_small_file_system() {
     all_back(&engine, &recovered);
     let choice = engine.info().engine;
     assert_eq!(choice.kind, kind, "{}", choice.reason);
+    drop(engine);
+
+    // As after errors of the device: an engine cannot have the directory, and who only looks still sees what is there.
+    // The kernel gives the files of a ring back a moment after it is gone.
+    let remounted = || Command::new("mount").args(["-o", "remount,ro"]).arg(mount).status().unwrap();
+    wait_until(|| remounted().success());
+    let error = DiskEngine::open(config("g3", SLOTS)).unwrap_err().to_string();
+    assert!(error.contains("/g3: Read-only file system") && error.contains("name a directory"), "{error}");
+    let dirs = [mount.join("g3")];
+    let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
+    assert_eq!((found.verified, found.damaged.len()), (SLOTS.into(), 0));
+    let looking = Archive::open(&dirs).unwrap();
+    assert!(matches!(offline::verify(&dirs, &mut |_, _| {}), Err(OpenError::Busy { .. })));
+    drop(looking);
 }

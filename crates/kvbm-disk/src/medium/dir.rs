@@ -13,6 +13,14 @@ use std::time::{Duration, Instant};
 
 const LOCK_FILE: &str = "LOCK";
 
+/// What a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Own,
+    /// To keep owners away.
+    Look,
+}
+
 /// How long a lock that is held is tried again, and how often.
 const PATIENCE: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -40,7 +48,17 @@ impl DirMedium {
     /// # Errors
     /// As [`lock`](Self::lock), of the first one that is at fault; then none stays locked.
     pub fn lock_all(dirs: &[PathBuf]) -> Result<Self, OpenError> {
-        let locks = dirs.iter().map(|dir| Self::lock_one(dir, PATIENCE)).collect::<Result<_, _>>()?;
+        Self::lock_each(dirs, Purpose::Own)
+    }
+
+    /// The same for who changes nothing in them: also where a file system lets nobody do so.
+    pub(crate) fn lock_to_look(dirs: &[PathBuf]) -> Result<Self, OpenError> {
+        Self::lock_each(dirs, Purpose::Look)
+    }
+
+    fn lock_each(dirs: &[PathBuf], purpose: Purpose) -> Result<Self, OpenError> {
+        let lock = |dir: &PathBuf| Self::lock_one(dir, purpose, PATIENCE);
+        let locks = dirs.iter().map(lock).collect::<Result<_, _>>()?;
         Ok(Self { dirs: dirs.to_vec(), _locks: locks })
     }
 
@@ -52,11 +70,11 @@ impl DirMedium {
     }
 
     /// Tries again for a moment: whoever only looks at a directory holds its lock for as long as that takes.
-    fn lock_one(dir: &Path, patience: Duration) -> Result<File, OpenError> {
+    fn lock_one(dir: &Path, purpose: Purpose, patience: Duration) -> Result<File, OpenError> {
         let until = Instant::now() + patience;
         loop {
             let last = Instant::now() >= until;
-            match Self::open_lock(dir)?.map(|lock| Self::take(dir, lock)).transpose() {
+            match Self::open_lock(dir, purpose)?.map(|lock| Self::take(dir, purpose, lock)).transpose() {
                 Ok(Some(Some(lock))) => return Ok(lock),
                 Ok(_) if last => {
                     let owner = "a process that removes it".to_owned();
@@ -69,20 +87,24 @@ impl DirMedium {
     }
 
     /// The lock file; `None` where the directory was removed meanwhile.
-    fn open_lock(dir: &Path) -> Result<Option<File>, OpenError> {
+    fn open_lock(dir: &Path, purpose: Purpose) -> Result<Option<File>, OpenError> {
         std::fs::create_dir_all(dir).map_err(|error| failed("create directory", dir, error))?;
         let lock =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join(LOCK_FILE));
         match lock {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem && purpose == Purpose::Look => {
+                let lock = File::open(dir.join(LOCK_FILE));
+                lock.map(Some).map_err(|error| failed("open the lock file in", dir, error))
+            }
             Err(error) => Err(failed("open the lock file in", dir, error)),
         }
     }
 
     /// Takes the lock; `None` where the file is not that of the directory any more, because its last owner removed it: another process may
     /// have the one that took its place.
-    fn take(dir: &Path, mut lock: File) -> Result<Option<File>, OpenError> {
+    fn take(dir: &Path, purpose: Purpose, mut lock: File) -> Result<Option<File>, OpenError> {
         // SAFETY: a system call on a descriptor that is open; no memory involved.
         let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         if !taken {
@@ -102,10 +124,10 @@ impl DirMedium {
         if file(ours) != there {
             return Ok(None);
         }
-        lock.set_len(0)
-            .and_then(|()| writeln!(lock, "{}", ourselves()))
-            .map_err(|error| failed("write the lock file in", dir, error))?;
-        Ok(Some(lock))
+        match lock.set_len(0).and_then(|()| writeln!(lock, "{}", ourselves())) {
+            Err(error) if purpose == Purpose::Own => Err(failed("write the lock file in", dir, error)),
+            _ => Ok(Some(lock)),
+        }
     }
 
     /// Who holds the lock of `dir`, if somebody does.
@@ -264,14 +286,14 @@ mod tests {
     #[test]
     fn the_lock_of_a_file_that_was_removed_is_nobodys() -> Result<(), OpenError> {
         let dir = tempfile::tempdir().expect("a directory");
-        let late = DirMedium::open_lock(dir.path())?.expect("it is there");
+        let late = DirMedium::open_lock(dir.path(), Purpose::Own)?.expect("it is there");
         let removed = || std::fs::remove_file(dir.path().join(LOCK_FILE)).expect("it was there");
         removed();
-        assert!(DirMedium::take(dir.path(), late)?.is_none());
-        let late = DirMedium::open_lock(dir.path())?.expect("it is there");
+        assert!(DirMedium::take(dir.path(), Purpose::Own, late)?.is_none());
+        let late = DirMedium::open_lock(dir.path(), Purpose::Own)?.expect("it is there");
         removed();
         let owner = DirMedium::lock(dir.path())?;
-        assert!(DirMedium::take(dir.path(), late)?.is_none(), "another has the directory");
+        assert!(DirMedium::take(dir.path(), Purpose::Own, late)?.is_none(), "another has the directory");
         assert!(matches!(DirMedium::lock(dir.path()), Err(OpenError::Busy { .. })));
         drop(owner);
         DirMedium::lock(dir.path()).map(drop)
@@ -280,7 +302,7 @@ mod tests {
     #[test]
     fn who_only_looks_does_not_keep_an_engine_out() -> Result<(), OpenError> {
         let dir = tempfile::tempdir().expect("a directory");
-        let looking = DirMedium::open_lock(dir.path())?.expect("it is there");
+        let looking = DirMedium::open_lock(dir.path(), Purpose::Own)?.expect("it is there");
         // SAFETY: a system call on a descriptor that is open; no memory involved.
         assert_eq!(unsafe { libc::flock(looking.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }, 0);
         let looked = std::thread::spawn(move || {
@@ -288,7 +310,7 @@ mod tests {
             drop(looking);
         });
         // Long beside what a busy machine may do to the other thread.
-        let locked = DirMedium::lock_one(dir.path(), Duration::from_secs(30));
+        let locked = DirMedium::lock_one(dir.path(), Purpose::Own, Duration::from_secs(30));
         looked.join().expect("no panic");
         locked.map(drop)
     }
