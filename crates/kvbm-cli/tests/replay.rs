@@ -220,6 +220,19 @@ fn a_kept_directory_is_found_again() {
     assert_eq!(message.matches("choose another directory").count(), 1, "said once: {message}");
 }
 
+/// Ids of another trace name other blocks. Mutation that makes it fail: a block's hash is that of its id alone.
+#[test]
+fn other_workloads_share_a_directory_too() {
+    let dir = temp();
+    let line = "--synthetic 60 --block-bytes 4KiB --capacity 50,100,2000 --dir kept --seed";
+    for seed in [1, 2, 1] {
+        let result = json(dir.path(), &format!("{line} {seed}"));
+        for field in ["/corrupt_blocks", "/failed_transfers", "/quarantined_blocks"] {
+            assert_eq!(number(&result, field), 0, "{field} of {result:#}");
+        }
+    }
+}
+
 #[test]
 fn other_namespaces_share_a_directory_and_no_block() {
     let dir = temp();

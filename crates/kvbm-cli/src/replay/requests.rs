@@ -7,7 +7,7 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use std::collections::HashSet;
 
-/// Every request's hashes, one after the other: each block id of the trace stands for a full block and all before it.
+/// Every request's hashes, one after the other: each block id of the trace stands for a full block behind those before it.
 pub(super) struct Requests {
     hashers: Vec<BlockHasher>,
     /// Which of them is each request's.
@@ -25,9 +25,12 @@ impl Requests {
         let of = |tenant: usize| if tenant < hashers.len() { tenant } else { 0 };
         let namespaces: Vec<usize> = trace.requests().iter().map(|request| of(request.tenant())).collect();
         for (request, &namespace) in trace.requests().iter().zip(&namespaces) {
-            let hasher = &hashers[namespace];
-            let ids = trace.blocks(request).iter();
-            hashes.extend(ids.map(|id| SequenceHash::from_external(hasher, &id.to_le_bytes())));
+            let mut parent = None;
+            hashes.extend(trace.blocks(request).iter().map(|id| {
+                let hash = hash(&hashers[namespace], parent, *id);
+                parent = Some(hash);
+                hash
+            }));
             ends.push(hashes.len());
         }
         Self { hashers, namespaces, hashes, ends }
@@ -78,6 +81,13 @@ impl Requests {
     }
 }
 
+/// The block that a trace calls `id`, behind `parent`. Ids begin anew in each trace: two traces that are replayed on the same directory or
+/// volume share blocks only where all before them is the same too.
+fn hash(hasher: &BlockHasher, parent: Option<SequenceHash>, id: u64) -> SequenceHash {
+    let parent = parent.as_ref().map_or(&[][..], |parent| parent.as_bytes());
+    SequenceHash::from_external(hasher, &[parent, &id.to_le_bytes()].concat())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,7 +96,8 @@ mod tests {
     #[test]
     fn a_request_ends_its_branch_where_its_last_two_blocks_do_not_come_again() {
         let mut trace = Trace::default();
-        for (at, blocks) in [&[1, 2, 3][..], &[1, 2, 3, 4], &[1, 9], &[1, 2, 5], &[2]].into_iter().enumerate()
+        for (at, blocks) in
+            [&[1, 2, 3][..], &[1, 2, 3, 4], &[1, 9], &[1, 2, 5], &[1, 2]].into_iter().enumerate()
         {
             trace.push(at as u64, 0, blocks);
         }
@@ -96,5 +107,19 @@ mod tests {
         assert_eq!(requests.endings(1.0, 3), truth);
         assert_eq!(requests.endings(0.0, 3), truth.map(|end| !end));
         assert_eq!(requests.endings(0.5, 3), requests.endings(0.5, 3));
+    }
+
+    /// Mutation that makes it fail: a block's hash is that of its id alone.
+    #[test]
+    fn an_id_behind_other_blocks_is_another_block() {
+        let mut trace = Trace::default();
+        for blocks in [&[1, 2, 3][..], &[4, 2, 3], &[1, 2, 5]] {
+            trace.push(0, 0, blocks);
+        }
+        let hasher = Namespace::new("test").page_size(16).hasher().unwrap();
+        let requests = Requests::new(&trace, vec![hasher]);
+        let [first, other, third] = [0, 1, 2].map(|index| requests.hashes(index));
+        assert!(first.iter().zip(other).all(|(a, b)| a != b));
+        assert_eq!((first[..2] == third[..2], first[2] == third[2]), (true, false));
     }
 }
