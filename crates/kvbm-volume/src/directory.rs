@@ -139,15 +139,15 @@ impl DirectoryVolume {
 
     fn put_object(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<(), VolumeError> {
         let header = Header::new(self.descriptor.id, request, self.descriptor.alignment)?;
-        let io_error = |source| self.io_error("put", request.key, source);
+        let failed = |source| self.put_error(&request.key, header.object_length(), source);
         let path = self.object_file(&request.key);
         let replaced = fs::metadata(&path).map_or(0, |old| old.len());
         self.quota.reserve(&self.descriptor, &request.key, header.object_length(), replaced)?;
 
         let temporary = self.temporary_file();
-        let placed = write_synced(&temporary, &header, &request.pieces).map_err(io_error).and_then(|()| {
+        let placed = write_synced(&temporary, &header, &request.pieces).map_err(failed).and_then(|()| {
             let _ours = self.claim("put", &request.key, deadline)?;
-            self.place(&request.key, &temporary, &path).map_err(io_error)
+            self.place(&request.key, &temporary, &path).map_err(failed)
         });
         if placed.is_err() {
             self.quota.release(&request.key, header.object_length());
@@ -155,7 +155,7 @@ impl DirectoryVolume {
             let _ = fs::remove_file(&temporary);
         }
         // It is there from here on, durable or not.
-        placed?.sync_all().map_err(io_error)
+        placed?.sync_all().map_err(|source| self.io_error("put", request.key, source))
     }
 
     fn temporary_file(&self) -> PathBuf {
@@ -198,6 +198,16 @@ impl DirectoryVolume {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(self.io_error("delete", *key, error)),
+        }
+    }
+
+    /// A full file system is no failure: what is there can be read, and what is used least makes room.
+    fn put_error(&self, key: &BlobKey, needed: u64, source: io::Error) -> VolumeError {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                VolumeError::Full { volume: self.descriptor.id, needed, free: 0 }
+            }
+            _ => self.io_error("put", *key, source),
         }
     }
 
@@ -341,4 +351,32 @@ fn count_objects(root: &Path) -> io::Result<Quota> {
         }
     }
     Ok(quota)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BlobSlice;
+    use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
+
+    /// Mutation that makes it fail: every failed write is one of the store, which is left alone then with all that it holds.
+    #[test]
+    fn a_full_file_system_has_no_room_and_does_not_fail() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let uri = format!("dir://{}", folder.path().display());
+        let volume = DirectoryVolume::open(VolumeDescriptor::new(VolumeId(3), uri)).expect("a volume");
+        let key = BlobKey {
+            namespace: NamespaceTag::from_bytes([1; 16]),
+            label: NamespaceId(2),
+            group: GroupId(0),
+            hash: SequenceHash::from_bytes([3; 16]),
+            slice: BlobSlice { first_layer: 0, num_layers: 1, first_head: 0, num_heads: 1 },
+        };
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
+            let error = volume.put_error(&key, 700, kind.into());
+            assert!(matches!(error, VolumeError::Full { needed: 700, free: 0, .. }), "{error}");
+        }
+        let error = volume.put_error(&key, 700, io::ErrorKind::PermissionDenied.into());
+        assert!(matches!(error, VolumeError::Io { operation: "put", .. }), "{error}");
+    }
 }

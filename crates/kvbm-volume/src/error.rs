@@ -72,9 +72,9 @@ pub enum VolumeError {
         /// Payload bytes.
         length: u64,
     },
-    /// The volume's capacity is used up: delete objects, or raise the descriptor's capacity.
+    /// The volume's capacity is used up, or the room of its store: delete objects, or raise what is used up.
     #[error(
-        "volume {volume}: full, {needed} bytes needed, {free} free; delete objects or raise the volume's capacity"
+        "volume {volume}: full, {needed} bytes needed, {free} free; delete objects, or raise the volume's capacity or make room in its store"
     )]
     Full {
         /// The volume.
@@ -232,7 +232,7 @@ pub enum RegistryError {
     },
     /// The store behind the URI cannot be used.
     #[error(
-        "volume {id}: cannot use {uri:?}: {source}; create or mount it first, volumes are never created here"
+        "volume {id}: cannot use {uri:?}: {source}; create or mount it first, writable for this user: volumes are never created here"
     )]
     Open {
         /// The id.

@@ -99,7 +99,7 @@ fn unusable(descriptor: &VolumeDescriptor, error: &VolumeError) -> String {
         );
     }
     if matches!(error, VolumeError::Full { .. }) {
-        return "delete what is not needed there, or raise volume.capacity".into();
+        return "delete what is not needed there, make room in its store, or raise volume.capacity".into();
     }
     if descriptor.uri.starts_with("s3:") {
         return format!(
@@ -146,7 +146,11 @@ mod tests {
             (at(&absent), "mount it first", "create the directory, or mount"),
             (at("vendor:x"), "no implementation", "a vendor's volume"),
             (VolumeDescriptor { alignment: 3, ..at("memory:") }, "alignment 3", "a power of two"),
-            (VolumeDescriptor { capacity_bytes: Some(10), ..at("memory:") }, "full", "raise volume.capacity"),
+            (
+                VolumeDescriptor { capacity_bytes: Some(10), ..at("memory:") },
+                "full",
+                "or raise volume.capacity",
+            ),
         ] {
             let finding = examine(&descriptor);
             assert_eq!(finding.status, Status::Missing, "{finding:?}");
