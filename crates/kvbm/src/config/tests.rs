@@ -219,6 +219,8 @@ fn rules_name_the_key_and_the_way_out() {
         (&[("disk.capacity", "5"), ("disk.dir", "d")], "needs host.capacity"),
         (&[("host.capacity", "1MiB")], "host.capacity = 1MiB: holds not one block of 2097152 bytes"),
         (&[("host.capacity", "16000000TiB")], "is more than 268435455 blocks"),
+        (&[("host.capacity", "268435456")], "host.capacity = 268435456 blocks: is more than 268435455"),
+        (&[("events.ring_capacity", "268435456")], "events.ring_capacity = 268435456: must be from 1"),
         (&[("offload.g1_g2.watermark", "0")], "offload.g1_g2.watermark = 0: must be above 0"),
         (&[("offload.g2_g3.watermark", "1.1")], "offload.g2_g3.watermark = 1.1"),
         (&[("disk.drive_writes_per_day", "-1")], "disk.drive_writes_per_day = -1"),

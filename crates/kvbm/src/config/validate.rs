@@ -109,7 +109,7 @@ impl Config {
 
     fn validate_events(&self) -> Result<(), ConfigError> {
         let events = &self.events;
-        between("events.ring_capacity", events.ring_capacity, 1, 1 << 30)?;
+        between("events.ring_capacity", events.ring_capacity, 1, RegistryConfig::MAX_CAPACITY)?;
         between("events.batch_events", events.batch_events, 1, MAX_BATCH_EVENTS)?;
         between("events.batch_bytes", events.batch_bytes, 1 << 10, MAX_BATCH_BYTES)?;
         positive("events.heartbeat", events.heartbeat)?;
