@@ -102,6 +102,27 @@ fn a_directory_is_inspected_verified_repaired_and_cleared() {
     assert_eq!(std::fs::read_dir(dir.join("kept")).unwrap().count(), 0);
 }
 
+/// Mutation that makes it fail: directories with spaces between them are one disk, as those with commas are.
+#[test]
+fn several_disks_are_looked_at_one_after_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fill(dir, "one");
+    fill(dir, "two");
+    let folders: Vec<_> = std::fs::read_dir(dir.join("kept")).unwrap().map(|entry| entry.unwrap()).collect();
+    let [one, two] = [0, 1].map(|at| format!("kept/{}", folders[at].file_name().display()));
+    for command in ["inspect", "verify"] {
+        let found = json(dir, &format!("disk {command} {one} {two} kept"), 0);
+        let found = found["directories"].as_array().unwrap();
+        assert_eq!(found.len(), 2, "each once: {found:#?}");
+        assert!(found.iter().all(|disk| disk["dirs"].as_array().unwrap().len() == 1), "{found:#?}");
+    }
+    assert!(told(dir, &format!("disk inspect {one} nowhere")).contains("cannot read nowhere"));
+    assert_eq!(kvbm(dir, &format!("disk inspect {one},")).status.code(), Some(2));
+    assert_eq!(json(dir, &format!("disk clear {one} {two}"), 0)["cleared"].as_array().unwrap().len(), 2);
+    assert_eq!(std::fs::read_dir(dir.join("kept")).unwrap().count(), 0);
+}
+
 #[test]
 fn what_cannot_be_read_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -2,10 +2,13 @@
 
 mod find;
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use find::Set;
 use kvbm_disk::Dropped;
@@ -33,12 +36,28 @@ pub enum DiskCommand {
 #[derive(Clone, Debug, Args)]
 pub struct DiskArgs {
     /// What `disk.dir` (or `replay --dir`) names, or one of the folders in it; with commas what `disk.more_dirs` names too, in that order.
-    #[arg(value_name = "DIR,..", value_delimiter = ',', num_args = 1, required = true)]
-    pub dir: Vec<PathBuf>,
+    /// Several, with spaces, are looked at one after the other.
+    #[arg(value_name = "DIR,..", required = true, value_parser = OsStringValueParser::new().try_map(|text| striped(&text)))]
+    pub dir: Vec<Dirs>,
 
     /// Write what was found as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<Output>,
+}
+
+/// The directories of one disk, over which its blocks are spread; there is one at least.
+#[derive(Clone, Debug)]
+pub struct Dirs(Vec<PathBuf>);
+
+fn striped(text: &OsStr) -> Result<Dirs, &'static str> {
+    let parts =
+        text.as_bytes().split(|byte| *byte == b',').map(|part| PathBuf::from(OsStr::from_bytes(part)));
+    let dirs: Vec<_> = parts.collect();
+    if dirs.iter().any(|dir| dir.as_os_str().is_empty()) {
+        Err("a directory has no name")
+    } else {
+        Ok(Dirs(dirs))
+    }
 }
 
 /// What a command found: for people, as JSON, and whether all was well.
@@ -62,12 +81,16 @@ impl DiskCommand {
 /// Does it.
 pub fn run(command: &DiskCommand) -> Result<Found> {
     let known_by = if matches!(command, DiskCommand::Clear(_)) { find::LEFT } else { find::IN_USE };
-    let dirs = find::directories(&command.args().dir, known_by)?;
-    ensure!(
-        !dirs.is_empty(),
-        "{} is no directory of kvbm: neither it nor a folder in it has a journal.kvbm; name what disk.dir names",
-        command.args().dir[0].display()
-    );
+    let mut dirs: Vec<Set> = Vec::new();
+    for Dirs(named) in &command.args().dir {
+        let found = find::directories(named, known_by)?;
+        ensure!(
+            !found.is_empty(),
+            "{} is no directory of kvbm: neither it nor a folder in it has a journal.kvbm; name what disk.dir names",
+            names(named)
+        );
+        dirs.extend(found.into_iter().filter(|set| !dirs.contains(set)).collect::<Vec<_>>());
+    }
     match command {
         DiskCommand::Inspect(_) => Ok(inspect(&dirs)),
         DiskCommand::Verify(_) => verify(&dirs),
