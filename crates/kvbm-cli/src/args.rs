@@ -183,11 +183,11 @@ pub struct ReplayArgs {
 
     /// What G1, G2 and G3 hold, each in blocks (1000) or as a size (512MiB, 8GiB); what is left out is 0: no such tier. A fourth
     /// value is what --volume may hold; without it, as much as there is room for.
-    #[arg(long, value_name = "G1,G2,G3[,G4]", default_value = "1000,4000,16000")]
+    #[arg(long, value_name = "G1,G2,G3[,G4]", default_value = "1000,4000,16000", allow_hyphen_values = true)]
     pub capacity: Capacities,
 
     /// Bytes of a block, like 65536 or 64KiB: a multiple of 512 (8 layers of keys and values of 16 tokens, 2 bytes each).
-    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    #[arg(long, value_name = "SIZE", default_value = "64KiB", allow_negative_numbers = true)]
     pub block_bytes: Bytes,
 
     /// The device of G1: emulated, or an NVIDIA GPU, cuda or cuda:N (its driver's library may be named in `KVBM_CUDA_DRIVER`).
@@ -409,6 +409,8 @@ mod tests {
             ("--metadata-only --volume memory:", "cannot be used with"),
             ("--capacity 0,2,3", "at least one block"),
             ("--capacity 1,x,3", "not a capacity"),
+            ("--capacity -1,2,3", "'-1' is not a capacity"),
+            ("--block-bytes -1", "'-1' is not a size"),
             ("--capacity 1,0,3", "G3 needs G2"),
             ("--block-bytes 8G", "write it like 64KiB"),
             ("--block-bytes 0", "more than 0"),

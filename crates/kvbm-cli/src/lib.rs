@@ -23,6 +23,7 @@ mod space;
 pub mod summary;
 pub mod table;
 pub mod trace;
+mod writable;
 
 /// The program of the README compiles and runs.
 #[cfg(doctest)]
@@ -30,7 +31,6 @@ pub mod trace;
 mod readme {}
 
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -78,7 +78,7 @@ fn run_replay(args: &ReplayArgs) -> Result<()> {
     args.check()?;
     // Found out now rather than after hours of replaying.
     let json = args.json.as_ref().and_then(Output::file);
-    args.report.as_deref().into_iter().chain(json).try_for_each(expect_folder)?;
+    args.report.as_deref().into_iter().chain(json).try_for_each(writable::expect)?;
     let result = replay::run(args)?;
     deliver(args, &result)?;
     let summary = &result.summary;
@@ -119,7 +119,7 @@ fn deliver(args: &ReplayArgs, result: &ReplayResult) -> Result<()> {
 
 fn run_disk(command: &disk::DiskCommand) -> Result<()> {
     let json = &command.args().json;
-    json.as_ref().and_then(Output::file).map_or(Ok(()), expect_folder)?;
+    json.as_ref().and_then(Output::file).map_or(Ok(()), writable::expect)?;
     let found = disk::run(command)?;
     show(&found.text, *json == Some(Output::Stdout))?;
     if let Some(output) = json {
@@ -135,22 +135,13 @@ fn run_layout(command: &layout::LayoutCommand) -> Result<()> {
 }
 
 fn run_doctor(args: &DoctorArgs) -> Result<()> {
-    args.json.as_ref().and_then(Output::file).map_or(Ok(()), expect_folder)?;
+    args.json.as_ref().and_then(Output::file).map_or(Ok(()), writable::expect)?;
     let report = doctor::examine(args);
     show(&report.render(), args.json == Some(Output::Stdout))?;
     match &args.json {
         Some(output) => write_json(output, &report.to_json()?),
         None => Ok(()),
     }
-}
-
-/// Whether a file can be written at `path`, as far as that shows before it is.
-fn expect_folder(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let shown = path.display();
-    anyhow::ensure!(folder.is_dir(), "cannot write {shown}: create the directory {} first", folder.display());
-    anyhow::ensure!(!path.is_dir(), "cannot write {shown}: it is a directory; name a file in it");
-    Ok(())
 }
 
 fn write_json(output: &Output, json: &str) -> Result<()> {
@@ -164,11 +155,10 @@ fn write_json(output: &Output, json: &str) -> Result<()> {
 /// Prints text for people: on standard output, unless that carries JSON.
 fn show(text: &str, stdout_is_taken: bool) -> Result<()> {
     if stdout_is_taken {
-        std::io::stderr().write_all(text.as_bytes())?;
+        std::io::stderr().write_all(text.as_bytes()).context("cannot write to standard error")
     } else {
-        std::io::stdout().write_all(text.as_bytes())?;
+        std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
     }
-    Ok(())
 }
 
 /// Whether whoever read our output went away (`kvbm doctor | head`).
@@ -185,15 +175,5 @@ mod tests {
         let cause = std::io::Error::other("disk on fire");
         let error = anyhow::Error::new(cause).context("cannot open d: disk on fire").context("no manager");
         assert_eq!(explain(&error), "no manager: cannot open d: disk on fire");
-    }
-
-    #[test]
-    fn files_are_expected_in_folders_that_are_there() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(expect_folder(&dir.path().join("report.html")).is_ok());
-        assert!(expect_folder(Path::new("report.html")).is_ok());
-        let error = expect_folder(&dir.path().join("a/b.html")).unwrap_err().to_string();
-        assert!(error.contains("create the directory") && error.contains("/a first"), "{error}");
-        assert!(expect_folder(dir.path()).unwrap_err().to_string().contains("it is a directory"));
     }
 }

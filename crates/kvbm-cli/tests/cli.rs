@@ -22,7 +22,12 @@ fn wrong_usage_is_status_2_and_goes_to_standard_error() {
         (&["layout", "explain", "--copy-heads", "0..1"], "--to"),
         (&["layout", "explain", "--alignment", "3"], "layout config: alignment = 3"),
         (&["replay", "--block-bytes", "1000"], "not a multiple of 512"),
-        (&["replay", "--capacity", "4294967295"], "device.capacity"),
+        (&["replay", "--capacity", "268435456"], "device.capacity"),
+        (
+            &["bench", "transfer", "--verify-every", "-1"],
+            "'-1' for '--verify-every <N>': give a whole number",
+        ),
+        (&["bench", "transfer", "--sizes", "-1"], "'-1' is not a size"),
         (&["bench", "transfer", "--sizes", "5000"], "--sizes 5000B"),
         (&["bench", "transfer", "--sizes", "4096", "--set", "1000TiB"], "blocks are too many"),
         (&["events", "serve-index", "zmq+tcp://127.0.0.1:1", "--listen", "0.0.0.0:0"], "add --public"),
@@ -63,6 +68,16 @@ fn whoever_closes_our_output_stops_nothing() {
     drop(child.stderr.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(dir.path().join("result.json").is_file());
+}
+
+#[test]
+fn output_that_cannot_be_written_is_named() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_kvbm")).args(["layout", "explain"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(message.contains("cannot write to standard output: No space left on device"), "{message}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub fn run(command: &BenchCommand) -> Result<()> {
 
 fn deliver(json: Option<&Output>, bench: impl FnOnce() -> Result<Rows>) -> Result<()> {
     // Found out now rather than after minutes of measuring.
-    json.and_then(Output::file).map_or(Ok(()), crate::expect_folder)?;
+    json.and_then(Output::file).map_or(Ok(()), crate::writable::expect)?;
     let rows = bench()?;
     crate::show(&rows.table, json == Some(&Output::Stdout))?;
     json.map_or(Ok(()), |output| crate::write_json(output, &rows.json))?;

@@ -56,12 +56,10 @@ pub(super) fn open(args: &FollowArgs) -> Result<(EventUrl, Source)> {
                 std::thread::sleep(PAUSE);
             }
             Err(error) => {
-                return Err(error).with_context(|| {
-                    format!(
-                        "cannot follow {url}: check that the other side is up and that the URL is its address, or give it more time \
-                         with --wait"
-                    )
-                });
+                let is_absent = matches!(error, OpenError::Transport(TransportError::Unavailable { .. }));
+                let hint = "check that the other side is up and that the URL is its address, or give it more time with --wait";
+                let what = format!("cannot follow {url}");
+                return Err(error).context(if is_absent { format!("{what}: {hint}") } else { what });
             }
         }
     }

@@ -29,7 +29,7 @@ use kvbm_transfer::VerifyHost;
 use super::Rows;
 use crate::args::{Output, WrongUsage};
 use crate::interrupt;
-use crate::number::whole;
+use crate::number::{ANY, whole};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 use bed::{Bed, Disk, Order, Shape};
@@ -61,11 +61,17 @@ const ROWS_OF_MANY: [&[&str]; 2] = [&["g2_g3_1100_fragments"], &["g3_g2_1100_fra
 #[derive(Clone, Debug, Args)]
 pub struct TransferArgs {
     /// Bytes of a block, several with commas; multiples of 4096.
-    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', default_value = "64KiB,1MiB,4MiB")]
+    #[arg(
+        long,
+        value_name = "SIZE,..",
+        value_delimiter = ',',
+        default_value = "64KiB,1MiB,4MiB",
+        allow_negative_numbers = true
+    )]
     pub sizes: Vec<Bytes>,
 
     /// Seconds of each measurement, of which a round of a size has ten.
-    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = seconds)]
+    #[arg(long, value_name = "S", default_value_t = 0.5, allow_negative_numbers = true, value_parser = seconds)]
     pub seconds: f64,
 
     /// Times that each measurement is repeated; medians count.
@@ -73,7 +79,7 @@ pub struct TransferArgs {
     pub rounds: u32,
 
     /// Bytes that each measurement goes through, on each tier [default: more than four times the last cache, and at least 96 blocks].
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub set: Option<Bytes>,
 
     /// Rows to measure, with commas [default: all].
@@ -81,7 +87,7 @@ pub struct TransferArgs {
     pub only: Vec<String>,
 
     /// Of so many blocks that come from host memory one is compared with its checksum; 0 for none [default: as the product].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u32>(ANY))]
     pub verify_every: Option<u32>,
 
     /// Directory for the disk tier, on the device to measure; what is written there is removed afterwards.
