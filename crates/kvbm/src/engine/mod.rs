@@ -245,7 +245,8 @@ impl Leader {
     /// Gives up offloads all of whose sources are among `ids`: what has not started never will.
     fn cancel_reads(&self, ids: &[BlockId]) {
         let reason = Failure::new(FailureKind::Cancelled, "the engine reuses the block");
-        for operation in self.operations(|operation| operation.reads_only(Tier::G1, ids)) {
+        let ids = ids.iter().copied().collect();
+        for operation in self.operations(|operation| operation.reads_only(Tier::G1, &ids)) {
             self.abandon(&operation, &reason);
         }
     }

@@ -12,6 +12,7 @@ use kvbm_plan::{BlockId, BlockIdentity, Endpoint, Failure, FailureKind, Path, Ti
 use kvbm_pool::{AnyArrivals, Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -433,7 +434,7 @@ impl Operation {
     }
 
     /// Whether the operation is under way and reads nothing but these blocks of `tier`.
-    pub(crate) fn reads_only(&self, tier: Tier, ids: &[BlockId]) -> bool {
+    pub(crate) fn reads_only(&self, tier: Tier, ids: &HashSet<BlockId>) -> bool {
         let state = self.state.lock();
         state
             .parts
