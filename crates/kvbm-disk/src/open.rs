@@ -39,7 +39,8 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         Some(found) => drop_without_bytes(config, &**medium, found)?,
         None => 0,
     };
-    let slots = open_slots(config, &**medium)?;
+    let mut taken = Taken::default();
+    let slots = open_slots(config, &**medium, &mut taken)?;
     let (table, dropped, clean, journal) = match found {
         None => {
             let table = Mutex::new(Table::new(config.num_slots));
@@ -67,6 +68,7 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
     let recovered =
         Recovered { blocks: blocks_by_age(&locked), quarantined: locked.quarantined_slots(), dropped, clean };
     drop(locked);
+    taken.keep();
     Ok(Opened { slots, table, journal, recovered })
 }
 
@@ -181,8 +183,11 @@ fn create_journal(
     medium: &Arc<dyn Medium>,
     table: &Mutex<Table>,
 ) -> Result<Journal, OpenError> {
-    Journal::create(Arc::clone(medium), header, config.compact_slack_records, table)
-        .map_err(|error| failed("create", JOURNAL_TEMP_FILE, error))
+    let created = Journal::create(Arc::clone(medium), header, config.compact_slack_records, table);
+    created.map_err(|source| match config.slot_file_bytes() {
+        Ok(bytes) if is_full(&source) => OpenError::NoSpace { bytes, source },
+        _ => failed("create", JOURNAL_TEMP_FILE, source),
+    })
 }
 
 /// The directories, for people.
@@ -191,14 +196,14 @@ pub(crate) fn dir_names(config: &DiskConfig) -> Vec<String> {
 }
 
 /// Opens the slot files at their full length, directly if wanted and possible for all of them.
-fn open_slots(config: &DiskConfig, medium: &dyn Medium) -> Result<SlotFile, OpenError> {
+fn open_slots(config: &DiskConfig, medium: &dyn Medium, taken: &mut Taken) -> Result<SlotFile, OpenError> {
     config.slot_file_bytes()?;
     let (stride, straight_bytes) = (config.slot_stride()?, config.straight_bytes);
     let names = stripes::slot_files(config.num_dirs());
     let stripes = Stripes::new(names.len(), stride);
     let lengths: Vec<u64> =
         (0..names.len()).map(|member| stripes.file_bytes(member, config.num_slots).max(stride)).collect();
-    let (mut files, preallocated) = reserve(medium, &names, &lengths)?;
+    let (mut files, preallocated) = reserve(medium, &names, &lengths, taken)?;
     // A file that was made here is as lasting as what will be flushed to it.
     medium.sync_dir().map_err(|source| OpenError::Io { doing: "sync the directories".to_owned(), source })?;
     let direct = match config.engine {
@@ -217,17 +222,20 @@ fn open_slots(config: &DiskConfig, medium: &dyn Medium) -> Result<SlotFile, Open
     Ok(SlotFile { files, stripes, stride, direct, preallocated, straight_bytes })
 }
 
-/// The slot files, each of the length that it is to have, and whether their space is reserved. Where one finds no space, the others
-/// give back what they took.
-fn reserve(medium: &dyn Medium, names: &[String], lengths: &[u64]) -> Result<(Files, bool), OpenError> {
-    let (mut files, mut before) = (Files::new(), Vec::new());
-    let mut preallocated = true;
+/// The slot files, each of the length that it is to have, and whether their space is reserved.
+fn reserve(
+    medium: &dyn Medium,
+    names: &[String],
+    lengths: &[u64],
+    taken: &mut Taken,
+) -> Result<(Files, bool), OpenError> {
+    let (mut files, mut preallocated) = (Files::new(), true);
     for (name, &bytes) in names.iter().zip(lengths) {
         let create = OpenFile { create: true, ..OpenFile::default() };
         let file = medium.open(name, create).map_err(|error| failed("open", name, error))?;
-        before.push(file.len().map_err(|error| failed("read the length of", name, error))?);
+        let before = file.len().map_err(|error| failed("read the length of", name, error))?;
+        taken.0.push((Arc::clone(&file), before));
         preallocated &= file.reserve(bytes).map_err(|source| {
-            shrink(&files, &before);
             if is_full(&source) {
                 OpenError::NoSpace { bytes, source }
             } else {
@@ -239,11 +247,23 @@ fn reserve(medium: &dyn Medium, names: &[String], lengths: &[u64]) -> Result<(Fi
     Ok((files, preallocated))
 }
 
-/// Cuts files that have grown to the lengths that they had. What cannot be cut stays: another error is the one to tell.
-fn shrink(files: &[Arc<dyn BlockFile>], before: &[u64]) {
-    for (file, &before) in files.iter().zip(before) {
-        if file.len().is_ok_and(|now| now > before) {
-            let _ = file.set_len(before);
+/// Slot files, and the lengths that they had before an opening: one that fails gives back what it took.
+#[derive(Default)]
+struct Taken(Vec<(Arc<dyn BlockFile>, u64)>);
+
+impl Taken {
+    fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        for (file, before) in &self.0 {
+            if file.len().is_ok_and(|now| now > *before) {
+                // What cannot be cut stays: another error is the one to tell.
+                let _ = file.set_len(*before);
+            }
         }
     }
 }

@@ -4,8 +4,8 @@
 
 mod support;
 
-use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SimMedium};
-use kvbm_disk::{Archive, DiskConfig, DiskEngine, FlushError, OpenError, offline};
+use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
+use kvbm_disk::{Archive, DiskConfig, DiskEngine, EngineMode, FlushError, OpenError, offline};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::Command;
@@ -76,6 +76,35 @@ fn a_full_disk_loses_nothing_and_is_named() {
     drop(engine);
     let (engine, recovered) = open(lazy_config(SLOTS), &medium);
     all_back(&engine, &recovered);
+}
+
+/// Mutation that makes it fail: `open` keeps what was taken before it failed.
+#[test]
+fn an_opening_that_fails_takes_no_space() {
+    let medium = SimMedium::new();
+    let mut config = lazy_config(SLOTS);
+    // For the slots, and not for the journal.
+    medium.set_capacity(Some(config.slot_file_bytes().unwrap() + 100));
+    let error = DiskEngine::open_on(config.clone(), medium.as_medium()).unwrap_err();
+    assert!(error.to_string().contains("lower the capacity, or free space"), "{error}");
+    assert!(medium.bytes(SLOT_FILE).is_empty());
+    medium.set_capacity(None);
+    // There is no direct I/O.
+    config.engine = EngineMode::IoUring;
+    let error = DiskEngine::open_on(config.clone(), medium.as_medium()).unwrap_err();
+    assert!(matches!(error, OpenError::NoEngine { .. }), "{error}");
+    assert!(medium.bytes(SLOT_FILE).is_empty());
+    // What was there before stays.
+    config.engine = EngineMode::Auto;
+    let (engine, _) = open(config.clone(), &medium);
+    assert!(all_good(&write(&engine, &[(SLOTS - 1, 1)])));
+    drop(engine);
+    config.num_slots = 2 * SLOTS;
+    config.engine = EngineMode::IoUring;
+    assert!(DiskEngine::open_on(config.clone(), medium.as_medium()).is_err());
+    assert_eq!(medium.bytes(SLOT_FILE).len(), SLOTS as usize * BLOCK);
+    config.engine = EngineMode::Auto;
+    assert!(is_served(&open(config, &medium).0, SLOTS - 1, 1));
 }
 
 /// Too little space for a snapshot, and enough for some records: those are appended, and the snapshot waits until there is

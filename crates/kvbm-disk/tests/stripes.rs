@@ -156,7 +156,7 @@ fn a_file_that_was_cut_loses_its_own_blocks_offline_too() {
     assert_eq!(recovered.quarantined, []);
 }
 
-/// Mutation that makes it fail: `open_slots` gives back only what the file took that met the end of the space.
+/// Mutation that makes it fail: `reserve` gives back only what the file took that met the end of the space.
 #[test]
 fn a_set_that_does_not_fit_takes_no_space_in_the_directories_where_it_would() {
     let (config, _) = striped(Path::new("sim"), 2);
