@@ -196,21 +196,35 @@ impl AnyArrivals {
     /// Block `index` did not arrive: its slot goes back to Reset, nothing becomes visible. In a Full group, what continues it and
     /// was complete before it leaves the tier as well.
     pub fn fail(&mut self, index: usize) {
-        self.end(index, true);
+        self.fail_each([index]);
+    }
+
+    /// The same for several blocks. What continues them is looked for once, which may take a look at the whole registry.
+    pub fn fail_each(&mut self, indices: impl IntoIterator<Item = usize>) {
+        self.end_each(indices, true);
     }
 
     /// Block `index` could not be written because its slot is bad: the slot is never used again.
     pub fn fail_and_quarantine(&mut self, index: usize) {
-        self.end(index, false);
+        self.end_each([index], false);
     }
 
-    fn end(&mut self, index: usize, reusable: bool) {
-        if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
-            let (store, tier) = (&self.shared.store, self.tier.index());
-            store.go_to_slot(None, tier, block).fail_arrival(tier, block, reusable);
-            store.remove_orphans();
-            self.arrivals[index] = Arrival::Failed;
+    /// An index that is not reserved (any more) changes nothing.
+    fn end_each(&mut self, indices: impl IntoIterator<Item = usize>, reusable: bool) {
+        let indices: Vec<usize> = indices.into_iter().collect();
+        let (store, tier) = (&self.shared.store, self.tier.index());
+        let mut held = None;
+        for (at, index) in indices.into_iter().enumerate() {
+            let_others_in(&mut held, at);
+            if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
+                let mut core = store.go_to_slot(held.take(), tier, block);
+                core.fail_arrival(tier, block, reusable);
+                held = Some(core);
+                self.arrivals[index] = Arrival::Failed;
+            }
         }
+        drop(held);
+        store.remove_orphans();
     }
 
     /// Ends the arrivals: what is Present or Completed stays pinned, in order; what is still reserved fails.
@@ -235,14 +249,6 @@ impl AnyArrivals {
             Arrival::Present { block } | Arrival::Completed { block } => Some(block),
             _ => None,
         }
-    }
-
-    /// The same arrivals with their tier in their type.
-    ///
-    /// # Errors
-    /// Gives them back where they are of another tier.
-    pub fn typed<T: TierTag>(self) -> Result<Arrivals<T>, Self> {
-        if self.tier == T::TIER { Ok(Arrivals::new(self)) } else { Err(self) }
     }
 }
 

@@ -129,14 +129,6 @@ impl Pinned {
         self.shared.store.is_lost(self.tier.index(), self.losses)
     }
 
-    /// The same batch with its tier in its type.
-    ///
-    /// # Errors
-    /// Gives the batch back where it is of another tier.
-    pub fn typed<T: TierTag>(self) -> Result<Cached<T>, Self> {
-        if self.tier == T::TIER { Ok(Cached::new(self)) } else { Err(self) }
-    }
-
     /// Proof of the registration of block `index` that does not pin it.
     pub fn registration(&self, index: usize) -> Option<RegistrationHandle> {
         let block = *self.ids.get(index)?;

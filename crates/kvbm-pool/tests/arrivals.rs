@@ -121,9 +121,7 @@ fn what_completes_behind_a_parent_that_failed_is_not_there() {
         // One ends before the parent does, which is still awaited, and goes with it.
         assert_eq!(tails[0].complete_all(), [Completion::Stored; 4]);
         head.complete(0);
-        for index in 1..head.len() {
-            head.fail(index);
-        }
+        head.fail_each(1..head.len());
         assert!(!chains[1][shared..].iter().any(|&hash| is_copied(&world, hash)), "{shards} shards");
         assert_eq!(world.registry.counters(Tier::G2).orphaned, 4);
         for (tail, chain) in tails[1..].iter_mut().zip(&chains[2..]) {

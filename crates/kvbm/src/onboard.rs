@@ -139,10 +139,10 @@ impl Leader {
         };
         let losses = self.registry.losses();
         let there = onboarding.still_there();
-        let (mut moves, mut places) = (Vec::new(), Vec::new());
+        let (mut moves, mut places, mut removed) = (Vec::new(), Vec::new(), Vec::new());
         for (place, &at) in lower.iter().enumerate() {
             match arrivals.arrivals()[place] {
-                Arrival::Reserved { .. } if at >= there => arrivals.fail(place),
+                Arrival::Reserved { .. } if at >= there => removed.push(place),
                 Arrival::Reserved { block: dst, .. } => {
                     let (identity, source) = (identities[place], onboarding.prefix.blocks()[at]);
                     moves.push(Move { identity, from: source.tier, src: source.block, dst });
@@ -155,6 +155,7 @@ impl Leader {
                 _ => {}
             }
         }
+        arrivals.fail_each(removed);
         if there < onboarding.identities.len() {
             let removed = "it was removed since it was matched";
             let failure = match onboarding.prefix.lost() {

@@ -91,6 +91,7 @@ mod tests {
         Cached, Completion, G1, PolicyKind, Registry, RegistryConfig, Share, TenantConfig, TierMask,
     };
     use kvbm_plan::{BlockIdentity, NamespaceId, SequenceHash, Tier};
+    use std::ops::Range;
 
     pub(super) fn registry(shards: u32, policy: PolicyKind) -> Registry {
         let config = RegistryConfig { policy, shards, ..RegistryConfig::new([1024, 1024, 0]) };
@@ -189,6 +190,25 @@ mod tests {
         }
     }
 
+    /// A block that was complete before its parent failed, and what continues that, is looked for among all blocks: once for all that fail.
+    #[test]
+    fn what_continues_many_blocks_that_fail_is_looked_for_once() {
+        let looks_for = |failing: usize| {
+            let registry = registry(4, PolicyKind::LruLeaf);
+            let chains: Vec<_> = (0..8).map(|number| identities(&chain(number, 3))).collect();
+            let of_all = |part: Range<usize>| -> Vec<BlockIdentity> {
+                chains.iter().flat_map(|chain| chain[part.clone()].to_vec()).collect()
+            };
+            let begin = |part| registry.begin_arrivals(Tier::G2, &of_all(part)).expect("there is room");
+            let (mut heads, mut tails) = (begin(0..1), begin(1..3));
+            assert_eq!(tails.complete_all(), [Completion::Stored; 16]);
+            let (all, _) = of(|| heads.fail_each(0..failing));
+            assert_eq!(registry.counters(Tier::G2).orphaned as usize, 2 * failing);
+            all
+        };
+        assert_eq!(looks_for(8), looks_for(1));
+    }
+
     #[test]
     fn a_hold_evicts_so_many_blocks_also_where_nobody_waits() {
         for (shards, policy) in [(1, PolicyKind::LruLeaf), (4, PolicyKind::LruLeaf), (1, PolicyKind::Hazard)]
@@ -229,14 +249,17 @@ mod tests {
         (registry, held)
     }
 
-    pub(super) fn of_two_tenants() -> Registry {
+    pub(super) fn of_a_quarter_each() -> Vec<TenantConfig> {
         let tenant = |namespace| TenantConfig {
             share: Share::new(0.25).expect("a share"),
             namespaces: vec![NamespaceId(namespace)],
         };
-        let tenants = vec![tenant(1), tenant(2)];
-        let config =
-            RegistryConfig { tenants, policy: PolicyKind::LruLeaf, ..RegistryConfig::new([1024, 1024, 0]) };
+        vec![tenant(1), tenant(2)]
+    }
+
+    pub(super) fn of_two_tenants() -> Registry {
+        let (tenants, policy) = (of_a_quarter_each(), PolicyKind::LruLeaf);
+        let config = RegistryConfig { policy, tenants, ..RegistryConfig::new([1024, 1024, 0]) };
         Registry::new(&config).expect("a valid configuration")
     }
 

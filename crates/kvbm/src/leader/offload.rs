@@ -348,9 +348,10 @@ impl Leader {
         let there = batch.registered();
         let sources = batch.block_ids();
         let (mut moves, mut places, mut orphans) = (Vec::new(), Vec::new(), Vec::new());
+        let mut removed = Vec::new();
         for (index, &identity) in identities.iter().enumerate() {
             match arrivals.arrivals()[index] {
-                Arrival::Reserved { .. } if !there[index] => arrivals.fail(index),
+                Arrival::Reserved { .. } if !there[index] => removed.push(index),
                 Arrival::Reserved { block: dst, .. } => {
                     moves.push(Move { identity, from: edge.path.src, src: sources[index], dst });
                     places.push(index);
@@ -360,6 +361,7 @@ impl Leader {
                 _ => {}
             }
         }
+        arrivals.fail_each(removed);
         if moves.is_empty() {
             return orphans;
         }
