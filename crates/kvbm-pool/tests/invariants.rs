@@ -106,18 +106,20 @@ fn invariant_1_what_was_removed_on_its_way_stays_invisible() {
 }
 
 #[test]
-fn a_slot_is_free_when_nothing_is_there_nor_on_its_way() {
+fn a_slot_is_vacant_when_nothing_is_there_nor_on_its_way() {
     let registry = registry([0, 6, 0]);
-    let free = || registry.free_slots(Tier::G2).len();
-    assert_eq!((free(), registry.free_slots(Tier::G1).len(), registry.free_slots(Tier::G4).len()), (6, 0, 0));
+    let vacant = |tier: Tier| registry.vacant_slots(tier);
+    assert_eq!([Tier::G2, Tier::G1, Tier::G4].map(|tier| vacant(tier).len()), [6, 0, 0]);
     let mut arrivals = registry.begin_arrivals(Tier::G2, &identities(&hashes(1, 2))).unwrap();
     let reserved: Vec<BlockId> = arrivals.reserved().map(|(_, block, _)| block).collect();
-    assert!(registry.free_slots(Tier::G2).iter().all(|slot| !reserved.contains(slot)));
+    assert!(vacant(Tier::G2).iter().all(|slot| !reserved.contains(slot)));
     arrivals.complete(0);
     registry.forget(NAMESPACE);
-    assert_eq!(free(), 4, "one is in use, the other on its way");
+    assert_eq!(vacant(Tier::G2).len(), 4, "one is in use, the other on its way");
     drop(arrivals);
-    assert_eq!(free(), 6);
+    assert_eq!(vacant(Tier::G2).len(), 6);
+    assert_eq!(registry.retire(Tier::G2, &[BlockId(0)]), 1);
+    assert_eq!(vacant(Tier::G2).len(), 6, "one is out of use");
 }
 
 /// Mutation that makes it fail: `Core::detach` takes a slot with one user for unused.

@@ -126,23 +126,17 @@ impl Registry {
         self.shared.store.lock_all().quarantine(tier.index(), block)
     }
 
-    /// Slots of `tier` that hold no block and that nothing is on its way to. Takes time in proportion to the tier, under the lock.
-    pub fn free_slots(&self, tier: Tier) -> Vec<BlockId> {
-        self.slots_used_as(tier, &[Usage::Free])
-    }
-
-    /// Those, and slots that are out of use for good, though they may have a last user: nothing will ever be on its way to them.
+    /// Slots of `tier` that hold no block and that nothing is on its way to, and those that are out of use for good, though they may have a
+    /// last user. Takes time in proportion to the tier, under the lock.
     pub fn vacant_slots(&self, tier: Tier) -> Vec<BlockId> {
-        self.slots_used_as(tier, &[Usage::Free, Usage::Tainted, Usage::Quarantined])
-    }
-
-    fn slots_used_as(&self, tier: Tier, usages: &[Usage]) -> Vec<BlockId> {
         let Store { free, slots, .. } = &self.shared.store;
         let Some(slots) = slots.get(tier.index()) else { return Vec::new() };
         let _all = self.shared.store.lock_all();
         let _free = free[tier.index()].lock();
-        let is_used_so = |&slot: &BlockId| usages.contains(&slots[slot.index()].usage());
-        (0..slots.len() as u32).map(BlockId).filter(is_used_so).collect()
+        let is_vacant = |&slot: &BlockId| {
+            matches!(slots[slot.index()].usage(), Usage::Free | Usage::Tainted | Usage::Quarantined)
+        };
+        (0..slots.len() as u32).map(BlockId).filter(is_vacant).collect()
     }
 
     /// Takes slots that nothing uses out of use for good (their medium is known to be bad) and returns how many that

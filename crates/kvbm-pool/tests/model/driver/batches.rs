@@ -77,9 +77,9 @@ impl Driver {
         }
         let Some(seen) = &self.oracle.spied else { return };
         let mut seen = seen.lock().expect("nobody panicked with it");
-        let free = self.registry.free_slots(tier);
+        let vacant = self.registry.vacant_slots(tier);
         for slot in self.oracle.replaceable(tier.index()) {
-            if given.contains(&BlockId(slot)) || free.contains(&BlockId(slot)) {
+            if given.contains(&BlockId(slot)) || vacant.contains(&BlockId(slot)) {
                 seen.chosen.push_back((tier.index(), slot));
                 self.tally.replaced += 1;
             }
