@@ -66,7 +66,7 @@ impl Store {
         }
         let mut core = if out.len() - start == n { return Ok(()) } else { self.lock_all() };
         core.first_mut().tenants.hold(index, claim, n);
-        let mut hopeful = false;
+        let (mut hopeful, mut in_vain) = (false, 0);
         loop {
             let missing = n - (out.len() - start);
             let taken = self.free[index].lock().take(&self.slots[index], missing, out) as usize;
@@ -80,7 +80,9 @@ impl Store {
             } else {
                 core.will_give(index, claim, missing)
             };
-            let more = hopeful && core.evict(index, missing, claim, out);
+            let (before, looks) = (out.len(), self.looks(index, in_vain));
+            let more = hopeful && core.evict(index, missing, looks, claim, out);
+            in_vain = if out.len() > before { 0 } else { in_vain + MAX_LOOKED_AT };
             // Others were let in, who may have given something back.
             if out.len() - start < n && !more && !self.take_free(index, n, start, out) {
                 self.give_back(index, &out[start..]);
@@ -97,6 +99,17 @@ impl Store {
         }
     }
 
+    /// How many places of a tier's order are looked at in one part, where so many were in vain. Others who use blocks whenever they are let in
+    /// may keep what is looked for as far away as it was: once that were more places than there are, all are looked at in one part.
+    fn looks(&self, tier: usize, in_vain: usize) -> usize {
+        if in_vain > self.most_places(tier) { usize::MAX } else { MAX_LOOKED_AT }
+    }
+
+    /// More places than the order of a tier has, most of the time.
+    fn most_places(&self, tier: usize) -> usize {
+        2 * self.slots[tier].len()
+    }
+
     /// Takes what is free of the `n` slots that are wanted from `start` on. Says whether that was anything.
     fn take_free(&self, tier: usize, n: usize, start: usize, out: &mut Vec<BlockId>) -> bool {
         let missing = n - (out.len() - start);
@@ -110,8 +123,8 @@ impl Store {
         if self.about_evictable(tier) < (n - taken) as u64 {
             return;
         }
-        let mut fruitless = 0;
-        while out.len() - start < n && fruitless < MOST_FRUITLESS {
+        let (mut fruitless, mut in_vain) = (0, 0);
+        while out.len() - start < n && fruitless < MOST_FRUITLESS && in_vain <= self.most_places(tier) {
             let Some((mut core, most)) = self.lock_for_victims(tier) else { return };
             let (number, before) = (core.number(), out.len());
             let end = (start + n).min(before + most);
@@ -128,6 +141,7 @@ impl Store {
             // A place that was looked at is gone, stale or not, unless chance passed it over: that is on the way to a victim. What the
             // policy chose is one.
             fruitless = if looked_at == 0 { fruitless + 1 } else { 0 };
+            in_vain = if out.len() > before { 0 } else { in_vain + looked_at };
             drop(core);
             self.see_to_mail();
         }
@@ -209,10 +223,17 @@ impl Store {
 
 impl Core<'_> {
     /// Evicts up to `want` blocks of `tier`, at most [`MAX_VICTIMS`], into `out` as Held slots: those of the shard with the
-    /// oldest. All shards are held. Says whether another call could find more.
-    fn evict(&mut self, tier: usize, want: usize, claim: Claim, out: &mut Vec<BlockId>) -> bool {
+    /// oldest. Looks at so many places of the order for them. All shards are held. Says whether another call could find more.
+    fn evict(
+        &mut self,
+        tier: usize,
+        want: usize,
+        looks: usize,
+        claim: Claim,
+        out: &mut Vec<BlockId>,
+    ) -> bool {
         if self.first().tenants.are_configured() {
-            return self.evict_by_share(tier, want, claim, out);
+            return self.evict_by_share(tier, want, looks, claim, out);
         }
         if self.chooses(0, tier) {
             let listed = |number: usize| {
@@ -220,7 +241,7 @@ impl Core<'_> {
             };
             let drawn = if self.store.is_whole() { Some(0) } else { self.store.draw(listed) };
             if let Some(number) = drawn {
-                self.evict_chosen(number, tier, want, out);
+                self.evict_chosen(number, tier, want, looks, out);
             }
             // Not what the policy says: it may be wrong.
             return self.shards().any(|shard| shard.tiers[tier].listed > 0);
@@ -228,7 +249,7 @@ impl Core<'_> {
         let age = |shard: &Shard| shard.tiers[tier].order.oldest();
         let oldest = self.numbers().zip(self.shards().map(age)).min_by_key(|&(_, age)| age);
         if let Some((number, _)) = oldest {
-            self.evict_oldest(number, tier, want, out);
+            self.evict_oldest(number, tier, want, looks, out);
         }
         self.shards().any(|shard| !shard.tiers[tier].order.is_empty())
     }
@@ -244,21 +265,22 @@ impl Core<'_> {
     fn evict_from(&mut self, number: usize, tier: usize, want: usize, out: &mut Vec<BlockId>) -> usize {
         if self.chooses(number, tier) {
             let before = out.len();
-            self.evict_chosen(number, tier, want, out);
+            self.evict_chosen(number, tier, want, MAX_LOOKED_AT, out);
             return out.len() - before;
         }
-        self.evict_oldest(number, tier, want, out)
+        self.evict_oldest(number, tier, want, MAX_LOOKED_AT, out)
     }
 
-    /// Evicts the oldest blocks of a shard, as [`evict_from`](Self::evict_from).
+    /// Evicts the oldest blocks of a shard, as [`evict_from`](Self::evict_from), and looks at so many places.
     pub(super) fn evict_oldest(
         &mut self,
         number: usize,
         tier: usize,
         want: usize,
+        looks: usize,
         out: &mut Vec<BlockId>,
     ) -> usize {
-        let mut budget = MAX_LOOKED_AT;
+        let mut budget = looks;
         for turn in 0..want.min(MAX_VICTIMS) {
             if turn.is_multiple_of(LOOKUPS) {
                 self.fetch_oldest(number, tier, want - turn);
@@ -270,7 +292,7 @@ impl Core<'_> {
             self.vacate(tier, slot);
             out.push(BlockId(slot));
         }
-        MAX_LOOKED_AT - budget
+        looks - budget
     }
 
     /// Reads what evicting the next `count` blocks will read, all at the same time.

@@ -366,8 +366,15 @@ impl Core<'_> {
     }
 
     /// Evicts what the policy chooses in a shard that is held, up to `want` blocks of `tier` and at most [`MAX_VICTIMS`]; the oldest where
-    /// nothing of its answer may go.
-    pub(crate) fn evict_chosen(&mut self, number: usize, tier: usize, want: usize, out: &mut Vec<BlockId>) {
+    /// nothing of its answer may go, for which it looks at so many places.
+    pub(crate) fn evict_chosen(
+        &mut self,
+        number: usize,
+        tier: usize,
+        want: usize,
+        looks: usize,
+        out: &mut Vec<BlockId>,
+    ) {
         let set = SlotSet::of_tier(tier);
         let wanted = want.min(MAX_VICTIMS);
         let mut left = wanted;
@@ -409,7 +416,7 @@ impl Core<'_> {
         let counters = &mut shard.tiers[tier].counters;
         counters.evicted_by_choice += counters.evicted - evicted_before;
         if left == wanted && self.numbered(number).tiers[tier].listed > 0 {
-            self.evict_oldest(number, tier, wanted, out);
+            self.evict_oldest(number, tier, wanted, looks, out);
         }
     }
 

@@ -349,6 +349,7 @@ impl Core<'_> {
             tenants.count(tier, store.entries[index].namespace(), there);
         }
     }
+
     /// A registered slot of an entry has no users any more, or has some now, or goes.
     #[inline]
     pub(crate) fn count_idle_for_tenant(&mut self, index: u32, tier: usize, more: bool) {

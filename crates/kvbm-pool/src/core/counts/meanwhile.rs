@@ -1,10 +1,12 @@
 //! What others do between two parts of long work, and what becomes of that.
 
-use super::tests::{of_two_tenants, registry};
+use super::tests::{of_a_quarter_each, of_two_tenants, registry};
 use super::{of, places_of, while_others};
 use crate::core::chains::{GROUP, chain, register, register_as};
-use crate::{Blocks, Cached, G1, PolicyKind, Registry, Reset, TierMask};
+use crate::{Blocks, Cached, G1, PolicyKind, Registry, RegistryConfig, Reset, TenantConfig, TierMask};
 use kvbm_plan::NamespaceId;
+use std::cell::Cell;
+use std::rc::Rc;
 
 /// Turns in which others go on and on.
 const MANY: usize = 200;
@@ -83,6 +85,40 @@ fn a_request_is_met_by_what_is_given_back_while_it_is_counted() {
         };
         assert_eq!(while_others(others, || world.get(4)), gives_back.then_some(4));
         drop(seconds);
+    }
+}
+
+/// Others use all blocks that may go, each time that they are let in: what is looked for is always as far away as it was. How often they did
+/// before two more blocks were had by the second tenant, of a tier of 4,096 slots.
+fn turns_until_met(tenants: Vec<TenantConfig>, shards: u32) -> usize {
+    let policy = PolicyKind::LruLeaf;
+    let config = RegistryConfig { policy, tenants, shards, ..RegistryConfig::new([4096, 0, 0]) };
+    let registry = Registry::new(&config).expect("a valid configuration");
+    let _in_use = register_as::<G1>((Searched::FIRST, GROUP), &registry, &chain(1, 2400), 0);
+    let (seconds, firsts) = (chain(3, 1690), chain(2, 6));
+    drop(register_as::<G1>((Searched::SECOND, GROUP), &registry, &seconds, 0));
+    drop(register_as::<G1>((Searched::FIRST, GROUP), &registry, &firsts, 0));
+    let (others, turns) = (registry.clone(), Rc::new(Cell::new(0)));
+    let counted = Rc::clone(&turns);
+    let use_all = move || {
+        counted.set(counted.get() + 1);
+        if counted.get() < MANY {
+            others.touch(GROUP, &seconds);
+            others.touch(GROUP, &firsts);
+        }
+    };
+    use_all();
+    let got = while_others(use_all, || registry.pool::<G1>().get_mutable_blocks_for(Searched::SECOND, 2));
+    assert_eq!(got.map(|blocks| blocks.len()), Ok(2));
+    turns.get()
+}
+
+#[test]
+fn a_request_is_met_although_others_use_all_blocks_while_it_looks() {
+    for (tenants, shards) in [(Vec::new(), 1), (Vec::new(), 4), (of_a_quarter_each(), 1)] {
+        let what = format!("{} tenants, {shards} shards", tenants.len());
+        let turns = turns_until_met(tenants, shards);
+        assert!(turns < MANY, "others had {turns} turns: {what}");
     }
 }
 

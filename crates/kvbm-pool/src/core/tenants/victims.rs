@@ -3,7 +3,7 @@
 //! Victims of one tenant come from the policy, which keeps the slots of each tenant apart, or from the tier's order, which remembers how
 //! far a tenant's blocks were looked for.
 
-use super::super::evict::{MAX_LOOKED_AT, MAX_VICTIMS};
+use super::super::evict::MAX_VICTIMS;
 use super::super::shards::Shard;
 use super::super::{Core, NONE, Store};
 use super::Claim;
@@ -16,10 +16,11 @@ impl Core<'_> {
         &mut self,
         tier: usize,
         want: usize,
+        looks: usize,
         claim: Claim,
         out: &mut Vec<BlockId>,
     ) -> bool {
-        let (mut budget, mut tried) = (MAX_LOOKED_AT, 0);
+        let (mut budget, mut tried) = (looks, 0);
         let usable = self.usable(tier);
         let enough = out.len() + want.min(MAX_VICTIMS);
         while out.len() < enough {
