@@ -130,6 +130,27 @@ fn a_set_whose_first_opening_was_cut_short_is_opened_by_the_next() {
     }
 }
 
+/// Mutation that makes it fail: `lock_each` does not look whose the lock is.
+#[test]
+fn a_directory_with_two_names_is_none_of_two() {
+    let root = tempfile::tempdir().unwrap();
+    let (config, dirs) = striped(root.path(), 2);
+    std::fs::create_dir(&dirs[0]).unwrap();
+    std::os::unix::fs::symlink(&dirs[0], &dirs[1]).unwrap();
+    let error = refused(&config);
+    assert!(
+        error.contains("disk-1, directory 2 of 2") && error.contains("name each directory once"),
+        "{error}"
+    );
+    assert!(!dirs[0].join("stripe.kvbm").exists());
+    // A directory may well be a link.
+    std::fs::remove_file(&dirs[1]).unwrap();
+    std::fs::create_dir(root.path().join("far")).unwrap();
+    std::os::unix::fs::symlink(root.path().join("far"), &dirs[1]).unwrap();
+    let (engine, _) = DiskEngine::open(config).unwrap();
+    assert!(all_good(&write(&engine, &[(0, 0), (128, 1)])) && is_served(&engine, 128, 1));
+}
+
 /// Offline, as at an opening: which blocks a file has lost depends on that file alone, and nothing is wrong with their slots.
 ///
 /// Mutation that makes it fail: `archive::read_journal` takes the files for one.

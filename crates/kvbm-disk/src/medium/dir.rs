@@ -3,7 +3,7 @@
 use super::{BlockFile, Medium, OpenFile};
 use crate::OpenError;
 use std::ffi::CStr;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -57,8 +57,15 @@ impl DirMedium {
     }
 
     fn lock_each(dirs: &[PathBuf], purpose: Purpose) -> Result<Self, OpenError> {
-        let lock = |dir: &PathBuf| Self::lock_one(dir, purpose, PATIENCE);
-        let locks = dirs.iter().map(lock).collect::<Result<_, _>>()?;
+        let mut locks = Vec::with_capacity(dirs.len());
+        for dir in dirs {
+            locks.push(match Self::lock_one(dir, purpose, PATIENCE) {
+                Err(OpenError::Busy { .. }) if has_lock_of(&locks, dir) => {
+                    return Err(named_twice(dirs, locks.len()));
+                }
+                lock => lock?,
+            });
+        }
         Ok(Self { dirs: dirs.to_vec(), _locks: locks })
     }
 
@@ -114,14 +121,13 @@ impl DirMedium {
             }
             return Err(OpenError::Busy { dir: dir.to_owned(), owner: owner_of(&mut lock) });
         }
-        let file = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
         let there = match std::fs::metadata(dir.join(LOCK_FILE)) {
-            Ok(there) => file(there),
+            Ok(there) => file(&there),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed("look at the lock file in", dir, error)),
         };
         let ours = lock.metadata().map_err(|error| failed("look at the lock file in", dir, error))?;
-        if file(ours) != there {
+        if file(&ours) != there {
             return Ok(None);
         }
         match lock.set_len(0).and_then(|()| writeln!(lock, "{}", ourselves())) {
@@ -136,6 +142,27 @@ impl DirMedium {
         // SAFETY: a system call on a descriptor that is open; no memory involved. The lock ends with the descriptor.
         let free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0;
         (!free).then(|| owner_of(&mut lock))
+    }
+}
+
+/// Which file it is, whatever its names.
+fn file(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Whether one of these locks is that of `dir`: links and mounts give a directory several names.
+fn has_lock_of(locks: &[File], dir: &Path) -> bool {
+    let theirs = std::fs::metadata(dir.join(LOCK_FILE)).map(|found| file(&found));
+    theirs
+        .is_ok_and(|theirs| locks.iter().any(|lock| lock.metadata().is_ok_and(|ours| file(&ours) == theirs)))
+}
+
+fn named_twice(dirs: &[PathBuf], member: usize) -> OpenError {
+    OpenError::Stripe {
+        dir: dirs[member].display().to_string(),
+        member: member + 1,
+        members: dirs.len(),
+        reason: "it is one of those before it by another name: name each directory once".to_owned(),
     }
 }
 
