@@ -33,9 +33,9 @@ pub(crate) enum OpKind {
 }
 
 impl OpKind {
-    /// Whether the engine computes the checksum of the bytes.
-    pub(crate) fn sums(self) -> bool {
-        !matches!(self, Self::Write(Source::Trust(_)))
+    /// Whether the engine sums the bytes up before it moves them. Those of reads are summed afterwards.
+    pub(crate) fn sums_first(self) -> bool {
+        matches!(self, Self::Write(Source::Unknown | Source::Compare(_)))
     }
 }
 

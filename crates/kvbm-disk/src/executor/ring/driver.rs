@@ -145,7 +145,7 @@ impl<P: Port> Driver<P> {
             };
             match begun {
                 Ok(begun) => {
-                    self.worked += if job.op().kind.sums() { job.op().fragments.bytes() } else { 0 };
+                    self.worked += if job.op().kind.sums_first() { job.op().fragments.bytes() } else { 0 };
                     let last = group.last().map(|flight: &Flight| flight.job.op().slot);
                     if last.is_some_and(|last| !self.shared.slots.adjoin(last, job.op().slot)) {
                         self.standing.push_back(std::mem::take(&mut group));
@@ -243,7 +243,7 @@ impl<P: Port> Driver<P> {
         while bytes < STRIDE_BYTES
             && let Some((Flight { job, begun }, result)) = self.over.pop_front()
         {
-            bytes += if job.op().kind.sums() { job.op().fragments.bytes() } else { 0 };
+            bytes += if job.op().kind == OpKind::Read { job.op().fragments.bytes() } else { 0 };
             // SAFETY: the job lives, and its transfer is over.
             let over = unsafe { ops::over(job.op(), begun, result, &self.shared) };
             summed.push((job, over));
