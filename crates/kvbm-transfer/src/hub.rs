@@ -3,9 +3,9 @@
 //! One lock, held for bookkeeping only. The sink, wakers and executors are called after it was released.
 
 use crate::error::{ShutdownError, SubmitError};
+use crate::inbox::Inbox;
 use crate::schedule::{Delivery, Portion, Reply, State};
 use crate::stats::WorkerStats;
-use crossbeam_channel::Sender;
 use kvbm_plan::{BlockOutcome, Message, Path, PlanId, TransferPlan, TransferReport, VolumeId, wire};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub(crate) struct Hub {
     inner: Mutex<Inner>,
     /// Something for the reporter: a delivery, an earlier deadline, the end of a thread.
     changed: Condvar,
-    wakes: [Vec<Sender<()>>; Path::ALL.len()],
+    executors: [Vec<Arc<Inbox>>; Path::ALL.len()],
     sink: Sink,
     sink_panics: AtomicU64,
     host_verified: AtomicU64,
@@ -40,12 +40,12 @@ struct Inner {
 }
 
 impl Hub {
-    /// `wakes` are the bells of the executors of each path, with room for one ring.
-    pub(crate) fn new(state: State, wakes: [Vec<Sender<()>>; Path::ALL.len()], sink: Sink) -> Self {
+    /// With the inboxes of the executors of each path, whose bells are rung.
+    pub(crate) fn new(state: State, executors: [Vec<Arc<Inbox>>; Path::ALL.len()], sink: Sink) -> Self {
         Self {
             inner: Mutex::new(Inner { state, producers: 0, reporting: false }),
             changed: Condvar::new(),
-            wakes,
+            executors,
             sink,
             sink_panics: AtomicU64::new(0),
             host_verified: AtomicU64::new(0),
@@ -69,10 +69,9 @@ impl Hub {
         if report {
             self.changed.notify_all();
         }
-        for (bells, _) in self.wakes.iter().zip(wakes).filter(|(_, woken)| *woken) {
-            for bell in bells {
-                // A full bell has rung already.
-                let _ = bell.try_send(());
+        for (inboxes, _) in self.executors.iter().zip(wakes).filter(|(_, woken)| *woken) {
+            for inbox in inboxes {
+                inbox.ring();
             }
         }
         for (slot, report) in notices {

@@ -34,6 +34,7 @@ mod geometry;
 mod handle;
 mod host;
 mod hub;
+mod inbox;
 mod manager;
 mod predecessor;
 mod schedule;

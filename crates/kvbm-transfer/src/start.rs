@@ -11,11 +11,11 @@ use crate::execute::{
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
 use crate::hub::{Hub, Sink};
+use crate::inbox::Inbox;
 use crate::manager::TransferManager;
 use crate::schedule::{Limits, PathLimits, State};
 use crate::scrub::Scrub;
 use crate::slots::{disk_layout, layouts};
-use crossbeam_channel::bounded;
 use kvbm_device::{CopyEngine, Direction};
 use kvbm_disk::{BlockChecksum, DiskEngine, Dropped, IoMemory, Recovered};
 use kvbm_kernels::Backend;
@@ -57,18 +57,18 @@ fn memory_node(config: &WorkerConfig) -> Option<u32> {
 fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
     let parts = Parts::new(config)?;
     let config = &parts.config;
-    let mut wakes: [Vec<_>; Path::ALL.len()] = Default::default();
-    let mut bells = Vec::new();
+    let mut inboxes: [Vec<_>; Path::ALL.len()] = Default::default();
+    let mut executors = Vec::new();
     for (index, (path, limits)) in config.paths.in_order().into_iter().enumerate() {
         if parts.has(path).is_ok() {
             for _ in 0..limits.threads {
-                let (ring, bell) = bounded(1);
-                wakes[index].push(ring);
-                bells.push((path, limits, bell));
+                let inbox: Arc<Inbox> = Arc::default();
+                inboxes[index].push(Arc::clone(&inbox));
+                executors.push((path, limits, inbox));
             }
         }
     }
-    let hub = Arc::new(Hub::new(State::new(parts.limits()), wakes, sink));
+    let hub = Arc::new(Hub::new(State::new(parts.limits()), inboxes, sink));
     let mut manager = TransferManager {
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
@@ -85,17 +85,15 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
     let reporter = hub.reporter();
     manager.threads.get_mut().push(spawn(config.rank, "reports", move || reporter.run())?);
     let block_bytes = parts.block_bytes();
-    for (path, mut limits, bell) in bells {
+    for (path, mut limits, inbox) in executors {
         if [path.src, path.dst].iter().all(|tier| matches!(tier, Tier::G1 | Tier::G2)) {
             limits = limits.for_memory(block_bytes);
         } else if path.src == Tier::G3 || path.dst == Tier::G3 {
             limits = limits.for_disk(block_bytes);
         }
-        // A ring has at most as many slots as its path has blocks in flight.
-        let (done, completions) = bounded(3 * limits.depth_blocks + 1);
-        let site = Site { hub: Arc::clone(&hub), path, done };
+        let site = Site { hub: Arc::clone(&hub), path, inbox };
         let carrier = parts.carrier(site.clone(), limits, &mut manager.staging_bytes)?;
-        let executor = Executor { site, carrier, batch_blocks: limits.batch_blocks, completions, bell };
+        let executor = Executor { site, carrier, batch_blocks: limits.batch_blocks };
         let alive = hub.producer();
         manager.threads.get_mut().push(spawn(config.rank, &path.to_string(), move || executor.run(&alive))?);
     }

@@ -2,8 +2,7 @@
 
 use super::fused::Way;
 use super::sums::{PassingSums, Summed};
-use super::{Done, Stage};
-use crossbeam_channel::Sender;
+use crate::inbox::{Done, Inbox, Stage};
 use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
 use kvbm_plan::{ChecksumMode, LayerRange, TransferPlan};
@@ -125,7 +124,7 @@ pub(crate) type Copied = Result<Option<u64>, DeviceError>;
 pub(crate) struct Copier<T> {
     route: Route,
     lane: Lane,
-    done: Sender<Done>,
+    inbox: Arc<Inbox>,
     next_ticket: u64,
     flying: HashMap<u64, Flying<T>>,
     parked: VecDeque<Batch<T>>,
@@ -135,11 +134,11 @@ pub(crate) struct Copier<T> {
 
 impl<T> Copier<T> {
     /// Tickets are even from 0, so that a carrier may use odd ones.
-    pub(crate) fn new(route: Route, lane: Lane, done: Sender<Done>) -> Self {
+    pub(crate) fn new(route: Route, lane: Lane, inbox: Arc<Inbox>) -> Self {
         Self {
             route,
             lane,
-            done,
+            inbox,
             next_ticket: 0,
             flying: HashMap::new(),
             parked: VecDeque::new(),
@@ -303,10 +302,9 @@ impl<T> Copier<T> {
                 let ticket = self.next_ticket;
                 self.next_ticket += 2;
                 self.flying.insert(ticket, Flying { batch, sums });
-                let done = self.done.clone();
-                // The executor is gone only after all its tickets came back, and the channel has room for each.
+                let inbox = Arc::clone(&self.inbox);
                 event.on_complete(move |result| {
-                    drop(done.try_send(Done { ticket, result: Stage::Copy(result) }));
+                    inbox.put(Done { ticket, result: Stage::Copy(result) });
                 });
             }
             Err(DeviceError::QueueFull { .. }) => self.parked.push_back(batch),

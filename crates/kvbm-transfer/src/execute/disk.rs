@@ -1,9 +1,9 @@
 //! G2 and G3: straight between the fragments of host memory and the disk, without a staging copy.
 
-use super::{Carrier, Done, RETRY, Site, Stage};
+use super::{Carrier, RETRY, Site};
 use crate::host::{HostTier, ReadClaim, WriteClaim};
+use crate::inbox::{Done, Inbox, Stage};
 use crate::schedule::Portion;
-use crossbeam_channel::Sender;
 use kvbm_device::Owner;
 use kvbm_disk::{DiskEngine, IoBatch, OpError, OpOutcome, SubmitError};
 use kvbm_plan::{BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, TransferPlan};
@@ -21,7 +21,7 @@ pub(crate) struct Batch {
 /// Hands batches of operations to the engine and keeps those that found its queue full.
 pub(crate) struct DiskPort {
     engine: Arc<DiskEngine>,
-    done: Sender<Done>,
+    inbox: Arc<Inbox>,
     next_ticket: u64,
     parked: VecDeque<Batch>,
 }
@@ -40,8 +40,8 @@ impl Batch {
 
 impl DiskPort {
     /// Tickets are odd.
-    pub(super) fn new(engine: Arc<DiskEngine>, done: Sender<Done>) -> Self {
-        Self { engine, done, next_ticket: 1, parked: VecDeque::new() }
+    pub(super) fn new(engine: Arc<DiskEngine>, inbox: Arc<Inbox>) -> Self {
+        Self { engine, inbox, next_ticket: 1, parked: VecDeque::new() }
     }
 
     /// An empty batch on memory that `owner` keeps allocated. Its ticket, under which it completes, is told once, with an outcome
@@ -49,10 +49,9 @@ impl DiskPort {
     pub(super) fn batch(&mut self, owner: Owner, deadline: Option<Instant>) -> Batch {
         let ticket = self.next_ticket;
         self.next_ticket += 2;
-        let done = self.done.clone();
+        let inbox = Arc::clone(&self.inbox);
         let mut batch = IoBatch::new(move |outcomes: Vec<OpOutcome>| {
-            // The executor is gone only after all its tickets came back, and the channel has room for each.
-            drop(done.try_send(Done { ticket, result: Stage::Disk(outcomes) }));
+            inbox.put(Done { ticket, result: Stage::Disk(outcomes) });
         });
         batch.guard(owner);
         if let Some(deadline) = deadline {
@@ -71,7 +70,7 @@ impl DiskPort {
             // The batch was not taken: its completion will not come, so this says it instead.
             SubmitError::Empty | SubmitError::ShuttingDown => {
                 let outcomes = slots.into_iter().map(|slot| Err(OpError::ShuttingDown { slot })).collect();
-                drop(self.done.try_send(Done { ticket, result: Stage::Disk(outcomes) }));
+                self.inbox.put(Done { ticket, result: Stage::Disk(outcomes) });
             }
         }
     }
@@ -200,7 +199,7 @@ pub(crate) struct DiskCarrier<D: Direction> {
 
 impl<D: Direction> DiskCarrier<D> {
     pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
-        let port = DiskPort::new(engine, site.done.clone());
+        let port = DiskPort::new(engine, Arc::clone(&site.inbox));
         Self { site, host, port, depth, blocks: 0, flying: HashMap::new(), waiting: Vec::new() }
     }
 

@@ -1,8 +1,9 @@
 //! G1 and G2: memory to memory.
 
 use super::copy::{Copied, Copier, Item, Lane, Route};
-use super::{Carrier, Done, Settled, Site, Stage};
+use super::{Carrier, Settled, Site};
 use crate::host::{HostTier, ReadClaim, WriteClaim};
+use crate::inbox::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_plan::{BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, Tier, TransferPlan};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub(crate) struct MemoryCarrier {
 
 impl MemoryCarrier {
     pub(crate) fn new(site: Site, host: Arc<HostTier>, route: Route, lane: Lane, depth: usize) -> Self {
-        let copier = Copier::new(route, lane, site.done.clone());
+        let copier = Copier::new(route, lane, Arc::clone(&site.inbox));
         Self { site, host, copier, depth }
     }
 

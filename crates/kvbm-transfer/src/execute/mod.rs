@@ -19,10 +19,8 @@ pub(crate) use staged::StagedCarrier;
 pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of, readable_cuts};
 
 use crate::hub::{Hub, Producer};
+use crate::inbox::{Done, Inbox};
 use crate::schedule::Portion;
-use crossbeam_channel::{Receiver, Sender, select};
-use kvbm_device::DeviceError;
-use kvbm_disk::OpOutcome;
 use kvbm_plan::{BlockOutcome, BlockTransfer, Failure, FailureKind, Path, PlanId, TransferPlan};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -31,27 +29,13 @@ use std::time::Duration;
 /// How soon work that found a full queue is tried again if no completion comes first.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// A stage of some blocks is over.
-pub(crate) struct Done {
-    pub(crate) ticket: u64,
-    pub(crate) result: Stage,
-}
-
-pub(crate) enum Stage {
-    Copy(Result<(), DeviceError>),
-    /// What came of the operations of a batch, in order.
-    Disk(Vec<OpOutcome>),
-    /// Checksums of the blocks of a task, in order, or why they did not arrive.
-    Volume(Vec<Result<u64, Failure>>),
-}
-
 /// Where a carrier works and whom it tells.
 #[derive(Clone)]
 pub(crate) struct Site {
     pub(crate) hub: Arc<Hub>,
     pub(crate) path: Path,
-    /// Completions come back here; one message per ticket, and there is room for all of them.
-    pub(crate) done: Sender<Done>,
+    /// Completions come back here.
+    pub(crate) inbox: Arc<Inbox>,
 }
 
 impl Site {
@@ -114,8 +98,6 @@ pub(crate) struct Executor {
     pub(crate) site: Site,
     pub(crate) carrier: Box<dyn Carrier>,
     pub(crate) batch_blocks: usize,
-    pub(crate) completions: Receiver<Done>,
-    pub(crate) bell: Receiver<()>,
 }
 
 impl Executor {
@@ -131,9 +113,7 @@ impl Executor {
 
     fn work(&mut self) {
         loop {
-            while let Ok(done) = self.completions.try_recv() {
-                self.carrier.complete(done);
-            }
+            self.complete_some();
             if self.issue_some() {
                 continue;
             }
@@ -145,14 +125,17 @@ impl Executor {
                 return;
             }
             let wait = if self.carrier.is_waiting() { RETRY } else { Duration::from_secs(3600) };
-            select! {
-                recv(self.completions) -> done => if let Ok(done) = done { self.carrier.complete(done) },
-                recv(self.bell) -> _ => {},
-                default(wait) => {},
-            }
+            self.site.inbox.wait(wait);
+            self.complete_some();
             if self.carrier.is_waiting() {
                 self.carrier.retry();
             }
+        }
+    }
+
+    fn complete_some(&mut self) {
+        for done in self.site.inbox.take() {
+            self.carrier.complete(done);
         }
     }
 
@@ -179,7 +162,6 @@ mod tests {
     use super::*;
     use crate::handle::Slot;
     use crate::schedule::{Limits, PathLimits, Reply, State};
-    use crossbeam_channel::bounded;
     use kvbm_plan::{
         BlockId, BlockIdentity, ChecksumMode, Endpoint, Epoch, Gate, GroupId, NamespaceId, Priority, Rank,
         SequenceHash,
@@ -241,10 +223,8 @@ mod tests {
         for (id, slot) in (0..2).zip(&slots) {
             hub.submit(plan(id), Reply::Handle(Arc::clone(slot))).unwrap();
         }
-        let (done, completions) = bounded(1);
-        let (_ring, bell) = bounded(1);
-        let site = Site { hub: Arc::clone(&hub), path: Path::G1_G2, done };
-        let executor = Executor { site, carrier: Box::new(Broken), batch_blocks: 1, completions, bell };
+        let site = Site { hub: Arc::clone(&hub), path: Path::G1_G2, inbox: Arc::default() };
+        let executor = Executor { site, carrier: Box::new(Broken), batch_blocks: 1 };
         executor.run(&hub.producer());
         hub.submit(plan(2), Reply::Handle(Arc::clone(&slots[2]))).unwrap();
         assert!(slots[0].get().is_none(), "the hardware may have it: no report");

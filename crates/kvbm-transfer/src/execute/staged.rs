@@ -3,9 +3,10 @@
 
 use super::copy::{Copier, Item, Lane, Route};
 use super::disk::{Batch, DiskPort, done};
-use super::{Carrier, Done, Settled, Site, Stage};
+use super::{Carrier, Settled, Site};
 use crate::error::StartError;
 use crate::host::{host_regions, io_memory};
+use crate::inbox::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_device::{HostRegion, Owner};
 use kvbm_disk::{DiskEngine, OpOutcome};
@@ -84,8 +85,8 @@ impl StagedCarrier {
         let layout = ring.layout().as_ref();
         let fragments = FragmentList::between(layout, layout, &Selection::all())
             .map_err(|error| failed(error.to_string()))?;
-        let port = DiskPort::new(engine, site.done.clone());
-        let copier = Copier::new(route, lane, site.done.clone());
+        let port = DiskPort::new(engine, Arc::clone(&site.inbox));
+        let copier = Copier::new(route, lane, Arc::clone(&site.inbox));
         let free: Vec<u32> = (0..ring.num_blocks()).rev().collect();
         let portion = free.len().div_ceil(PORTIONS);
         let (regions, reading) = (Arc::new(regions), HashMap::new());

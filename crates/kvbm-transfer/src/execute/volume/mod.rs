@@ -10,11 +10,12 @@ mod writer;
 pub(crate) use reader::VolumeReader;
 pub(crate) use writer::VolumeWriter;
 
-use super::{Done, Site, Stage};
+use super::Site;
 use crate::config::{VolumeTier, WorkerConfig};
 use crate::crew::{Crews, Terms};
 use crate::cuts::{Cut, cuts};
 use crate::error::StartError;
+use crate::inbox::{Done, Stage};
 use crate::schedule;
 use crate::slots::{disk_layout, layouts};
 use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selection};
@@ -134,11 +135,10 @@ impl<T: Send + 'static> Hands<T> {
             // Never full: a task has at least one block.
             pending: depth.max(1),
         };
-        let (done, registry) = (site.done.clone(), Arc::clone(&tier.registry));
+        let (inbox, registry) = (Arc::clone(&site.inbox), Arc::clone(&tier.registry));
         let work = move |volume, Task { ticket, deadline, blocks }| {
             let results = transfer(&mover, &registry, volume, deadline, blocks);
-            // The executor is gone only after all its tickets came back, and the channel has room for each.
-            drop(done.try_send(Done { ticket, result: Stage::Volume(results) }));
+            inbox.put(Done { ticket, result: Stage::Volume(results) });
         };
         let refusing = site.clone();
         let refuse = move |_, task: Task<T>, reason: &str| refuse(&refusing, task, reason);
@@ -186,7 +186,7 @@ impl<T: Send + 'static> Hands<T> {
 /// Says of all blocks of a task that it is not done.
 fn refuse<T>(site: &Site, Task { ticket, blocks, .. }: Task<T>, reason: &str) {
     let results = vec![Err(Failure::new(FailureKind::Io, reason)); blocks.len()];
-    drop(site.done.try_send(Done { ticket, result: Stage::Volume(results) }));
+    site.inbox.put(Done { ticket, result: Stage::Volume(results) });
 }
 
 /// The volume of `plan`.

@@ -7,8 +7,9 @@ use crate::damaged::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::copy::{Copier, Item};
 use crate::execute::staged::{Staged, settle_copies};
-use crate::execute::{Carrier, Done, Lane, Route, Site, Stage};
+use crate::execute::{Carrier, Lane, Route, Site};
 use crate::host::{each_fragment, host_regions};
+use crate::inbox::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_device::HostRegion;
 use kvbm_disk::{BlockChecksum, ContentCrc};
@@ -61,7 +62,7 @@ impl VolumeReader {
         };
         let block_bytes = gets.order.bytes();
         let hands = Hands::new(&site, tier, config, ring.num_blocks() as usize, gets);
-        let copier = Copier::new(route, lane, site.done.clone());
+        let copier = Copier::new(route, lane, Arc::clone(&site.inbox));
         let free = (0..ring.num_blocks()).rev().collect();
         Ok(Self { site, free, hands, reading: HashMap::new(), in_flight: 0, copier, block_bytes })
     }

@@ -228,7 +228,7 @@ impl State {
         let Some(job) = self.jobs.get(&plan_id) else { return };
         let Some(index) = index_of(job.plan.path()) else { return };
         self.queues[index].push(&job.plan, job.seq);
-        self.wake[index] = true;
+        self.wake[index] |= std::mem::take(&mut self.hungry[index]);
     }
 }
 

@@ -66,6 +66,8 @@ pub(crate) struct State {
     notices: Vec<(Arc<Slot>, Arc<TransferReport>)>,
     /// Paths whose executors have something new to look at.
     wake: [bool; Path::ALL.len()],
+    /// Paths of which an executor looked for blocks and got none. The others have no room: they look by themselves when they have.
+    hungry: [bool; Path::ALL.len()],
     /// Paths that got nothing because another goes first, and have not been told to look again.
     yielded: [bool; Path::ALL.len()],
 }
@@ -93,6 +95,7 @@ impl State {
             outgoing: VecDeque::new(),
             notices: Vec::new(),
             wake: [false; Path::ALL.len()],
+            hungry: [true; Path::ALL.len()],
             yielded: [false; Path::ALL.len()],
         }
     }

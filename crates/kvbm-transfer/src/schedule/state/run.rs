@@ -22,6 +22,18 @@ impl State {
         now: Instant,
     ) -> Option<Portion> {
         let index = index_of(path)?;
+        let portion = self.next_portion(index, busy, room, now);
+        self.hungry[index] |= portion.is_none();
+        portion
+    }
+
+    fn next_portion(
+        &mut self,
+        index: usize,
+        busy: bool,
+        room: impl Fn(&TransferPlan) -> usize,
+        now: Instant,
+    ) -> Option<Portion> {
         if busy && self.must_yield(index) {
             self.yielded[index] = true;
             return None;

@@ -59,6 +59,26 @@ fn to_volume(id: u64, volume: u32) -> TransferPlan {
     TransferPlan { dst: Endpoint::Volume(VolumeId(volume)), ..plan(id, Path::G2_G4, 1) }
 }
 
+/// Mutation that makes it fail: `State::take` calls no path hungry, or `State::enqueue` wakes every path.
+#[test]
+fn a_plan_wakes_its_path_only_if_that_looked_and_found_nothing() {
+    let mut bench = Bench::new();
+    let path = Path::ALL.iter().position(|path| *path == Path::G1_G2).unwrap();
+    let wakes = |bench: &mut Bench, id| {
+        bench.submit(on(id));
+        bench.state.take_wakes()[path]
+    };
+    assert!(wakes(&mut bench, 1), "nobody has looked yet");
+    assert!(!wakes(&mut bench, 2), "it will look");
+    assert_eq!(bench.take(Path::G1_G2, 1), Some((1, vec![0])));
+    assert!(!wakes(&mut bench, 3), "it left something, so it has no room");
+    assert_eq!(bench.take(Path::G1_G2, 0), None);
+    assert!(wakes(&mut bench, 4), "for this one there may be room");
+    while bench.take(Path::G1_G2, 8).is_some() {}
+    assert!(wakes(&mut bench, 5));
+    assert_eq!(bench.take(Path::G1_G2, 8), Some((5, vec![0, 1])));
+}
+
 /// Mutation that makes it fail: `PathQueue::check_room` looks at the whole queue only.
 #[test]
 fn a_volume_whose_plans_queue_up_leaves_places_for_another() {
