@@ -195,6 +195,31 @@ fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
     assert_eq!(manager.status().tiers[2].arriving, 0);
 }
 
+/// That slot is free then, and its record must not survive a restart.
+#[test]
+fn what_has_come_back_while_its_first_copy_was_on_its_way_leaves_nothing_in_the_first_slot() {
+    let ranks = Ranks::new(1);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    let sequence = tokens(&manager, 1, 2);
+    let offload = || manager.offload(&fill(&manager, &sequence, 0), Tier::G2).unwrap();
+    ranks.set_all(Mode::Hold);
+    offload();
+    ranks.execute(0);
+    let first = ranks.next_plan(0);
+    assert_eq!(first.dst, kvbm::plan::Endpoint::Local(Tier::G3));
+    manager.forget(manager.namespace());
+    ranks.set_all(Mode::Answer);
+    offload();
+    let on_disk = || manager.look_up(&sequence).iter().filter(|tiers| tiers.contains(Tier::G3)).count();
+    assert_eq!(on_disk(), 2, "in other slots");
+    let before = ranks.commands(0).len();
+    ranks.done(0, &first);
+    assert!(manager.wait_offloads(soon()));
+    let slots: Vec<_> = first.blocks.iter().map(|block| block.dst).collect();
+    assert_eq!(ranks.commands(0)[before..], [Command::Release { tier: Tier::G3, blocks: slots }]);
+    assert_eq!(on_disk(), 2);
+}
+
 /// It may have written the block whole, and not have heard that it is nobody's.
 #[test]
 fn a_rank_that_cannot_be_told_that_what_was_on_its_way_is_forgotten_is_told_when_it_starts_again() {

@@ -35,9 +35,11 @@ impl Leader {
             Destination::Reserved { arrivals, places } => {
                 let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
                 let chained = operation.purpose == Purpose::Onboard;
-                let arrivals = complete((arrivals, &places, kept), &parts.moves, &mut failures, chained);
+                let (arrivals, spare) =
+                    complete((arrivals, &places, kept), &parts.moves, &mut failures, chained);
                 if order.is_some() {
                     self.release_lost(&parts.moves, &failures);
+                    self.release(&spare);
                 }
                 // What is still reserved failed: its slot goes back to Reset.
                 Some(arrivals.into_pinned())
@@ -230,13 +232,14 @@ impl Drop for Joinable<'_> {
 }
 
 /// Makes arrivals visible, first block first, behind the so many that are. In a chain, what comes after a failure is failed too: a
-/// prefix has no holes. Elsewhere only blocks behind a failed parent are.
+/// prefix has no holes. Elsewhere only blocks behind a failed parent are. Also the slots that were filled for nothing: their block was removed
+/// on the way and has come to another slot since.
 fn complete(
     (mut arrivals, places, kept): (AnyArrivals, &[usize], usize),
     moves: &[Move],
     failures: &mut [Option<Failure>],
     chained: bool,
-) -> AnyArrivals {
+) -> (AnyArrivals, Vec<BlockId>) {
     let mut broken: Vec<SequenceHash> = Vec::new();
     for (step, slot) in moves.iter().zip(failures.iter_mut()) {
         let after_hole = chained && !broken.is_empty();
@@ -251,9 +254,17 @@ fn complete(
     let rest = places.iter().zip(failures.iter()).skip(kept);
     let whole = rest.filter(|(_, slot)| slot.is_none()).map(|(&place, _)| place);
     let completions = arrivals.complete_each(whole);
-    let removed = failures.iter_mut().skip(kept).filter(|slot| slot.is_none()).zip(completions);
-    for (slot, _) in removed.filter(|(_, completion)| *completion == Completion::Removed) {
-        *slot = Some(Failure::new(FailureKind::Missing, "the block was removed while it was on its way"));
+    let completed = moves.iter().zip(failures).skip(kept).filter(|(_, slot)| slot.is_none());
+    let mut spare = Vec::new();
+    for ((step, slot), completion) in completed.zip(completions) {
+        match completion {
+            Completion::Removed => {
+                let removed = "the block was removed while it was on its way";
+                *slot = Some(Failure::new(FailureKind::Missing, removed));
+            }
+            Completion::Existing { .. } => spare.push(step.dst),
+            Completion::Stored => {}
+        }
     }
-    arrivals
+    (arrivals, spare)
 }
