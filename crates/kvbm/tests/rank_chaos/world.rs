@@ -46,6 +46,8 @@ pub(super) struct State {
     pub(super) step: usize,
     /// Plans are carried out as soon as they come, and nothing fails.
     pub(super) tame: bool,
+    /// Workers that died or started.
+    changes: usize,
 }
 
 #[derive(Clone)]
@@ -126,7 +128,7 @@ impl RankModel {
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         let ranks = Default::default();
-        Self(Arc::new(Mutex::new(State { ranks, random: Random(seed), step: 0, tame: false })))
+        Self(Arc::new(Mutex::new(State { ranks, random: Random(seed), step: 0, tame: false, changes: 0 })))
     }
 
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
@@ -142,6 +144,55 @@ impl World {
         for message in messages {
             sink(wire::encode_message(message).unwrap());
         }
+    }
+
+    /// Begins the next step.
+    pub(super) fn next_step(&self) -> usize {
+        self.with(|state| {
+            state.step += 1;
+            state.step
+        })
+    }
+
+    /// Workers that have died or started so far.
+    pub(super) fn changes(&self) -> usize {
+        self.with(|state| state.changes)
+    }
+
+    pub(super) fn is_open(&self, rank: usize) -> bool {
+        self.with(|state| state.ranks[rank].open)
+    }
+
+    /// Does something while ranks carry out at once what they are told.
+    pub(super) fn tamed(&self, during: impl FnOnce()) {
+        let before = self.with(|state| std::mem::replace(&mut state.tame, true));
+        during();
+        self.with(|state| state.tame = before);
+    }
+
+    /// Which of these bytes is not where it should be on a rank that is there.
+    pub(super) fn lacks(&self, held: &[(Tier, BlockId, Bytes)]) -> Option<String> {
+        self.with(|state| {
+            let ranks = state.ranks.iter().enumerate().filter(|(_, rank)| rank.open);
+            let lacks = |(number, rank): (usize, &RankModel)| {
+                let (tier, block, _) =
+                    held.iter().find(|(tier, block, bytes)| rank.bytes(*tier, *block) != Some(*bytes))?;
+                Some(format!("step {}: slot {block} of {tier} on rank {number}", state.step))
+            };
+            ranks.into_iter().find_map(lacks)
+        })
+    }
+
+    /// What the disks have for good: rank, slot and record.
+    pub(super) fn synced(&self) -> Vec<(usize, BlockId, Record)> {
+        self.with(|state| {
+            let ranks = state.ranks.iter().enumerate();
+            ranks
+                .flat_map(|(rank, model)| {
+                    model.synced.iter().map(move |(&slot, &record)| (rank, slot, record))
+                })
+                .collect()
+        })
     }
 
     pub(super) fn connect(&self, rank: Rank, epoch: Epoch, sink: MessageSink) -> Box<dyn WorkerLink> {
@@ -167,13 +218,17 @@ impl World {
             let (blocks, unusable) = (part.to_vec(), Vec::clone(&unusable));
             self.say(rank, &[Message::Recovered { rank: name, tier, blocks, unusable, last }]);
         }
-        self.with(|state| state.ranks[rank].open = true);
+        self.with(|state| {
+            state.ranks[rank].open = true;
+            state.changes += 1;
+        });
         self.say(rank, &[Message::Ready { rank: name, epoch, volumes: false }]);
     }
 
     /// The worker of the rank dies: its memory is gone, and of what its disk had not synced some.
     pub(super) fn kill(&self, rank: usize) {
         self.with(|state| {
+            state.changes += 1;
             let State { ranks, random, .. } = state;
             let model = &mut ranks[rank];
             model.open = false;
@@ -241,7 +296,7 @@ impl WorkerLink for Link {
         let command = wire::decode_command(command).unwrap();
         let Self(world, rank) = self;
         let answer = world.with(|state| {
-            let State { ranks, random, step, tame } = state;
+            let State { ranks, random, step, tame, .. } = state;
             let model = &mut ranks[*rank];
             if !model.open {
                 return Err(LinkError::Closed);
