@@ -207,7 +207,7 @@ pub struct ReplayArgs {
     /// Tenants with a share of every tier that is kept for each, like acme=0.5,beta=0.25. A request is of the one that "tenant" names in
     /// its line of the trace, or of nobody, who has what the shares leave; of a made-up workload, each system prompt is one's in turn.
     /// Tenants share no blocks. Without this, "tenant" is not looked at.
-    #[arg(long, value_name = "NAME=SHARE,..", default_value_t)]
+    #[arg(long, value_name = "NAME=SHARE,..", default_value_t, hide_default_value = true)]
     pub tenants: TenantShares,
 
     /// What to do with the offloads of a request.

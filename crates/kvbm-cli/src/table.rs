@@ -104,7 +104,10 @@ pub fn render(result: &ReplayResult) -> String {
     }
     if let Some(hits) = summary.g3.hits_per_gib_written {
         let written = bytes(summary.g3.bytes_written);
-        let _ = writeln!(out, "{written} written to G3: {hits:.1} hits per GiB");
+        // Where only the books are kept no bytes move.
+        let books_only = summary.paths.get("g2_g3").is_some_and(|path| path.bytes == 0);
+        let would = if books_only { "would be " } else { "" };
+        let _ = writeln!(out, "{written} {would}written to G3: {hits:.1} hits per GiB");
     }
     if result.left_out > 0 {
         let _ = writeln!(

@@ -163,6 +163,19 @@ fn what_does_not_fit_is_said() {
     let table = text(&output.stdout);
     assert!(table.contains("blocks did not fit into G1"), "{table}");
     assert!(text(&output.stderr).contains("requests: 10 of 10"), "progress in plain lines");
+    let output = run(dir.path(), "--synthetic 5 --block-bytes 512 --capacity 10,10,5 --dir kept");
+    let said = text(&output.stderr);
+    assert!(said.contains("the next run will not find them; where the last tier is full, give it"), "{said}");
+}
+
+#[test]
+fn without_bytes_nothing_is_written() {
+    let dir = temp();
+    for (mode, said) in [("", " MiB written to G3: "), ("--metadata-only", " MiB would be written to G3: ")] {
+        let output = run(dir.path(), &format!("--synthetic 40 --capacity 50,100,2000 {mode}"));
+        let table = text(&output.stdout);
+        assert!(table.contains(said), "{table}");
+    }
 }
 
 /// Offloads of one request end in any order, so a block more or less may be gone when it is wanted again.

@@ -176,8 +176,15 @@ fn flush(manager: &KvBlockManager<Owned>, requests: usize) -> Result<()> {
 fn save(manager: &KvBlockManager<Owned>) {
     let report = manager.shutdown(SHUTDOWN_TIMEOUT);
     if !report.is_complete() {
-        let error = report.flush_error.map_or_else(String::new, |error| format!("; {error}"));
-        note(&format!("kvbm: {} blocks are not saved{error}", report.not_saved));
+        let why = match report.flush_error {
+            Some(error) => error.to_string(),
+            None if !report.drained => "copies were still under way".to_owned(),
+            None => "where the last tier is full, give it more room with --capacity".to_owned(),
+        };
+        note(&format!(
+            "kvbm: {} blocks are not saved, and the next run will not find them; {why}",
+            report.not_saved
+        ));
     }
 }
 
