@@ -5,7 +5,7 @@ use crate::losses::Losses;
 use crate::metadata::BlockMetadata;
 use crate::shared::Shared;
 use crate::sync::{Arc, Weak};
-use crate::tier::{TierMask, TierTag};
+use crate::tier::{TIERS, TierMask, TierTag};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash, Tier};
 use std::fmt;
 use std::marker::PhantomData;
@@ -109,6 +109,14 @@ impl Pinned {
             self.pin = pin;
         }
         self
+    }
+
+    /// How many of the blocks, from the first on, are on `tier` as well at this moment.
+    pub fn prefix_on(&self, tier: Tier) -> usize {
+        if tier.index() >= TIERS {
+            return 0;
+        }
+        self.shared.store.prefix_on(self.tier.index(), &self.ids, tier.index())
     }
 
     /// For each block whether its slot still is one of the block's: false once the block was removed while it was pinned, also where

@@ -56,6 +56,10 @@ fn parents_come_first_and_what_is_copied_does_not_come() {
     let identities: Vec<BlockIdentity> = BlockIdentity::chain(NamespaceId(0), GROUP, &old[..3]).collect();
     let mut arrivals = registry.begin_arrivals(Tier::G2, &identities).unwrap();
     arrivals.complete(0);
+    let held = pool.match_sequence_hashes(GROUP, &old);
+    assert_eq!(held.prefix_on(Tier::G2), 1, "what is on its way does not count");
+    assert_eq!([Tier::G1, Tier::G3, Tier::G4].map(|tier| held.prefix_on(tier)), [4, 0, 0]);
+    drop(held);
     let mut rest = chosen(&registry, 20, 0);
     rest.sort();
     let mut expected: Vec<SequenceHash> = old[3..].iter().chain(&young).copied().collect();

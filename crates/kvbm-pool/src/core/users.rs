@@ -2,7 +2,7 @@
 
 use super::prospects::ENDED;
 use super::slot::Usage;
-use super::{Core, NONE, Pin, Store};
+use super::{Core, NONE, Pin, Presence, Store};
 use crate::near;
 use kvbm_plan::{BlockId, BlockIdentity};
 
@@ -81,6 +81,13 @@ impl Store {
             registered.push(core.store.slots[tier][slot as usize].usage() == Usage::Registered);
         });
         registered
+    }
+
+    /// How many of `blocks`, from the first on, are on another tier as well. The caller pins them, so their entries stay; without a lock this
+    /// is a hint, as any answer would be by the time that it is used.
+    pub(crate) fn prefix_on(&self, tier: usize, blocks: &[BlockId], other: usize) -> usize {
+        let entry = |block: &BlockId| &self.entries[self.slots[tier][block.index()].entry.get()];
+        blocks.iter().take_while(|block| entry(block).presence(other) == Presence::Present).count()
     }
 
     /// Priority of a pinned block.

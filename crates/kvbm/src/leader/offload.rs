@@ -150,12 +150,13 @@ impl Leader {
             return;
         }
         let round = round.unwrap_or_else(|| self.offloads.round());
-        let through = |edge: &&Edge| edge.triggers.write_through;
-        if self.edges_from(tier).any(|edge| through(&edge)) {
+        let through: Vec<&Edge> = self.edges_from(tier).filter(|edge| edge.triggers.write_through).collect();
+        if let Some((last, others)) = through.split_last() {
             let blocks = blocks();
-            for edge in self.edges_from(tier).filter(through) {
+            for edge in others {
                 self.write_through(edge, round, blocks.clone());
             }
+            self.write_through(last, round, blocks);
         }
         for edge in self.edges_from(tier) {
             self.check_watermark(edge, round);
@@ -171,15 +172,17 @@ impl Leader {
 
     /// `blocks` less the first ones that have a copy below: the next tier holds the beginnings of chains.
     fn without_copied(&self, edge: &Edge, mut blocks: Pinned) -> Pinned {
-        let identities = blocks.identities();
-        let Some(first) = identities.first() else { return blocks };
-        let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
         let copied = if edge.path.dst == Tier::G4 {
+            let identities = blocks.identities();
+            let Some(first) = identities.first() else { return blocks };
+            let hashes: Vec<_> = identities.iter().map(|identity| identity.hash).collect();
             self.volumes.awaited_prefix(first.group, &hashes)
         } else {
-            let tiers = self.registry.peek_prefix(first.group, &hashes);
-            tiers.iter().take_while(|tiers| tiers.contains(edge.path.dst)).count()
+            blocks.prefix_on(edge.path.dst)
         };
+        if copied == 0 {
+            return blocks;
+        }
         let rest = blocks.split_off(copied);
         drop(blocks.into_transfer());
         rest
