@@ -114,7 +114,8 @@ impl DirectoryVolume {
         let key = request.key;
         let io_error = |source| self.io_error("get", key, source);
         let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
-        let mut file = File::open(self.object_file(&key)).map_err(io_error)?;
+        let file = self.look("get", key, File::open(self.object_file(&key)))?;
+        let mut file = file.ok_or(VolumeError::NotFound { volume, key })?;
         let length = file.metadata().map_err(io_error)?.len();
         if length < HEADER_BYTES as u64 {
             return Err(corrupt(Corruption::NoHeader(length)));
@@ -191,13 +192,37 @@ impl DirectoryVolume {
         let path = self.object_file(key);
         let _ours = self.claim("delete", key, deadline)?;
         let removed = fs::metadata(&path).and_then(|old| fs::remove_file(&path).map(|()| old.len()));
-        match removed {
-            Ok(length) => {
-                self.quota.release(key, length);
-                Ok(true)
+        let removed = self.look("delete", *key, removed)?;
+        self.quota.release(key, removed.unwrap_or(0));
+        Ok(removed.is_some())
+    }
+
+    /// What was looked for, unless it is not there.
+    fn look<T>(
+        &self,
+        operation: &'static str,
+        key: BlobKey,
+        looked: io::Result<T>,
+    ) -> Result<Option<T>, VolumeError> {
+        match looked {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.check_mounted().is_ok() => Ok(None),
+            Err(error) => Err(self.io_error(operation, key, error)),
+        }
+    }
+
+    /// Whether this is still the directory that was opened. Where its mount is gone, nothing is in its place, and that says nothing of
+    /// the objects.
+    fn check_mounted(&self) -> io::Result<()> {
+        match fs::metadata(self.root.join(TEMPORARY)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let root = self.root.display();
+                let text = format!(
+                    "{root} has no folder {TEMPORARY} any more: is what belongs there still mounted?"
+                );
+                Err(io::Error::new(io::ErrorKind::NotConnected, text))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(self.io_error("delete", *key, error)),
+            found => found.map(drop),
         }
     }
 
@@ -212,11 +237,9 @@ impl DirectoryVolume {
     }
 
     fn io_error(&self, operation: &'static str, key: BlobKey, source: io::Error) -> VolumeError {
-        let volume = self.descriptor.id;
-        if operation == "get" && source.kind() == io::ErrorKind::NotFound {
-            return VolumeError::NotFound { volume, key };
-        }
-        VolumeError::Io { volume, operation, key, source }
+        let unmounted = || self.check_mounted().err();
+        let told = (source.kind() == io::ErrorKind::NotFound).then(unmounted).flatten();
+        VolumeError::Io { volume: self.descriptor.id, operation, key, source: told.unwrap_or(source) }
     }
 }
 
@@ -237,8 +260,8 @@ impl Volume for DirectoryVolume {
 
     fn exists(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>> {
         let exists = |key: &BlobKey| {
-            let found = self.object_file(key).try_exists();
-            found.map_err(|source| self.io_error("exists", *key, source))
+            let found = self.look("exists", *key, fs::metadata(self.object_file(key)));
+            found.map(|found| found.is_some())
         };
         one_by_one(self.descriptor.id, "exists", keys, deadline, exists)
     }
@@ -258,6 +281,7 @@ impl Volume for DirectoryVolume {
         let after = after.map_or_else(String::new, BlobKey::object_path);
         let mut keys = Vec::new();
         let walked = list_below(&self.root, &scope.prefix(), &after, max, deadline, &mut keys);
+        let walked = walked.and_then(|()| if keys.is_empty() { self.check_mounted() } else { Ok(()) });
         let failed = |source| VolumeError::List { volume: self.descriptor.id, scope: *scope, source };
         walked.map(|()| keys).map_err(failed)
     }

@@ -144,6 +144,16 @@ impl VolumeError {
         }
     }
 
+    /// Whether there is no room for the object, by the volume's capacity or by that of its store: it was not written.
+    pub fn is_full(&self) -> bool {
+        const FULL: [io::ErrorKind; 2] = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        match self {
+            Self::Full { .. } => true,
+            Self::Io { source, .. } => FULL.contains(&source.kind()),
+            _ => false,
+        }
+    }
+
     /// Whether the object was damaged: count it and delete it.
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Self::Corrupt { .. })
@@ -242,4 +252,30 @@ pub enum RegistryError {
         /// The store's error.
         source: io::Error,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BlobSlice;
+    use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash};
+
+    #[test]
+    fn a_store_without_room_is_full_and_not_broken() {
+        let slice = BlobSlice { first_layer: 0, num_layers: 1, first_head: 0, num_heads: 1 };
+        let key = BlobKey {
+            namespace: NamespaceTag::from_bytes([1; 16]),
+            label: NamespaceId(0),
+            group: GroupId(0),
+            hash: SequenceHash::from_bytes([2; 16]),
+            slice,
+        };
+        let volume = VolumeId(1);
+        let io = |kind: io::ErrorKind| VolumeError::Io { volume, operation: "put", key, source: kind.into() };
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
+            assert!(io(kind).is_full() && !io(kind).is_miss() && !io(kind).is_late(), "{kind}");
+        }
+        assert!(VolumeError::Full { volume, needed: 2, free: 1 }.is_full());
+        assert!(!io(io::ErrorKind::ReadOnlyFilesystem).is_full());
+    }
 }

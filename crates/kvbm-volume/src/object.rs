@@ -21,6 +21,8 @@
 //! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under another's header fails, and so do
 //! pieces that changed places. In universal order with a piece for each head, other ranks can verify the heads that they take.
 
+use std::io;
+
 use crc_fast::{CrcAlgorithm, Digest};
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
@@ -70,7 +72,8 @@ impl Default for PayloadForm {
 /// The bytes of an object before its payload: what a volume writes, followed by the request's pieces.
 ///
 /// # Errors
-/// [`VolumeError::BadForm`] where the payload cannot be cut into so many pieces.
+/// [`VolumeError::BadForm`] where the payload cannot be cut into so many pieces; [`VolumeError::Io`] where no descriptor has such an
+/// alignment.
 pub fn seal(volume: VolumeId, request: &PutRequest<'_>, alignment: u32) -> Result<Vec<u8>, VolumeError> {
     Ok(Header::new(volume, request, alignment)?.encode())
 }
@@ -120,6 +123,11 @@ impl Header {
         let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         if !(1..=MAX_PIECES).contains(&form.pieces) || !length.is_multiple_of(u64::from(form.pieces)) {
             return Err(VolumeError::BadForm { volume, key: *key, pieces: form.pieces, length });
+        }
+        if !(1..=MAX_ALIGNMENT).contains(&alignment) {
+            let text = format!("alignment {alignment}: use a power of two from 1 to {MAX_ALIGNMENT} bytes");
+            let source = io::Error::new(io::ErrorKind::InvalidInput, text);
+            return Err(VolumeError::Io { volume, operation: "put", key: *key, source });
         }
         let head = HEADER_BYTES as u32 + 8 * form.pieces;
         let mut header = Self {
@@ -364,6 +372,15 @@ mod tests {
     fn reseal(object: &mut [u8], pieces: usize) {
         let sum = header_sum(&object[..88], &object[96..96 + 8 * pieces]);
         object[88..96].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// A vendor's volume may hand over what nobody has checked.
+    #[test]
+    fn an_alignment_that_cannot_be_is_refused() {
+        for alignment in [0, MAX_ALIGNMENT + 1, u32::MAX] {
+            let error = seal(VOLUME, &put(1, &[b"payload"]), alignment).unwrap_err().to_string();
+            assert!(error.contains(&format!("alignment {alignment}: use a power of two")), "{error}");
+        }
     }
 
     #[test]

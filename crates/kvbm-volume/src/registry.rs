@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kvbm_plan::VolumeId;
 use parking_lot::RwLock;
 
+use crate::volume::{check, shown};
 use crate::{DirectoryVolume, MemoryVolume, RegistryError, Volume, VolumeDescriptor};
 
 /// Makes a volume of the store that a descriptor's URI names. It must not create, mount or format that store.
@@ -45,13 +46,14 @@ impl VolumeRegistry {
     /// [`RegistryError`]: the id is taken, nobody knows the scheme, a field of the descriptor cannot be, or the store cannot be opened.
     /// Nothing changed.
     pub fn register_volume(&self, descriptor: VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> {
-        // Before opening: a duplicate should cost nothing.
+        // Before opening: a duplicate should cost nothing, and who opens it need not know the rules.
         self.check_free(&descriptor)?;
+        check(&descriptor)?;
         let scheme = scheme_of(&descriptor.uri).and_then(|scheme| self.schemes.get(scheme));
         let Some(open) = scheme else {
             let mut known: Vec<String> = self.schemes.keys().cloned().collect();
             known.sort_unstable();
-            return Err(RegistryError::Scheme { id: descriptor.id, uri: descriptor.uri, known });
+            return Err(RegistryError::Scheme { id: descriptor.id, uri: shown(&descriptor.uri), known });
         };
         let volume = open(descriptor)?;
         self.register(Arc::clone(&volume))?;
@@ -67,7 +69,7 @@ impl VolumeRegistry {
         let id = descriptor.id;
         let mut volumes = self.volumes.write();
         if let Some(other) = volumes.get(&id) {
-            return Err(RegistryError::Duplicate { id, uri: other.descriptor().uri.clone() });
+            return Err(RegistryError::Duplicate { id, uri: shown(&other.descriptor().uri) });
         }
         volumes.insert(id, volume);
         Ok(())
@@ -109,7 +111,7 @@ impl VolumeRegistry {
     fn check_free(&self, descriptor: &VolumeDescriptor) -> Result<(), RegistryError> {
         match self.volumes.read().get(&descriptor.id) {
             Some(other) => {
-                Err(RegistryError::Duplicate { id: descriptor.id, uri: other.descriptor().uri.clone() })
+                Err(RegistryError::Duplicate { id: descriptor.id, uri: shown(&other.descriptor().uri) })
             }
             None => Ok(()),
         }

@@ -9,7 +9,7 @@ use kvbm_plan::{
 };
 use kvbm_volume::conformance::{self, Subject};
 use kvbm_volume::{
-    BlobKey, BlobSlice, DirectoryVolume, MAX_ALIGNMENT, MemoryVolume, RegistryError, Volume,
+    BlobKey, BlobScope, BlobSlice, DirectoryVolume, MAX_ALIGNMENT, MemoryVolume, RegistryError, Volume,
     VolumeDescriptor, VolumeError, VolumeExt, VolumeRegistry,
 };
 
@@ -176,6 +176,35 @@ fn a_failed_put_says_which_object_and_counts_nothing() {
     assert_eq!(fs::read_dir(folder.path().join(".incomplete")).unwrap().count(), 0);
 }
 
+/// Mutation that makes it fail: `check_mounted` finds nothing wrong.
+#[test]
+fn a_directory_whose_mount_is_gone_says_nothing_of_its_objects() {
+    let folder = tempfile::tempdir().unwrap();
+    let [place, away] = ["place", "away"].map(|name| folder.path().join(name));
+    fs::create_dir(&place).unwrap();
+    let uri = place.display().to_string();
+    let volume = DirectoryVolume::open(VolumeDescriptor { uri, ..descriptor() }).unwrap();
+    volume.put_one(&key(), b"kept", soon()).unwrap();
+    // What it was mounted on shows.
+    fs::rename(&place, &away).unwrap();
+    fs::create_dir(&place).unwrap();
+    let scope = BlobScope { namespace: key().namespace, label: None };
+    for error in [
+        volume.get_one(&key(), 4, soon()).unwrap_err(),
+        volume.put_one(&key(), b"lost", soon()).unwrap_err(),
+        volume.exists(&[key()], soon()).remove(0).unwrap_err(),
+        volume.delete(&[key()], soon()).remove(0).unwrap_err(),
+        volume.list(&scope, None, 10, soon()).unwrap_err(),
+    ] {
+        assert!(!error.is_miss() && error.to_string().contains("still mounted?"), "{error}");
+        assert!(error.to_string().contains(&place.display().to_string()), "{error}");
+    }
+    assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "nothing was written there");
+    fs::remove_dir(&place).unwrap();
+    fs::rename(&away, &place).unwrap();
+    assert_eq!(volume.get_one(&key(), 4, soon()).unwrap(), b"kept");
+}
+
 /// Mutation that makes it fail: what a put replaces is what was there before its bytes were written.
 #[test]
 fn concurrent_changes_of_one_object_leave_the_count_right() {
@@ -270,6 +299,17 @@ fn a_vendor_adds_a_scheme() {
     let volume =
         registry.register_volume(VolumeDescriptor { uri: uri.clone(), ..descriptor() }).ok().unwrap();
     assert_eq!(volume.descriptor().uri, uri);
+    // It need not know what a descriptor may say.
+    for alignment in [0, 3] {
+        let id = VolumeId(4);
+        let refused =
+            registry.register_volume(VolumeDescriptor { id, alignment, uri: uri.clone(), ..descriptor() });
+        assert!(matches!(refused.err().unwrap(), RegistryError::Descriptor { field: "alignment", .. }));
+    }
+    let id = VolumeId(5);
+    let unknown = VolumeDescriptor::new(id, "s4://user:hunter2@pool/p?secret_key=hunter2");
+    let told = registry.register_volume(unknown).err().unwrap().to_string();
+    assert!(told.contains("\"s4://pool/p\"") && !told.contains("hunter2"), "{told}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A volume in a bucket of an S3-compatible store.
 
 mod credentials;
+mod failure;
 #[cfg(test)]
 mod heard;
 mod runtime;
@@ -18,7 +19,6 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
-use object_store::client::{HttpError, HttpErrorKind};
 use object_store::path::Path;
 use object_store::{
     BackoffConfig, ClientOptions, Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
@@ -29,11 +29,12 @@ use tokio::sync::Semaphore;
 
 use crate::object::{Header, MAX_ALIGNMENT, MAX_PIECES, open as open_object};
 use crate::quota::{Quota, Turns};
-use crate::volume::{check, in_time};
+use crate::volume::{check, in_time, shown};
 use crate::{
     BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, StoreFacts, Volume,
     VolumeDescriptor, VolumeError,
 };
+use failure::{Refusal, told};
 use runtime::Runtime;
 use upload::{Conditional, Upload, Uploaded, is_unknown_to_store};
 use uri::S3Uri;
@@ -44,17 +45,19 @@ const MAX_RETRIES: usize = 2;
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
 /// Objects that are remembered as damaged.
 const MAX_DAMAGED: usize = 4096;
+/// How long a volume's opening waits for whether there is such a bucket.
+const BUCKET_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Objects in a bucket: `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`.
 ///
-/// Credentials come from the environment, as the AWS tools have them (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, profiles of
-/// instances), or from where the option `credentials` says: `env:PREFIX` in variables with another prefix than `AWS`, `file:PATH` in a
-/// file as the AWS tools have it (its first section; read again when it has changed). They never stand in the URI, which is shown in
-/// logs. Its other options: `endpoint` (of a store that is not AWS; only one that begins with `http://` is spoken to without TLS),
-/// `region`, `anonymous=true` (requests are not signed), `concurrency` (requests at a time, 32), `part_bytes` (larger objects go up in
-/// parts, 16 MiB).
+/// Credentials come from the variables `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, where these are not set from the machine, as clouds
+/// give it some, or from where the option `credentials` says: `env:PREFIX` in variables with another prefix than `AWS`, `file:PATH` in a
+/// file as the AWS tools have it (its first section; read again when it has changed; not looked for where nothing names it). They never
+/// stand in the URI, which is shown in logs. Its other options: `endpoint` (of a store that is not AWS; only one that begins with
+/// `http://` is spoken to without TLS), `region`, `anonymous=true` (requests are not signed), `concurrency` (objects at a time, 32),
+/// `part_bytes` (larger objects go up in parts of it, all parts of one together, 16 MiB).
 ///
 /// A put writes under the condition that there is no such object (`If-None-Match`), so of two writers one writes. Where there is one,
 /// its header is read: the same one stays, another one is replaced, and so is one that a read found to be damaged. A store that does not
@@ -64,12 +67,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct S3Volume {
     descriptor: VolumeDescriptor,
     store: Arc<AmazonS3>,
-    prefix: String,
+    /// What the locations of all objects begin with, in the store's spelling.
+    prefix: Path,
     part_bytes: usize,
     conditional: Arc<Conditional>,
     /// Objects that a read found damaged, until they are written again.
     damaged: Mutex<HashSet<BlobKey>>,
-    /// Bounds the requests of all callers together.
+    /// Bounds the objects that are on their way for all callers together.
     permits: Arc<Semaphore>,
     quota: Arc<Quota>,
     /// Held from the look at an object until its change is counted.
@@ -78,19 +82,16 @@ pub struct S3Volume {
 }
 
 impl S3Volume {
-    /// Makes a client of the store; with a capacity, the objects are counted first. The bucket must exist.
+    /// Makes a client of the store; with a capacity, the objects are counted first. A store that does not answer may come later, unless
+    /// they are to be counted.
     ///
     /// # Errors
-    /// [`RegistryError::Open`]: a URI or options that make no sense; with a capacity, a store whose objects cannot be counted within twelve
-    /// of the descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
+    /// [`RegistryError::Open`]: a URI or options that make no sense; a bucket that is not there; with a capacity, a store whose objects
+    /// cannot be counted within twelve of the descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
-        Self::connect(&descriptor).map_err(|source| {
-            let VolumeDescriptor { id, mut uri, .. } = descriptor;
-            // Without its options: somebody may have written a secret there, and errors go to logs.
-            uri.truncate(uri.find('?').unwrap_or(uri.len()));
-            RegistryError::Open { id, uri, source }
-        })
+        let failed = |source| RegistryError::Open { id: descriptor.id, uri: shown(&descriptor.uri), source };
+        Self::connect(&descriptor).map_err(failed)
     }
 
     fn connect(descriptor: &VolumeDescriptor) -> io::Result<Self> {
@@ -99,7 +100,7 @@ impl S3Volume {
         let volume = Self {
             descriptor: descriptor.clone(),
             store: Arc::new(store),
-            prefix: uri.prefix,
+            prefix: Path::from(uri.prefix),
             part_bytes: uri.part_bytes,
             conditional: Arc::default(),
             damaged: Mutex::default(),
@@ -112,38 +113,58 @@ impl S3Volume {
             let quota = Arc::new(volume.count_objects()?);
             return Ok(Self { quota, ..volume });
         }
+        volume.find_bucket()?;
         Ok(volume)
+    }
+
+    /// Fails where the store says that there is no such bucket. Whatever else comes of the question says nothing of that: a store may be
+    /// there later.
+    fn find_bucket(&self) -> io::Result<()> {
+        let patience = BUCKET_PATIENCE.min(self.descriptor.deadline);
+        let deadline = Instant::now() + patience;
+        let (store, nobodys) = (Arc::clone(&self.store), self.below(".kvbm-nobodys"));
+        let ask = async move { tokio::time::timeout_at(deadline.into(), store.get(&nobodys)).await };
+        match self.runtime.run(deadline, ask) {
+            Some(Ok(Err(error))) if Refusal::of(&error).is_some_and(|refusal| refusal.lacks_bucket()) => {
+                Err(told(&error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Counts all objects below the prefix.
     fn count_objects(&self) -> io::Result<Quota> {
         let (store, ours) = (Arc::clone(&self.store), self.ours());
-        let prefix = (!self.prefix.is_empty()).then(|| Path::from(self.prefix.as_str()));
+        let prefix = self.prefix.clone();
         let count = async move {
             let add = |mut quota: Quota, object: ObjectMeta| async move {
                 quota.found(object.location.as_ref().get(ours..).unwrap_or_default(), object.size);
                 Ok(quota)
             };
-            store.list(prefix.as_ref()).try_fold(Quota::default(), add).await
+            store.list(Some(&prefix)).try_fold(Quota::default(), add).await
         };
         // Counting takes a request for each thousand objects.
         let deadline = Instant::now() + 12 * self.descriptor.deadline;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "its objects could not be counted in time");
         let counted =
             self.runtime.run(deadline, async move { tokio::time::timeout_at(deadline.into(), count).await });
-        counted.and_then(Result::ok).ok_or_else(late)?.map_err(io::Error::other)
+        counted.and_then(Result::ok).ok_or_else(late)?.map_err(|error| told(&error))
     }
 
     /// Where the path of an object begins in its location.
     fn ours(&self) -> usize {
-        self.prefix.len() + usize::from(!self.prefix.is_empty())
+        let prefix = self.prefix.as_ref().len();
+        prefix + usize::from(prefix > 0)
     }
 
     fn path(&self, key: &BlobKey) -> Path {
-        match self.prefix.as_str() {
-            "" => Path::from(key.object_path()),
-            prefix => Path::from(format!("{prefix}/{}", key.object_path())),
-        }
+        self.below(&key.object_path())
+    }
+
+    /// The location of what has this path in the volume.
+    fn below(&self, path: &str) -> Path {
+        let path = Path::from(path);
+        self.prefix.parts().chain(path.parts()).collect()
     }
 
     /// Runs one future per key, as many at a time as there are permits, and each until the deadline.
@@ -160,6 +181,7 @@ impl S3Volume {
         let volume = self.descriptor.id;
         let keys: Vec<BlobKey> = work.iter().map(|(key, _)| *key).collect();
         let expired = move |key| VolumeError::DeadlineExceeded { volume, operation, key };
+        let unanswered = move |key| VolumeError::Io { volume, operation, key, source: silence() };
         if Instant::now() >= deadline {
             return keys.into_iter().map(|key| Err(expired(key))).collect();
         }
@@ -167,20 +189,18 @@ impl S3Volume {
         let one = move |(key, request): (BlobKey, F)| {
             let permits = Arc::clone(&permits);
             async move {
-                let permitted = async {
-                    // The semaphore is never closed.
-                    let _permit = permits.acquire().await;
-                    request.await
-                };
-                match tokio::time::timeout_at(deadline.into(), permitted).await {
-                    Ok(result) => result.map_err(|error| store_error(volume, operation, key, error)),
-                    Err(_elapsed) => Err(expired(key)),
+                // It is never closed.
+                let permit = tokio::time::timeout_at(deadline.into(), permits.acquire()).await;
+                let _permit = permit.map_err(|_elapsed| expired(key))?;
+                match tokio::time::timeout_at(deadline.into(), request).await {
+                    Ok(result) => result.map_err(|error| store_error(volume, operation, key, &error)),
+                    Err(_elapsed) => Err(unanswered(key)),
                 }
             }
         };
         let all = join_all(work.into_iter().map(one));
         let results = self.runtime.run(deadline, all);
-        results.unwrap_or_else(|| keys.into_iter().map(|key| Err(expired(key))).collect())
+        results.unwrap_or_else(|| keys.into_iter().map(|key| Err(unanswered(key))).collect())
     }
 
     /// Writes an object, counted before it is there: what it replaces, and where it does not arrive it, counts no more. `Err` within
@@ -276,7 +296,7 @@ fn client(uri: &S3Uri, deadline: Duration) -> io::Result<AmazonS3> {
     if let Some(credentials) = &uri.credentials {
         builder = builder.with_credentials(credentials.provider()?);
     }
-    builder.build().map_err(io::Error::other)
+    builder.build().map_err(|error| told(&error))
 }
 
 /// `None` where there is no such object.
@@ -292,27 +312,19 @@ fn store_error(
     volume: kvbm_plan::VolumeId,
     operation: &'static str,
     key: BlobKey,
-    error: Error,
+    error: &Error,
 ) -> VolumeError {
-    match error {
-        Error::NotFound { .. } if operation == "get" => VolumeError::NotFound { volume, key },
-        error => {
-            let kind = if timed_out(&error) { io::ErrorKind::TimedOut } else { io::ErrorKind::Other };
-            VolumeError::Io { volume, operation, key, source: io::Error::new(kind, error) }
-        }
+    let lacks_bucket = || Refusal::of(error).is_some_and(|refusal| refusal.lacks_bucket());
+    if matches!(error, Error::NotFound { .. }) && operation == "get" && !lacks_bucket() {
+        return VolumeError::NotFound { volume, key };
     }
+    VolumeError::Io { volume, operation, key, source: told(error) }
 }
 
-/// Whether a request was given up because its time was over.
-fn timed_out(error: &Error) -> bool {
-    let mut next = std::error::Error::source(error);
-    while let Some(source) = next {
-        if source.downcast_ref::<HttpError>().is_some_and(|error| error.kind() == HttpErrorKind::Timeout) {
-            return true;
-        }
-        next = source.source();
-    }
-    false
+/// A store that was asked and has not answered: what it was asked for it may do yet.
+fn silence() -> io::Error {
+    let text = "the store has not answered in time: check that it runs and is near, or give more time";
+    io::Error::new(io::ErrorKind::TimedOut, text)
 }
 
 /// An object in one piece.
@@ -440,7 +452,7 @@ impl Volume for S3Volume {
         deadline: Instant,
     ) -> Result<Vec<BlobKey>, VolumeError> {
         in_time(self.descriptor.id, scope, deadline)?;
-        let prefix = Path::from(format!("{}/{}", self.prefix, scope.prefix()));
+        let prefix = self.below(&scope.prefix());
         let offset = after.map_or_else(|| prefix.clone(), |key| self.path(key));
         let (store, ours) = (Arc::clone(&self.store), self.ours());
         let list = async move {
@@ -451,11 +463,10 @@ impl Volume for S3Volume {
             });
             keys.take(max).try_collect::<Vec<BlobKey>>().await
         };
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "the deadline passed; give more time");
         let listed =
             self.runtime.run(deadline, async move { tokio::time::timeout_at(deadline.into(), list).await });
-        let listed = listed.and_then(Result::ok).ok_or_else(late);
-        let listed = listed.and_then(|keys| keys.map_err(io::Error::other));
+        let listed = listed.and_then(Result::ok).ok_or_else(silence);
+        let listed = listed.and_then(|keys| keys.map_err(|error| told(&error)));
         listed.map_err(|source| VolumeError::List { volume: self.descriptor.id, scope: *scope, source })
     }
 
@@ -465,8 +476,7 @@ impl Volume for S3Volume {
 
     fn facts(&self, deadline: Instant) -> StoreFacts {
         let name = format!(".kvbm-probe-{:016x}", RandomState::new().build_hasher().finish());
-        let path = if self.prefix.is_empty() { name } else { format!("{}/{name}", self.prefix) };
-        let (store, path, cleaning) = (Arc::clone(&self.store), Path::from(path), self.descriptor.deadline);
+        let (store, path, cleaning) = (Arc::clone(&self.store), self.below(&name), self.descriptor.deadline);
         let try_and_clean = async move {
             let tried = tokio::time::timeout_at(deadline.into(), Self::tries_conditions(&store, &path)).await;
             // Also what a put left that was late. What stays where this fails has no name of ours.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::failure::{Refusal, told};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use object_store::aws::AmazonS3;
@@ -70,19 +71,10 @@ pub(super) fn is_unknown_to_store(error: &Error) -> bool {
     if matches!(error, Error::NotImplemented { .. }) {
         return true;
     }
-    // The type that holds the status is the client's own secret; its words are not. A test keeps to them.
-    let first = error as &dyn std::error::Error;
-    let answer = std::iter::successors(Some(first), |error| error.source()).find_map(|error| {
-        let text = error.to_string();
-        let answer = text.strip_prefix("Server returned non-2xx status code: ")?;
-        let code = answer.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
-        Some((answer.get(..3)?.parse::<u16>().ok()?, code.map(|(code, _)| code.trim().to_owned())))
-    });
-    match answer {
-        Some((400, code)) => code.is_none_or(|code| !OTHER_FAULTS.contains(&&*code)),
-        Some((status, _)) => status == 501,
-        None => false,
-    }
+    Refusal::of(error).is_some_and(|refusal| match refusal.status() {
+        400 => refusal.code().is_none_or(|code| !OTHER_FAULTS.contains(&code)),
+        status => status == 501,
+    })
 }
 
 /// An object to be written.
@@ -203,7 +195,7 @@ impl Drop for Unfinished {
 async fn abort(path: Path, mut upload: Box<dyn MultipartUpload>) {
     let error = match tokio::time::timeout(ABORTING, upload.abort()).await {
         Ok(Ok(())) => return,
-        Ok(Err(error)) => error.to_string(),
+        Ok(Err(error)) => told(&error).to_string(),
         Err(_) => format!("no answer within {ABORTING:?}"),
     };
     tracing::warn!(

@@ -4,7 +4,7 @@ use std::io;
 
 use super::credentials::Reference;
 
-/// Requests at a time, unless the URI says otherwise.
+/// Objects at a time, unless the URI says otherwise.
 const CONCURRENCY: usize = 32;
 /// S3 takes no smaller parts.
 const MIN_PART_BYTES: usize = 5 << 20;
@@ -23,7 +23,7 @@ pub(super) struct S3Uri {
     pub(super) credentials: Option<Reference>,
     /// Requests are not signed.
     pub(super) anonymous: bool,
-    /// Requests at a time.
+    /// Objects at a time.
     pub(super) concurrency: usize,
     /// Larger objects go up in parts of this size.
     pub(super) part_bytes: usize,
@@ -37,6 +37,15 @@ impl S3Uri {
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         if bucket.is_empty() {
             return Err(wrong("name a bucket: s3://BUCKET/PREFIX".into()));
+        }
+        let of_a_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        if !bucket.chars().all(of_a_name) {
+            // What may be a secret is not repeated: errors go to logs.
+            return Err(wrong(
+                "the name of its bucket has other characters than letters, digits, '-', '.' and '_'; where that is a user or a password, name \
+                 credentials=env:PREFIX or credentials=file:PATH instead"
+                    .into(),
+            ));
         }
         let mut parsed = Self {
             bucket: bucket.to_owned(),
@@ -52,7 +61,7 @@ impl S3Uri {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let bad = |rule: &str| wrong(format!("option {name} = {value:?}: {rule}"));
             match name {
-                // What may be a secret is not repeated: errors go to logs.
+                // As above.
                 "endpoint" if value.contains('@') => {
                     return Err(wrong(
                         "option endpoint: it has a user or a password; leave them out, and name credentials=env:PREFIX or \
@@ -82,7 +91,7 @@ impl S3Uri {
                 _ => {
                     return Err(wrong(format!(
                         "unknown option {name}; known are endpoint, region, credentials, anonymous, concurrency and part_bytes. \
-                         Credentials come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what else the AWS tools read, or from where \
+                         Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from the machine, or from where \
                          credentials=env:PREFIX or credentials=file:PATH says"
                     )));
                 }
@@ -125,6 +134,10 @@ mod tests {
         ] {
             let told = S3Uri::parse(&format!("s3://kv?{option}")).unwrap_err().to_string();
             assert!(told.contains(said) && !told.contains("hunter2"), "{told}");
+        }
+        for uri in ["s3://AKIA:hunter2@kv/p", "s3://AKIA:hun/ter2@kv", "s3://hunter2@kv"] {
+            let told = S3Uri::parse(uri).unwrap_err().to_string();
+            assert!(told.contains("credentials=env:PREFIX") && !told.contains("hun"), "{told}");
         }
     }
 

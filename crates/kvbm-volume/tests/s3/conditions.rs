@@ -3,7 +3,7 @@
 use crate::server::Server;
 use crate::{key, object_of, open, within};
 use kvbm_plan::VolumeId;
-use kvbm_volume::{S3Volume, Volume, VolumeDescriptor, VolumeExt, probe};
+use kvbm_volume::{BlobScope, S3Volume, Volume, VolumeDescriptor, VolumeExt, probe};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -133,10 +133,7 @@ impl Shelf {
                 self.objects.remove(path);
                 nothing(204)
             }
-            "get" if path.contains("list-type") => {
-                let nothing = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>";
-                (200, String::new(), nothing.into())
-            }
+            "get" if path.contains("list-type") => (200, String::new(), self.listing().into()),
             _ => {
                 let Some(object) = there.cloned() else { return nothing(404) };
                 let Some(last) = range else {
@@ -150,6 +147,32 @@ impl Shelf {
             }
         }
     }
+}
+
+impl Shelf {
+    /// All objects, whatever was asked for.
+    fn listing(&self) -> String {
+        let object = |(path, object): (&String, &Vec<u8>)| {
+            let key = decoded(path.trim_start_matches("/bucket/"));
+            let (size, date) = (object.len(), "2015-10-21T07:28:00.000Z");
+            format!(
+                "<Contents><Key>{key}</Key><LastModified>{date}</LastModified><Size>{size}</Size></Contents>"
+            )
+        };
+        let objects: String = self.objects.iter().map(object).collect();
+        format!("<ListBucketResult>{objects}<IsTruncated>false</IsTruncated></ListBucketResult>")
+    }
+}
+
+/// Without the escapes of a URL.
+fn decoded(path: &str) -> String {
+    let mut parts = path.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(&part[..2], 16).expect("two digits"));
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).expect("a key is text")
 }
 
 /// A volume over a shelf, and what it was asked for during `work`.
@@ -355,5 +378,26 @@ fn real_servers_know_conditions_and_replace_torn_objects() {
             fresh.put_one(&key(1), payload, within(60)).expect("a put");
             assert!(fresh.get_one(&key(1), payload.len(), within(60)).expect("healed") == payload);
         }
+    }
+}
+
+/// Mutation that makes it fail: the paths of objects begin where the prefix ends as it is written in the URI.
+#[test]
+fn objects_below_any_prefix_are_listed_and_counted() {
+    for prefix in ["", "p", "a b", "te~m", "k\u{fc}/50%", "a//b/./c", "x#y*{z}"] {
+        let (addr, _) = start(Manner::Knows);
+        let uri = format!("s3://bucket/{prefix}?endpoint=http://{addr}&anonymous=true");
+        let open = |capacity_bytes| {
+            let deadline = Duration::from_secs(20);
+            let descriptor = VolumeDescriptor { deadline, ..VolumeDescriptor::new(VolumeId(3), &uri) };
+            S3Volume::open(VolumeDescriptor { capacity_bytes, ..descriptor }).expect("the test's own set-up")
+        };
+        let volume = open(None);
+        volume.put_one(&key(1), PAYLOAD, within(20)).expect("a put");
+        assert_eq!(volume.get_one(&key(1), PAYLOAD.len(), within(20)).expect("a get"), PAYLOAD);
+        let scope = BlobScope { namespace: key(1).namespace, label: None };
+        assert_eq!(volume.list(&scope, None, 10, within(20)).expect("a list"), [key(1)], "{prefix:?}");
+        let used = open(Some(1 << 20)).used_bytes();
+        assert_eq!(used, Some(object_of(1, PAYLOAD).len() as u64), "{prefix:?}");
     }
 }

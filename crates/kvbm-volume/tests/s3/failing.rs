@@ -58,6 +58,9 @@ fn a_server_that_fails_is_given_up_soon() {
         let error = volume.get_one(&key(1), 15, within(1)).err();
         let error = error.unwrap_or_else(|| panic!("{what}: served"));
         assert!(!error.is_miss(), "{what}: {error}");
+        // It was asked, so what it was asked for may have been done.
+        let told = error.to_string();
+        assert!(what != "silence" || error.is_late() && told.contains("has not answered in time"), "{told}");
         if what != "a torn answer" {
             let error = volume.put_one(&key(1), b"keys and values", within(1)).unwrap_err();
             assert!(error.to_string().contains(&key(1).to_string()), "{what}: {error}");
@@ -75,6 +78,7 @@ fn no_more_requests_than_allowed_are_on_their_way() {
     let fake = Fake::start(Answer::Slow(Duration::from_millis(20), 404, Vec::new()));
     let uri = format!("s3://bucket/p?endpoint=http://{}&anonymous=true&concurrency=3", fake.addr);
     let volume = open(uri, Duration::from_secs(20));
+    let opened = fake.requests.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
         // The bound is for all callers together.
         for caller in 0..2 {
@@ -87,7 +91,7 @@ fn no_more_requests_than_allowed_are_on_their_way() {
             });
         }
     });
-    assert_eq!(fake.requests.load(Ordering::Relaxed), 24);
+    assert_eq!(fake.requests.load(Ordering::Relaxed) - opened, 24);
     let most = fake.busy[1].load(Ordering::SeqCst);
     assert!((1..=3).contains(&most), "{most} at a time");
 }
@@ -100,4 +104,112 @@ fn only_an_endpoint_that_says_http_is_spoken_to_without_tls() {
     assert!(!error.is_miss(), "{error}");
     let refused = S3Volume::open(VolumeDescriptor::new(VolumeId(1), "s3://bucket?endpoint=ftp://x"));
     assert!(refused.unwrap_err().to_string().contains("https://HOST:PORT"));
+}
+
+fn answer(status: u16, code: &str) -> Answer {
+    let body = format!(
+        "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>In the store's own words.</Message></Error>"
+    );
+    Answer::Body(status, body.into_bytes())
+}
+
+/// A log keeps 512 bytes of a failure, and the object's name takes a hundred.
+#[test]
+fn what_a_store_answers_is_told_with_the_way_out() {
+    let fake = Fake::start(Answer::Reset);
+    for (said, told, way_out) in [
+        (
+            answer(404, "NoSuchBucket"),
+            "404 Not Found, NoSuchBucket: In the store's own words.",
+            "create the bucket",
+        ),
+        (
+            answer(403, "RequestTimeTooSkewed"),
+            "403 Forbidden, RequestTimeTooSkewed",
+            "set this machine's clock",
+        ),
+        (answer(403, "SignatureDoesNotMatch"), "SignatureDoesNotMatch", "check the credentials"),
+        (answer(403, "AccessDenied"), "AccessDenied", "permit to get, put, delete and list"),
+        (answer(400, "AuthorizationHeaderMalformed"), "400 Bad Request", "options region and endpoint"),
+        (Answer::Body(301, Vec::new()), "301 Moved Permanently", "options region and endpoint"),
+        (answer(429, "TooManyRequests"), "429 Too Many Requests", "lower the option concurrency"),
+        (answer(503, "SlowDown"), "SlowDown", "lower the option concurrency"),
+        (answer(500, "InternalError"), "500 Internal Server Error, InternalError", ""),
+        (answer(409, "OperationAborted"), "409 Conflict, OperationAborted", ""),
+        (Answer::Body(502, b"<html>\n  no  upstream </html>".repeat(999)), "<html> no upstream </html>", ""),
+    ] {
+        fake.say(answer(500, "starting"));
+        let volume = fake.volume(Duration::from_secs(20));
+        fake.say(said);
+        let server = format!("http://{} answered", fake.addr);
+        for error in [
+            volume.get_one(&key(1), 15, within(20)).unwrap_err(),
+            volume.put_one(&key(1), b"keys and values", within(20)).unwrap_err(),
+        ] {
+            assert!(!error.is_miss() && !error.is_full() && !error.is_late(), "{error}");
+            let error = error.to_string();
+            assert!(error.contains(told) && error.contains(&server) && error.contains(way_out), "{error}");
+            assert!(error.len() <= 512, "{} bytes: {error}", error.len());
+        }
+    }
+    // A head has no body that could say more.
+    fake.say(Answer::Body(403, Vec::new()));
+    let volume = fake.volume(Duration::from_secs(20));
+    let error = volume.exists(&[key(1)], within(20)).remove(0).unwrap_err().to_string();
+    assert!(error.contains("403 Forbidden; check the credentials"), "{error}");
+}
+
+#[test]
+fn a_store_without_room_is_full() {
+    let fake = Fake::start(answer(404, "NoSuchKey"));
+    let volume = fake.volume(Duration::from_secs(20));
+    for said in
+        [answer(507, "XMinioStorageFull"), answer(403, "QuotaExceeded"), Answer::Body(507, Vec::new())]
+    {
+        fake.say(said);
+        let error = volume.put_one(&key(1), b"keys and values", within(20)).unwrap_err();
+        assert!(error.is_full() && error.to_string().contains("make room"), "{error}");
+    }
+}
+
+#[test]
+fn why_nobody_can_be_reached_is_told() {
+    let nobody = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let talker = Fake::start(Answer::Body(200, Vec::new()));
+    for (endpoint, reason) in [
+        (format!("http://{nobody}"), "Connection refused"),
+        // It does not speak TLS.
+        (format!("https://{}", talker.addr), "tls handshake eof"),
+        ("http://no-such-host.invalid".to_owned(), "dns error"),
+    ] {
+        let uri = format!("s3://bucket?endpoint={endpoint}&anonymous=true");
+        let error = open(uri, Duration::from_secs(10)).get_one(&key(1), 4, within(10)).unwrap_err();
+        let told = error.to_string();
+        assert!(!error.is_miss() && told.contains(reason) && told.contains(&endpoint), "{told}");
+    }
+}
+
+/// Mutation that makes it fail: `find_bucket` is not asked.
+#[test]
+fn a_bucket_that_is_not_there_is_said_at_the_opening() {
+    let fake = Fake::start(answer(404, "NoSuchBucket"));
+    for capacity_bytes in [None, Some(1 << 20)] {
+        let uri = format!("s3://bucket/p?endpoint=http://{}&anonymous=true", fake.addr);
+        let descriptor = VolumeDescriptor { capacity_bytes, ..VolumeDescriptor::new(VolumeId(1), uri) };
+        let refused = S3Volume::open(descriptor).expect_err("it is not there").to_string();
+        assert!(refused.contains("\"s3://bucket/p\"") && refused.contains("NoSuchBucket"), "{refused}");
+    }
+    // It may come later, or answer so only where there is no object.
+    for other in
+        [answer(404, "NoSuchKey"), Answer::Body(404, Vec::new()), answer(503, "SlowDown"), Answer::Reset]
+    {
+        fake.say(other);
+        drop(fake.volume(Duration::from_secs(20)));
+    }
+    // One that was removed has lost nothing of ours: it is no miss.
+    fake.say(answer(404, "NoSuchKey"));
+    let volume = fake.volume(Duration::from_secs(20));
+    assert!(volume.get_one(&key(1), 4, within(20)).unwrap_err().is_miss());
+    fake.say(answer(404, "NoSuchBucket"));
+    assert!(!volume.get_one(&key(1), 4, within(20)).unwrap_err().is_miss());
 }

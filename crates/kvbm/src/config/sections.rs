@@ -171,8 +171,9 @@ section! {
     /// their ids. More come and go by `register_volume` and `unregister_volume`. Variables speak of the first one.
     VolumeConfig, "volume", |config| config.first_volume(); config.first_volume_mut(), {
         /// Where it is: `dir:///mnt/kv`, `memory:`, `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT` (with the feature `s3`), or the
-        /// scheme of another implementation. It must exist. Credentials of `s3:` come from where the AWS tools look for them, or from where
-        /// the option `credentials=env:PREFIX` or `credentials=file:PATH` says.
+        /// scheme of another implementation. It must exist. Credentials of `s3:` come from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`,
+        /// where these are not set from the machine, as clouds give it some, or from where the option `credentials=env:PREFIX` or
+        /// `credentials=file:PATH` says: such a file is not looked for elsewhere.
         uri: String = String::new(), [""] required;
         /// Its number, also in the location of events; each volume has its own, and keeps it, or what it holds is looked for elsewhere.
         id: u32 = 0, [""];
