@@ -367,6 +367,27 @@ fn a_volume_that_fails_leaves_new_chains_to_the_others() {
     assert!(second.keys().len() >= before + 14, "at most one chain tries the one that fails");
 }
 
+/// Mutation that makes it fail: a store that says that it has no room counts as one that fails.
+#[test]
+fn a_volume_whose_store_has_no_room_serves_what_it_holds() {
+    let store = Store::new();
+    let manager = manager(registry(&[("test", &store)]), [8, 128]);
+    manager.register_volume(at(ONE, "test:")).expect("it answers");
+    let kept = tokens(&manager, 1, 4);
+    put(&manager, &kept);
+    store.no_room.store(true, Ordering::Relaxed);
+    for start in 100..108 {
+        put(&manager, &tokens(&manager, start, 1));
+    }
+    let volume = &manager.status().volumes[0];
+    assert_eq!((volume.full, volume.errors, volume.blocks), (8, 0, 4));
+    assert!(!volume.down && volume.failure.is_none());
+    for tier in [Tier::G1, Tier::G2] {
+        manager.clear(tier).expect("a tier of ours");
+    }
+    assert_eq!(onboard(&manager, &kept), 4);
+}
+
 #[test]
 fn a_capacity_in_bytes_alignment_and_the_own_objects_are_kept() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -98,7 +98,7 @@ fn unusable(descriptor: &VolumeDescriptor, error: &VolumeError) -> String {
             "it did not answer within {given}: check that its server runs and is near, or raise volume.deadline"
         );
     }
-    if matches!(error, VolumeError::Full { .. }) {
+    if error.is_full() {
         return "delete what is not needed there, make room in its store, or raise volume.capacity".into();
     }
     if descriptor.uri.starts_with("s3:") {

@@ -9,6 +9,7 @@ mod ring;
 
 use crate::config::{EventsConfig, WhenFull};
 use crate::metrics::Metrics;
+use crate::signal::deadline;
 use crate::volume::Change;
 use engine_format::Translator;
 use kvbm_events::url::OpenError;
@@ -282,7 +283,7 @@ impl EventPump {
 
     /// Publishes what has happened so far, trying until `timeout` has passed. Whether all of it was taken.
     pub fn flush(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.publisher.flush(left) {

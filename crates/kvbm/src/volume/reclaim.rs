@@ -90,9 +90,10 @@ fn nobodys(block: &StoredBlock) -> BlockIdentity {
 }
 
 impl Leader {
-    /// A volume was full for `refused` blocks, although no more are known there than may be: others make room, strangers first.
+    /// A volume was full for `refused` blocks, although no more are known there than may be: others make room, strangers first. Where nobody
+    /// said how much of it is ours, its store is full, and nothing is removed.
     pub(super) fn reclaim_on_volume(&self, volume: &VolumeTier, refused: usize, now: Instant) {
-        if refused == 0 {
+        if refused == 0 || !volume.is_limited() {
             return;
         }
         let mut reclaim = volume.reclaim.lock();
@@ -184,5 +185,26 @@ mod tests {
         let later = now + SETTLE;
         assert_eq!(reclaim.listed(&[], later, known).known, 1, "everything is known");
         assert!(!reclaim.is_due(later) && reclaim.is_due(later + QUIET));
+    }
+
+    /// Mutation that makes it fail: `reclaim_on_volume` does not ask whether the volume is limited.
+    #[cfg(feature = "worker")]
+    #[test]
+    fn a_store_without_room_whose_capacity_nobody_said_keeps_what_it_holds() {
+        use super::super::silent::{self, VOLUME, block};
+
+        let (manager, heard) = silent::manager();
+        let leader = &manager.leader;
+        let volume = leader.volumes.get(VOLUME).expect("configured");
+        let known = block();
+        let since = volume.now();
+        volume.index.lock().learn(&known, true, since);
+        for seconds in 0..3 {
+            let now = Instant::now() + Duration::from_secs(seconds);
+            leader.reclaim_on_volume(&volume, 9, now);
+            leader.tend_reclaim(&volume, now);
+        }
+        assert!(heard.tokens(|request| matches!(request, VolumeRequest::List(_))).is_empty());
+        assert!(volume.contains(known.group, known.hash));
     }
 }

@@ -6,6 +6,7 @@ use kvbm::volumes::{
     VolumeRegistry,
 };
 use kvbm::{KvBlockManager, Owned, TokenSequence};
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub struct Store {
     pub got: Gate,
     /// Puts land, and are reported as failed.
     pub lost: AtomicBool,
+    /// The store's own room is used up.
+    pub no_room: AtomicBool,
     /// So many calls to delete fail.
     pub undeleted: AtomicUsize,
 }
@@ -74,6 +77,7 @@ impl Store {
             putting: Gate::default(),
             got: Gate::default(),
             lost: AtomicBool::new(false),
+            no_room: AtomicBool::new(false),
             undeleted: AtomicUsize::new(0),
         })
     }
@@ -88,8 +92,17 @@ impl Store {
     }
 
     fn refuse<T>(&self, operation: &'static str, keys: &[BlobKey]) -> Vec<Result<T, VolumeError>> {
+        self.fail(ErrorKind::ConnectionRefused, operation, keys)
+    }
+
+    fn fail<T>(
+        &self,
+        kind: ErrorKind,
+        operation: &'static str,
+        keys: &[BlobKey],
+    ) -> Vec<Result<T, VolumeError>> {
         let refused = |key: &BlobKey| {
-            let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+            let source = std::io::Error::from(kind);
             Err(VolumeError::Io { volume: self.memory.descriptor().id, operation, key: *key, source })
         };
         keys.iter().map(refused).collect()
@@ -124,6 +137,9 @@ impl Volume for Handle {
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
         let keys: Vec<BlobKey> = requests.iter().map(|request| request.key).collect();
         self.0.putting.pass();
+        if self.0.no_room.load(Ordering::Relaxed) {
+            return self.0.fail(ErrorKind::StorageFull, "put", &keys);
+        }
         let written = self.0.check("put", &keys, || self.0.memory.put(requests, deadline));
         if self.0.lost.load(Ordering::Relaxed) { self.0.refuse("put", &keys) } else { written }
     }

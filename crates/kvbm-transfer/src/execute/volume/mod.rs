@@ -34,7 +34,7 @@ pub(crate) fn failure_of(error: &VolumeError) -> FailureKind {
         error if error.is_corrupt() => FailureKind::Corrupt,
         error if error.is_miss() => FailureKind::Missing,
         error if error.is_late() => FailureKind::Deadline,
-        VolumeError::Full { .. } => FailureKind::Full,
+        error if error.is_full() => FailureKind::Full,
         VolumeError::BadForm { .. } => FailureKind::Unsupported,
         _ => FailureKind::Io,
     }
