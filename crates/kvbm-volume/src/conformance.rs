@@ -283,6 +283,10 @@ fn lengths_are_checked(subject: &dyn Subject) {
         assert!(matches!(error, VolumeError::LengthMismatch { stored: 500, .. }), "{error}");
         assert!(error.is_miss());
     }
+    // However much longer it is: it is sound, and somebody else's.
+    must(volume.put_one(&key(2), &payload(2, 3 << 20), soon()));
+    let error = volume.get_one(&key(2), 500, soon()).err();
+    assert!(matches!(error, Some(VolumeError::LengthMismatch { stored: 3_145_728, .. })), "{error:?}");
 }
 
 fn deadlines_are_kept(subject: &dyn Subject) {

@@ -57,6 +57,7 @@ impl DirectoryVolume {
                 return Err(io::Error::from(io::ErrorKind::NotADirectory));
             }
             create_folder(&root, &root.join(TEMPORARY))?;
+            check_writable(&root.join(TEMPORARY))?;
             if descriptor.capacity_bytes.is_some() { count_objects(&root) } else { Ok(Quota::default()) }
         };
         match open() {
@@ -302,6 +303,17 @@ fn write_synced(path: &Path, header: &Header, pieces: &[&[u8]]) -> io::Result<()
         file.write_all(piece)?;
     }
     file.sync_all()
+}
+
+/// Whether files can be created there. A store that is full says nothing of that.
+fn check_writable(folder: &Path) -> io::Result<()> {
+    let trial = folder.join(format!("{:016x}-trial", RandomState::new().build_hasher().finish()));
+    match File::create_new(&trial).and_then(|_| fs::remove_file(&trial)) {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+            Err(io::Error::new(error.kind(), format!("cannot write in {}: {error}", folder.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Creates `folder` below `root` and makes the new names durable.

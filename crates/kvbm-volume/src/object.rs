@@ -37,6 +37,10 @@ pub const MAX_ALIGNMENT: u32 = 1 << 20;
 /// Most pieces of a payload.
 pub const MAX_PIECES: u32 = 4096;
 
+/// Most bytes of a header with its table of pieces.
+#[cfg(feature = "s3")]
+pub(crate) const MAX_HEADER_BYTES: usize = HEADER_BYTES + 8 * MAX_PIECES as usize;
+
 const MAGIC: &[u8; 8] = b"kvbmblob";
 const VERSION: u16 = 1;
 /// Bytes before the header's checksum.
@@ -83,16 +87,27 @@ pub fn seal(volume: VolumeId, request: &PutRequest<'_>, alignment: u32) -> Resul
 /// # Errors
 /// [`VolumeError::Corrupt`], [`VolumeError::OtherForm`] or [`VolumeError::LengthMismatch`], each of them a miss.
 pub fn open(volume: VolumeId, object: &[u8], request: &mut GetRequest<'_>) -> Result<(), VolumeError> {
+    open_of_length(volume, object, object.len() as u64, request)
+}
+
+/// Likewise, of an object of `length` bytes of which only the first ones were fetched, because it is longer than what was asked for: its
+/// header says what it is.
+pub(crate) fn open_of_length(
+    volume: VolumeId,
+    object: &[u8],
+    length: u64,
+    request: &mut GetRequest<'_>,
+) -> Result<(), VolumeError> {
     let key = request.key;
     let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
     let short = || corrupt(Corruption::NoHeader(object.len() as u64));
     let (fixed, rest) = object.split_first_chunk::<HEADER_BYTES>().ok_or_else(short)?;
     let table = Header::table_bytes(fixed).map_err(corrupt)?;
     let table = rest.get(..table).ok_or_else(short)?;
-    let header = Header::decode(fixed, table, &key, object.len() as u64).map_err(corrupt)?;
+    let header = Header::decode(fixed, table, &key, length).map_err(corrupt)?;
     header.check_request(volume, request)?;
-    // `decode` has compared the object's length with offset and payload length.
-    let mut payload = &object[header.payload_offset as usize..];
+    let mut payload = object.get(header.payload_offset as usize..).unwrap_or_default();
+    // Of fewer bytes than `decode` has compared `length` with, too.
     header.verify([payload]).map_err(corrupt)?;
     for piece in &mut request.pieces {
         let (head, rest) = payload.split_at(piece.len());

@@ -246,6 +246,18 @@ fn a_volume_is_never_created() {
     assert!(!missing.exists());
 }
 
+/// Mutation that makes it fail: only that its folder is there is looked at.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_directory_that_cannot_be_written_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    // Nobody creates files there, as on a file system that is mounted for reading.
+    std::os::unix::fs::symlink("/proc/self/task", folder.path().join(".incomplete")).unwrap();
+    let uri = folder.path().display().to_string();
+    let refused = DirectoryVolume::open(VolumeDescriptor { uri, ..descriptor() }).unwrap_err();
+    assert!(refused.to_string().contains("cannot write in"), "{refused}");
+}
+
 #[test]
 fn registering_and_unregistering() {
     let folder = tempfile::tempdir().unwrap();

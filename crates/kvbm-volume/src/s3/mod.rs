@@ -27,12 +27,12 @@ use object_store::{
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::object::{Header, MAX_ALIGNMENT, MAX_PIECES, open as open_object};
+use crate::object::{Header, MAX_ALIGNMENT, MAX_HEADER_BYTES, open_of_length};
 use crate::quota::{Quota, Turns};
 use crate::volume::{check, in_time, shown};
 use crate::{
-    BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, StoreFacts, Volume,
-    VolumeDescriptor, VolumeError,
+    BlobKey, BlobScope, GetRequest, PutRequest, RegistryError, StoreFacts, Volume, VolumeDescriptor,
+    VolumeError,
 };
 use failure::{Refusal, told};
 use runtime::Runtime;
@@ -90,15 +90,14 @@ impl S3Volume {
     /// cannot be counted within twelve of the descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
-        let failed = |source| RegistryError::Open { id: descriptor.id, uri: shown(&descriptor.uri), source };
-        Self::connect(&descriptor).map_err(failed)
+        let (id, uri) = (descriptor.id, shown(&descriptor.uri));
+        Self::connect(descriptor).map_err(|source| RegistryError::Open { id, uri, source })
     }
 
-    fn connect(descriptor: &VolumeDescriptor) -> io::Result<Self> {
+    fn connect(descriptor: VolumeDescriptor) -> io::Result<Self> {
         let uri = S3Uri::parse(&descriptor.uri)?;
         let store = client(&uri, descriptor.deadline)?;
         let volume = Self {
-            descriptor: descriptor.clone(),
             store: Arc::new(store),
             prefix: Path::from(uri.prefix),
             part_bytes: uri.part_bytes,
@@ -108,8 +107,9 @@ impl S3Volume {
             quota: Arc::default(),
             turns: Arc::default(),
             runtime: Runtime::start(&format!("kvbm-s3-{}", descriptor.id))?,
+            descriptor,
         };
-        if descriptor.capacity_bytes.is_some() {
+        if volume.descriptor.capacity_bytes.is_some() {
             let quota = Arc::new(volume.count_objects()?);
             return Ok(Self { quota, ..volume });
         }
@@ -337,24 +337,31 @@ fn gather(header: &Header, pieces: &[&[u8]]) -> Bytes {
     object.freeze()
 }
 
-/// Downloads an object of at most `most` bytes: `Err` with its length where it is longer.
-async fn download(store: &AmazonS3, path: &Path, most: u64) -> Result<Result<Vec<u8>, u64>, Error> {
+/// An object as far as it was fetched, and the length that its store gives it.
+struct Fetched {
+    bytes: Vec<u8>,
+    length: u64,
+}
+
+/// Downloads an object, of one that is longer than `most` bytes only what may be its header.
+async fn download(store: &AmazonS3, path: &Path, most: u64) -> Result<Fetched, Error> {
     let found = store.get(path).await?;
     let length = found.meta.size;
-    if length > most {
-        return Ok(Err(length));
-    }
-    let mut object = Vec::with_capacity(length as usize);
+    let wanted = if length > most { MAX_HEADER_BYTES } else { length as usize };
+    let mut bytes = Vec::with_capacity(wanted);
     let mut parts = found.into_stream();
-    while let Some(part) = parts.next().await {
-        let part = part?;
-        // A server that sends more than it said must not fill our memory.
-        if (object.len() + part.len()) as u64 > most {
-            return Ok(Err((object.len() + part.len()) as u64));
-        }
-        object.extend_from_slice(&part);
+    // A server that sends more than it said must not fill our memory.
+    while bytes.len() < wanted
+        && let Some(part) = parts.next().await
+    {
+        let part = match part {
+            // What came says enough of one that is too long in any case.
+            Err(_) if length > most => break,
+            part => part?,
+        };
+        bytes.extend_from_slice(&part[..part.len().min(wanted - bytes.len())]);
     }
-    Ok(Ok(object))
+    Ok(Fetched { bytes, length })
 }
 
 impl Volume for S3Volume {
@@ -366,22 +373,14 @@ impl Volume for S3Volume {
         let volume = self.descriptor.id;
         let fetch = |request: &GetRequest<'_>| {
             let payload: u64 = request.pieces.iter().map(|piece| piece.len() as u64).sum();
-            let header = u64::from(MAX_ALIGNMENT.max(2 * 8 * MAX_PIECES));
-            let most = payload.saturating_add(header);
+            let most = payload.saturating_add(u64::from(MAX_ALIGNMENT));
             let (store, path) = (Arc::clone(&self.store), self.path(&request.key));
             (request.key, async move { download(&store, &path, most).await })
         };
         let objects = self.each("get", deadline, requests.iter().map(fetch).collect());
-        let open = |request: &mut GetRequest<'_>, object: Result<Vec<u8>, u64>| match object {
-            Ok(object) => open_object(volume, &object, request),
-            Err(actual) => {
-                let expected = request.pieces.iter().map(|piece| piece.len() as u64).sum();
-                let reason = Corruption::Length { expected, actual };
-                Err(VolumeError::Corrupt { volume, key: request.key, reason })
-            }
-        };
         let opened = requests.iter_mut().zip(objects).map(|(request, object)| {
-            let opened = open(request, object?);
+            let Fetched { bytes, length } = object?;
+            let opened = open_of_length(volume, &bytes, length, request);
             if opened.as_ref().is_err_and(VolumeError::is_corrupt) {
                 self.note_damaged(request.key);
             }
