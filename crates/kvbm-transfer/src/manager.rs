@@ -151,7 +151,7 @@ impl TransferManager {
         self.hub.stats()
     }
 
-    /// Bytes of the staging ring between G3 and G1.
+    /// Bytes of its staging rings in all: between G3 and G1, and between G4 and G1.
     pub fn staging_bytes(&self) -> u64 {
         self.staging_bytes
     }
