@@ -8,7 +8,7 @@ use crate::registry::Restored;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, RecoveredBlock, SequenceHash};
 use std::collections::HashMap;
 
-/// The recovered blocks that count: each slot and each hash once, the last record wins. In order of last use.
+/// The recovered blocks that count: each slot of the tier and each hash there once, the last record wins. In order of last use.
 pub(crate) fn latest(
     blocks: &[RecoveredBlock],
     capacity: u32,
@@ -20,7 +20,7 @@ pub(crate) fn latest(
     }
     let mut hashes: HashMap<(GroupId, SequenceHash), usize> = HashMap::with_capacity(slots.len());
     for (index, recovered) in blocks.iter().enumerate() {
-        if slots[&recovered.block] == index {
+        if slots[&recovered.block] == index && recovered.block.0 < capacity {
             hashes.insert((recovered.identity.group, recovered.identity.hash), index);
         }
     }
