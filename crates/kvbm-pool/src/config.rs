@@ -130,6 +130,11 @@ impl RegistryConfig {
     /// # Errors
     /// The first field that a registry cannot be built with, its value, and what is allowed.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check(self.policy.has_parts()).map(drop)
+    }
+
+    /// The same for another policy than the one that is named here: how many shards there are.
+    pub(crate) fn check(&self, has_parts: bool) -> Result<usize, ConfigError> {
         for (tier, capacity) in Tier::SLOTTED.into_iter().zip(self.capacity) {
             if capacity > Self::MAX_CAPACITY {
                 return Err(ConfigError::Capacity { tier, capacity });
@@ -141,7 +146,7 @@ impl RegistryConfig {
         if self.event_capacity > Self::MAX_CAPACITY {
             return Err(ConfigError::Events { event_capacity: self.event_capacity });
         }
-        self.shards_with(self.policy.has_parts())?;
+        let shards = self.shards_with(has_parts)?;
         if self.groups.is_empty() || self.groups.len() > Self::MAX_GROUPS {
             return Err(ConfigError::Groups { groups: self.groups.len() });
         }
@@ -151,7 +156,8 @@ impl RegistryConfig {
                 return Err(ConfigError::Group { group, config: *config });
             }
         }
-        tenants::check(&self.tenants)
+        tenants::check(&self.tenants)?;
+        Ok(shards)
     }
 }
 

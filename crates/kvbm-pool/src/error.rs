@@ -123,7 +123,8 @@ pub struct TtlError {
 pub enum RegisterError {
     /// Nothing could ever find the block.
     #[error(
-        "block {index} ({hash}): its parent {parent} is on no tier; register the parent first, or recompute from there"
+        "block {index} ({hash}): its parent {parent} is on no tier, or not at the position before; register the parent first, or \
+         recompute from there"
     )]
     MissingParent {
         /// Index in the batch.

@@ -59,8 +59,7 @@ impl Registry {
     }
 
     fn build(config: &RegistryConfig, policy: Option<Box<dyn EvictionPolicy>>) -> Result<Self, ConfigError> {
-        config.validate()?;
-        let wanted = config.shards_with(true)?;
+        let wanted = config.check(true)?;
         let (shards, policies) = match policy {
             None => (wanted, Vec::new()),
             Some(policy) => match Self::split(policy.as_ref(), wanted)? {

@@ -5,8 +5,8 @@
 
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockMemory, ConfigError, Duplicates, EvictionPolicy, G1, Numbers, Registry, RegistryConfig,
-    SlotSet,
+    BlockChain, BlockMemory, ConfigError, Duplicates, EvictionPolicy, G1, Numbers, PolicyKind, Registry,
+    RegistryConfig, SlotSet,
 };
 use std::collections::BTreeSet;
 
@@ -115,4 +115,13 @@ fn a_policy_split_into_a_wrong_number_of_parts_is_an_error() {
     let config = RegistryConfig { shards: 4, ..RegistryConfig::new([SLOTS, 0, 0]) };
     let refused = Registry::with_policy(&config, Wrong::boxed(Answer::Nothing, 1));
     assert_eq!(refused.map(|_| ()).unwrap_err(), ConfigError::Parts { shards: 4, parts: 5 });
+}
+
+/// What the configuration names sees every block, and is not used.
+#[test]
+fn a_policy_of_ones_own_is_split_whatever_the_configuration_names() {
+    let config =
+        RegistryConfig { policy: PolicyKind::S3Fifo, shards: 4, ..RegistryConfig::new([SLOTS, 0, 0]) };
+    assert_eq!(config.validate(), Err(ConfigError::ShardsWithPolicy { shards: 4 }));
+    assert!(Registry::with_policy(&config, Wrong::boxed(Answer::Nothing, 0)).is_ok());
 }
