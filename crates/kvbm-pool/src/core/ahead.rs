@@ -307,6 +307,10 @@ mod tests {
                 };
                 assert_eq!(found_ahead(&core, GROUP, &wanted), one_by_one(GROUP), "round {round}");
                 assert!(found_ahead(&core, GroupId(1), &wanted).iter().all(|&index| index == NONE));
+                drop(core);
+                let tiers = wanted.iter().map(|&hash| registry.tiers_of(GROUP, hash));
+                let there: Vec<_> = tiers.take_while(|tiers| !tiers.is_empty()).collect();
+                assert_eq!(registry.peek_prefix(GROUP, &wanted), there, "round {round}");
             }
         }
     }

@@ -80,15 +80,25 @@ impl Store {
 
     /// On which tiers blocks are, up to the first that is on none.
     pub(crate) fn tiers_of_each(&self, group: GroupId, hashes: &[SequenceHash], out: &mut Vec<TierMask>) {
-        let mut core = self.lock_any();
-        for &hash in hashes {
-            let found;
-            (core, found) = core.seek(group, hash);
-            let tiers = found.map_or(TierMask::NONE, |index| core.tiers_of(index));
-            if tiers.is_empty() {
-                return;
+        let Some(&first) = hashes.first() else { return };
+        // Most often nothing is there.
+        let (mut core, Some(_)) = self.lock_any().seek(group, first) else { return };
+        let (mut ahead, mut hashes) = (Ahead::new(&core, group, hashes.chunks(LOOKUPS)), hashes.iter());
+        while let Some(found) = ahead.next(&core) {
+            for (&index, &hash) in found.iter().zip(&mut hashes) {
+                if index == NONE {
+                    return;
+                }
+                let mut there = Some(index);
+                if !core.holds(index) || !self.entries[index].is_block(group, hash) {
+                    (core, there) = core.seek(group, hash);
+                }
+                let tiers = there.map_or(TierMask::NONE, |index| core.tiers_of(index));
+                if tiers.is_empty() {
+                    return;
+                }
+                out.push(tiers);
             }
-            out.push(tiers);
         }
     }
 
