@@ -98,11 +98,11 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
         None => return usage("a command is missing".into()),
         Some((command, rest)) => (command.as_str(), rest),
     };
+    if command == "help" || args.iter().any(|argument| argument == "--help" || argument == "-h") {
+        print!("{USAGE}");
+        return Ok(true);
+    }
     match command {
-        "help" | "--help" | "-h" => {
-            print!("{USAGE}");
-            Ok(true)
-        }
         "test" => match test::Options::parse(rest) {
             Ok(options) => test::run(&options),
             Err(text) => usage(text),
@@ -182,6 +182,8 @@ mod tests {
             let error = call(line).unwrap_err();
             assert!(error.is::<Usage>(), "`{line}`: {error}");
         }
-        assert!(call("help").unwrap());
+        for line in ["help", "--help", "bench-peers index --help", "crash-test -h"] {
+            assert!(call(line).unwrap(), "`{line}`");
+        }
     }
 }
