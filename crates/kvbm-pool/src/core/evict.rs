@@ -299,13 +299,14 @@ impl Core<'_> {
     fn fetch_oldest(&mut self, number: usize, tier: usize, count: usize) {
         let store = self.store;
         let slots = &store.slots[tier];
-        let mut next = [NONE; LOOKUPS];
+        let (mut next, mut known) = ([NONE; LOOKUPS], 0);
         let order = &self.numbered(number).tiers[tier].order;
         let places = order.places(order.first()..u64::MAX, slots).take(count.min(LOOKUPS));
-        for ((_, slot), next) in places.zip(&mut next) {
-            *next = slot.map_or(NONE, |slot| slots[slot as usize].entry.get());
-        }
-        let known = next.into_iter().filter(|&index| index != NONE);
+        places.filter_map(|(_, slot)| slot).for_each(|slot| {
+            next[known] = slots[slot as usize].entry.get();
+            known += 1;
+        });
+        let known = next[..known].iter().copied();
         let block = |index: u32| (store.entries[index].group(), store.entries[index].hash());
         self.fetch(known.clone().map(block));
         self.expect(known.map(block));
