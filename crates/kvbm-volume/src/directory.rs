@@ -229,12 +229,11 @@ impl DirectoryVolume {
 
     /// A full file system is no failure: what is there can be read, and what is used least makes room.
     fn put_error(&self, key: &BlobKey, needed: u64, source: io::Error) -> VolumeError {
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                VolumeError::Full { volume: self.descriptor.id, needed, free: 0 }
-            }
-            _ => self.io_error("put", *key, source),
+        let error = self.io_error("put", *key, source);
+        if error.is_full() {
+            return VolumeError::Full { volume: self.descriptor.id, needed, free: 0 };
         }
+        error
     }
 
     fn io_error(&self, operation: &'static str, key: BlobKey, source: io::Error) -> VolumeError {

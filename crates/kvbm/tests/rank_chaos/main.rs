@@ -107,6 +107,18 @@ impl<G> Bench<G> {
         }
     }
 
+    /// What any engine meets: an iteration ends, something is removed, a rank speaks out of turn, dies or starts.
+    fn step(&mut self, what: usize, rank: usize) {
+        match what {
+            48 => drop(self.manager.step()),
+            49 | 50 => self.world.babble(rank),
+            52 => self.forget(),
+            53 => self.clear(),
+            57 => self.kill(rank),
+            _ => self.start(rank),
+        }
+    }
+
     fn forget(&mut self) {
         let namespace = self.namespaces[self.world.below(2)].clone();
         // What is asked for from now on may be there.

@@ -144,13 +144,8 @@ impl Names {
             12..22 => self.onboard(),
             22..28 => self.end_onboarding(),
             28..48 => drop(self.bench.world.work(rank)),
-            48 => drop(self.bench.manager.step()),
-            49 | 50 => self.bench.world.babble(rank),
             51 => drop(self.bench.manager.released(&[BlockId(self.bench.world.below(G1) as u32)])),
-            52 => self.bench.forget(),
-            53 => self.bench.clear(),
-            54 => self.bench.kill(rank),
-            _ => self.bench.start(rank),
+            other => self.bench.step(other, rank),
         }
     }
 }

@@ -98,19 +98,14 @@ impl Engine {
             22..28 => self.end_onboarding(),
             28..45 => drop(self.bench.world.work(rank)),
             45..48 => drop(any(&self.bench.world, &mut self.cached)),
-            48 => drop(self.bench.manager.step()),
-            49 | 50 => self.bench.world.babble(rank),
             51 => {
                 let prefix = self.bench.manager.match_prefix(&self.bench.chain());
                 let _lost = self.bench.manager.offload(&prefix.into_parts().g2, Tier::G3);
             }
-            52 => self.bench.forget(),
-            53 => self.bench.clear(),
             54 => self.park(),
             55 => self.resume(),
             56 => drop(any(&self.bench.world, &mut self.computed)),
-            57 => self.bench.kill(rank),
-            _ => self.bench.start(rank),
+            other => self.bench.step(other, rank),
         }
     }
 }

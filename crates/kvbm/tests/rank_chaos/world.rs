@@ -1,6 +1,7 @@
 //! A model of ranks: what lies in their memory and on their disks, what they have taken, what they say.
 
 use super::random::Random;
+use super::support::script::Ranks;
 use kvbm::plan::{
     BlockOutcome, Command, Epoch, FlushOutcome, Message, RecoveredBlock, TransferPlan, TransferReport, wire,
 };
@@ -110,16 +111,7 @@ impl RankModel {
     }
 
     fn report(&mut self, rank: usize, plan: &TransferPlan, blocks: Vec<BlockOutcome>) -> Message {
-        let report = TransferReport {
-            plan_id: plan.plan_id,
-            epoch: plan.epoch,
-            rank: Rank(rank as u16),
-            path: plan.path(),
-            blocks,
-            bytes: 0,
-            queued_us: 0,
-            busy_us: 0,
-        };
+        let report = Ranks::report(rank, plan, blocks);
         self.said = Some(report.clone());
         Message::Transfer(report)
     }
