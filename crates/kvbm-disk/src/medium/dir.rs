@@ -1,6 +1,6 @@
 //! A real directory.
 
-use super::{BlockFile, Medium, OpenFile};
+use super::{BlockFile, Medium, OpenFile, lasting};
 use crate::OpenError;
 use std::ffi::CStr;
 use std::fs::{File, Metadata, OpenOptions};
@@ -95,7 +95,8 @@ impl DirMedium {
 
     /// The lock file; `None` where the directory was removed meanwhile.
     fn open_lock(dir: &Path, purpose: Purpose) -> Result<Option<File>, OpenError> {
-        std::fs::create_dir_all(dir).map_err(|error| failed("create directory", dir, error))?;
+        let created = lasting::create_dir(dir, &mut lasting::sync_dir);
+        created.map_err(|error| failed("create directory", dir, error))?;
         let lock =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join(LOCK_FILE));
         match lock {
@@ -220,7 +221,7 @@ impl Medium for DirMedium {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        self.dirs.iter().try_for_each(|dir| File::open(dir)?.sync_all())
+        self.dirs.iter().try_for_each(|dir| lasting::sync_dir(dir))
     }
 }
 

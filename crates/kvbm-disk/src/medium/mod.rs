@@ -6,6 +6,7 @@
 
 mod dir;
 pub(crate) mod full;
+mod lasting;
 
 pub use dir::DirMedium;
 pub(crate) use dir::open_read_only;
