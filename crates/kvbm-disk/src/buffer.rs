@@ -181,14 +181,16 @@ impl std::fmt::Debug for IoMemory {
     }
 }
 
-/// Memory of a ring in equal parts, one for each seat, in pieces as large as the system has them: blocks whose memory the
-/// device cannot take as it is pass through it.
+/// Memory of a ring in equal parts, in pieces as large as the system has them: blocks whose memory the device cannot take as it is pass
+/// through it. Where there are fewer parts than seats, who needs one waits.
 pub(crate) struct Arena {
     memory: Arc<OwnedBuffer>,
     part: usize,
+    /// Parts that no seat has.
+    free: Vec<usize>,
 }
 
-/// The part of a seat.
+/// A part that a seat has.
 pub(crate) struct Staging<'a> {
     start: NonNull<u8>,
     len: usize,
@@ -196,10 +198,25 @@ pub(crate) struct Staging<'a> {
 }
 
 impl Arena {
-    /// `parts` parts of at least `bytes` bytes.
-    pub(crate) fn new(parts: usize, bytes: usize) -> Self {
-        let part = bytes.next_multiple_of(OwnedBuffer::ALIGNMENT);
-        Self { memory: Arc::new(OwnedBuffer::new(parts * part)), part }
+    /// Up to `seats` parts of at least `bytes` bytes, together of `most` bytes at most; but always one.
+    pub(crate) fn new(seats: usize, bytes: u64, most: u64) -> Self {
+        let part = (bytes as usize).next_multiple_of(OwnedBuffer::ALIGNMENT);
+        let parts = (most as usize / part).clamp(1, seats.max(1));
+        Self { memory: Arc::new(OwnedBuffer::new(parts * part)), part, free: (0..parts).rev().collect() }
+    }
+
+    /// Bytes of all parts.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.memory.len as u64
+    }
+
+    /// A part that nobody has, until it is given back.
+    pub(crate) fn take(&mut self) -> Option<usize> {
+        self.free.pop()
+    }
+
+    pub(crate) fn give_back(&mut self, part: usize) {
+        self.free.push(part);
     }
 
     /// All of it, for the kernel to know.
@@ -208,11 +225,11 @@ impl Arena {
         unsafe { IoMemory::new(self.memory.start, self.memory.len, Arc::clone(&self.memory) as _) }
     }
 
-    /// The part of one seat. Other parts may be in use by the kernel meanwhile.
-    pub(crate) fn part(&mut self, seat: usize) -> Staging<'_> {
-        assert!((seat + 1) * self.part <= self.memory.len, "a part for every seat");
+    /// A part that a seat has. Others may be in use by the kernel meanwhile.
+    pub(crate) fn part(&mut self, part: usize) -> Staging<'_> {
+        assert!((part + 1) * self.part <= self.memory.len, "a part that was taken");
         // SAFETY: within the allocation, as was checked.
-        let start = unsafe { self.memory.start.add(seat * self.part) };
+        let start = unsafe { self.memory.start.add(part * self.part) };
         Staging { start, len: self.part, _arena: PhantomData }
     }
 }

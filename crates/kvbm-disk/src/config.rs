@@ -12,6 +12,9 @@ pub const SLOT_ALIGNMENT: u64 = 4096;
 /// 64 KiB at 0.94 straight.
 const STRAIGHT_BYTES: u64 = 32 << 10;
 
+/// 32 blocks of 8 MiB.
+const BOUNCE_BYTES: u64 = 256 << 20;
+
 /// Who moves bytes between memory and the slot file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineMode {
@@ -73,6 +76,10 @@ pub struct DiskConfig {
     /// pieces. Around the page cache, shorter pieces are collected in a buffer: a device spends time on every piece. With 0
     /// only memory that the device cannot take goes through a buffer.
     pub straight_bytes: u64,
+    /// Bytes of that buffer at most, where a ring moves the bytes; but always room for one block. It is made when the first block needs it:
+    /// half a megabyte, or a block that is larger, for each operation at a device ([`depth`](Self::depth)). Where that would be more,
+    /// operations wait for each other. A pool has room for one block in each of its threads.
+    pub bounce_bytes: u64,
     /// Group commit.
     pub commit: GroupCommit,
     /// The journal is rewritten as a snapshot when it holds this many records more than there are occupied slots, and at least
@@ -103,6 +110,7 @@ impl DiskConfig {
             threads: 8,
             queue_depth: 2048,
             straight_bytes: STRAIGHT_BYTES,
+            bounce_bytes: BOUNCE_BYTES,
             commit: GroupCommit::default(),
             compact_slack_records: 16_384,
             drop_deadline: Duration::from_secs(5),

@@ -45,6 +45,9 @@ pub struct EngineChoice {
     pub registered_bytes: u64,
     /// Why memory that was to be registered is not, if so: it is used all the same, for a little more CPU.
     pub unregistered: Option<String>,
+    /// Bytes of a ring's buffer for blocks whose memory the device does not get as it is; 0 until there is one
+    /// ([`DiskConfig::bounce_bytes`](crate::DiskConfig::bounce_bytes)).
+    pub bounce_bytes: u64,
 }
 
 /// One directory of an engine.

@@ -72,6 +72,7 @@ impl SlotFile {
             alignment: self.alignment() as u32,
             registered_bytes: 0,
             unregistered: None,
+            bounce_bytes: 0,
         }
     }
 

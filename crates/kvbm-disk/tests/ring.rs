@@ -170,6 +170,45 @@ fn memory_in_several_registered_parts_is_found_in_each() {
     assert_eq!(read(&engine, 0, 9).unwrap(), bytes);
 }
 
+/// Blocks that pass through the ring's buffer in turns with some that do not, with room for one of them at a time: none waits for ever.
+/// Mutation that makes it fail: `Arena::new` makes a part for every seat.
+#[test]
+fn blocks_that_need_the_rings_buffer_wait_for_each_other() {
+    const BLOCKS: u64 = 48;
+    let dir = tempfile::tempdir().unwrap();
+    let few = || {
+        let mut config = config(2 * BLOCKS as u32);
+        (config.depth, config.bounce_bytes) = (8, 1);
+        config
+    };
+    for engine in [Some(open_ring(few(), &ring_medium())), kernel_ring(few(), &dir)].into_iter().flatten() {
+        assert_eq!(engine.info().engine.bounce_bytes, 0);
+        // Every second slot, so that none share a request; 512 bytes a run are less than the device gets straight.
+        let pool = Pool::new(2 * BLOCKS as usize, 16);
+        let slots: Vec<usize> = (0..2 * BLOCKS as usize).step_by(2).collect();
+        for &slot in &slots {
+            pool.set(slot, &pattern(slot as u64, BLOCK));
+        }
+        std::thread::scope(|scope| {
+            let odd: Vec<(u32, u64)> =
+                (0..BLOCKS).map(|block| (2 * block as u32 + 1, 2 * block + 1)).collect();
+            let engine = &engine;
+            scope.spawn(move || assert!(all_good(&write(engine, &odd))));
+            assert!(all_good(&pool.submit(engine, &slots, false)));
+        });
+        for &slot in &slots {
+            pool.set(slot, &[0; BLOCK]);
+        }
+        assert!(all_good(&pool.submit(&engine, &slots, true)));
+        for &slot in &slots {
+            assert_eq!(pool.get(slot), pattern(slot as u64, BLOCK), "block {slot}");
+        }
+        assert!((0..BLOCKS).all(|block| is_served(&engine, 2 * block as u32 + 1, 2 * block + 1)));
+        assert_eq!(engine.stats().bounced, 2 * BLOCKS);
+        assert_eq!(engine.info().engine.bounce_bytes, 512 << 10, "one part, not one for each of eight seats");
+    }
+}
+
 #[test]
 fn the_ring_answers_after_it_was_idle_and_from_many_threads() {
     let dir = tempfile::tempdir().unwrap();

@@ -69,6 +69,7 @@ impl Executor {
     pub(crate) fn choice(&self) -> EngineChoice {
         let mut choice = self.choice.clone();
         (choice.registered_bytes, choice.unregistered) = self.queue.registered();
+        choice.bounce_bytes = self.queue.bounce_bytes();
         choice
     }
 

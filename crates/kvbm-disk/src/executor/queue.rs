@@ -32,6 +32,8 @@ struct Jobs {
     memory: Vec<IoMemory>,
     registered_bytes: u64,
     unregistered: Option<String>,
+    /// Of the ring's buffer.
+    bounce_bytes: u64,
 }
 
 impl Jobs {
@@ -260,6 +262,16 @@ impl Queue {
         if refused.is_some() {
             jobs.unregistered = refused;
         }
+    }
+
+    /// The ring has made its buffer, of so many bytes.
+    pub(super) fn note_bounce(&self, bytes: u64) {
+        self.jobs.lock().bounce_bytes = bytes;
+    }
+
+    /// Bytes of the ring's buffer.
+    pub(super) fn bounce_bytes(&self) -> u64 {
+        self.jobs.lock().bounce_bytes
     }
 
     /// Bytes that the kernel knows, and why it does not know more.

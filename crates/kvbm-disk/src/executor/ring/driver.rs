@@ -41,7 +41,8 @@ type Group = Vec<Flight>;
 struct Seat {
     group: Group,
     transfer: Transfer,
-    bounced: bool,
+    /// The part of the arena that it passes through.
+    part: Option<usize>,
 }
 
 pub(super) struct Driver<P: Port> {
@@ -51,7 +52,7 @@ pub(super) struct Driver<P: Port> {
     free: Vec<Ticket>,
     /// Made when first needed.
     arena: Option<Arena>,
-    /// Groups that wait for a seat.
+    /// Groups that wait for a seat, or for a part of the arena.
     standing: VecDeque<Group>,
     /// Transfers that are over and wait for their checksums.
     over: VecDeque<(Flight, Result<Moved, Stopped>)>,
@@ -91,15 +92,11 @@ impl<P: Port> Driver<P> {
     pub(super) fn run(mut self) {
         let mut completed: Vec<Completed> = Vec::with_capacity(self.seats.len());
         loop {
-            while let Some(ticket) = self.free.pop() {
-                let Some(group) = self.standing.pop_front() else {
-                    self.free.push(ticket);
-                    break;
-                };
-                self.start(ticket, group);
-            }
+            self.start_standing();
             let slots = &self.shared.slots;
-            let taken = self.queue.take(self.free.len(), |group, next, busy| joins(slots, group, next, busy));
+            // What still stands goes first.
+            let room = if self.standing.is_empty() { self.free.len() } else { 0 };
+            let taken = self.queue.take(room, |group, next, busy| joins(slots, group, next, busy));
             for memory in taken.memory {
                 let (bytes, refused) = self.port.register(memory);
                 self.queue.note_registered(bytes, refused);
@@ -115,9 +112,10 @@ impl<P: Port> Driver<P> {
                 // They may have more to do.
             } else if self.free.len() == self.seats.len() && self.standing.is_empty() && taken.closed {
                 return;
-            } else if self.free.is_empty() || self.standing.is_empty() && (taken.closed || self.queue.sleep())
+            } else if self.free.is_empty() || !self.standing.is_empty() || taken.closed || self.queue.sleep()
             {
-                // A closed queue brings nothing more, so only the device is waited for.
+                // Where no seat is free, or what stands needs memory that others have, or the queue is closed, only the device is waited
+                // for.
                 self.port.wait(&mut completed);
                 self.queue.awake();
             }
@@ -159,32 +157,38 @@ impl<P: Port> Driver<P> {
             }
         }
         self.standing.extend((!group.is_empty()).then_some(group));
-        // There is a seat for the first: no more groups are taken than there are seats.
-        if let Some(group) = self.standing.pop_front() {
-            match self.free.pop() {
-                Some(ticket) => self.start(ticket, group),
-                None => self.standing.push_front(group),
+        self.start_standing();
+    }
+
+    /// Puts groups on free seats, in their order: until the seats are taken, or the parts of the arena where the next one needs one.
+    fn start_standing(&mut self) {
+        while let (Some(ticket), Some(group)) = (self.free.last().copied(), self.standing.pop_front()) {
+            let first = group.first().map(|flight| &flight.job.op().fragments);
+            let bounced = first.is_some_and(|first| self.shared.slots.needs_bounce(first));
+            let part = if bounced { self.arena().take() } else { None };
+            if bounced && part.is_none() {
+                return self.standing.push_front(group);
             }
+            self.free.pop();
+            self.start(ticket, group, part);
         }
     }
 
-    /// Puts a group on a free seat.
-    fn start(&mut self, ticket: Ticket, group: Group) {
+    /// Starts a group on its seat; through a part of the arena if that is given.
+    fn start(&mut self, ticket: Ticket, group: Group, part: Option<usize>) {
         let slots = &self.shared.slots;
         let Some(Flight { job, begun }) = group.first() else { return self.free.push(ticket) };
         let (write, place) = (matches!(begun, Begun::Write { .. }), slots.place(job.op().slot));
-        let bounced = slots.needs_bounce(&job.op().fragments);
         let bytes: u64 = group.iter().map(|flight| flight.job.op().fragments.bytes()).sum();
-        let staged =
-            bounced.then(|| staging(&mut self.arena, &mut self.port, &self.queue, &self.shared, ticket));
+        let staged = part.and_then(|part| Some(self.arena.as_mut()?.part(part)));
         let seat = &mut self.seats[usize::from(ticket)];
         let blocks = group.iter().map(|flight| &flight.job.op().fragments);
         let (how, port) = ((write, place, slots.alignment()), &self.port);
         // SAFETY: the jobs live on the seat until the transfer is over, so the contract of their fragments holds; the part of the
-        // arena is this seat's.
+        // arena is this seat's until it is given back.
         unsafe { seat.transfer.load(blocks, how, staged, |run, next| port.joins(run, next)) };
-        (seat.group, seat.bounced) = (group, bounced);
-        self.worked += if bounced && write { bytes } else { 0 };
+        (seat.group, seat.part) = (group, part);
+        self.worked += if part.is_some() && write { bytes } else { 0 };
         self.shared.count(|stats| stats.requests += 1);
         self.request(ticket);
     }
@@ -211,28 +215,52 @@ impl<P: Port> Driver<P> {
         match seat.transfer.completed(result) {
             Step::Again => self.request(ticket),
             Step::Over(continued) => {
-                if seat.bounced && !seat.transfer.is_write() {
-                    let staged = self.arena.as_mut().map(|arena| arena.part(usize::from(ticket)));
+                if let Some(part) = seat.part
+                    && !seat.transfer.is_write()
+                {
+                    let staged = self.arena.as_mut().map(|arena| arena.part(part));
                     // SAFETY: the transfer is over, and these are the fragments that it was loaded with.
                     unsafe { scatter(&seat.group, staged, self.shared.slots.alignment()) };
                 }
-                let mut moved = Moved { bounced: seat.bounced, continued };
+                let mut moved = Moved { bounced: seat.part.is_some(), continued };
                 for flight in seat.group.drain(..) {
                     self.over.push_back((flight, Ok(moved)));
                     moved.continued = 0;
                 }
-                self.free.push(ticket);
+                self.vacate(ticket);
             }
             Step::Stopped(stopped) if seat.group.len() == 1 => {
                 self.over.extend(seat.group.pop().map(|flight| (flight, Err(stopped))));
-                self.free.push(ticket);
+                self.vacate(ticket);
             }
             Step::Stopped(_) => {
                 // Whose fault it was shows when each is tried alone.
                 self.standing.extend(seat.group.drain(..).map(|flight| vec![flight]));
-                self.free.push(ticket);
+                self.vacate(ticket);
             }
         }
+    }
+
+    /// The seat's transfer is over.
+    fn vacate(&mut self, ticket: Ticket) {
+        let part = self.seats[usize::from(ticket)].part.take();
+        if let (Some(part), Some(arena)) = (part, &mut self.arena) {
+            arena.give_back(part);
+        }
+        self.free.push(ticket);
+    }
+
+    fn arena(&mut self) -> &mut Arena {
+        let Self { arena, port, queue, shared, .. } = self;
+        arena.get_or_insert_with(|| {
+            let config = &shared.config;
+            let arena =
+                Arena::new(config.ring_depth(), shared.slots.stride.max(GROUP_BYTES), config.bounce_bytes);
+            queue.note_bounce(arena.bytes());
+            let (bytes, refused) = port.register(arena.io_memory());
+            queue.note_registered(bytes, refused);
+            arena
+        })
     }
 
     /// Ends operations whose transfers are over, until the device may want attention.
@@ -282,24 +310,6 @@ fn joins(slots: &SlotFile, group: &[Job], next: &Job, busy: usize) -> bool {
         && (last.kind == OpKind::Read) == (next.kind == OpKind::Read)
         && next.fragments.bytes() <= slots.stride
         && bounced == slots.needs_bounce(&next.fragments)
-}
-
-/// The part of the arena for a seat.
-fn staging<'a>(
-    arena: &'a mut Option<Arena>,
-    port: &mut impl Port,
-    queue: &Queue,
-    shared: &Shared,
-    ticket: Ticket,
-) -> Staging<'a> {
-    let make = || {
-        let bytes = shared.slots.stride.max(GROUP_BYTES) as usize;
-        let arena = Arena::new(shared.config.ring_depth(), bytes);
-        let (bytes, refused) = port.register(arena.io_memory());
-        queue.note_registered(bytes, refused);
-        arena
-    };
-    arena.get_or_insert_with(make).part(usize::from(ticket))
 }
 
 /// Safety: the contract of [`Fragments::from_raw`](crate::Fragments::from_raw) holds, for reads that are over.
