@@ -1,5 +1,6 @@
 //! A volume in a bucket of an S3-compatible store.
 
+mod courtesy;
 mod credentials;
 mod failure;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use crate::{
     BlobKey, BlobScope, GetRequest, PutRequest, RegistryError, StoreFacts, Volume, VolumeDescriptor,
     VolumeError,
 };
+use courtesy::{Courteous, until};
 use failure::{Refusal, told};
 use runtime::Runtime;
 use upload::{Conditional, Upload, Uploaded, is_unknown_to_store};
@@ -56,8 +58,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// give it some, or from where the option `credentials` says: `env:PREFIX` in variables with another prefix than `AWS`, `file:PATH` in a
 /// file as the AWS tools have it (its first section; read again when it has changed; not looked for where nothing names it). They never
 /// stand in the URI, which is shown in logs. Its other options: `endpoint` (of a store that is not AWS; only one that begins with
-/// `http://` is spoken to without TLS), `region`, `anonymous=true` (requests are not signed), `concurrency` (objects at a time, 32),
-/// `part_bytes` (larger objects go up in parts of it, all parts of one together, 16 MiB).
+/// `http://` is spoken to without TLS), `region`, `anonymous=true` (requests are not signed), `concurrency` (objects, and requests, at a time, 32),
+/// `part_bytes` (larger objects go up in parts of it, 16 MiB). A store that asks with `Retry-After` to be left alone is not asked until then,
+/// for a minute at most; who cannot wait for that fails at once.
 ///
 /// A put writes under the condition that there is no such object (`If-None-Match`), so of two writers one writes. Where there is one,
 /// its header is read: the same one stays, another one is replaced, and so is one that a read found to be damaged. A store that does not
@@ -73,7 +76,7 @@ pub struct S3Volume {
     conditional: Arc<Conditional>,
     /// Objects that a read found damaged, until they are written again.
     damaged: Mutex<HashSet<BlobKey>>,
-    /// Bounds the objects that are on their way for all callers together.
+    /// Bounds the objects that are on their way for all callers together: those that come take more time than their requests.
     permits: Arc<Semaphore>,
     quota: Arc<Quota>,
     /// Held from the look at an object until its change is counted.
@@ -123,7 +126,7 @@ impl S3Volume {
         let patience = BUCKET_PATIENCE.min(self.descriptor.deadline);
         let deadline = Instant::now() + patience;
         let (store, nobodys) = (Arc::clone(&self.store), self.below(".kvbm-nobodys"));
-        let ask = async move { tokio::time::timeout_at(deadline.into(), store.get(&nobodys)).await };
+        let ask = async move { until(deadline, store.get(&nobodys)).await };
         match self.runtime.run(deadline, ask) {
             Some(Ok(Err(error))) if Refusal::of(&error).is_some_and(|refusal| refusal.lacks_bucket()) => {
                 Err(told(&error))
@@ -146,8 +149,7 @@ impl S3Volume {
         // Counting takes a request for each thousand objects.
         let deadline = Instant::now() + 12 * self.descriptor.deadline;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "its objects could not be counted in time");
-        let counted =
-            self.runtime.run(deadline, async move { tokio::time::timeout_at(deadline.into(), count).await });
+        let counted = self.runtime.run(deadline, until(deadline, count));
         counted.and_then(Result::ok).ok_or_else(late)?.map_err(|error| told(&error))
     }
 
@@ -192,7 +194,7 @@ impl S3Volume {
                 // It is never closed.
                 let permit = tokio::time::timeout_at(deadline.into(), permits.acquire()).await;
                 let _permit = permit.map_err(|_elapsed| expired(key))?;
-                match tokio::time::timeout_at(deadline.into(), request).await {
+                match until(deadline, request).await {
                     Ok(result) => result.map_err(|error| store_error(volume, operation, key, &error)),
                     Err(_elapsed) => Err(unanswered(key)),
                 }
@@ -283,6 +285,7 @@ fn client(uri: &S3Uri, deadline: Duration) -> io::Result<AmazonS3> {
         .with_allow_http(uri.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")));
     let mut builder = AmazonS3Builder::from_env()
         .with_client_options(options)
+        .with_http_connector(Courteous { concurrency: uri.concurrency })
         .with_retry(retry)
         .with_bucket_name(&uri.bucket)
         .with_disable_bulk_delete(true)
@@ -462,8 +465,7 @@ impl Volume for S3Volume {
             });
             keys.take(max).try_collect::<Vec<BlobKey>>().await
         };
-        let listed =
-            self.runtime.run(deadline, async move { tokio::time::timeout_at(deadline.into(), list).await });
+        let listed = self.runtime.run(deadline, until(deadline, list));
         let listed = listed.and_then(Result::ok).ok_or_else(silence);
         let listed = listed.and_then(|keys| keys.map_err(|error| told(&error)));
         listed.map_err(|source| VolumeError::List { volume: self.descriptor.id, scope: *scope, source })
@@ -477,7 +479,7 @@ impl Volume for S3Volume {
         let name = format!(".kvbm-probe-{:016x}", RandomState::new().build_hasher().finish());
         let (store, path, cleaning) = (Arc::clone(&self.store), self.below(&name), self.descriptor.deadline);
         let try_and_clean = async move {
-            let tried = tokio::time::timeout_at(deadline.into(), Self::tries_conditions(&store, &path)).await;
+            let tried = until(deadline, Self::tries_conditions(&store, &path)).await;
             // Also what a put left that was late. What stays where this fails has no name of ours.
             let _ = tokio::time::timeout(cleaning, store.delete(&path)).await;
             tried.ok().flatten()

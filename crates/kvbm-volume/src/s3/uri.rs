@@ -4,7 +4,7 @@ use std::io;
 
 use super::credentials::Reference;
 
-/// Objects at a time, unless the URI says otherwise.
+/// Objects, and requests, at a time, unless the URI says otherwise.
 const CONCURRENCY: usize = 32;
 /// S3 takes no smaller parts.
 const MIN_PART_BYTES: usize = 5 << 20;
@@ -23,7 +23,7 @@ pub(super) struct S3Uri {
     pub(super) credentials: Option<Reference>,
     /// Requests are not signed.
     pub(super) anonymous: bool,
-    /// Objects at a time.
+    /// Objects, and requests, at a time.
     pub(super) concurrency: usize,
     /// Larger objects go up in parts of this size.
     pub(super) part_bytes: usize,

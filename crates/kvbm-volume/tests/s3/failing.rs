@@ -96,6 +96,58 @@ fn no_more_requests_than_allowed_are_on_their_way() {
     assert!((1..=3).contains(&most), "{most} at a time");
 }
 
+/// Mutation that makes it fail: `client` leaves `Courteous` out.
+#[test]
+fn parts_of_an_object_count_as_requests() {
+    // An answer to each request of an upload in parts.
+    let body = b"<R><UploadId>1</UploadId><ETag>1</ETag></R>".to_vec();
+    let fake = Fake::start(Answer::Slow(Duration::from_millis(50), 200, body));
+    let uri = format!(
+        "s3://bucket/p?endpoint=http://{}&anonymous=true&concurrency=2&part_bytes={}",
+        fake.addr,
+        5 << 20
+    );
+    let volume = open(uri, Duration::from_secs(60));
+    volume.put_one(&key(1), &vec![7; 36 << 20], within(60)).unwrap();
+    // Eight parts, and what stands around them.
+    assert!(fake.requests.load(Ordering::Relaxed) >= 10);
+    let most = fake.busy[1].load(Ordering::SeqCst);
+    assert_eq!(most, 2, "at a time");
+}
+
+/// Mutation that makes it fail: `Courtesy::wait` waits for nothing.
+#[test]
+fn a_store_that_asks_to_be_left_alone_is() {
+    let busy = |line| Answer::With(line, 503, b"<Error><Code>SlowDown</Code></Error>".to_vec());
+    let fake = Fake::start(Answer::Body(404, Vec::new()));
+    let volume = fake.volume(Duration::from_secs(20));
+    let before = fake.requests.load(Ordering::Relaxed);
+    let asked = || fake.requests.load(Ordering::Relaxed) - before;
+
+    fake.say(busy("Retry-After: 1"));
+    let begun = Instant::now();
+    let error = volume.get_one(&key(1), 15, within(60)).unwrap_err().to_string();
+    // The client alone would wait for 0.2 s.
+    assert!(
+        asked() == 3 && begun.elapsed() >= Duration::from_secs(2) && error.contains("SlowDown"),
+        "{error}"
+    );
+    fake.say(Answer::Body(200, object_of(1, b"keys and values")));
+    assert_eq!(volume.get_one(&key(1), 15, within(60)).unwrap(), b"keys and values");
+    assert!(begun.elapsed() >= Duration::from_secs(3));
+
+    // It asks for more than there is: everybody fails at once, and it is not asked.
+    fake.say(busy("retry-after: 3600"));
+    for _ in 0..3 {
+        let error = volume.get_one(&key(1), 15, within(20)).unwrap_err();
+        assert!(!error.is_miss() && !error.is_late(), "{error}");
+        let error = error.to_string();
+        assert!(error.contains(&fake.addr.to_string()) && error.contains("answered 503"), "{error}");
+        assert!(error.contains("lower the option concurrency") && error.len() < 512, "{error}");
+    }
+    assert_eq!(asked(), 5, "{error}");
+}
+
 #[test]
 fn only_an_endpoint_that_says_http_is_spoken_to_without_tls() {
     let nobody = SocketAddr::from(([127, 0, 0, 1], free_port()));

@@ -13,6 +13,8 @@ use std::time::Duration;
 pub(crate) enum Answer {
     /// A status and a body.
     Body(u16, Vec<u8>),
+    /// The same, with one more line in its head.
+    With(&'static str, u16, Vec<u8>),
     /// The same, after a while.
     Slow(Duration, u16, Vec<u8>),
     /// Says that more bytes come than do, then hangs up.
@@ -87,8 +89,13 @@ pub(crate) fn serve(
         std::io::copy(&mut (&mut reader).take(length), &mut std::io::sink()).ok()?;
         requests.fetch_add(1, Ordering::Relaxed);
         let answer = answer.lock().expect("the test's own set-up").clone();
+        let mut date = "Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: \"1\"".to_owned();
         let (status, announced, body) = match answer {
             Answer::Body(status, body) => (status, body.len(), body),
+            Answer::With(line, status, body) => {
+                date.extend(["\r\n", line]);
+                (status, body.len(), body)
+            }
             Answer::Slow(pause, status, body) => {
                 most.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 std::thread::sleep(pause);
@@ -99,7 +106,6 @@ pub(crate) fn serve(
             Answer::Silence => return reader.read_line(&mut line).ok().map(drop),
             Answer::Reset => return None,
         };
-        let date = "Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: \"1\"";
         write!(stream, "HTTP/1.1 {status} X\r\n{date}\r\nContent-Length: {announced}\r\n\r\n").ok()?;
         if !head {
             stream.write_all(&body).ok()?;

@@ -1,0 +1,136 @@
+//! What a store may expect of a client: no more requests at a time than were configured, and none while it asks to be left alone
+//! (`Retry-After`). The client's own retries know neither.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
+};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::error::Elapsed;
+
+/// A store that asks for more is asked again after so long: it may have recovered, or mean something else.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+tokio::task_local! {
+    /// When what runs is given up.
+    static DEADLINE: Instant;
+}
+
+/// What comes of `work`, which is dropped at `deadline`. Requests of it that the store does not want before then fail at once.
+pub(super) async fn until<F: Future>(deadline: Instant, work: F) -> Result<F::Output, Elapsed> {
+    tokio::time::timeout_at(deadline.into(), DEADLINE.scope(deadline, work)).await
+}
+
+/// Makes clients that are courteous.
+#[derive(Debug)]
+pub(super) struct Courteous {
+    /// Requests at a time.
+    pub(super) concurrency: usize,
+}
+
+impl HttpConnector for Courteous {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        let permits = Semaphore::new(self.concurrency);
+        Ok(HttpClient::new(Courtesy { client, permits, pause: Mutex::default() }))
+    }
+}
+
+#[derive(Debug)]
+struct Courtesy {
+    client: HttpClient,
+    permits: Semaphore,
+    pause: Mutex<Option<Pause>>,
+}
+
+/// A store wants no requests for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pause {
+    until: Instant,
+    /// What it answered.
+    status: u16,
+}
+
+impl Courtesy {
+    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        // It is never closed.
+        let _permit = self.permits.acquire().await;
+        self.wait().await?;
+        let answer = self.client.execute(request).await?;
+        let header = answer.headers().get("retry-after").and_then(|value| value.to_str().ok());
+        if let Some(pause) = pause(answer.status().as_u16(), header, Instant::now()) {
+            let mut known = self.pause.lock();
+            *known = known.filter(|known| known.until > pause.until).or(Some(pause));
+        }
+        Ok(answer)
+    }
+
+    /// Waits until the store may be asked, unless that is too late for who asks.
+    async fn wait(&self) -> Result<(), HttpError> {
+        let pause = *self.pause.lock();
+        let Some(Pause { until, status }) = pause.filter(|pause| pause.until > Instant::now()) else {
+            return Ok(());
+        };
+        if DEADLINE.try_with(|deadline| *deadline <= until).unwrap_or(false) {
+            let seconds = until.saturating_duration_since(Instant::now()).as_secs_f32();
+            let text = format!(
+                "it answered {status} and asked not to be asked for {seconds:.0} s more; where this lasts, lower the option concurrency"
+            );
+            // Of a kind that is not tried again.
+            return Err(HttpError::new(HttpErrorKind::Unknown, io::Error::other(text)));
+        }
+        tokio::time::sleep_until(until.into()).await;
+        Ok(())
+    }
+}
+
+impl HttpService for Courtesy {
+    fn call<'a, 'b>(
+        &'a self,
+        request: HttpRequest,
+    ) -> Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(self.send(request))
+    }
+}
+
+/// The pause that an answer asks for: a number of seconds. Stores give no dates.
+fn pause(status: u16, header: Option<&str>, now: Instant) -> Option<Pause> {
+    let seconds = header.filter(|_| matches!(status, 429 | 503))?.trim().parse().ok()?;
+    let pause = Duration::from_secs(seconds).min(LONGEST_PAUSE);
+    Some(Pause { until: now + pause, status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_busy_store_that_gives_seconds_is_waited_for_and_not_for_ever() {
+        let now = Instant::now();
+        let after = |seconds| Some(Duration::from_secs(seconds));
+        for (status, header, expected) in [
+            (503, Some("3"), after(3)),
+            (429, Some(" 0 "), after(0)),
+            (503, Some("18446744073709551615"), Some(LONGEST_PAUSE)),
+            (503, None, None),
+            (503, Some("-1"), None),
+            (503, Some("Wed, 21 Oct 2015 07:28:00 GMT"), None),
+            (500, Some("3"), None),
+            (200, Some("3"), None),
+        ] {
+            let expected = expected.map(|after| Pause { until: now + after, status });
+            assert_eq!(pause(status, header, now), expected, "{status} {header:?}");
+        }
+    }
+}
