@@ -22,7 +22,7 @@ pub enum FailureKind {
     Cancelled,
     /// A plan named in `after` failed.
     Predecessor,
-    /// The worker has no such tier, layout or path.
+    /// The worker has no such tier, layout or path, or its store lets nobody write.
     Unsupported,
     /// The path's queue is full: try again later.
     QueueFull,

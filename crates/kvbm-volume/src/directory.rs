@@ -237,9 +237,20 @@ impl DirectoryVolume {
     }
 
     fn io_error(&self, operation: &'static str, key: BlobKey, source: io::Error) -> VolumeError {
-        let unmounted = || self.check_mounted().err();
-        let told = (source.kind() == io::ErrorKind::NotFound).then(unmounted).flatten();
+        let told = match source.kind() {
+            io::ErrorKind::NotFound => self.check_mounted().err(),
+            kind @ io::ErrorKind::ReadOnlyFilesystem => Some(io::Error::new(kind, self.read_only())),
+            _ => None,
+        };
         VolumeError::Io { volume: self.descriptor.id, operation, key, source: told.unwrap_or(source) }
+    }
+
+    /// Systems make file systems read-only when their device fails.
+    fn read_only(&self) -> String {
+        let root = self.root.display();
+        format!(
+            "{root} is read-only, and only read from now on: look for its device in the kernel's log, and mount it writable"
+        )
     }
 }
 
@@ -413,5 +424,11 @@ mod tests {
         }
         let error = volume.put_error(&key, 700, io::ErrorKind::PermissionDenied.into());
         assert!(matches!(error, VolumeError::Io { operation: "put", .. }), "{error}");
+        let error = volume.put_error(&key, 700, io::ErrorKind::ReadOnlyFilesystem.into());
+        let root = folder.path().display();
+        assert!(
+            error.is_forbidden() && error.to_string().contains(&format!("{root} is read-only")),
+            "{error}"
+        );
     }
 }

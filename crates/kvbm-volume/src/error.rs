@@ -154,6 +154,16 @@ impl VolumeError {
         }
     }
 
+    /// Whether the store lets nobody change anything, or not us: what it holds can be read all the same.
+    pub fn is_forbidden(&self) -> bool {
+        const FORBIDDEN: [io::ErrorKind; 2] =
+            [io::ErrorKind::ReadOnlyFilesystem, io::ErrorKind::PermissionDenied];
+        match self {
+            Self::Io { operation: "put" | "delete", source, .. } => FORBIDDEN.contains(&source.kind()),
+            _ => false,
+        }
+    }
+
     /// Whether the object was damaged: count it and delete it.
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Self::Corrupt { .. })
@@ -261,7 +271,7 @@ mod tests {
     use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash};
 
     #[test]
-    fn a_store_without_room_is_full_and_not_broken() {
+    fn a_store_that_takes_nothing_more_is_not_broken() {
         let slice = BlobSlice { first_layer: 0, num_layers: 1, first_head: 0, num_heads: 1 };
         let key = BlobKey {
             namespace: NamespaceTag::from_bytes([1; 16]),
@@ -271,11 +281,19 @@ mod tests {
             slice,
         };
         let volume = VolumeId(1);
-        let io = |kind: io::ErrorKind| VolumeError::Io { volume, operation: "put", key, source: kind.into() };
+        let of =
+            |operation, kind: io::ErrorKind| VolumeError::Io { volume, operation, key, source: kind.into() };
+        let io = |kind| of("put", kind);
         for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
             assert!(io(kind).is_full() && !io(kind).is_miss() && !io(kind).is_late(), "{kind}");
         }
         assert!(VolumeError::Full { volume, needed: 2, free: 1 }.is_full());
-        assert!(!io(io::ErrorKind::ReadOnlyFilesystem).is_full());
+        // One that may not be changed has room, and can be read; one that may not be read fails.
+        for kind in [io::ErrorKind::ReadOnlyFilesystem, io::ErrorKind::PermissionDenied] {
+            let (put, deleted, got) = (io(kind), of("delete", kind), of("get", kind));
+            assert!(put.is_forbidden() && deleted.is_forbidden() && !got.is_forbidden(), "{kind}");
+            assert!(!put.is_full() && !put.is_miss() && !put.is_late(), "{kind}");
+        }
+        assert!(!io(io::ErrorKind::StorageFull).is_forbidden());
     }
 }

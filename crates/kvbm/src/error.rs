@@ -50,6 +50,10 @@ pub(crate) fn condemns_source(kind: FailureKind) -> bool {
 pub(crate) fn may_land(kind: FailureKind) -> bool {
     !matches!(
         kind,
-        FailureKind::Full | FailureKind::Predecessor | FailureKind::GateShut | FailureKind::PathBusy
+        FailureKind::Full
+            | FailureKind::Unsupported
+            | FailureKind::Predecessor
+            | FailureKind::GateShut
+            | FailureKind::PathBusy
     )
 }

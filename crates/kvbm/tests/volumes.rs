@@ -14,6 +14,7 @@ use kvbm::{
     VolumeSetError,
 };
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -367,25 +368,33 @@ fn a_volume_that_fails_leaves_new_chains_to_the_others() {
     assert!(second.keys().len() >= before + 14, "at most one chain tries the one that fails");
 }
 
-/// Mutation that makes it fail: a store that says that it has no room counts as one that fails.
+/// Mutation that makes it fail: a store that takes nothing more counts as one that fails.
 #[test]
-fn a_volume_whose_store_has_no_room_serves_what_it_holds() {
-    let store = Store::new();
-    let manager = manager(registry(&[("test", &store)]), [8, 128]);
-    manager.register_volume(at(ONE, "test:")).expect("it answers");
-    let kept = tokens(&manager, 1, 4);
-    put(&manager, &kept);
-    store.no_room.store(true, Ordering::Relaxed);
-    for start in 100..108 {
-        put(&manager, &tokens(&manager, start, 1));
+fn a_volume_whose_store_takes_nothing_more_serves_what_it_holds() {
+    for (kind, full) in
+        [(ErrorKind::StorageFull, 8), (ErrorKind::ReadOnlyFilesystem, 0), (ErrorKind::PermissionDenied, 0)]
+    {
+        let store = Store::new();
+        let manager = manager(registry(&[("test", &store)]), [8, 128]);
+        manager.register_volume(at(ONE, "test:")).expect("it answers");
+        let kept = tokens(&manager, 1, 4);
+        put(&manager, &kept);
+        *store.refuses.lock().expect("sound") = Some(kind);
+        for start in 100..108 {
+            put(&manager, &tokens(&manager, start, 1));
+        }
+        let volume = &manager.status().volumes[0];
+        assert_eq!((volume.full, volume.errors, volume.blocks), (full, 0, 4), "{kind}");
+        assert!(!volume.down && volume.failure.is_none(), "{kind}");
+        for tier in [Tier::G1, Tier::G2] {
+            manager.clear(tier).expect("a tier of ours");
+        }
+        assert_eq!(onboard(&manager, &kept), 4, "{kind}");
+        let refused = "kvbm_transfer_failed_blocks_total{path=\"g2_g4\",reason=\"unsupported\"} ";
+        let counted = manager.metrics().encode();
+        let counted = counted.lines().find_map(|line| line.strip_prefix(refused));
+        assert_eq!(counted, Some(if full == 0 { "8" } else { "0" }), "{kind}");
     }
-    let volume = &manager.status().volumes[0];
-    assert_eq!((volume.full, volume.errors, volume.blocks), (8, 0, 4));
-    assert!(!volume.down && volume.failure.is_none());
-    for tier in [Tier::G1, Tier::G2] {
-        manager.clear(tier).expect("a tier of ours");
-    }
-    assert_eq!(onboard(&manager, &kept), 4);
 }
 
 #[test]

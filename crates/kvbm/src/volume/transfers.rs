@@ -261,8 +261,10 @@ mod tests {
         let volume = leader.volumes.get(VOLUME).expect("configured");
         let identity = block();
         let step = Move { identity, from: Tier::G2, src: BlockId(0), dst: BlockId(0) };
-        let kinds = [FailureKind::Full, FailureKind::Predecessor, FailureKind::Io];
-        for (kind, landing) in kinds.into_iter().zip([Landing::Over, Landing::Over, Landing::Doubtful]) {
+        let kinds = [FailureKind::Full, FailureKind::Unsupported, FailureKind::Predecessor, FailureKind::Io];
+        for (kind, landing) in
+            kinds.into_iter().zip([Landing::Over, Landing::Over, Landing::Over, Landing::Doubtful])
+        {
             assert_eq!(volume.index.lock().begin(&identity), Admission::New);
             let failure = Failure::new(kind, "planted");
             leader.complete_on_volume(&volume, &[step], &mut [Some(failure)]);

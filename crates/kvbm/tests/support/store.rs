@@ -22,8 +22,8 @@ pub struct Store {
     pub got: Gate,
     /// Puts land, and are reported as failed.
     pub lost: AtomicBool,
-    /// The store's own room is used up.
-    pub no_room: AtomicBool,
+    /// The store takes nothing more, for this reason.
+    pub refuses: Mutex<Option<ErrorKind>>,
     /// So many calls to delete fail.
     pub undeleted: AtomicUsize,
 }
@@ -77,7 +77,7 @@ impl Store {
             putting: Gate::default(),
             got: Gate::default(),
             lost: AtomicBool::new(false),
-            no_room: AtomicBool::new(false),
+            refuses: Mutex::default(),
             undeleted: AtomicUsize::new(0),
         })
     }
@@ -137,8 +137,8 @@ impl Volume for Handle {
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>> {
         let keys: Vec<BlobKey> = requests.iter().map(|request| request.key).collect();
         self.0.putting.pass();
-        if self.0.no_room.load(Ordering::Relaxed) {
-            return self.0.fail(ErrorKind::StorageFull, "put", &keys);
+        if let Some(kind) = *self.0.refuses.lock().expect("sound") {
+            return self.0.fail(kind, "put", &keys);
         }
         let written = self.0.check("put", &keys, || self.0.memory.put(requests, deadline));
         if self.0.lost.load(Ordering::Relaxed) { self.0.refuse("put", &keys) } else { written }

@@ -35,6 +35,7 @@ pub(crate) fn failure_of(error: &VolumeError) -> FailureKind {
         error if error.is_miss() => FailureKind::Missing,
         error if error.is_late() => FailureKind::Deadline,
         error if error.is_full() => FailureKind::Full,
+        error if error.is_forbidden() => FailureKind::Unsupported,
         VolumeError::BadForm { .. } => FailureKind::Unsupported,
         _ => FailureKind::Io,
     }
