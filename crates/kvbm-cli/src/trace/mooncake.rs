@@ -15,6 +15,8 @@ const MAX_LINE: u64 = 16 << 20;
 /// Most blocks of a trace: 2 GiB of ids.
 const MAX_BLOCKS: usize = 1 << 28;
 
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Most tenants of a trace: far more than can have shares.
 const MAX_TENANTS: usize = 1024;
 
@@ -86,10 +88,12 @@ fn parse(mut reader: impl BufRead, file: &str) -> Result<Trace, TraceError> {
         if read as u64 > MAX_LINE {
             return Err(wrong(format!("the line is longer than {MAX_LINE} bytes")));
         }
+        // Some editors write a mark at the beginning of a file that says that it is UTF-8.
+        let text = text.strip_prefix(BYTE_ORDER_MARK).filter(|_| number == 1).unwrap_or(&text);
         if text.trim_ascii().is_empty() {
             continue;
         }
-        let line: Line = serde_json::from_slice(&text).map_err(|error| wrong(reason(&error)))?;
+        let line: Line = serde_json::from_slice(text).map_err(|error| wrong(reason(&error)))?;
         seen.clear();
         if let Some(id) = line.hash_ids.iter().find(|id| !seen.insert(**id)) {
             return Err(wrong(format!(
@@ -136,6 +140,16 @@ mod tests {
         assert_eq!(trace.blocks(first), [0, 1, 2]);
         assert_eq!(trace.blocks(second), [0, 7]);
         assert_eq!((second.timestamp_ms, second.input_length), (27_000, 600));
+    }
+
+    #[test]
+    fn a_byte_order_mark_at_the_beginning_is_passed_over() {
+        let line = "{\"timestamp\": 0, \"input_length\": 1, \"hash_ids\": [7]}\n";
+        for text in [format!("\u{feff}{line}"), format!("\u{feff}\n{line}")] {
+            assert_eq!(parse(text.as_bytes(), "t").unwrap().num_blocks(), 1);
+        }
+        let later = parse(format!("{line}\u{feff}{line}").as_bytes(), "t").unwrap_err().to_string();
+        assert!(later.starts_with("t:2: "), "{later}");
     }
 
     #[test]
