@@ -33,6 +33,6 @@ pub use plan::{BlockTransfer, ChecksumMode, Gate, LayerRange, PlanError, Priorit
 pub use report::{BlockOutcome, Failure, FailureKind, TransferReport};
 pub use slice::{HeadRange, RankSlice, Replication};
 pub use tier::Tier;
-pub use volume::{VolumeDescriptor, VolumePlace};
+pub use volume::{VolumeDescriptor, VolumePlace, shown_uri};
 
 pub use kvbm_tokens::{LocalHash, NamespaceTag, SequenceHash};

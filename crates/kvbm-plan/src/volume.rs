@@ -62,3 +62,42 @@ impl From<&VolumeDescriptor> for VolumePlace {
         Self { uri: uri.clone(), capacity_bytes, alignment, deadline_us }
     }
 }
+
+/// A volume's URI as errors show it: a path as it is, of any other URI neither options nor what stands before an `@`, for somebody may have
+/// written a secret there, and errors go to logs.
+pub fn shown_uri(uri: &str) -> String {
+    let is_path = uri
+        .split_once(':')
+        .is_none_or(|(scheme, _)| matches!(scheme, "dir" | "file") || scheme.contains(['/', '.']));
+    if is_path {
+        return uri.to_owned();
+    }
+    let place = uri.split('?').next().unwrap_or_default();
+    match (place.split_once("://"), place.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://{rest}"),
+        _ => place.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_a_secret_in_a_uri_is_not_shown() {
+        for (uri, told) in [
+            ("/mnt/a@b?c", "/mnt/a@b?c"),
+            ("./a:b@c", "./a:b@c"),
+            ("mnt", "mnt"),
+            ("dir:///mnt/a@b", "dir:///mnt/a@b"),
+            ("memory:", "memory:"),
+            ("s3://bucket/p?endpoint=http://h&secret_key=hunter2", "s3://bucket/p"),
+            ("s3://AKIA:hunter2@bucket/p", "s3://bucket/p"),
+            ("vendor://user:hun/ter2@pool/7?x", "vendor://pool/7"),
+            ("vendor:pool?token=hunter2", "vendor:pool"),
+            ("", ""),
+        ] {
+            assert_eq!(shown_uri(uri), told);
+        }
+    }
+}

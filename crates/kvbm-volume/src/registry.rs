@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use kvbm_plan::VolumeId;
+use kvbm_plan::{VolumeId, shown_uri};
 use parking_lot::RwLock;
 
-use crate::volume::{check, shown};
+use crate::volume::check;
 use crate::{DirectoryVolume, MemoryVolume, RegistryError, Volume, VolumeDescriptor};
 
 /// Makes a volume of the store that a descriptor's URI names. It must not create, mount or format that store.
@@ -53,7 +53,7 @@ impl VolumeRegistry {
         let Some(open) = scheme else {
             let mut known: Vec<String> = self.schemes.keys().cloned().collect();
             known.sort_unstable();
-            return Err(RegistryError::Scheme { id: descriptor.id, uri: shown(&descriptor.uri), known });
+            return Err(RegistryError::Scheme { id: descriptor.id, uri: shown_uri(&descriptor.uri), known });
         };
         let volume = open(descriptor)?;
         self.register(Arc::clone(&volume))?;
@@ -69,7 +69,7 @@ impl VolumeRegistry {
         let id = descriptor.id;
         let mut volumes = self.volumes.write();
         if let Some(other) = volumes.get(&id) {
-            return Err(RegistryError::Duplicate { id, uri: shown(&other.descriptor().uri) });
+            return Err(RegistryError::Duplicate { id, uri: shown_uri(&other.descriptor().uri) });
         }
         volumes.insert(id, volume);
         Ok(())
@@ -111,7 +111,7 @@ impl VolumeRegistry {
     fn check_free(&self, descriptor: &VolumeDescriptor) -> Result<(), RegistryError> {
         match self.volumes.read().get(&descriptor.id) {
             Some(other) => {
-                Err(RegistryError::Duplicate { id: descriptor.id, uri: shown(&other.descriptor().uri) })
+                Err(RegistryError::Duplicate { id: descriptor.id, uri: shown_uri(&other.descriptor().uri) })
             }
             None => Ok(()),
         }

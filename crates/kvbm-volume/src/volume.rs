@@ -21,22 +21,6 @@ pub(crate) fn check(descriptor: &VolumeDescriptor) -> Result<(), RegistryError> 
     Ok(())
 }
 
-/// A volume's URI as errors show it: a path as it is, of any other URI neither options nor what stands before an `@`, for somebody may have
-/// written a secret there, and errors go to logs.
-pub(crate) fn shown(uri: &str) -> String {
-    let is_path = uri
-        .split_once(':')
-        .is_none_or(|(scheme, _)| matches!(scheme, "dir" | "file") || scheme.contains(['/', '.']));
-    if is_path {
-        return uri.to_owned();
-    }
-    let place = uri.split('?').next().unwrap_or_default();
-    match (place.split_once("://"), place.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://{rest}"),
-        _ => place.to_owned(),
-    }
-}
-
 /// A blob to read.
 #[derive(Debug)]
 pub struct GetRequest<'a> {
@@ -153,27 +137,4 @@ pub(crate) fn in_time(volume: VolumeId, scope: &BlobScope, deadline: Instant) ->
     }
     let source = std::io::Error::new(std::io::ErrorKind::TimedOut, "the deadline passed; give more time");
     Err(VolumeError::List { volume, scope: *scope, source })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_may_be_a_secret_in_a_uri_is_not_shown() {
-        for (uri, told) in [
-            ("/mnt/a@b?c", "/mnt/a@b?c"),
-            ("./a:b@c", "./a:b@c"),
-            ("mnt", "mnt"),
-            ("dir:///mnt/a@b", "dir:///mnt/a@b"),
-            ("memory:", "memory:"),
-            ("s3://bucket/p?endpoint=http://h&secret_key=hunter2", "s3://bucket/p"),
-            ("s3://AKIA:hunter2@bucket/p", "s3://bucket/p"),
-            ("vendor://user:hun/ter2@pool/7?x", "vendor://pool/7"),
-            ("vendor:pool?token=hunter2", "vendor:pool"),
-            ("", ""),
-        ] {
-            assert_eq!(shown(uri), told);
-        }
-    }
 }

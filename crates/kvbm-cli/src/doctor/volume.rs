@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kvbm::VolumeDescriptor;
+use kvbm::plan::shown_uri;
 use kvbm::volumes::{Probe, RegistryError, VolumeError, VolumeRegistry, probe};
 
 use super::{Finding, Status};
@@ -11,14 +12,11 @@ use crate::{human, space};
 /// Deadlines that a probe may take: it makes several calls.
 const PATIENCE: u32 = 4;
 const EFFECT: &str = "nothing is kept there, and nothing is found";
+const FULL: &str = "it is full: what is there is found, what finds no room is dropped";
 
 pub(super) fn examine(descriptor: &VolumeDescriptor) -> Finding {
     let name = format!("volume {}", descriptor.id);
-    // Options of a store may hold what nobody should read in a report.
-    let uri = match descriptor.uri.split_once('?') {
-        Some((place, _)) if place.starts_with("s3://") => place,
-        _ => descriptor.uri.as_str(),
-    };
+    let uri = &shown_uri(&descriptor.uri);
     let missing = |why: String, fix: String| {
         Finding::short(name.clone(), Status::Missing, format!("{uri}: {why}"), EFFECT, fix)
     };
@@ -29,13 +27,18 @@ pub(super) fn examine(descriptor: &VolumeDescriptor) -> Finding {
     let deadline = Instant::now() + PATIENCE * descriptor.deadline;
     match probe(&*volume, deadline) {
         Ok(probe) => judge(&name, descriptor, &probe),
+        Err(error) if error.is_full() => {
+            let fix = unusable(descriptor, &error);
+            Finding::short(name, Status::Limited, format!("{uri}: {error}"), FULL, fix)
+        }
         Err(error) => missing(error.to_string(), unusable(descriptor, &error)),
     }
 }
 
 /// How a volume that works is found.
 fn judge(name: &str, descriptor: &VolumeDescriptor, probe: &Probe) -> Finding {
-    let VolumeDescriptor { uri, alignment, deadline, capacity_bytes, .. } = descriptor;
+    let VolumeDescriptor { alignment, deadline, capacity_bytes, .. } = descriptor;
+    let uri = shown_uri(&descriptor.uri);
     let calls: Vec<_> = probe.took.iter().map(|(call, took)| format!("{call} {}", millis(*took))).collect();
     let conditions = match probe.facts.conditional_puts {
         Some(true) => ", conditional puts",
@@ -146,11 +149,6 @@ mod tests {
             (at(&absent), "mount it first", "create the directory, or mount"),
             (at("vendor:x"), "no implementation", "a vendor's volume"),
             (VolumeDescriptor { alignment: 3, ..at("memory:") }, "alignment 3", "a power of two"),
-            (
-                VolumeDescriptor { capacity_bytes: Some(10), ..at("memory:") },
-                "full",
-                "or raise volume.capacity",
-            ),
         ] {
             let finding = examine(&descriptor);
             assert_eq!(finding.status, Status::Missing, "{finding:?}");
@@ -161,9 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn slow_and_small_stores_are_limited() {
+    fn slow_small_and_full_stores_are_limited() {
         let dir = tempfile::tempdir().unwrap();
         let descriptor = at(&format!("dir://{}", dir.path().display()));
+        let full = examine(&VolumeDescriptor { capacity_bytes: Some(10), ..descriptor.clone() });
+        assert_eq!((full.status, full.effect), (Status::Limited, Some(FULL)), "{full:?}");
+        assert!(full.found.contains("full, ") && full.fix.unwrap().contains("or raise volume.capacity"));
         let facts = kvbm::volumes::StoreFacts { folder: Some(dir.path().to_owned()), conditional_puts: None };
         let slow = Probe { facts: facts.clone(), took: vec![("put", Duration::from_secs(2))] };
         let finding = judge("volume 3", &descriptor, &slow);

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
+use kvbm_plan::shown_uri;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{
@@ -30,7 +31,7 @@ use tokio::sync::Semaphore;
 
 use crate::object::{Header, MAX_ALIGNMENT, MAX_HEADER_BYTES, open_of_length};
 use crate::quota::{Quota, Turns};
-use crate::volume::{check, in_time, shown};
+use crate::volume::{check, in_time};
 use crate::{
     BlobKey, BlobScope, GetRequest, PutRequest, RegistryError, StoreFacts, Volume, VolumeDescriptor,
     VolumeError,
@@ -93,7 +94,7 @@ impl S3Volume {
     /// cannot be counted within twelve of the descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
-        let (id, uri) = (descriptor.id, shown(&descriptor.uri));
+        let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
         Self::connect(descriptor).map_err(|source| RegistryError::Open { id, uri, source })
     }
 

@@ -359,6 +359,24 @@ fn secrets_are_never_shown() {
     }
 }
 
+/// Mutation that makes it fail: `validate` shows a URI as it was written.
+#[test]
+fn what_may_be_a_secret_in_the_uri_of_a_volume_is_not_shown() {
+    let mut config = minimal();
+    let volume = |id| VolumeConfig {
+        id,
+        uri: "s3://user:s3cr3t@bucket/p?token=s3cr3t".into(),
+        ..VolumeConfig::default()
+    };
+    config.volume = vec![volume(0), volume(1)];
+    for rule in ["needs host.capacity", "name it once"] {
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.starts_with("volume.uri = s3://bucket/p: ") && error.contains(rule), "{error}");
+        assert!(!error.contains("s3cr3t"), "{error}");
+        config.set("host.capacity", "5").unwrap();
+    }
+}
+
 #[test]
 fn the_namespace_follows_every_setting_that_is_identity() {
     let base = minimal();

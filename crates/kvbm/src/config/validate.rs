@@ -6,7 +6,7 @@ use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind};
 use super::sections::VolumeConfig;
 use super::{Config, ConfigError, Section};
 use kvbm_events::EventUrl;
-use kvbm_plan::{Tier, VolumeDescriptor};
+use kvbm_plan::{Tier, VolumeDescriptor, shown_uri};
 use kvbm_pool::{RegistryConfig, Share};
 
 const MAX_PAGE_SIZE: u32 = 1 << 20;
@@ -262,7 +262,7 @@ impl Config {
             }
             if let Some(other) = earlier.iter().find(|other| other.uri == volume.uri) {
                 let rule = format!("is both volume {} and volume {}: name it once", other.id, volume.id);
-                return broken("volume.uri", &volume.uri, &rule);
+                return broken("volume.uri", &shown_uri(&volume.uri), &rule);
             }
         }
         let all = &self.volumes;
@@ -275,7 +275,7 @@ impl Config {
         let VolumeConfig { uri, id, capacity, alignment, deadline } = volume;
         if self.host.capacity.is_none() {
             let rule = "needs host.capacity as well: blocks reach volumes through host memory";
-            return broken("volume.uri", uri, rule);
+            return broken("volume.uri", &shown_uri(uri), rule);
         }
         if !capacity.is_none() && capacity.blocks(self.rank_block_bytes()) == 0 {
             let rule = format!("holds not one block of volume {id}: raise it, or 0 for no limit");

@@ -9,7 +9,7 @@ use crate::manager::{KvBlockManager, ONLY_GROUP};
 use crate::metrics::EvictReason;
 use kvbm_plan::{
     BlockIdentity, Failure, NamespaceId, Rank, SequenceHash, Tier, VolumeDescriptor, VolumeId, VolumePlace,
-    VolumeRequest,
+    VolumeRequest, shown_uri,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -106,7 +106,7 @@ impl<G> KvBlockManager<G> {
         self.namespace.check_persistable()?;
         let mut others = volumes.changing.lock();
         if let Some(other) = volumes.get(id) {
-            return Err(VolumeSetError::Duplicate { id, uri: other.descriptor.uri.clone() });
+            return Err(VolumeSetError::Duplicate { id, uri: shown_uri(&other.descriptor.uri) });
         }
         let deadline = descriptor.deadline;
         if deadline.is_zero() || deadline > VolumeDescriptor::MAX_DEADLINE {
