@@ -196,9 +196,13 @@ impl EventRing {
         let room = out.capacity() - out.len();
         let take = max.min(room).min((self.next - self.first) as usize);
         let lost = std::mem::take(&mut self.lost);
-        for seq in self.first..self.first + take as u64 {
+        let (end, mut seq) = (self.first + take as u64, self.first);
+        while seq < end {
             let (part, at) = self.place(seq);
-            out.push(self.parts[part][at].record(seq));
+            let records = &self.parts[part][at..];
+            let count = (records.len() as u64).min(end - seq);
+            out.extend(records.iter().zip(seq..seq + count).map(|(record, seq)| record.record(seq)));
+            seq += count;
         }
         self.let_go(take as u64);
         Drained { records: take, lost, next_seq: self.first, waiting: (self.next - self.first) as usize }

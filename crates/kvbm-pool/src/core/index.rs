@@ -24,13 +24,9 @@ impl Core<'_> {
     /// Reads the table's lines of up to [`LOOKUPS`] blocks, so that they are near when each is asked for.
     pub(crate) fn fetch(&self, blocks: impl Iterator<Item = (GroupId, SequenceHash)>) {
         let table = self.table();
-        let mut keys = [Key::NONE; LOOKUPS];
-        let mut count = 0;
-        for ((group, hash), key) in blocks.zip(&mut keys) {
-            *key = table.key(group, hash);
-            count += 1;
+        for (group, hash) in blocks.take(LOOKUPS) {
+            table.prefetch(&table.key(group, hash));
         }
-        table.fetch(&keys[..count]);
     }
 
     /// The entry of `identity`, new in `home` if there is none. Its parent's entry comes into being with it if need be (groups
