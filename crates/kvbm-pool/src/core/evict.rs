@@ -328,8 +328,13 @@ impl Core<'_> {
     /// Whether a block that is the least recently used has another turn of the order, for its priority: in the mean as many as that is.
     #[inline]
     pub(crate) fn is_spared(&mut self, tier: usize, slot: u32) -> bool {
+        let index = self.store.slots[tier][slot as usize].entry.get();
+        self.store.entries[index].priority.get() > 0 && self.may_spare(index, tier, slot)
+    }
+
+    #[cold]
+    fn may_spare(&mut self, index: u32, tier: usize, slot: u32) -> bool {
         let store = self.store;
-        let index = store.slots[tier][slot as usize].entry.get();
         let Shard { random, tiers, .. } = self.shard(index);
         let spared = spares(store.entries[index].priority.get(), random);
         if spared {
@@ -339,7 +344,7 @@ impl Core<'_> {
     }
 
     /// Whether a slot, whose shard is held, has a block that may be evicted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn may_go(&self, tier: usize, slot: u32) -> bool {
         let store = self.store;
         let state = &store.slots[tier][slot as usize];
@@ -375,7 +380,7 @@ impl Core<'_> {
             return;
         }
         self.part(index, tier).counters.evicted += 1;
-        self.set_presence(index, tier, Presence::Absent);
+        self.change_presence(index, tier, Presence::Present, Presence::Absent);
         store.entries[index].slots[tier].set(NONE);
         self.remember(index);
         self.unused(index);

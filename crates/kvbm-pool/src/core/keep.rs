@@ -75,11 +75,12 @@ impl Store {
 
 impl Core<'_> {
     /// Whether an entry's block is pinned on `tier`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_kept(&self, index: u32, tier: usize) -> bool {
         self.store.entries[index].is_kept() && self.is_in_keeps(index, tier)
     }
 
+    #[cold]
     fn is_in_keeps(&self, index: u32, tier: usize) -> bool {
         self.store.keeps.lock().all.contains_key(&(index, tier as u8))
     }

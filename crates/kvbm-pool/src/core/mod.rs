@@ -78,12 +78,18 @@ pub(crate) enum Pin {
 impl Core<'_> {
     /// The one place where presence changes. For `Present`, the entry's slot on the tier is already set.
     pub(crate) fn set_presence(&mut self, index: u32, tier: usize, new: Presence) {
+        let old = self.store.entries[index].presence(tier);
+        if old != new {
+            self.change_presence(index, tier, old, new);
+        }
+    }
+
+    /// The same where it is known what it was.
+    #[inline(always)]
+    fn change_presence(&mut self, index: u32, tier: usize, old: Presence, new: Presence) {
         let store = self.store;
         let entry = &store.entries[index];
-        let old = entry.presence(tier);
-        if old == new {
-            return;
-        }
+        debug_assert_eq!(entry.presence(tier), old);
         entry.set_presence(tier, new);
         if old == Presence::Arriving {
             self.arrival_ended(index, tier);
@@ -118,12 +124,22 @@ impl Core<'_> {
     }
 
     /// Keeps `copied` and `copying`: blocks of a tier that are on, or on their way to, the tier below.
+    #[inline(always)]
     fn count_copies(&mut self, index: u32, tier: usize, old: Presence, new: Presence) {
         let store = self.store;
-        let entry = &store.entries[index];
-        if let Some(lower) = store.below[tier] {
-            self.part(index, tier).count_copy(entry.presence(lower), old, new);
+        let below = store.below[tier].map_or(Presence::Absent, |lower| store.entries[index].presence(lower));
+        if below != Presence::Absent {
+            self.part(index, tier).count_copy(below, old, new);
         }
+        if tier > 0 {
+            self.count_copies_above(index, tier, old, new);
+        }
+    }
+
+    /// The same for the tiers of which this is the one below.
+    fn count_copies_above(&mut self, index: u32, tier: usize, old: Presence, new: Presence) {
+        let store = self.store;
+        let entry = &store.entries[index];
         for upper in 0..tier {
             if store.below[upper] == Some(tier) && entry.presence(upper) == Presence::Present {
                 let counts = self.part(index, upper);
@@ -134,6 +150,7 @@ impl Core<'_> {
     }
 
     /// One child less on `tier`.
+    #[inline]
     fn child_left(&mut self, parent: u32, tier: usize) {
         let entry = &self.store.entries[parent];
         if entry.drop_child(tier) == 0 && entry.presence(tier) == Presence::Present {
@@ -143,6 +160,7 @@ impl Core<'_> {
 
     /// A Present block may go although it could not before: nothing continues it any more, or it has a copy that takes over. If it
     /// was passed over in the eviction order meanwhile, it gets its place at the old end back: everything still there is younger.
+    #[inline(always)]
     fn waits_no_more(&mut self, index: u32, tier: usize) {
         let slots = &self.store.slots[tier];
         let slot = self.store.entries[index].slot(tier);

@@ -270,6 +270,7 @@ impl Core<'_> {
     }
 
     /// A block comes to a tier: if it was on none, the policy recalls it or gets to know it.
+    #[inline]
     pub(crate) fn recall(&mut self, index: u32, from_tail: u32) {
         let entry = &self.store.entries[index];
         if entry.is_nowhere() {
@@ -286,6 +287,7 @@ impl Core<'_> {
     }
 
     /// A block was evicted from a tier: if it is on no other, the policy may remember it.
+    #[inline]
     pub(crate) fn remember(&mut self, index: u32) {
         let entry = &self.store.entries[index];
         let Some(policy) = &mut self.first_mut().policy else { return };

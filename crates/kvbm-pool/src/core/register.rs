@@ -293,15 +293,20 @@ impl Core<'_> {
                 primary.link.set(block.0);
                 self.waits_no_more(index, tier);
             }
-            Presence::Arriving => {
-                self.cancel_arrival(index, tier);
+            before => {
+                if before == Presence::Arriving {
+                    self.cancel_arrival(index, tier);
+                }
                 self.place(tier, block.0, index, metadata, from_tail);
+                match before {
+                    Presence::Absent => self.change_presence(index, tier, Presence::Absent, Presence::Present),
+                    _ => self.set_presence(index, tier, Presence::Present),
+                }
             }
-            Presence::Absent => self.place(tier, block.0, index, metadata, from_tail),
         }
     }
 
-    /// A Held slot becomes the primary of its entry on `tier`.
+    /// A Held slot becomes the primary of its entry on `tier`, which is not Present there yet.
     fn place(&mut self, tier: usize, slot: u32, index: u32, metadata: BlockMetadata, from_tail: u32) {
         self.fill(tier, slot, index);
         self.recall(index, from_tail);
@@ -312,10 +317,10 @@ impl Core<'_> {
         entry.last_step.set(self.short_step());
         entry.slots[tier].set(slot);
         self.part(index, tier).counters.stored += 1;
-        self.set_presence(index, tier, Presence::Present);
     }
 
     /// A Held slot becomes Registered, with one user.
+    #[inline(always)]
     fn fill(&mut self, tier: usize, slot: u32, index: u32) {
         let part = self.part(index, tier);
         part.drop_held(1);
