@@ -2,7 +2,7 @@
 
 use super::mail::Letter;
 use super::shards::{MOST_UNUSED, VACANT_AT_ONCE};
-use super::table::{Key, Writing};
+use super::table::{Few, Key, Writing};
 use super::{Arc, Core, NONE, Presence};
 use crate::near;
 use crate::tier::TIERS;
@@ -132,8 +132,8 @@ impl Core<'_> {
     }
 
     /// New entries in a shard that is held for those of up to [`LOOKUPS`] blocks that have none (`NONE` in `entries`), none of
-    /// them linked to its parent. False where one of the blocks has an entry after all, made by another shard at this moment, or
-    /// where there is no vacant entry: then some are made and some are not.
+    /// them linked to its parent. False where one of the blocks has an entry after all, made by another shard at this moment or because the
+    /// block comes twice, or where there is no vacant entry: then some are made and some are not.
     #[inline]
     pub(crate) fn insert_many(
         &mut self,
@@ -150,13 +150,15 @@ impl Core<'_> {
             *vacant = index;
         }
         let (mut complete, mut made) = (true, 0);
-        let table = self.table();
+        let (table, mut new) = (self.table(), Few::default());
         let writing = Writing::begin(store.table_lock());
         for (((block, key), entry), vacant) in blocks.iter().zip(keys).zip(entries).zip(&mut vacant) {
             if *entry != NONE {
                 continue;
             }
-            let taken = writing.has_others() && table.find(key, &store.entries).is_some();
+            // By another shard, or by this batch, if the same hash comes twice in it.
+            let may_be_taken = new.may_have(key) || writing.has_others();
+            let taken = may_be_taken && table.find(key, &store.entries).is_some();
             if *vacant == NONE || taken {
                 complete = false;
                 break;

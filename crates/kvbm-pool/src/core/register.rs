@@ -43,7 +43,7 @@ impl Store {
     pub(crate) fn register(&self, batch: Batch<'_>, blocks: &mut [BlockId]) -> Result<(), RegisterError> {
         let Batch { tier, identities, .. } = batch;
         let mut kept = None;
-        if !self.is_whole() && self.is_chain(identities) {
+        if self.is_chain(identities) {
             let (mut core, place) = self.find_shard(batch)?;
             // Asked in the hold in which the blocks come: a loss that is counted later takes them too.
             if !core.lacks(&batch) && core.still_keeps(place) && core.enter_chain(identities, place) {
@@ -91,7 +91,9 @@ impl Store {
         let mut core = self.lock_home(identities.len());
         let home = core.number();
         let mut parent = None;
-        if let Some(hash) = identities[0].parent {
+        if !self.is_whole()
+            && let Some(hash) = identities[0].parent
+        {
             (core, parent) = core.seek(identities[0].group, hash);
         }
         core.refuse_lost(&batch)?;

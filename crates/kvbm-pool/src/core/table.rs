@@ -41,6 +41,21 @@ impl Key {
         Self { group: GroupId(0), hash: SequenceHash::from_bytes([0; 16]), mixed: 0 };
 }
 
+/// A few keys, as far as eight of their bits tell them apart: says of every key that comes again that it may have come.
+#[derive(Default)]
+pub(crate) struct Few([u64; 4]);
+
+impl Few {
+    /// Adds a key. Whether it, or another one that looks like it, is there already.
+    #[inline]
+    pub(crate) fn may_have(&mut self, key: &Key) -> bool {
+        let (word, bit) = ((key.mixed >> 6) as usize & 3, 1 << (key.mixed & 63));
+        let had = self.0[word] & bit != 0;
+        self.0[word] |= bit;
+        had
+    }
+}
+
 /// Which line of a key is looked at.
 #[derive(Clone, Copy)]
 pub(crate) enum Looked {
