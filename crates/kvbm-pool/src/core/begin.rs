@@ -279,7 +279,7 @@ impl Core<'_> {
 
     fn reserve(&mut self, tier: usize, index: u32, metadata: BlockMetadata, block: BlockId) -> Arrival {
         let store = self.store;
-        self.recall(index, FAR_FROM_TAIL);
+        self.recall(&store.entries[index], FAR_FROM_TAIL);
         let ticket = store.new_ticket();
         let part = self.part(index, tier);
         part.drop_held(1);

@@ -295,14 +295,12 @@ impl Core<'_> {
         looks - budget
     }
 
-    /// Reads what evicting the next `count` blocks will read, all at the same time.
+    /// Reads what evicting the next `count` blocks will read, all at the same time, as far as that was not asked for before.
     fn fetch_oldest(&mut self, number: usize, tier: usize, count: usize) {
         let store = self.store;
         let slots = &store.slots[tier];
         let (mut next, mut known) = ([NONE; LOOKUPS], 0);
-        let order = &self.numbered(number).tiers[tier].order;
-        let places = order.places(order.first()..u64::MAX, slots).take(count.min(LOOKUPS));
-        places.filter_map(|(_, slot)| slot).for_each(|slot| {
+        self.numbered(number).tiers[tier].order.look_ahead(count.min(LOOKUPS), slots, |slot| {
             next[known] = slots[slot as usize].entry.get();
             known += 1;
         });
@@ -352,10 +350,10 @@ impl Core<'_> {
             return false;
         }
         let (index, has_duplicate) = (state.entry.get(), state.link.get() != NONE);
-        if self.is_kept(index, tier) {
+        let entry = &store.entries[index];
+        if entry.is_kept() && self.is_kept(index, tier) {
             return false;
         }
-        let entry = &store.entries[index];
         has_duplicate || entry.children(tier) == 0 || !store.is_full(entry.group())
     }
 
@@ -368,21 +366,22 @@ impl Core<'_> {
         let store = self.store;
         let state = &store.slots[tier][slot as usize];
         let (index, heir) = (state.entry.get(), state.link.get());
+        let entry = &store.entries[index];
         debug_assert!(!state.is_listed(), "the policy does not know a slot that is evicted");
         state.reset(Usage::Held);
         let part = self.part(index, tier);
         part.inactive -= 1;
         part.add_held(1);
+        part.counters.evicted += u64::from(heir == NONE);
         self.count_idle_for_tenant(index, tier, false);
         self.count_for_tenant(index, tier, false);
         if heir != NONE {
-            store.entries[index].slots[tier].set(heir);
+            entry.slots[tier].set(heir);
             return;
         }
-        self.part(index, tier).counters.evicted += 1;
-        self.change_presence(index, tier, Presence::Present, Presence::Absent);
-        store.entries[index].slots[tier].set(NONE);
-        self.remember(index);
+        self.change_presence((index, entry), tier, Presence::Present, Presence::Absent);
+        entry.slots[tier].set(NONE);
+        self.remember(entry);
         self.unused(index);
     }
 

@@ -75,7 +75,7 @@ impl Store {
 
 impl Core<'_> {
     /// Whether an entry's block is pinned on `tier`.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_kept(&self, index: u32, tier: usize) -> bool {
         self.store.entries[index].is_kept() && self.is_in_keeps(index, tier)
     }

@@ -42,6 +42,7 @@ pub(crate) mod users;
 use crate::config::RegistryConfig;
 use crate::event::EventKind;
 use crate::sync::Arc;
+use entry::Entry;
 use hold::Told;
 use mail::Letter;
 
@@ -78,17 +79,23 @@ pub(crate) enum Pin {
 impl Core<'_> {
     /// The one place where presence changes. For `Present`, the entry's slot on the tier is already set.
     pub(crate) fn set_presence(&mut self, index: u32, tier: usize, new: Presence) {
-        let old = self.store.entries[index].presence(tier);
+        let entry = &self.store.entries[index];
+        let old = entry.presence(tier);
         if old != new {
-            self.change_presence(index, tier, old, new);
+            self.change_presence((index, entry), tier, old, new);
         }
     }
 
     /// The same where it is known what it was.
     #[inline(always)]
-    fn change_presence(&mut self, index: u32, tier: usize, old: Presence, new: Presence) {
+    fn change_presence(
+        &mut self,
+        (index, entry): (u32, &Entry),
+        tier: usize,
+        old: Presence,
+        new: Presence,
+    ) {
         let store = self.store;
-        let entry = &store.entries[index];
         debug_assert_eq!(entry.presence(tier), old);
         entry.set_presence(tier, new);
         if old == Presence::Arriving {
@@ -102,7 +109,7 @@ impl Core<'_> {
             debug_assert!(self.holds_all(), "who keeps a place behind a parent elsewhere relies on that");
             store.bereave();
         }
-        self.count_copies(index, tier, old, new);
+        self.count_copies((index, entry), tier, old, new);
         if (old == Presence::Absent) != (new == Presence::Absent) && parent != NONE {
             match (new == Presence::Absent, self.holds(parent)) {
                 (true, true) => self.child_left(parent, tier),
@@ -125,9 +132,8 @@ impl Core<'_> {
 
     /// Keeps `copied` and `copying`: blocks of a tier that are on, or on their way to, the tier below.
     #[inline(always)]
-    fn count_copies(&mut self, index: u32, tier: usize, old: Presence, new: Presence) {
-        let store = self.store;
-        let below = store.below[tier].map_or(Presence::Absent, |lower| store.entries[index].presence(lower));
+    fn count_copies(&mut self, (index, entry): (u32, &Entry), tier: usize, old: Presence, new: Presence) {
+        let below = self.store.below[tier].map_or(Presence::Absent, |lower| entry.presence(lower));
         if below != Presence::Absent {
             self.part(index, tier).count_copy(below, old, new);
         }

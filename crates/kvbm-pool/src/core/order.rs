@@ -129,6 +129,8 @@ pub(crate) struct Order {
     population: usize,
     /// Places before this number were looked at by whoever copies victims before they go.
     watched: u64,
+    /// Places before this number were looked at for what evicting them will read.
+    looked_ahead: u64,
     /// For each tenant that had to give blocks: where there are none of its.
     seen: Vec<Seen>,
 }
@@ -152,6 +154,7 @@ impl Order {
             cleaning: None,
             population: capacity,
             watched: 0,
+            looked_ahead: 0,
             seen: Vec::new(),
         }
     }
@@ -344,6 +347,20 @@ impl Order {
     /// Number after the youngest place.
     pub(crate) fn end(&self) -> u64 {
         self.queue.back().map_or(MIDDLE, |&id| self.segments[id as usize].end())
+    }
+
+    /// Calls `next` with the slots of the oldest `count` places, as far as they were not looked at so before.
+    #[inline]
+    pub(crate) fn look_ahead(&mut self, count: usize, slots: &[Slot], mut next: impl FnMut(u32)) {
+        let first = self.first();
+        let from = first.max(self.looked_ahead);
+        let end = first + count as u64;
+        let mut looked_ahead = from;
+        self.places(from..end, slots).for_each(|(number, slot)| {
+            looked_ahead = number + 1;
+            slot.into_iter().for_each(&mut next);
+        });
+        self.looked_ahead = looked_ahead;
     }
 
     /// Places before this number were looked at.

@@ -271,8 +271,7 @@ impl Core<'_> {
 
     /// A block comes to a tier: if it was on none, the policy recalls it or gets to know it.
     #[inline]
-    pub(crate) fn recall(&mut self, index: u32, from_tail: u32) {
-        let entry = &self.store.entries[index];
+    pub(crate) fn recall(&mut self, entry: &Entry, from_tail: u32) {
         if entry.is_nowhere() {
             let Some(policy) = &mut self.first_mut().policy else {
                 entry.set_memory(BlockMemory::default());
@@ -288,8 +287,7 @@ impl Core<'_> {
 
     /// A block was evicted from a tier: if it is on no other, the policy may remember it.
     #[inline]
-    pub(crate) fn remember(&mut self, index: u32) {
-        let entry = &self.store.entries[index];
+    pub(crate) fn remember(&mut self, entry: &Entry) {
         let Some(policy) = &mut self.first_mut().policy else { return };
         if entry.is_nowhere() {
             policy.forgotten(entry.tag(), entry.memory());

@@ -5,10 +5,12 @@
 //! has an entry in another shard (the same blocks, registered by another thread), nothing has become visible yet, and the batch is
 //! left to a hold of all shards.
 
+use super::entry::Entry;
 use super::index::LOOKUPS;
 use super::slot::Usage;
 use super::table::Key;
 use super::tenants::Claim;
+use super::tiers::TierPart;
 use super::{Core, NONE, Pin, Presence, Store};
 use crate::error::RegisterError;
 use crate::losses::Losses;
@@ -278,9 +280,10 @@ impl Core<'_> {
         let Batch { tier, identities, duplicates, metadata, .. } = batch;
         let store = self.store;
         let from_tail = (identities.len() - 1 - at) as u32;
-        match store.entries[index].presence(tier) {
+        let entry = &store.entries[index];
+        match entry.presence(tier) {
             Presence::Present if duplicates == Duplicates::Reuse => {
-                let existing = store.entries[index].slot(tier);
+                let existing = entry.slot(tier);
                 self.part(index, tier).counters.duplicates += 1;
                 store.give_back(tier, &[*block]);
                 self.pin(tier, existing, Pin::Use);
@@ -288,9 +291,8 @@ impl Core<'_> {
             }
             Presence::Present => {
                 let slots = &store.slots[tier];
-                let primary = &slots[store.entries[index].slot(tier) as usize];
-                self.fill(tier, block.0, index);
-                self.part(index, tier).counters.duplicates += 1;
+                let primary = &slots[entry.slot(tier) as usize];
+                self.fill(tier, block.0, index).counters.duplicates += 1;
                 slots[block.index()].link.set(primary.link.get());
                 primary.link.set(block.0);
                 self.waits_no_more(index, tier);
@@ -299,9 +301,11 @@ impl Core<'_> {
                 if before == Presence::Arriving {
                     self.cancel_arrival(index, tier);
                 }
-                self.place(tier, block.0, index, metadata, from_tail);
+                self.place(tier, block.0, (index, entry), metadata, from_tail);
                 match before {
-                    Presence::Absent => self.change_presence(index, tier, Presence::Absent, Presence::Present),
+                    Presence::Absent => {
+                        self.change_presence((index, entry), tier, Presence::Absent, Presence::Present);
+                    }
                     _ => self.set_presence(index, tier, Presence::Present),
                 }
             }
@@ -309,30 +313,36 @@ impl Core<'_> {
     }
 
     /// A Held slot becomes the primary of its entry on `tier`, which is not Present there yet.
-    fn place(&mut self, tier: usize, slot: u32, index: u32, metadata: BlockMetadata, from_tail: u32) {
-        self.fill(tier, slot, index);
-        self.recall(index, from_tail);
-        let entry = &self.store.entries[index];
+    fn place(
+        &mut self,
+        tier: usize,
+        slot: u32,
+        (index, entry): (u32, &Entry),
+        metadata: BlockMetadata,
+        from_tail: u32,
+    ) {
+        self.fill(tier, slot, index).counters.stored += 1;
+        self.recall(entry, from_tail);
         if entry.is_nowhere() {
             entry.priority.set(metadata.priority);
         }
         entry.last_step.set(self.short_step());
         entry.slots[tier].set(slot);
-        self.part(index, tier).counters.stored += 1;
     }
 
-    /// A Held slot becomes Registered, with one user.
+    /// A Held slot becomes Registered, with one user. Returns where its tier's blocks are counted.
     #[inline(always)]
-    fn fill(&mut self, tier: usize, slot: u32, index: u32) {
-        let part = self.part(index, tier);
-        part.drop_held(1);
-        part.active += 1;
+    fn fill(&mut self, tier: usize, slot: u32, index: u32) -> &mut TierPart {
+        self.count_for_tenant(index, tier, true);
         let state = &self.store.slots[tier][slot as usize];
         state.entry.set(index);
         state.link.set(NONE);
         state.place.set(NONE);
         state.set_usage(Usage::Registered);
         state.add_ref();
-        self.count_for_tenant(index, tier, true);
+        let part = self.part(index, tier);
+        part.drop_held(1);
+        part.active += 1;
+        part
     }
 }

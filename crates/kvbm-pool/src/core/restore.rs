@@ -100,7 +100,7 @@ impl Core<'_> {
     ) {
         let store = self.store;
         let index = self.find_or_insert(identity, None, store.home(1));
-        self.recall(index, FAR_FROM_TAIL);
+        self.recall(&store.entries[index], FAR_FROM_TAIL);
         let part = self.part(index, tier);
         part.inactive += 1;
         part.counters.stored += 1;

@@ -344,9 +344,9 @@ impl Core<'_> {
     /// A slot of a tier has an entry's block now, or has it no more.
     #[inline]
     pub(crate) fn count_for_tenant(&mut self, index: u32, tier: usize, there: bool) {
-        let (store, tenants) = (self.store, &mut self.first_mut().tenants);
-        if tenants.are_configured() {
-            tenants.count(tier, store.entries[index].namespace(), there);
+        if self.store.has_tenants {
+            let namespace = self.store.entries[index].namespace();
+            self.first_mut().tenants.count(tier, namespace, there);
         }
     }
 
