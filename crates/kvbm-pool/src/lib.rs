@@ -42,6 +42,7 @@
 
 mod arrivals;
 mod blocks;
+mod bytes;
 mod config;
 mod core;
 mod error;

@@ -114,7 +114,7 @@ impl<'a> Part<'a> {
     fn ask(&mut self, table: &Table, group: GroupId, asked: u32) {
         self.asked = asked;
         for at in ones(asked) {
-            table.prefetch(&table.key(group, self.hashes[at]));
+            table.prefetch(table.mix(group, self.hashes[at]));
         }
     }
 
@@ -122,16 +122,16 @@ impl<'a> Part<'a> {
     #[inline]
     fn go_on(&mut self, table: &Table, store: &Store, group: GroupId) {
         for at in ones(std::mem::take(&mut self.asked_further)) {
-            if let Guess::Entry(guess) = table.guess(&table.key(group, self.hashes[at]), Looked::Next) {
+            if let Guess::Entry(guess) = table.guess(table.mix(group, self.hashes[at]), Looked::Next) {
                 self.expect(store, at, guess);
             }
         }
         for at in ones(std::mem::take(&mut self.asked)) {
-            let key = table.key(group, self.hashes[at]);
-            match table.guess(&key, Looked::Home) {
+            let key = table.mix(group, self.hashes[at]);
+            match table.guess(key, Looked::Home) {
                 Guess::Entry(guess) => self.expect(store, at, guess),
                 Guess::Further => {
-                    table.prefetch_line(&key, Looked::Next);
+                    table.prefetch_line(key, Looked::Next);
                     self.asked_further |= 1 << at;
                 }
                 Guess::Nothing => {}

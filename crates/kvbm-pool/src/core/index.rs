@@ -2,7 +2,7 @@
 
 use super::mail::Letter;
 use super::shards::{MOST_UNUSED, VACANT_AT_ONCE};
-use super::table::{Few, Key, Writing};
+use super::table::{Few, Key, Mixed, Writing};
 use super::{Arc, Core, NONE, Presence};
 use crate::near;
 use crate::tier::TIERS;
@@ -25,7 +25,7 @@ impl Core<'_> {
     pub(crate) fn fetch(&self, blocks: impl Iterator<Item = (GroupId, SequenceHash)>) {
         let table = self.table();
         for (group, hash) in blocks.take(LOOKUPS) {
-            table.prefetch(&table.key(group, hash));
+            table.prefetch(table.mix(group, hash));
         }
     }
 
@@ -100,35 +100,34 @@ impl Core<'_> {
         let store = self.store;
         let writing = Writing::begin(store.table_lock());
         store.entries[index].begin(shard, key.group, key.hash, namespace, position);
-        self.table().insert(&writing, key, index);
+        self.table().insert(&writing, key.mixed, index);
         drop(writing);
         self.numbered(shard).used += 1;
         index
     }
 
-    /// The keys of up to [`LOOKUPS`] blocks that are most likely new, and their entries as far as they have some. What looking
-    /// up `next` reads first is asked for.
+    /// Where up to [`LOOKUPS`] blocks are in the table: what looking them up reads first is asked for, for later.
     #[inline]
-    pub(crate) fn find_new(
-        &self,
-        blocks: &[BlockIdentity],
-        next: &[BlockIdentity],
-        out: &mut [u32; LOOKUPS],
-    ) -> [Key; LOOKUPS] {
-        self.store.about_to_look();
+    pub(crate) fn ask_table(&self, blocks: &[BlockIdentity]) -> [Mixed; LOOKUPS] {
         let table = self.table();
-        let mut keys = [Key::NONE; LOOKUPS];
+        let mut keys = [Mixed::default(); LOOKUPS];
         for (block, key) in blocks.iter().zip(&mut keys) {
-            *key = table.key(block.group, block.hash);
-        }
-        table.fetch(&keys[..blocks.len().min(LOOKUPS)]);
-        for block in next.iter().take(LOOKUPS) {
-            table.prefetch(&table.key(block.group, block.hash));
-        }
-        for (key, found) in keys.iter().zip(out).take(blocks.len()) {
-            *found = table.find(key, &self.store.entries).unwrap_or(NONE);
+            *key = table.mix(block.group, block.hash);
+            table.prefetch(*key);
         }
         keys
+    }
+
+    /// The entries of blocks that were asked for, and are most likely new, as far as they have some.
+    #[inline]
+    pub(crate) fn find_new(&self, blocks: &[BlockIdentity], keys: &[Mixed; LOOKUPS]) -> [u32; LOOKUPS] {
+        self.store.about_to_look();
+        let mut found = [NONE; LOOKUPS];
+        for ((block, &mixed), found) in blocks.iter().zip(keys).zip(&mut found) {
+            let key = Key { group: block.group, hash: block.hash, mixed };
+            *found = self.table().find(&key, &self.store.entries).unwrap_or(NONE);
+        }
+        found
     }
 
     /// New entries in a shard that is held for those of up to [`LOOKUPS`] blocks that have none (`NONE` in `entries`), none of
@@ -139,7 +138,7 @@ impl Core<'_> {
         &mut self,
         shard: usize,
         blocks: &[BlockIdentity],
-        keys: &[Key],
+        keys: &[Mixed; LOOKUPS],
         entries: &mut [u32],
     ) -> bool {
         let store = self.store;
@@ -152,19 +151,20 @@ impl Core<'_> {
         let (mut complete, mut made) = (true, 0);
         let (table, mut new) = (self.table(), Few::default());
         let writing = Writing::begin(store.table_lock());
-        for (((block, key), entry), vacant) in blocks.iter().zip(keys).zip(entries).zip(&mut vacant) {
+        for (((block, &mixed), entry), vacant) in blocks.iter().zip(keys).zip(entries).zip(&mut vacant) {
             if *entry != NONE {
                 continue;
             }
             // By another shard, or by this batch, if the same hash comes twice in it.
-            let may_be_taken = new.may_have(key) || writing.has_others();
-            let taken = may_be_taken && table.find(key, &store.entries).is_some();
+            let may_be_taken = new.may_have(mixed) || writing.has_others();
+            let key = Key { group: block.group, hash: block.hash, mixed };
+            let taken = may_be_taken && table.find(&key, &store.entries).is_some();
             if *vacant == NONE || taken {
                 complete = false;
                 break;
             }
             store.entries[*vacant].begin(shard, block.group, block.hash, block.namespace, block.position);
-            table.insert(&writing, key, *vacant);
+            table.insert(&writing, mixed, *vacant);
             *entry = std::mem::replace(vacant, NONE);
             made += 1;
         }
@@ -302,7 +302,7 @@ impl Core<'_> {
             let entry = &store.entries[index];
             // It may be in use again, or have been given up as an ancestor.
             if entry.in_use() && entry.is_nowhere() && entry.links.get() == 0 {
-                table.remove(&writing, &table.key(entry.group(), entry.hash()), index);
+                table.remove(&writing, table.mix(entry.group(), entry.hash()), index);
                 ended.push((index, entry.shard()));
                 entry.end();
                 index = self.take_link_back(entry.parent.get());

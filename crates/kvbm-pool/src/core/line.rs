@@ -1,8 +1,10 @@
 //! A line of the table: one cache line. One thread at a time changes it; any number look at it meanwhile.
 
 use super::field::{U32, U64};
+use crate::bytes::equal_bytes;
 
 pub(super) const LANES: usize = 12;
+const ALL_LANES: u32 = (1 << LANES) - 1;
 /// Lanes whose tags are in the first word.
 const LOW_LANES: usize = 8;
 /// Tag of a lane without a key.
@@ -30,19 +32,16 @@ impl Line {
         Self { low: U64::new(0), high: U64::new(0), entries: [const { U32::new(NO_ENTRY) }; LANES] }
     }
 
-    /// The top bit of byte `i` is set where lane `i` has `tag`, and no other bit.
+    /// Bit `i` is set where lane `i` has `tag`, and no other bit.
     #[inline]
-    pub(super) fn lanes(&self, tag: u8) -> u128 {
-        let tags = u64::from_le_bytes([tag; 8]);
-        let low = zero_bytes(self.low.get() ^ tags);
-        let high = zero_bytes(self.high.get() ^ tags) & u64::from(u32::MAX);
-        u128::from(low) | u128::from(high) << 64
+    pub(super) fn lanes(&self, tag: u8) -> u32 {
+        equal_bytes([self.low.get(), self.high.get()], tag) & ALL_LANES
     }
 
     /// The first lane of a mask that is not 0.
     #[inline]
-    pub(super) fn first(mask: u128) -> usize {
-        (mask.trailing_zeros() / 8) as usize
+    pub(super) fn first(mask: u32) -> usize {
+        mask.trailing_zeros() as usize
     }
 
     #[inline]
@@ -85,11 +84,4 @@ impl Line {
         word.set(word.get() & !(0xff << shift));
         self.entries[lane].set(NO_ENTRY);
     }
-}
-
-/// The top bit of every byte that is zero. Exact: the addition of 7-bit values carries into no neighbour.
-#[inline]
-fn zero_bytes(word: u64) -> u64 {
-    const SEVEN: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-    !(((word & SEVEN) + SEVEN) | word | SEVEN)
 }

@@ -359,7 +359,7 @@ impl Core<'_> {
         }
         let (group, hash) = (entry.group(), entry.hash());
         let table = self.table();
-        table.prefetch(&table.key(group, hash));
+        table.prefetch(table.mix(group, hash));
         if let Some(policy) = &self.first().policy {
             policy.expect(&[tag_of(group, hash)]);
         }

@@ -8,7 +8,7 @@
 use super::entry::Entry;
 use super::index::LOOKUPS;
 use super::slot::Usage;
-use super::table::Key;
+use super::table::Mixed;
 use super::tenants::Claim;
 use super::tiers::TierPart;
 use super::{Core, NONE, Pin, Presence, Store};
@@ -182,9 +182,11 @@ impl Core<'_> {
         // The block that the place was for.
         let mut placed = None;
         let mut complete = true;
+        let mut coming = self.ask_table(parts.peek().copied().unwrap_or_default());
         while complete && let Some(part) = parts.next() {
-            let mut found = [NONE; LOOKUPS];
-            let keys = self.find_new(part, parts.peek().copied().unwrap_or_default(), &mut found);
+            let next = self.ask_table(parts.peek().copied().unwrap_or_default());
+            let keys = std::mem::replace(&mut coming, next);
+            let mut found = self.find_new(part, &keys);
             let kept = place.take();
             complete = self.enter_part(part, &keys, &mut found[..part.len()], above, kept);
             if kept.is_some() && complete {
@@ -214,7 +216,7 @@ impl Core<'_> {
     fn enter_part(
         &mut self,
         part: &[BlockIdentity],
-        keys: &[Key],
+        keys: &[Mixed; LOOKUPS],
         found: &mut [u32],
         mut above: Option<u32>,
         mut place: Option<Place>,

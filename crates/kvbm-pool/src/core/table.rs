@@ -28,17 +28,16 @@ const FULL: usize = 10;
 /// Heap of a full table, rounded up.
 pub(crate) const BYTES_PER_KEY: usize = size_of::<Line>().div_ceil(FULL);
 
+/// A key's place in the table: what its home line and its tags are made of.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Mixed(u64);
+
 /// A key, hashed once.
 #[derive(Clone, Copy)]
 pub(crate) struct Key {
     pub group: GroupId,
     pub hash: SequenceHash,
-    mixed: u64,
-}
-
-impl Key {
-    pub(crate) const NONE: Self =
-        Self { group: GroupId(0), hash: SequenceHash::from_bytes([0; 16]), mixed: 0 };
+    pub mixed: Mixed,
 }
 
 /// A few keys, as far as eight of their bits tell them apart: says of every key that comes again that it may have come.
@@ -48,8 +47,8 @@ pub(crate) struct Few([u64; 4]);
 impl Few {
     /// Adds a key. Whether it, or another one that looks like it, is there already.
     #[inline]
-    pub(crate) fn may_have(&mut self, key: &Key) -> bool {
-        let (word, bit) = ((key.mixed >> 6) as usize & 3, 1 << (key.mixed & 63));
+    pub(crate) fn may_have(&mut self, Mixed(key): Mixed) -> bool {
+        let (word, bit) = ((key >> 6) as usize & 3, 1 << (key & 63));
         let had = self.0[word] & bit != 0;
         self.0[word] |= bit;
         had
@@ -109,35 +108,38 @@ impl Table {
 
     #[inline]
     pub(crate) fn key(&self, group: GroupId, hash: SequenceHash) -> Key {
+        Key { group, hash, mixed: self.mix(group, hash) }
+    }
+
+    #[inline]
+    pub(crate) fn mix(&self, group: GroupId, hash: SequenceHash) -> Mixed {
         let value = hash.to_u128();
         let low = value as u64 ^ self.seed;
         let high = (value >> 64) as u64 ^ 0x9e37_79b9_7f4a_7c15 ^ (u64::from(group.0) << 40);
         // Fold a full multiplication, then multiply again: every bit of the key reaches the upper half.
         let wide = u128::from(low) * u128::from(high);
-        let mixed =
-            (wide as u64 ^ (wide >> 64) as u64 ^ low.rotate_left(32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        Key { group, hash, mixed }
+        Mixed((wide as u64 ^ (wide >> 64) as u64 ^ low.rotate_left(32)).wrapping_mul(0xd6e8_feb8_6659_fd93))
     }
 
     #[inline]
-    fn home(&self, mixed: u64) -> usize {
+    fn home(&self, Mixed(mixed): Mixed) -> usize {
         (((mixed >> 32) * self.lines.len() as u64) >> 32) as usize
     }
 
     #[inline]
-    fn tag(mixed: u64) -> u8 {
+    fn tag(Mixed(mixed): Mixed) -> u8 {
         0x80 | (mixed as u8)
     }
 
     /// An index as a lane has it.
     #[inline]
-    fn tagged(&self, mixed: u64, index: u32) -> u32 {
+    fn tagged(&self, Mixed(mixed): Mixed, index: u32) -> u32 {
         (mixed >> 8) as u32 & !self.index_mask | index
     }
 
     /// The index in a lane whose tag fits, if the rest of the tag does.
     #[inline]
-    fn untagged(&self, mixed: u64, lane: u32) -> Option<u32> {
+    fn untagged(&self, mixed: Mixed, lane: u32) -> Option<u32> {
         let index = lane & self.index_mask;
         (lane == self.tagged(mixed, index) && index != self.index_mask).then_some(index)
     }
@@ -151,21 +153,21 @@ impl Table {
     #[inline]
     pub(crate) fn find(&self, key: &Key, entries: &Arena) -> Option<u32> {
         let fits = |index| entries[index].is_block(key.group, key.hash);
-        self.locate(key, fits).map(|(_, _, index)| index)
+        self.locate(key.mixed, fits).map(|(_, _, index)| index)
     }
 
     /// The line, lane and index of the first lane that has the key's tags and an index that `fits`.
     #[inline]
-    fn locate(&self, key: &Key, fits: impl Fn(u32) -> bool) -> Option<(usize, usize, u32)> {
-        let tag = Self::tag(key.mixed);
-        let home = self.home(key.mixed);
+    fn locate(&self, key: Mixed, fits: impl Fn(u32) -> bool) -> Option<(usize, usize, u32)> {
+        let tag = Self::tag(key);
+        let home = self.home(key);
         let mut at = home;
         loop {
             let line = &self.lines[at];
             let mut lanes = line.lanes(tag);
             while lanes != 0 {
                 let lane = Line::first(lanes);
-                if let Some(index) = self.untagged(key.mixed, line.entries[lane].get())
+                if let Some(index) = self.untagged(key, line.entries[lane].get())
                     && fits(index)
                 {
                     return Some((at, lane, index));
@@ -182,42 +184,34 @@ impl Table {
         }
     }
 
-    /// Asks for the home lines of `keys`, for later.
+    /// Asks for the home line of a key, for later.
     #[inline]
-    pub(crate) fn fetch(&self, keys: &[Key]) {
-        for key in keys {
-            self.prefetch(key);
-        }
-    }
-
-    /// Asks for the home line of `key`, for later.
-    #[inline]
-    pub(crate) fn prefetch(&self, key: &Key) {
+    pub(crate) fn prefetch(&self, key: Mixed) {
         self.prefetch_line(key, Looked::Home);
     }
 
-    /// Asks for a line of `key`, for later.
+    /// Asks for a line of a key, for later.
     #[inline]
-    pub(crate) fn prefetch_line(&self, key: &Key, which: Looked) {
+    pub(crate) fn prefetch_line(&self, key: Mixed, which: Looked) {
         near::prefetch(&self.lines[self.line(key, which)]);
     }
 
     #[inline]
-    fn line(&self, key: &Key, which: Looked) -> usize {
-        let home = self.home(key.mixed);
+    fn line(&self, key: Mixed, which: Looked) -> usize {
+        let home = self.home(key);
         match which {
             Looked::Home => home,
             Looked::Next => self.next(home),
         }
     }
 
-    /// The first entry in a line of `key` that its tag fits: its entry most often, if it has one.
+    /// The first entry in a line of a key that its tag fits: its entry most often, if it has one.
     #[inline]
-    pub(crate) fn guess(&self, key: &Key, which: Looked) -> Guess {
+    pub(crate) fn guess(&self, key: Mixed, which: Looked) -> Guess {
         let line = &self.lines[self.line(key, which)];
-        let mut lanes = line.lanes(Self::tag(key.mixed));
+        let mut lanes = line.lanes(Self::tag(key));
         while lanes != 0 {
-            if let Some(index) = self.untagged(key.mixed, line.entries[Line::first(lanes)].get()) {
+            if let Some(index) = self.untagged(key, line.entries[Line::first(lanes)].get()) {
                 return Guess::Entry(index);
             }
             lanes &= lanes - 1;
@@ -227,13 +221,13 @@ impl Table {
 
     /// Adds a key that is not there; `index` is below the number that the table is for.
     #[inline]
-    pub(crate) fn insert(&self, _writing: &Writing<'_>, key: &Key, index: u32) {
-        self.place(key.mixed, index);
+    pub(crate) fn insert(&self, _writing: &Writing<'_>, key: Mixed, index: u32) {
+        self.place(key, index);
     }
 
     /// A table has more lanes than there are entries: there is room.
     #[inline]
-    fn place(&self, mixed: u64, index: u32) {
+    fn place(&self, mixed: Mixed, index: u32) {
         let mut at = self.home(mixed);
         loop {
             let line = &self.lines[at];
@@ -249,10 +243,10 @@ impl Table {
 
     /// Takes a key out; nothing happens where it is not there.
     #[inline]
-    pub(crate) fn remove(&self, _writing: &Writing<'_>, key: &Key, index: u32) {
+    pub(crate) fn remove(&self, _writing: &Writing<'_>, key: Mixed, index: u32) {
         let Some((found, lane, _)) = self.locate(key, |other| other == index) else { return };
         self.lines[found].clear(lane);
-        let mut at = self.home(key.mixed);
+        let mut at = self.home(key);
         while at != found {
             self.lines[at].count_overflow(false);
             at = self.next(at);
@@ -266,7 +260,7 @@ impl Table {
         for index in 0..entries.len() as u32 {
             let entry = &entries[index];
             if entry.in_use() {
-                larger.place(larger.key(entry.group(), entry.hash()).mixed, index);
+                larger.place(larger.mix(entry.group(), entry.hash()), index);
             }
         }
         larger
@@ -308,12 +302,12 @@ mod tests {
             }
             let index = self.vacant.pop().unwrap();
             self.entries[index].begin(0, GroupId(group), hash(number), NamespaceId(0), 0);
-            self.table.insert(&Writing::begin(None), &self.table.key(GroupId(group), hash(number)), index);
+            self.table.insert(&Writing::begin(None), self.table.mix(GroupId(group), hash(number)), index);
             index
         }
 
         fn remove(&mut self, key: &Key, index: u32) {
-            self.table.remove(&Writing::begin(None), key, index);
+            self.table.remove(&Writing::begin(None), key.mixed, index);
             self.entries[index].end();
             self.vacant.push(index);
         }
@@ -394,11 +388,11 @@ mod tests {
                     for round in 0..200_u32 {
                         for index in (thread * 100)..(thread * 100 + 100) {
                             entries[index].begin(0, GroupId(0), hash(u128::from(index)), NamespaceId(0), 0);
-                            table.insert(&Writing::begin(Some(lock)), &key(index), index);
+                            table.insert(&Writing::begin(Some(lock)), key(index).mixed, index);
                         }
                         for index in (thread * 100)..(thread * 100 + 100) {
                             assert_eq!(table.find(&key(index), entries), Some(index), "round {round}");
-                            table.remove(&Writing::begin(Some(lock)), &key(index), index);
+                            table.remove(&Writing::begin(Some(lock)), key(index).mixed, index);
                             entries[index].end();
                             assert_eq!(table.find(&key(index), entries), None);
                         }
