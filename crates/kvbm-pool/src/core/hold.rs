@@ -1,6 +1,7 @@
 //! What a thread has locked: one shard, or all of them.
 
 use super::MAX_SHARDS;
+use super::entry::Entry;
 use super::shards::{MOST_UNUSED, Shard, Store, TOLD};
 use super::table::Table;
 use super::tiers::TierPart;
@@ -63,8 +64,13 @@ impl Core<'_> {
     /// Whether the entry belongs to a shard that is held: then nothing of it changes but through here.
     #[inline]
     pub(crate) fn holds(&self, index: u32) -> bool {
+        self.holds_entry(&self.store.entries[index])
+    }
+
+    #[inline]
+    pub(crate) fn holds_entry(&self, entry: &Entry) -> bool {
         match &self.held {
-            Held::One(shard) => self.store.entries[index].shard() == shard.number,
+            Held::One(shard) => entry.shard() == shard.number,
             Held::All(_) => true,
         }
     }

@@ -210,15 +210,22 @@ impl Core<'_> {
     #[inline]
     fn take_vacant(&mut self, number: usize) -> Option<u32> {
         let store = self.store;
-        let shard = self.numbered(number);
-        if store.is_whole() {
-            let first = shard.vacant;
-            if first == NONE {
-                return shard.fresh.next();
-            }
-            shard.vacant = store.entries[first].parent.get();
-            return Some(first);
+        if !store.is_whole() {
+            return self.take_at_hand(number);
         }
+        let shard = self.first_mut();
+        let first = shard.vacant;
+        if first == NONE {
+            return shard.fresh.next();
+        }
+        shard.vacant = store.entries[first].parent.get();
+        Some(first)
+    }
+
+    /// The same where there are several shards.
+    fn take_at_hand(&mut self, number: usize) -> Option<u32> {
+        let store = self.store;
+        let shard = self.numbered(number);
         if shard.at_hand.is_empty() && shard.fresh.is_empty() {
             let mut others = store.vacant.lock();
             if let Some(parcel) = others.parcels.pop() {
@@ -236,12 +243,18 @@ impl Core<'_> {
     #[inline]
     fn put_vacant(&mut self, number: usize, index: u32) {
         let store = self.store;
-        let shard = self.numbered(number);
-        if store.is_whole() {
-            store.entries[index].parent.set(shard.vacant);
-            shard.vacant = index;
-            return;
+        if !store.is_whole() {
+            return self.put_at_hand(number, index);
         }
+        let shard = self.first_mut();
+        store.entries[index].parent.set(shard.vacant);
+        shard.vacant = index;
+    }
+
+    /// The same where there are several shards.
+    fn put_at_hand(&mut self, number: usize, index: u32) {
+        let store = self.store;
+        let shard = self.numbered(number);
         shard.at_hand.push(index);
         if shard.at_hand.len() == 2 * VACANT_AT_ONCE {
             // Those that were vacated last are still near.

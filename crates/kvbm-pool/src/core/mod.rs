@@ -87,6 +87,7 @@ impl Core<'_> {
     }
 
     /// The same where it is known what it was.
+    #[expect(clippy::inline_always, reason = "most callers know what presence was and what it becomes: most of it is then nothing")]
     #[inline(always)]
     fn change_presence(
         &mut self,
@@ -111,11 +112,12 @@ impl Core<'_> {
         }
         self.count_copies((index, entry), tier, old, new);
         if (old == Presence::Absent) != (new == Presence::Absent) && parent != NONE {
-            match (new == Presence::Absent, self.holds(parent)) {
-                (true, true) => self.child_left(parent, tier),
+            let above = &store.entries[parent];
+            match (new == Presence::Absent, self.holds_entry(above)) {
+                (true, true) => self.child_left((parent, above), tier),
                 (true, false) => self.write(Letter::Child { parent, tier: tier as u8 }),
                 (false, true) => {
-                    store.entries[parent].add_child(tier);
+                    above.add_child(tier);
                     self.update_evictable(parent, tier);
                 }
                 // Counted under its own shard's lock, before this block came (`register`).
@@ -131,6 +133,7 @@ impl Core<'_> {
     }
 
     /// Keeps `copied` and `copying`: blocks of a tier that are on, or on their way to, the tier below.
+    #[expect(clippy::inline_always, reason = "most callers know what presence was and what it becomes: most of it is then nothing")]
     #[inline(always)]
     fn count_copies(&mut self, (index, entry): (u32, &Entry), tier: usize, old: Presence, new: Presence) {
         let below = self.store.below[tier].map_or(Presence::Absent, |lower| entry.presence(lower));
@@ -157,8 +160,7 @@ impl Core<'_> {
 
     /// One child less on `tier`.
     #[inline]
-    fn child_left(&mut self, parent: u32, tier: usize) {
-        let entry = &self.store.entries[parent];
+    fn child_left(&mut self, (parent, entry): (u32, &Entry), tier: usize) {
         if entry.drop_child(tier) == 0 && entry.presence(tier) == Presence::Present {
             self.waits_no_more(parent, tier);
         }
@@ -166,7 +168,7 @@ impl Core<'_> {
 
     /// A Present block may go although it could not before: nothing continues it any more, or it has a copy that takes over. If it
     /// was passed over in the eviction order meanwhile, it gets its place at the old end back: everything still there is younger.
-    #[inline(always)]
+    #[inline]
     fn waits_no_more(&mut self, index: u32, tier: usize) {
         let slots = &self.store.slots[tier];
         let slot = self.store.entries[index].slot(tier);

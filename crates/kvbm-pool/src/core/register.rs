@@ -5,9 +5,7 @@
 //! has an entry in another shard (the same blocks, registered by another thread), nothing has become visible yet, and the batch is
 //! left to a hold of all shards.
 
-use super::entry::Entry;
 use super::index::LOOKUPS;
-use super::slot::Usage;
 use super::table::Mixed;
 use super::tenants::Claim;
 use super::tiers::TierPart;
@@ -61,7 +59,7 @@ impl Store {
             core.give_up_place(parent, tier);
         }
         core.refuse_lost(&batch)?;
-        core.check_registration(identities)?;
+        core.check_registration(identities, false)?;
         core.note_arrival(identities);
         core.enter_anywhere(identities, home);
         core.register_entered(batch, blocks);
@@ -99,7 +97,7 @@ impl Store {
             (core, parent) = core.seek(identities[0].group, hash);
         }
         core.refuse_lost(&batch)?;
-        core.check_registration(identities)?;
+        core.check_registration(identities, true)?;
         let Some(parent) = parent.filter(|_| !core.holds_all() && core.number() != home) else {
             return Ok((core, None));
         };
@@ -123,10 +121,13 @@ fn follows(before: &BlockIdentity, next: &BlockIdentity) -> bool {
 }
 
 impl Core<'_> {
-    /// Whether all of a batch may be registered.
-    fn check_registration(&self, identities: &[BlockIdentity]) -> Result<(), RegisterError> {
+    /// Whether all of a batch may be registered. In a chain each block but the first has the parent that it names.
+    fn check_registration(&self, identities: &[BlockIdentity], is_chain: bool) -> Result<(), RegisterError> {
         for (index, identity) in identities.iter().enumerate() {
             self.store.check_identity(index, identity)?;
+            if is_chain && index > 0 {
+                continue;
+            }
             let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
                 continue;
             };
@@ -148,8 +149,9 @@ impl Core<'_> {
 
     /// The place that was kept for a block is not needed.
     pub(super) fn give_up_place(&mut self, parent: u32, tier: usize) {
-        self.child_left(parent, tier);
-        self.store.entries[parent].drop_link();
+        let entry = &self.store.entries[parent];
+        self.child_left((parent, entry), tier);
+        entry.drop_link();
         self.unused(parent);
     }
 
@@ -279,69 +281,57 @@ impl Core<'_> {
     /// A block with entry `index`, which is held, is registered in the slot `block`, or `block` becomes the one that is there.
     #[inline]
     fn register_one(&mut self, batch: Batch<'_>, at: usize, block: &mut BlockId, index: u32) {
-        let Batch { tier, identities, duplicates, metadata, .. } = batch;
-        let store = self.store;
-        let from_tail = (identities.len() - 1 - at) as u32;
-        let entry = &store.entries[index];
-        match entry.presence(tier) {
-            Presence::Present if duplicates == Duplicates::Reuse => {
-                let existing = entry.slot(tier);
+        let Batch { tier, identities, metadata, .. } = batch;
+        let entry = &self.store.entries[index];
+        let before = entry.presence(tier);
+        if before == Presence::Present {
+            return self.register_another(batch, block, index);
+        }
+        if before == Presence::Arriving {
+            self.cancel_arrival(index, tier);
+        }
+        self.fill(tier, block.0, index).counters.stored += 1;
+        self.recall(entry, (identities.len() - 1 - at) as u32);
+        if entry.is_nowhere() {
+            entry.priority.set(metadata.priority);
+        }
+        entry.last_step.set(self.short_step());
+        entry.slots[tier].set(block.0);
+        match before {
+            Presence::Absent => self.change_presence((index, entry), tier, Presence::Absent, Presence::Present),
+            _ => self.set_presence(index, tier, Presence::Present),
+        }
+    }
+
+    /// The same for one that is there already.
+    #[cold]
+    fn register_another(&mut self, batch: Batch<'_>, block: &mut BlockId, index: u32) {
+        let (store, tier) = (self.store, batch.tier);
+        let existing = store.entries[index].slot(tier);
+        match batch.duplicates {
+            Duplicates::Reuse => {
                 self.part(index, tier).counters.duplicates += 1;
                 store.give_back(tier, &[*block]);
                 self.pin(tier, existing, Pin::Use);
                 *block = BlockId(existing);
             }
-            Presence::Present => {
+            Duplicates::Allow => {
                 let slots = &store.slots[tier];
-                let primary = &slots[entry.slot(tier) as usize];
+                let primary = &slots[existing as usize];
                 self.fill(tier, block.0, index).counters.duplicates += 1;
                 slots[block.index()].link.set(primary.link.get());
                 primary.link.set(block.0);
                 self.waits_no_more(index, tier);
             }
-            before => {
-                if before == Presence::Arriving {
-                    self.cancel_arrival(index, tier);
-                }
-                self.place(tier, block.0, (index, entry), metadata, from_tail);
-                match before {
-                    Presence::Absent => {
-                        self.change_presence((index, entry), tier, Presence::Absent, Presence::Present);
-                    }
-                    _ => self.set_presence(index, tier, Presence::Present),
-                }
-            }
         }
-    }
-
-    /// A Held slot becomes the primary of its entry on `tier`, which is not Present there yet.
-    fn place(
-        &mut self,
-        tier: usize,
-        slot: u32,
-        (index, entry): (u32, &Entry),
-        metadata: BlockMetadata,
-        from_tail: u32,
-    ) {
-        self.fill(tier, slot, index).counters.stored += 1;
-        self.recall(entry, from_tail);
-        if entry.is_nowhere() {
-            entry.priority.set(metadata.priority);
-        }
-        entry.last_step.set(self.short_step());
-        entry.slots[tier].set(slot);
     }
 
     /// A Held slot becomes Registered, with one user. Returns where its tier's blocks are counted.
+    #[expect(clippy::inline_always, reason = "a call would be a hundredth of what a block costs in a small pool")]
     #[inline(always)]
     fn fill(&mut self, tier: usize, slot: u32, index: u32) -> &mut TierPart {
+        self.store.slots[tier][slot as usize].register(index);
         self.count_for_tenant(index, tier, true);
-        let state = &self.store.slots[tier][slot as usize];
-        state.entry.set(index);
-        state.link.set(NONE);
-        state.place.set(NONE);
-        state.set_usage(Usage::Registered);
-        state.add_ref();
         let part = self.part(index, tier);
         part.drop_held(1);
         part.active += 1;
