@@ -342,7 +342,10 @@ impl Core<'_> {
     }
 
     /// Whether a slot, whose shard is held, has a block that may be evicted.
-    #[expect(clippy::inline_always, reason = "a call would be a hundredth of what a block costs in a small pool")]
+    #[expect(
+        clippy::inline_always,
+        reason = "a call would be a hundredth of what a block costs in a small pool"
+    )]
     #[inline(always)]
     pub(crate) fn may_go(&self, tier: usize, slot: u32) -> bool {
         let store = self.store;

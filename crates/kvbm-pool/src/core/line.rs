@@ -9,9 +9,13 @@ const ALL_LANES: u32 = (1 << LANES) - 1;
 const LOW_LANES: usize = 8;
 /// Tag of a lane without a key.
 pub(super) const EMPTY: u8 = 0;
-/// Where `overflow` begins in the second word, and its mask there.
-const OVERFLOW_SHIFT: u32 = 32;
-const OVERFLOW: u64 = 0xff << OVERFLOW_SHIFT;
+/// Keys are of so many classes, by some of their bits.
+pub(super) const CLASSES: u64 = 8;
+/// Where the counts of the classes begin in the second word, and their bits each.
+const PASSED_SHIFT: u64 = 32;
+const PASSED_BITS: u64 = 4;
+/// A count that is no longer known.
+const MANY: u64 = (1 << PASSED_BITS) - 1;
 /// A lane without an entry, whatever the mask: its index is the mask itself, which is none.
 const NO_ENTRY: u32 = u32::MAX;
 
@@ -19,7 +23,7 @@ const NO_ENTRY: u32 = u32::MAX;
 pub(super) struct Line {
     /// Tags of the first eight lanes, a byte each: `0x80 | 7 bits of the hash`, or `EMPTY`.
     low: U64,
-    /// Those of the other four, then `overflow`: keys that passed this line because it was full; sticks at 255.
+    /// Those of the other four, then for each class how many of its keys passed this line because it was full; sticks at 15.
     high: U64,
     /// Entry indices, with more of the tag above them.
     pub entries: [U32; LANES],
@@ -44,21 +48,28 @@ impl Line {
         mask.trailing_zeros() as usize
     }
 
+    /// Whether keys passed this line that are of the class of `bits`, as far as that is known: then this one may be further on.
     #[inline]
-    pub(super) fn overflow(&self) -> u8 {
-        (self.high.get() >> OVERFLOW_SHIFT) as u8
+    pub(super) fn was_passed(&self, bits: u64) -> bool {
+        self.high.get() >> shift_of(bits) & MANY != 0
     }
 
-    /// One key more, or one less, passed this line. A saturated count is no longer known, so it stays: lookups just look
-    /// further than they must.
-    #[cold]
-    pub(super) fn count_overflow(&self, up: bool) {
-        let word = self.high.get();
-        match (word & OVERFLOW, up) {
-            (OVERFLOW, _) => {}
-            (_, true) => self.high.set(word + (1 << OVERFLOW_SHIFT)),
-            (_, false) => self.high.set(word - (1 << OVERFLOW_SHIFT)),
+    /// One key more, or one less, of the class of `bits` passed this line. A saturated count is no longer known, so it stays: lookups
+    /// just look further than they must.
+    #[inline]
+    pub(super) fn count_passing(&self, bits: u64, up: bool) {
+        let (word, shift) = (self.high.get(), shift_of(bits));
+        match (word >> shift & MANY, up) {
+            (MANY, _) => {}
+            (_, true) => self.high.set(word + (1 << shift)),
+            (_, false) => self.high.set(word - (1 << shift)),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_no_known_passing(&self) -> bool {
+        let count = |class: u64| self.high.get() >> shift_of(class) & MANY;
+        (0..CLASSES).all(|class| matches!(count(class), 0 | MANY))
     }
 
     #[inline]
@@ -84,4 +95,10 @@ impl Line {
         word.set(word.get() & !(0xff << shift));
         self.entries[lane].set(NO_ENTRY);
     }
+}
+
+/// Where the count of the class of `bits` stands in the second word.
+#[inline]
+fn shift_of(bits: u64) -> u64 {
+    PASSED_SHIFT + PASSED_BITS * (bits % CLASSES)
 }

@@ -89,7 +89,9 @@ impl Core<'_> {
 
     fn read(&mut self, letter: Letter) {
         match letter {
-            Letter::Child { parent, tier } => self.child_left((parent, &self.store.entries[parent]), usize::from(tier)),
+            Letter::Child { parent, tier } => {
+                self.child_left((parent, &self.store.entries[parent]), usize::from(tier));
+            }
             Letter::Link { parent } => {
                 self.store.entries[parent].drop_link();
                 self.unused(parent);

@@ -87,15 +87,12 @@ impl Core<'_> {
     }
 
     /// The same where it is known what it was.
-    #[expect(clippy::inline_always, reason = "most callers know what presence was and what it becomes: most of it is then nothing")]
+    #[expect(
+        clippy::inline_always,
+        reason = "most callers know what presence was and what it becomes: most of it is then nothing"
+    )]
     #[inline(always)]
-    fn change_presence(
-        &mut self,
-        (index, entry): (u32, &Entry),
-        tier: usize,
-        old: Presence,
-        new: Presence,
-    ) {
+    fn change_presence(&mut self, (index, entry): (u32, &Entry), tier: usize, old: Presence, new: Presence) {
         let store = self.store;
         debug_assert_eq!(entry.presence(tier), old);
         entry.set_presence(tier, new);
@@ -133,7 +130,10 @@ impl Core<'_> {
     }
 
     /// Keeps `copied` and `copying`: blocks of a tier that are on, or on their way to, the tier below.
-    #[expect(clippy::inline_always, reason = "most callers know what presence was and what it becomes: most of it is then nothing")]
+    #[expect(
+        clippy::inline_always,
+        reason = "most callers know what presence was and what it becomes: most of it is then nothing"
+    )]
     #[inline(always)]
     fn count_copies(&mut self, (index, entry): (u32, &Entry), tier: usize, old: Presence, new: Presence) {
         let below = self.store.below[tier].map_or(Presence::Absent, |lower| entry.presence(lower));

@@ -298,7 +298,9 @@ impl Core<'_> {
         entry.last_step.set(self.short_step());
         entry.slots[tier].set(block.0);
         match before {
-            Presence::Absent => self.change_presence((index, entry), tier, Presence::Absent, Presence::Present),
+            Presence::Absent => {
+                self.change_presence((index, entry), tier, Presence::Absent, Presence::Present);
+            }
             _ => self.set_presence(index, tier, Presence::Present),
         }
     }
@@ -327,7 +329,10 @@ impl Core<'_> {
     }
 
     /// A Held slot becomes Registered, with one user. Returns where its tier's blocks are counted.
-    #[expect(clippy::inline_always, reason = "a call would be a hundredth of what a block costs in a small pool")]
+    #[expect(
+        clippy::inline_always,
+        reason = "a call would be a hundredth of what a block costs in a small pool"
+    )]
     #[inline(always)]
     fn fill(&mut self, tier: usize, slot: u32, index: u32) -> &mut TierPart {
         self.store.slots[tier][slot as usize].register(index);

@@ -79,7 +79,10 @@ impl Slot {
     /// A Held slot has the block of an entry now, with one reference.
     #[inline]
     pub(crate) fn register(&self, entry: u32) {
-        debug_assert!(self.word.get() == (Usage::Held as u32) << REF_BITS, "what is in a slot was reset with it");
+        debug_assert!(
+            self.word.get() == (Usage::Held as u32) << REF_BITS,
+            "what is in a slot was reset with it"
+        );
         debug_assert!(self.link.get() == NONE && self.place.get() == NONE);
         self.entry.set(entry);
         self.word.set((Usage::Registered as u32) << REF_BITS | 1);

@@ -1,8 +1,8 @@
 //! From (group, 128-bit hash) to the index of an entry.
 //!
 //! Lines of one cache line each: twelve tags of 7 bits and twelve 32-bit entry indices. A key lives in its home line or,
-//! when that is full, in the next line with room; every full line that it passed counts it in `overflow`. So a
-//! lookup stops at the first line that nothing passed, and deletion leaves no tombstone and moves nothing.
+//! when that is full, in the next line with room; every full line that it passed counts it, by its class, one of eight. So a
+//! lookup stops at the first line that nothing of the key's class passed, and deletion leaves no tombstone and moves nothing.
 //! A tag only filters: equality is always that of all 128 bits and the group, compared in the entry. The bits of an index
 //! that the largest entry does not need hold more of the tag, so that hardly ever a wrong entry is read for nothing.
 //!
@@ -17,13 +17,20 @@
 //! [`Entry::shard`](super::entry::Entry::shard), under that shard's lock.
 
 use super::entry::Arena;
-use super::line::{EMPTY, Line};
+use super::line::{CLASSES, EMPTY, Line};
 use crate::near;
 use crate::sync::{SeenLeaf, SeenLeafGuard};
 use kvbm_plan::{GroupId, SequenceHash};
 
 /// Keys per line of a full table; more than this and too many lines overflow.
 const FULL: usize = 10;
+
+/// The primes that steps of one to eight lines are made of.
+const STEP_FACTORS: [usize; 4] = [2, 3, 5, 7];
+const _: () = assert!(CLASSES == 8);
+
+/// More than a step.
+const FEWEST_LINES: usize = 11;
 
 /// Heap of a full table, rounded up.
 pub(crate) const BYTES_PER_KEY: usize = size_of::<Line>().div_ceil(FULL);
@@ -99,10 +106,18 @@ fn index_mask(entries: usize) -> u32 {
     u32::try_from((entries + 1).next_power_of_two() - 1).unwrap_or(u32::MAX)
 }
 
+/// How many lines a table for so many keys has: a number that no step from line to line divides, so that each leads to all lines.
+fn lines_for(entries: usize) -> usize {
+    let all_are_reached = |&lines: &usize| STEP_FACTORS.iter().all(|factor| lines % factor != 0);
+    let least = entries.div_ceil(FULL).max(FEWEST_LINES);
+    // Of ten numbers in a row at least one is a multiple of none of them.
+    (least..least + 10).find(all_are_reached).unwrap_or(least)
+}
+
 impl Table {
     /// A table for `entries` keys. `seed` makes the home of a key unpredictable: hashes of an engine may be chosen by its users.
     pub(crate) fn new(entries: usize, seed: u64) -> Self {
-        let lines = (0..entries.div_ceil(FULL).max(2)).map(|_| Line::new()).collect();
+        let lines = (0..lines_for(entries)).map(|_| Line::new()).collect();
         Self { lines, seed, index_mask: index_mask(entries) }
     }
 
@@ -131,6 +146,12 @@ impl Table {
         0x80 | (mixed as u8)
     }
 
+    /// Bits that are in no tag, and in the home line only where there are more lines than memory.
+    #[inline]
+    fn class(Mixed(mixed): Mixed) -> u64 {
+        mixed >> 32
+    }
+
     /// An index as a lane has it.
     #[inline]
     fn tagged(&self, Mixed(mixed): Mixed, index: u32) -> u32 {
@@ -144,9 +165,11 @@ impl Table {
         (lane == self.tagged(mixed, index) && index != self.index_mask).then_some(index)
     }
 
+    /// The line that a key is in or behind, if it passed this one. Keys that pass the same line go to different ones, by their class.
     #[inline]
-    fn next(&self, line: usize) -> usize {
-        if line + 1 == self.lines.len() { 0 } else { line + 1 }
+    fn next(&self, line: usize, key: Mixed) -> usize {
+        let next = line + 1 + (Self::class(key) % CLASSES) as usize;
+        if next < self.lines.len() { next } else { next - self.lines.len() }
     }
 
     /// Where `key` is: the entry of its block.
@@ -174,10 +197,10 @@ impl Table {
                 }
                 lanes &= lanes - 1;
             }
-            if line.overflow() == 0 {
+            if !line.was_passed(Self::class(key)) {
                 return None;
             }
-            at = self.next(at);
+            at = self.next(at, key);
             if at == home {
                 return None;
             }
@@ -201,7 +224,7 @@ impl Table {
         let home = self.home(key);
         match which {
             Looked::Home => home,
-            Looked::Next => self.next(home),
+            Looked::Next => self.next(home, key),
         }
     }
 
@@ -216,7 +239,7 @@ impl Table {
             }
             lanes &= lanes - 1;
         }
-        if line.overflow() == 0 { Guess::Nothing } else { Guess::Further }
+        if line.was_passed(Self::class(key)) { Guess::Further } else { Guess::Nothing }
     }
 
     /// Adds a key that is not there; `index` is below the number that the table is for.
@@ -227,17 +250,17 @@ impl Table {
 
     /// A table has more lanes than there are entries: there is room.
     #[inline]
-    fn place(&self, mixed: Mixed, index: u32) {
-        let mut at = self.home(mixed);
+    fn place(&self, key: Mixed, index: u32) {
+        let mut at = self.home(key);
         loop {
             let line = &self.lines[at];
             let empty = line.lanes(EMPTY);
             if empty != 0 {
-                line.fill(Line::first(empty), Self::tag(mixed), self.tagged(mixed, index));
+                line.fill(Line::first(empty), Self::tag(key), self.tagged(key, index));
                 return;
             }
-            line.count_overflow(true);
-            at = self.next(at);
+            line.count_passing(Self::class(key), true);
+            at = self.next(at, key);
         }
     }
 
@@ -248,8 +271,8 @@ impl Table {
         self.lines[found].clear(lane);
         let mut at = self.home(key);
         while at != found {
-            self.lines[at].count_overflow(false);
-            at = self.next(at);
+            self.lines[at].count_passing(Self::class(key), false);
+            at = self.next(at, key);
         }
     }
 
@@ -346,6 +369,49 @@ mod tests {
         assert!((1024..=8192).contains(&world.entries.len()), "it grew with the keys");
     }
 
+    #[test]
+    fn every_step_leads_to_every_line() {
+        for entries in 0..3000 {
+            let lines = lines_for(entries);
+            assert!(
+                lines * FULL >= entries && lines < entries / FULL + FEWEST_LINES + 10,
+                "{entries}: {lines}"
+            );
+            for step in 1..=CLASSES as usize {
+                let mut reached = vec![false; lines];
+                (0..lines).for_each(|turn| reached[turn * step % lines] = true);
+                assert!(
+                    reached.iter().all(|&reached| reached),
+                    "{entries} entries, {lines} lines, step {step}"
+                );
+            }
+        }
+    }
+
+    /// Where all entries are in use and keys come and go, a key that is not there is missed after two lines.
+    #[test]
+    fn what_is_not_there_is_missed_soon_in_a_full_table() {
+        let mut world = World::new(10_000, 5);
+        let mut looked_at = 0;
+        for number in 0..50_000_u128 {
+            let key = world.table.key(GroupId(0), hash(number * 77_777));
+            let mut line = world.table.home(key.mixed);
+            looked_at += 1;
+            while world.table.lines[line].was_passed(Table::class(key.mixed)) {
+                line = world.table.next(line, key.mixed);
+                looked_at += 1;
+            }
+            let index = world.insert(0, number * 77_777);
+            if let Some(oldest) = number.checked_sub(9_999) {
+                let oldest = world.table.key(GroupId(0), hash(oldest * 77_777));
+                let index = world.table.find(&oldest, &world.entries).expect("it was put in");
+                world.remove(&oldest, index);
+            }
+            assert!((index as usize) < 10_000, "no more entries than there were");
+        }
+        assert!(looked_at < 2 * 50_000, "{looked_at} lines for 50,000 keys");
+    }
+
     /// Keys that are made to share one home line are still told apart, and can all be removed.
     #[test]
     fn crafted_collisions_are_just_different_keys() {
@@ -370,7 +436,7 @@ mod tests {
         }
         let untouched = |line: &Line| line.lanes(EMPTY).count_ones() == LANES as u32;
         assert!(world.table.lines.iter().all(untouched));
-        assert!(world.table.lines.iter().all(|line| matches!(line.overflow(), 0 | u8::MAX)));
+        assert!(world.table.lines.iter().all(Line::has_no_known_passing));
     }
 
     /// Threads whose keys meet in the same lines take nothing from each other, and look at lines that others write.
@@ -401,6 +467,6 @@ mod tests {
             }
         });
         assert!(table.lines.iter().all(|line| line.lanes(EMPTY).count_ones() == LANES as u32));
-        assert!(table.lines.iter().all(|line| matches!(line.overflow(), 0 | u8::MAX)));
+        assert!(table.lines.iter().all(Line::has_no_known_passing));
     }
 }
