@@ -36,10 +36,10 @@
 //!
 //! | an engine | with [`Owned`] | with [`Engine`] |
 //! |---|---|---|
-//! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | [`Builder::engine_device`](Builder::engine_device) |
+//! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | `Builder::engine_device` |
 //! | gets a request | [`sequence`](KvBlockManager::sequence), [`match_prefix`](KvBlockManager::match_prefix) | the same |
 //! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`] |
-//! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | [`fence`](KvBlockManager::fence), `offload` |
+//! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload` |
 //! | preempts a request | [`park`](KvBlockManager::park), [`resume`](KvBlockManager::resume) | `offload` |
 //! | frees, reuses a block | drops the handle | [`released`](KvBlockManager::released), [`before_reuse`](KvBlockManager::before_reuse) |
 //! | ends an iteration | [`step`](KvBlockManager::step) | the same |

@@ -108,7 +108,7 @@ impl KvBlockManager<Engine> {
     /// Copies engine blocks to G2 in the background: `ids[i]` holds block `first + i` of `chain`, where `chain` begins at the
     /// sequence's first block and `first` is the position of the first id.
     ///
-    /// The blocks must hold their final bytes once the events of the last [`fence`](Self::fence) are complete. A block whose
+    /// The blocks must hold their final bytes once the events of the last `fence` are complete. A block whose
     /// content may have changed before its copy was over ([`released`](Self::released), [`before_reuse`](Self::before_reuse),
     /// an onboard into it) is not made visible.
     ///
