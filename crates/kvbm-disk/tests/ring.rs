@@ -387,6 +387,42 @@ fn a_ring_that_nobody_may_enter_is_found_out_and_leaves_nothing_behind() {
     std::thread::spawn(sandboxed).join().unwrap();
 }
 
+/// A sandbox that closes around a process whose ring is in use.
+///
+/// Mutation that makes it fail: `is_final` is always false.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no io_uring")]
+fn a_ring_that_is_forbidden_in_mid_life_is_done_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut few = config(64);
+    few.depth = 4;
+    let Some(engine) = kernel_ring(few, &dir) else { return };
+    let (done, forbidden) = mpsc::channel();
+    // Completions run on the ring's thread.
+    let mut batch = IoBatch::new(move |outcomes| {
+        assert!(all_good(&outcomes));
+        done.send(forbid(libc::SYS_io_uring_enter)).unwrap();
+    });
+    batch.write_buffer(BlockId(0), identity(0), &Arc::new(OwnedBuffer::from_slice(&pattern(0, BLOCK))));
+    engine.submit(batch).unwrap();
+    if !forbidden.recv_timeout(PATIENCE).unwrap() {
+        return eprintln!("skipped: no filters of system calls");
+    }
+    // More than there are seats, some of them beside each other.
+    let blocks: Vec<(u32, u64)> =
+        (1..40).filter(|slot| slot % 5 != 0).map(|slot| (slot, slot.into())).collect();
+    assert!(all_good(&write(&engine, &blocks)));
+    for (slot, number) in std::iter::once((0, 0)).chain(blocks) {
+        assert!(is_served(&engine, slot, number), "block {number}");
+    }
+    assert!(engine.flush(PATIENCE).is_ok());
+    let choice = engine.info().engine;
+    assert_eq!(choice.kind, EngineKind::Threads);
+    assert!(choice.reason.contains("seccomp") && choice.reason.contains("in mid-life"), "{}", choice.reason);
+    assert!(!choice.reason.contains("may never end"), "{}", choice.reason);
+    assert!(engine.shutdown(PATIENCE));
+}
+
 /// Random writes and reads on few slots, with faults, against what a map remembers.
 #[test]
 fn random_work_with_faults_agrees_with_a_map() {

@@ -70,6 +70,9 @@ impl Executor {
         let mut choice = self.choice.clone();
         (choice.registered_bytes, choice.unregistered) = self.queue.registered();
         choice.bounce_bytes = self.queue.bounce_bytes();
+        if let Some(why) = self.queue.changed_way() {
+            (choice.kind, choice.reason) = (EngineKind::Threads, why);
+        }
         choice
     }
 

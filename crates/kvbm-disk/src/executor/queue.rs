@@ -34,6 +34,7 @@ struct Jobs {
     unregistered: Option<String>,
     /// Of the ring's buffer.
     bounce_bytes: u64,
+    changed_way: Option<String>,
 }
 
 impl Jobs {
@@ -267,6 +268,16 @@ impl Queue {
     /// The ring has made its buffer, of so many bytes.
     pub(super) fn note_bounce(&self, bytes: u64) {
         self.jobs.lock().bounce_bytes = bytes;
+    }
+
+    /// The ring is not used any more, for this reason.
+    pub(super) fn note_changed_way(&self, why: String) {
+        self.jobs.lock().changed_way = Some(why);
+    }
+
+    /// Why the ring is not used any more, if so.
+    pub(super) fn changed_way(&self) -> Option<String> {
+        self.jobs.lock().changed_way.clone()
     }
 
     /// Bytes of the ring's buffer.

@@ -232,15 +232,30 @@ impl RealFile {
     fn offset(offset: u64) -> io::Result<libc::off_t> {
         libc::off_t::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
     }
-
-    fn outcome(result: libc::ssize_t) -> io::Result<usize> {
-        usize::try_from(result).map_err(|_| io::Error::last_os_error())
-    }
 }
 
-/// `iovcnt` of a call: callers pass at most 1024, so this never cuts; a longer list would be a short transfer.
-fn iovcnt(len: usize) -> libc::c_int {
-    libc::c_int::try_from(len.min(super::full::IOV_MAX)).unwrap_or(0)
+/// One call of `pwritev` or `preadv` on `fd`, of the first 1024 of `count` memory runs.
+///
+/// # Safety
+/// There are `count` runs from `runs` on. Their memory is valid: to be read for a write, to be written by nobody else for a read.
+pub(crate) unsafe fn move_at(
+    fd: RawFd,
+    write: bool,
+    offset: u64,
+    runs: *const libc::iovec,
+    count: usize,
+) -> io::Result<usize> {
+    let offset = RealFile::offset(offset)?;
+    // Callers pass at most 1024, so this never cuts; a longer list would be a short transfer.
+    let count = libc::c_int::try_from(count.min(super::full::IOV_MAX)).unwrap_or(0);
+    let moved = if write {
+        // SAFETY: by the caller's contract.
+        unsafe { libc::pwritev(fd, runs, count, offset) }
+    } else {
+        // SAFETY: by the caller's contract.
+        unsafe { libc::preadv(fd, runs, count, offset) }
+    };
+    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
 }
 
 impl BlockFile for RealFile {
@@ -249,21 +264,15 @@ impl BlockFile for RealFile {
     }
 
     fn read_at(&self, offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let offset = Self::offset(offset)?;
+        let (runs, count) = (buffers.as_mut_ptr().cast(), buffers.len());
         // SAFETY: `IoSliceMut` is an `iovec` by its documentation; each names memory borrowed exclusively here.
-        let read = unsafe {
-            libc::preadv(self.0.as_raw_fd(), buffers.as_mut_ptr().cast(), iovcnt(buffers.len()), offset)
-        };
-        Self::outcome(read)
+        unsafe { move_at(self.0.as_raw_fd(), false, offset, runs, count) }
     }
 
     fn write_at(&self, offset: u64, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        let offset = Self::offset(offset)?;
+        let (runs, count) = (buffers.as_ptr().cast(), buffers.len());
         // SAFETY: `IoSlice` is an `iovec` by its documentation; each names memory borrowed here, only read.
-        let written = unsafe {
-            libc::pwritev(self.0.as_raw_fd(), buffers.as_ptr().cast(), iovcnt(buffers.len()), offset)
-        };
-        Self::outcome(written)
+        unsafe { move_at(self.0.as_raw_fd(), true, offset, runs, count) }
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {

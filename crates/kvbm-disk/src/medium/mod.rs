@@ -9,7 +9,7 @@ pub(crate) mod full;
 mod lasting;
 
 pub use dir::DirMedium;
-pub(crate) use dir::open_read_only;
+pub(crate) use dir::{move_at, open_read_only};
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, IoSliceMut};

@@ -119,6 +119,9 @@ impl<P: Port> Driver<P> {
                 self.port.wait(&mut completed);
                 self.queue.awake();
             }
+            if let Some(why) = self.port.changed_way() {
+                self.queue.note_changed_way(why);
+            }
             for (ticket, result) in completed.drain(..) {
                 self.completed(ticket, result);
             }

@@ -1,6 +1,7 @@
 //! io_uring, with the slot files registered and memory registered as far as the kernel takes it.
 
 use super::bell::Bell;
+use super::calls::Calls;
 use super::port::{Completed, Place, Port, Ticket};
 use crate::medium::full::IOV_MAX;
 use crate::{IoMemory, OwnedBuffer};
@@ -9,6 +10,7 @@ use io_uring::types::{Fd, Fixed};
 use io_uring::{IoUring, Probe, opcode};
 use libc::iovec;
 use std::any::Any;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -22,6 +24,8 @@ const MAX_BUFFERS: u32 = 4096;
 const MAX_REQUEST: usize = 1 << 30;
 /// Marks the completion that says that the bell rang.
 const BELL: u64 = u64::MAX;
+/// `IORING_ENTER_GETEVENTS` of Linux.
+const GET_EVENTS: u32 = 1;
 /// Between two attempts when the kernel is short of memory.
 const BREATH: Duration = Duration::from_millis(1);
 
@@ -38,7 +42,16 @@ pub(super) struct KernelPort {
     bell: Bell,
     /// The ring waits for the bell.
     armed: bool,
+    /// Requests that the kernel has, the bell among them.
     under_way: usize,
+    /// What was put into the submission queue last, as many as it has room for: those at its end the kernel may not have taken.
+    pushed: VecDeque<u64>,
+    /// Does what the kernel refuses to do.
+    calls: Calls,
+    /// Whether it does. From then on the submission queue is never shown to the kernel again.
+    refused: bool,
+    /// Why, until it is told.
+    news: Option<String>,
     /// Sorted by address.
     buffers: Vec<Buffer>,
     /// Whether runs of a registered buffer can be named in one request (Linux 6.15).
@@ -74,6 +87,10 @@ impl KernelPort {
             bell,
             armed: false,
             under_way: 0,
+            pushed: VecDeque::with_capacity(entries as usize),
+            calls: Calls::new(fds),
+            refused: false,
+            news: None,
             buffers: Vec::new(),
             vectored_buffers,
             owners: Vec::new(),
@@ -129,25 +146,63 @@ impl KernelPort {
         (count, bytes, self.buffer_of(first).filter(alike))
     }
 
-    /// Puts an entry into the submission queue, which has room for `depth` requests and the bell.
+    /// Puts an entry into the submission queue, which has room for `depth` requests and the bell. Whether it is there: the kernel may
+    /// refuse for good.
     ///
     /// # Safety
     /// What the entry names stays valid until its completion.
-    unsafe fn push(&mut self, entry: &Entry) {
+    unsafe fn push(&mut self, entry: &Entry) -> bool {
         // SAFETY: by the caller's contract.
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
+        while !self.refused && unsafe { self.ring.submission().push(entry) }.is_err() {
             self.enter(0);
         }
+        if self.refused {
+            return false;
+        }
+        if self.pushed.len() == self.pushed.capacity() {
+            self.pushed.pop_front();
+        }
+        self.pushed.push_back(entry.get_user_data());
         self.under_way += 1;
+        true
     }
 
     /// Tells the kernel of new entries and waits for `want` completions. When it cannot take them now it will later.
     fn enter(&mut self, want: usize) {
-        if let Err(error) = self.ring.submit_and_wait(want)
-            && error.kind() != io::ErrorKind::Interrupted
-        {
-            std::thread::sleep(BREATH);
+        let entered = if self.refused {
+            // Takes no entries: what they name is not valid any more.
+            // SAFETY: no memory is passed.
+            unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, want as u32, GET_EVENTS, None) }
+        } else {
+            self.ring.submit_and_wait(want)
+        };
+        match entered {
+            Err(error) if !self.refused && is_final(&error) => self.refuse(&error),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => std::thread::sleep(BREATH),
+            _ => {}
         }
+    }
+
+    /// The kernel forbids what it allowed: what it has not taken is given back, and done by calls. What it has taken stays its own.
+    fn refuse(&mut self, error: &io::Error) {
+        self.refused = true;
+        let left = self.ring.submission().len();
+        for data in self.pushed.drain(..).rev().take(left) {
+            self.under_way -= 1;
+            if data == BELL {
+                self.armed = false;
+            } else {
+                self.calls.give_back(data as Ticket);
+            }
+        }
+        let why = explained("io_uring_enter", error);
+        let lost = match self.under_way - usize::from(self.armed) {
+            0 => String::new(),
+            lost => format!("; {lost} requests that the kernel had then may never end"),
+        };
+        self.news = Some(format!(
+            "{why}, in mid-life{lost}; one thread does one request at a time until the directory is opened again"
+        ));
     }
 
     fn collect(&mut self, into: &mut Vec<Completed>) {
@@ -168,8 +223,21 @@ impl KernelPort {
         if !self.armed {
             let poll = opcode::PollAdd::new(Fd(self.bell.fd()), libc::POLLIN as u32).build();
             // SAFETY: the entry names no memory, and the bell's descriptor lives as long as this port.
-            unsafe { self.push(&poll.user_data(BELL)) };
-            self.armed = true;
+            self.armed = unsafe { self.push(&poll.user_data(BELL)) };
+        }
+    }
+
+    /// As [`Port::wait`], where the kernel refuses.
+    fn wait_for_calls(&mut self, into: &mut Vec<Completed>) {
+        if self.calls.tell(into) {
+            return;
+        }
+        if self.under_way > usize::from(self.armed) {
+            // It may give back what it had, or let the ring be used again; the bell is looked at all the same.
+            self.enter(0);
+            self.collect(into);
+        } else {
+            self.bell.wait();
         }
     }
 
@@ -189,8 +257,12 @@ impl KernelPort {
 }
 
 impl Port for KernelPort {
-    unsafe fn start(&mut self, ticket: Ticket, write: bool, (file, offset): Place, runs: &[iovec]) -> u64 {
-        let file = Fixed(file as u32);
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, place: Place, runs: &[iovec]) -> u64 {
+        if self.refused {
+            // SAFETY: by the caller's contract.
+            return unsafe { self.calls.perform(ticket, write, place, runs) };
+        }
+        let (file, offset) = (Fixed(place.0 as u32), place.1);
         let (count, bytes, buffer) = self.portion(runs);
         let (list, len) = (runs.as_ptr(), count as u32);
         let entry = match (write, buffer, runs) {
@@ -218,7 +290,9 @@ impl Port for KernelPort {
             }
         };
         // SAFETY: by the caller's contract.
-        unsafe { self.push(&entry.user_data(ticket.into())) };
+        if !unsafe { self.push(&entry.user_data(ticket.into())) } {
+            self.calls.give_back(ticket);
+        }
         bytes as u64
     }
 
@@ -228,7 +302,9 @@ impl Port for KernelPort {
     }
 
     fn submit(&mut self) {
-        self.enter(0);
+        if !self.refused {
+            self.enter(0);
+        }
     }
 
     fn poll(&mut self, into: &mut Vec<Completed>) {
@@ -237,16 +313,21 @@ impl Port for KernelPort {
             let submission = self.ring.submission();
             !submission.is_empty() || submission.taskrun()
         };
-        if pending {
+        if pending && !self.refused {
             self.enter(0);
         }
         self.collect(into);
+        self.calls.tell(into);
     }
 
     fn wait(&mut self, into: &mut Vec<Completed>) {
+        if self.refused {
+            return self.wait_for_calls(into);
+        }
         self.arm();
         self.enter(1);
         self.collect(into);
+        self.calls.tell(into);
     }
 
     fn register(&mut self, memory: IoMemory) -> (u64, Option<String>) {
@@ -265,6 +346,10 @@ impl Port for KernelPort {
         }
         (done as u64, None)
     }
+
+    fn changed_way(&mut self) -> Option<String> {
+        self.news.take()
+    }
 }
 
 impl Drop for KernelPort {
@@ -272,7 +357,8 @@ impl Drop for KernelPort {
         // The kernel may still write into memory that the seats own. Only the bell, which names none, may be left.
         let mut over = Vec::new();
         while self.under_way > usize::from(self.armed) {
-            self.wait(&mut over);
+            self.enter(1);
+            self.collect(&mut over);
         }
     }
 }
@@ -288,6 +374,11 @@ fn try_out(ring: &mut IoUring) -> io::Result<()> {
     }
     ring.completion().for_each(drop);
     Ok(())
+}
+
+/// Whether there is no use in trying again.
+fn is_final(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS))
 }
 
 /// What a refusal of the kernel means.

@@ -4,6 +4,7 @@
 //! by itself over a simulated medium.
 
 mod bell;
+mod calls;
 mod driver;
 mod emulated;
 mod kernel;

@@ -41,4 +41,9 @@ pub(super) trait Port {
     /// Makes memory known that many requests will use. Keeps its owner until the port is dropped. Returns how many
     /// bytes are known now, and why not all of them.
     fn register(&mut self, memory: IoMemory) -> (u64, Option<String>);
+
+    /// That requests go another way from now on, and why: told once.
+    fn changed_way(&mut self) -> Option<String> {
+        None
+    }
 }
