@@ -79,6 +79,8 @@ pub struct VolumeStatus {
     pub down: bool,
     /// What it failed with last, while it is left alone for that; none where it is because a rank that started again cannot open it.
     pub failure: Option<Failure>,
+    /// Why it takes no blocks, where its store lets nobody write; what it holds is found.
+    pub refusal: Option<Failure>,
 }
 
 /// A path at work.
@@ -130,6 +132,7 @@ impl Leader {
             full: counters.full.get(),
             down: volume.is_down(),
             failure: volume.failure(),
+            refusal: volume.refusal(),
         }
     }
 

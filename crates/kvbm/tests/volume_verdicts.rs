@@ -36,7 +36,7 @@ fn copy(ranks: &Ranks, manager: &KvBlockManager<Owned>, start: u32, kind: Option
 /// Mutations that make it fail: `Verdict::add` counts every failure; it passes over `PathBusy`.
 #[test]
 fn a_volume_is_left_alone_for_what_it_was_asked_and_did_not_do() {
-    use FailureKind::{Cancelled, Deadline, Full, GateShut, Io, PathBusy, QueueFull, Unsupported};
+    use FailureKind::{Cancelled, Deadline, Full, GateShut, Io, PathBusy, QueueFull};
     for accusations in [[Io, Deadline], [PathBusy, PathBusy]] {
         let ranks = Ranks::new(1);
         let manager = manager(&ranks);
@@ -44,7 +44,7 @@ fn a_volume_is_left_alone_for_what_it_was_asked_and_did_not_do() {
         let mut starts = (0..).step_by(100);
         let mut comes_to = |kind| copy(&ranks, &manager, starts.next().unwrap(), kind);
         comes_to(None);
-        for kind in [Cancelled, GateShut, QueueFull, Full, Unsupported, Cancelled, GateShut, Unsupported] {
+        for kind in [Cancelled, GateShut, QueueFull, Full, Cancelled, GateShut, QueueFull] {
             comes_to(Some(kind));
             assert!(!volume().down, "{kind}");
         }

@@ -386,14 +386,20 @@ fn a_volume_whose_store_takes_nothing_more_serves_what_it_holds() {
         let volume = &manager.status().volumes[0];
         assert_eq!((volume.full, volume.errors, volume.blocks), (full, 0, 4), "{kind}");
         assert!(!volume.down && volume.failure.is_none(), "{kind}");
+        // What lets nobody write is tried once; what is full may have room for the next.
+        let refusal = volume.refusal.as_ref().map(|failure| failure.kind);
+        assert_eq!(refusal, (full == 0).then_some(FailureKind::Unsupported), "{kind}");
+        let encoded = manager.metrics().encode();
+        let count = |name: &str| encoded.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        let failed = count("kvbm_transfer_failed_blocks_total{path=\"g2_g4\",reason=\"unsupported\"} ");
+        let dropped = count("kvbm_offload_dropped_blocks_total{path=\"g2_g4\",reason=\"volume_down\"} ");
+        let expected = if full == 0 { ["1", "7"] } else { ["0", "0"] };
+        assert_eq!([failed.as_deref(), dropped.as_deref()], expected.map(Some), "{kind}");
+
         for tier in [Tier::G1, Tier::G2] {
             manager.clear(tier).expect("a tier of ours");
         }
         assert_eq!(onboard(&manager, &kept), 4, "{kind}");
-        let refused = "kvbm_transfer_failed_blocks_total{path=\"g2_g4\",reason=\"unsupported\"} ";
-        let counted = manager.metrics().encode();
-        let counted = counted.lines().find_map(|line| line.strip_prefix(refused));
-        assert_eq!(counted, Some(if full == 0 { "8" } else { "0" }), "{kind}");
     }
 }
 

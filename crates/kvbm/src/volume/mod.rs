@@ -17,6 +17,7 @@ mod place;
 mod reclaim;
 mod registration;
 mod removal;
+mod seal;
 mod set;
 #[cfg(all(test, feature = "worker"))]
 mod silent;
@@ -37,6 +38,7 @@ use parking_lot::Mutex;
 use reclaim::Reclaim;
 pub use registration::VolumeSetError;
 use removal::Purges;
+use seal::Seal;
 pub(crate) use set::Volumes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,6 +56,9 @@ pub(crate) struct VolumeTier {
     pub(crate) limit: Option<u64>,
     index: Mutex<Index>,
     breaker: Mutex<Breaker>,
+    seal: Mutex<Seal>,
+    /// Between two attempts to use what failed or refused.
+    longest_pause: Duration,
     absences: Mutex<Absences>,
     purges: Mutex<Purges>,
     discards: Mutex<Discards>,
@@ -75,6 +80,8 @@ impl VolumeTier {
         Self {
             index: Mutex::new(Index::new(descriptor.id, capacity, log)),
             breaker: Mutex::new(Breaker::new(longest_pause, descriptor.deadline)),
+            seal: Mutex::default(),
+            longest_pause,
             absences: Mutex::default(),
             purges: Mutex::default(),
             discards: Mutex::default(),
@@ -133,6 +140,38 @@ impl VolumeTier {
                 );
             }
         }
+    }
+
+    /// What came of copies there.
+    fn note_copies(&self, copies: &[Option<Failure>], now: Instant) {
+        let mut seal = self.seal.lock();
+        let turn = seal.hears(copies, now, self.longest_pause);
+        let failure = seal.why();
+        drop(seal);
+        let volume = self.descriptor.id;
+        match turn {
+            Turn::None => {}
+            Turn::Closed => {
+                tracing::info!(target: "kvbm", %volume, "the volume takes blocks again");
+            }
+            Turn::Opened => {
+                let failure = failure.as_ref().map(tracing::field::display);
+                tracing::warn!(
+                    target: "kvbm", %volume, failure,
+                    "the volume takes nothing: what it holds is found, and copies there are tried again every {:?}", self.longest_pause
+                );
+            }
+        }
+    }
+
+    /// Why it takes nothing, where its store lets nobody write.
+    pub(crate) fn refusal(&self) -> Option<Failure> {
+        self.seal.lock().why()
+    }
+
+    /// Whether blocks may be copied there now.
+    fn takes(&self) -> bool {
+        self.may_ask() && self.seal.lock().allows(Instant::now())
     }
 
     /// Blocks came from it or arrived there.

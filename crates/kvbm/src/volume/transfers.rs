@@ -31,7 +31,7 @@ impl<'a> Targets<'a> {
     }
 
     fn is_open(&mut self, volume: &VolumeTier) -> bool {
-        *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.may_ask())
+        *self.open.entry(volume.descriptor.id).or_insert_with(|| volume.takes())
     }
 
     /// The volume of a block: that of the block before it, for a first one the most preferred one that works.
@@ -142,6 +142,7 @@ impl Leader {
         let refused = failures.iter().flatten().filter(|failure| failure.kind == FailureKind::Full).count();
         volume.counters.full.add(refused as u64);
         let now = Instant::now();
+        volume.note_copies(failures, now);
         let doubtful_until = now + volume.descriptor.deadline;
         let mut broken: Vec<SequenceHash> = Vec::new();
         let mut index = volume.index.lock();

@@ -1,0 +1,58 @@
+//! A store that lets nobody write is read all the same: what it holds is found, and copies there are tried again from time to time.
+
+use crate::breaker::Turn;
+use kvbm_plan::{Failure, FailureKind};
+use std::time::{Duration, Instant};
+
+/// What a volume's store last said of copies there, where it refused them, and when they may be tried again.
+#[derive(Default)]
+pub(super) struct Seal(Option<(Failure, Instant)>);
+
+impl Seal {
+    /// Copies are over, with these failures.
+    pub(super) fn hears(&mut self, copies: &[Option<Failure>], now: Instant, pause: Duration) -> Turn {
+        let refused = copies.iter().flatten().find(|failure| failure.kind == FailureKind::Unsupported);
+        let was_sealed = self.0.is_some();
+        if let Some(failure) = refused {
+            self.0 = Some((failure.clone(), now + pause));
+            return if was_sealed { Turn::None } else { Turn::Opened };
+        }
+        if was_sealed && copies.iter().any(Option::is_none) {
+            self.0 = None;
+            return Turn::Closed;
+        }
+        Turn::None
+    }
+
+    /// Whether copies may be tried.
+    pub(super) fn allows(&self, now: Instant) -> bool {
+        self.0.as_ref().is_none_or(|(_, until)| now >= *until)
+    }
+
+    /// Why it takes nothing.
+    pub(super) fn why(&self) -> Option<Failure> {
+        self.0.as_ref().map(|(failure, _)| failure.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_tried_after_a_pause_and_one_that_arrives_ends_it() {
+        let (mut seal, begun) = (Seal::default(), Instant::now());
+        let pause = Duration::from_secs(1);
+        let failed = |kind| Some(Failure::new(kind, "planted"));
+        let (refused, broken) = (failed(FailureKind::Unsupported), failed(FailureKind::Io));
+        assert!(seal.hears(&[broken.clone(), None], begun, pause) == Turn::None && seal.allows(begun));
+        assert_eq!(seal.hears(&[None, refused.clone()], begun, pause), Turn::Opened);
+        assert!(!seal.allows(begun) && seal.allows(begun + pause) && seal.why() == refused);
+        assert_eq!(seal.hears(&[refused], begun + pause, pause), Turn::None, "it was told");
+        assert!(!seal.allows(begun + pause));
+        assert_eq!(seal.hears(&[broken], begun + pause, pause), Turn::None, "says nothing of it");
+        assert!(seal.why().is_some());
+        assert_eq!(seal.hears(&[None], begun + pause, pause), Turn::Closed);
+        assert!(seal.allows(begun) && seal.why().is_none());
+    }
+}
