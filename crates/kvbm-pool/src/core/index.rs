@@ -223,6 +223,7 @@ impl Core<'_> {
     }
 
     /// The same where there are several shards.
+    #[inline(never)]
     fn take_at_hand(&mut self, number: usize) -> Option<u32> {
         let store = self.store;
         let shard = self.numbered(number);
@@ -252,6 +253,7 @@ impl Core<'_> {
     }
 
     /// The same where there are several shards.
+    #[inline(never)]
     fn put_at_hand(&mut self, number: usize, index: u32) {
         let store = self.store;
         let shard = self.numbered(number);

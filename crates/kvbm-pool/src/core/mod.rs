@@ -162,21 +162,26 @@ impl Core<'_> {
     #[inline]
     fn child_left(&mut self, (parent, entry): (u32, &Entry), tier: usize) {
         if entry.drop_child(tier) == 0 && entry.presence(tier) == Presence::Present {
-            self.waits_no_more(parent, tier);
+            self.waits_no_more((parent, entry), tier);
         }
     }
 
     /// A Present block may go although it could not before: nothing continues it any more, or it has a copy that takes over. If it
     /// was passed over in the eviction order meanwhile, it gets its place at the old end back: everything still there is younger.
     #[inline]
-    fn waits_no_more(&mut self, index: u32, tier: usize) {
-        let slots = &self.store.slots[tier];
-        let slot = self.store.entries[index].slot(tier);
-        let state = &slots[slot as usize];
-        if state.refs() == 0 && state.place.get() == NONE {
-            self.part(index, tier).order.push_old(slot, slots);
+    fn waits_no_more(&mut self, (index, entry): (u32, &Entry), tier: usize) {
+        let slot = entry.slot(tier);
+        let state = &self.store.slots[tier][slot as usize];
+        if state.place.get() == NONE && state.refs() == 0 {
+            self.come_back(index, tier, slot);
         }
         self.update_evictable(index, tier);
+    }
+
+    #[cold]
+    fn come_back(&mut self, index: u32, tier: usize, slot: u32) {
+        let slots = &self.store.slots[tier];
+        self.part(index, tier).order.push_old(slot, slots);
     }
 
     /// The clock as entries keep it. It may wrap; differences stay right as long as they are below 2^16.

@@ -123,6 +123,8 @@ pub(crate) struct Order {
     /// Segments in use, oldest first, and those that are not in use.
     queue: VecDeque<u32>,
     spare: Vec<u32>,
+    /// The segment at the young end; none where that has no room anyway.
+    young: u32,
     /// Index in the queue of the segment that valid places move to; those of the next segment follow.
     cleaning: Option<usize>,
     /// Places that may be valid: cleaning begins when the queue is half again as long.
@@ -151,6 +153,7 @@ impl Order {
             segments: Vec::with_capacity(most),
             queue: VecDeque::with_capacity(most),
             spare: Vec::with_capacity(most),
+            young: NONE,
             cleaning: None,
             population: capacity,
             watched: 0,
@@ -181,11 +184,10 @@ impl Order {
     /// Makes `slot` the youngest.
     #[inline]
     pub(crate) fn push_young(&mut self, slot: u32, slots: &[Slot]) {
-        let last = match self.queue.back() {
-            Some(&id) if !self.segments[id as usize].is_full() => id,
-            _ => self.append(),
-        };
-        self.put(last, slot, slots);
+        if self.segments.get(self.young as usize).is_none_or(Segment::is_full) {
+            self.append();
+        }
+        self.put(self.young, slot, slots);
         if self.cleaning.is_some() {
             self.clean(CLEANED_PER_USE, slots);
         }
@@ -202,7 +204,7 @@ impl Order {
 
     /// A new segment at the young end.
     #[cold]
-    fn append(&mut self) -> u32 {
+    fn append(&mut self) {
         // A queue that was empty goes on behind what was looked at.
         let begin = MIDDLE.max(self.watched);
         let start =
@@ -210,13 +212,13 @@ impl Order {
         let begun = self.common.begun.fetch_add(1, Relaxed) + 1;
         let id = self.take_spare(start, begun, 0);
         self.queue.push_back(id);
+        self.young = id;
         if self.cleaning.is_none() && self.queue.len() > self.common.long(self.population) {
             let Segment { start, begun, .. } = self.segments[self.queue[0] as usize];
             let first = self.take_spare(start, begun, 0);
             self.queue.push_front(first);
             self.cleaning = Some(0);
         }
-        id
     }
 
     /// Makes `slot` the oldest.
@@ -269,6 +271,9 @@ impl Order {
                 unused.lock().push(std::mem::take(&mut self.segments[id as usize].places));
             }
             self.spare.push(id);
+            if id == self.young {
+                self.young = self.queue.back().copied().unwrap_or(NONE);
+            }
         }
         self.cleaning = match self.cleaning {
             // What valid places move to is gone: the rest is cleaned when the queue is long again.

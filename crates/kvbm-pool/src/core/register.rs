@@ -267,11 +267,14 @@ impl Core<'_> {
     /// Registers a batch whose blocks all have entries, which are held.
     fn register_entered(&mut self, batch: Batch<'_>, blocks: &mut [BlockId]) {
         let entered = std::mem::take(&mut self.first_mut().entered);
-        for (at, (block, &index)) in blocks.iter_mut().zip(&entered).enumerate() {
-            if at.is_multiple_of(LOOKUPS) {
-                self.expect(batch.identities[at..].iter().map(|next| (next.group, next.hash)));
+        let mut from_tail = batch.identities.len() as u32;
+        let parts = blocks.chunks_mut(LOOKUPS).zip(entered.chunks(LOOKUPS));
+        for ((blocks, entered), identities) in parts.zip(batch.identities.chunks(LOOKUPS)) {
+            self.expect(identities.iter().map(|next| (next.group, next.hash)));
+            for (block, &index) in blocks.iter_mut().zip(entered) {
+                from_tail -= 1;
+                self.register_one(batch, from_tail, block, index);
             }
-            self.register_one(batch, at, block, index);
         }
         let shard = self.first_mut();
         shard.tenants.let_go(batch.tier, batch.claim, entered.len());
@@ -280,8 +283,8 @@ impl Core<'_> {
 
     /// A block with entry `index`, which is held, is registered in the slot `block`, or `block` becomes the one that is there.
     #[inline]
-    fn register_one(&mut self, batch: Batch<'_>, at: usize, block: &mut BlockId, index: u32) {
-        let Batch { tier, identities, metadata, .. } = batch;
+    fn register_one(&mut self, batch: Batch<'_>, from_tail: u32, block: &mut BlockId, index: u32) {
+        let Batch { tier, metadata, .. } = batch;
         let entry = &self.store.entries[index];
         let before = entry.presence(tier);
         if before == Presence::Present {
@@ -291,7 +294,7 @@ impl Core<'_> {
             self.cancel_arrival(index, tier);
         }
         self.fill(tier, block.0, index).counters.stored += 1;
-        self.recall(entry, (identities.len() - 1 - at) as u32);
+        self.recall(entry, from_tail);
         if entry.is_nowhere() {
             entry.priority.set(metadata.priority);
         }
@@ -309,7 +312,8 @@ impl Core<'_> {
     #[cold]
     fn register_another(&mut self, batch: Batch<'_>, block: &mut BlockId, index: u32) {
         let (store, tier) = (self.store, batch.tier);
-        let existing = store.entries[index].slot(tier);
+        let entry = &store.entries[index];
+        let existing = entry.slot(tier);
         match batch.duplicates {
             Duplicates::Reuse => {
                 self.part(index, tier).counters.duplicates += 1;
@@ -323,7 +327,7 @@ impl Core<'_> {
                 self.fill(tier, block.0, index).counters.duplicates += 1;
                 slots[block.index()].link.set(primary.link.get());
                 primary.link.set(block.0);
-                self.waits_no_more(index, tier);
+                self.waits_no_more((index, entry), tier);
             }
         }
     }
