@@ -355,7 +355,7 @@ impl Core<'_> {
         }
         let (index, has_duplicate) = (state.entry.get(), state.link.get() != NONE);
         let entry = &store.entries[index];
-        if entry.is_kept() && self.is_kept(index, tier) {
+        if entry.is_kept() && self.is_in_keeps(index, tier) {
             return false;
         }
         has_duplicate || entry.children(tier) == 0 || !store.is_full(entry.group())

@@ -80,8 +80,9 @@ impl Core<'_> {
         self.store.entries[index].is_kept() && self.is_in_keeps(index, tier)
     }
 
+    /// The same of one that is pinned on some tier.
     #[cold]
-    fn is_in_keeps(&self, index: u32, tier: usize) -> bool {
+    pub(super) fn is_in_keeps(&self, index: u32, tier: usize) -> bool {
         self.store.keeps.lock().all.contains_key(&(index, tier as u8))
     }
 
