@@ -6,8 +6,8 @@ use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
 use crate::shared::{Alive, GivenUp, Shared, after};
 use crate::{
-    BatchHandle, BlockChecksum, DirInfo, DiskConfig, EngineInfo, EngineKind, EngineStats, FlushError,
-    FlushReport, IoBatch, IoMemory, OpenError, Recovered, Rejected,
+    BatchHandle, BlockChecksum, DirInfo, DiskConfig, EngineInfo, EngineStats, FlushError, FlushReport,
+    IoBatch, IoMemory, OpenError, Recovered, Rejected,
 };
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
 use parking_lot::Mutex;
@@ -139,8 +139,6 @@ impl DiskEngine {
     /// What the engine is and holds.
     pub fn info(&self) -> EngineInfo {
         let (config, slots) = (&self.shared.config, &self.shared.slots);
-        let engine = self.executor.choice();
-        let depth = if engine.kind == EngineKind::IoUring { config.ring_depth() } else { config.threads };
         let ((present_blocks, durable_blocks, quarantined_slots), unsynced_blocks) = {
             let table = self.shared.table.lock();
             (table.counts(), table.unsynced())
@@ -148,8 +146,8 @@ impl DiskEngine {
         EngineInfo {
             location: self.shared.medium.location(),
             dirs: self.shared.dirs.lock().clone(),
-            engine,
-            depth,
+            engine: self.executor.choice(),
+            depth: self.executor.depth(),
             queue_depth: config.queue_depth,
             queued_ops: self.executor.outstanding(),
             num_slots: config.num_slots,

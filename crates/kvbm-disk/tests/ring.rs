@@ -416,8 +416,8 @@ fn a_ring_that_is_forbidden_in_mid_life_is_done_without() {
         assert!(is_served(&engine, slot, number), "block {number}");
     }
     assert!(engine.flush(PATIENCE).is_ok());
-    let choice = engine.info().engine;
-    assert_eq!(choice.kind, EngineKind::Threads);
+    let (depth, choice) = (engine.info().depth, engine.info().engine);
+    assert_eq!((choice.kind, depth), (EngineKind::Threads, 1));
     assert!(choice.reason.contains("seccomp") && choice.reason.contains("in mid-life"), "{}", choice.reason);
     assert!(!choice.reason.contains("may never end"), "{}", choice.reason);
     assert!(engine.shutdown(PATIENCE));

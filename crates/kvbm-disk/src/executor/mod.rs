@@ -76,6 +76,15 @@ impl Executor {
         choice
     }
 
+    /// Operations at the devices at a time.
+    pub(crate) fn depth(&self) -> usize {
+        match self.choice.kind {
+            EngineKind::IoUring if self.queue.changed_way().is_some() => 1,
+            EngineKind::IoUring => self.shared.config.ring_depth(),
+            EngineKind::Threads | EngineKind::Buffered => self.shared.config.threads,
+        }
+    }
+
     /// Lets the kernel know memory that many operations will use.
     pub(crate) fn register(&self, memory: IoMemory) {
         if self.choice.kind == EngineKind::IoUring {
