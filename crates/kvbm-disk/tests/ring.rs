@@ -423,6 +423,45 @@ fn a_ring_that_is_forbidden_in_mid_life_is_done_without() {
     assert!(engine.shutdown(PATIENCE));
 }
 
+/// The same while the kernel has requests at all seats, which it never tells of again.
+///
+/// Mutation that makes it fail: the driver adds no seat; `add_seat` adds no part to the arena.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no io_uring")]
+fn a_ring_that_is_forbidden_with_requests_under_way_goes_on_with_others() {
+    const BYTES: usize = 4 << 20;
+    const DEPTH: u32 = 4;
+    for straight_bytes in [0, u64::MAX] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut few = DiskConfig::new("", 8 * DEPTH, BYTES as u64, [7; 16]);
+        (few.depth, few.drop_deadline) = (DEPTH as usize, Duration::from_millis(1));
+        // Blocks of two pieces, which go straight or through the ring's buffer.
+        few.straight_bytes = straight_bytes;
+        let Some(engine) = kernel_ring(few, &dir) else { return };
+        let memory = Arc::new(OwnedBuffer::new(2 * BYTES));
+        let start = memory.as_slice().as_ptr().cast_mut();
+        let write = |slot: u32, told: Box<dyn FnOnce(Vec<OpOutcome>) + Send>| {
+            let mut batch = IoBatch::new(told);
+            batch.guard(Arc::clone(&memory) as _);
+            let piece = |at: usize| (start.wrapping_add(at), BYTES / 2);
+            // SAFETY: the batch guards the memory, which nobody writes.
+            let fragments = unsafe { Fragments::from_raw([piece(0), piece(BYTES)]) }.unwrap();
+            batch.write(BlockId(slot), identity(slot.into()), fragments);
+            engine.submit(batch).unwrap();
+        };
+        let (done, forbidden) = mpsc::channel();
+        write(0, Box::new(move |_| done.send(forbid(libc::SYS_io_uring_enter)).unwrap()));
+        // These are at the device by then, or come when it is forbidden: some of them may never end.
+        (1..=2 * DEPTH).for_each(|slot| write(2 * slot, Box::new(|_| {})));
+        if !forbidden.recv_timeout(PATIENCE).unwrap() {
+            return eprintln!("skipped: no filters of system calls");
+        }
+        let (done, outcomes) = mpsc::channel();
+        write(6 * DEPTH, Box::new(move |outcomes| done.send(outcomes).unwrap()));
+        assert!(all_good(&outcomes.recv_timeout(PATIENCE).unwrap()));
+    }
+}
+
 /// Random writes and reads on few slots, with faults, against what a map remembers.
 #[test]
 fn random_work_with_faults_agrees_with_a_map() {

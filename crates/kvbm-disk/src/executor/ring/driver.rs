@@ -121,6 +121,7 @@ impl<P: Port> Driver<P> {
             }
             if let Some(why) = self.port.changed_way() {
                 self.queue.note_changed_way(why);
+                self.add_seat();
             }
             for (ticket, result) in completed.drain(..) {
                 self.completed(ticket, result);
@@ -251,6 +252,17 @@ impl<P: Port> Driver<P> {
             arena.give_back(part);
         }
         self.free.push(ticket);
+    }
+
+    /// One more seat, with its part of the arena: the others may be of requests that never end.
+    fn add_seat(&mut self) {
+        if let Ok(ticket) = Ticket::try_from(self.seats.len()) {
+            self.seats.push(Seat::default());
+            self.free.push(ticket);
+        }
+        if let Some(arena) = &mut self.arena {
+            arena.grow();
+        }
     }
 
     fn arena(&mut self) -> &mut Arena {
