@@ -15,6 +15,7 @@ use crate::near;
 use crate::sync::{Arc, Leaf};
 use seen::Seen;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Most places of a segment; a place is the number of its segment, then its index there.
@@ -381,22 +382,23 @@ impl Order {
     /// Places with numbers of a range, oldest first: number, and slot unless the place is stale.
     pub(crate) fn places(
         &self,
-        numbers: std::ops::Range<u64>,
+        numbers: Range<u64>,
         slots: &[Slot],
     ) -> impl Iterator<Item = (u64, Option<u32>)> {
-        let before = |&id: &u32| self.segments[id as usize].end() <= numbers.start;
-        let first = self.queue.partition_point(before);
+        let Range { start, end } = numbers;
+        let first = self.queue.partition_point(|&id| self.segments[id as usize].end() <= start);
+        let is_among = move |id: &&u32| self.segments[**id as usize].first() < end;
         let from_segment = move |&id: &u32| {
             let segment = &self.segments[id as usize];
-            let from = numbers.start.clamp(segment.first(), segment.end()) - segment.start;
-            let to = numbers.end.clamp(segment.first(), segment.end()) - segment.start;
+            let [from, to] =
+                [start, end].map(|number| number.clamp(segment.first(), segment.end()) - segment.start);
             (from as usize..to as usize).map(move |index| {
                 let slot = segment.places[index];
                 let valid = slots[slot as usize].place.get() == self.tag | id << LEN_BITS | index as u32;
                 (segment.start + index as u64, valid.then_some(slot))
             })
         };
-        self.queue.range(first..).flat_map(from_segment)
+        self.queue.range(first..).take_while(is_among).flat_map(from_segment)
     }
 }
 
