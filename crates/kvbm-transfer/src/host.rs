@@ -23,6 +23,8 @@ enum Content {
     /// Nothing that may be read.
     #[default]
     Empty,
+    /// Nothing yet: all of it is being written.
+    Arriving,
     /// Some layers of a block.
     Partial { identity: BlockIdentity, arrived: Vec<bool> },
     /// A whole block; its checksum if it was computed.
@@ -33,8 +35,15 @@ enum Content {
 struct Slot {
     content: Content,
     readers: u32,
-    /// Layers that are being written.
+    /// Layers that are being written, where it is not all of them.
     writing: Vec<Range<u32>>,
+}
+
+impl Slot {
+    /// Whether any of `layers` is being written.
+    fn is_written(&self, layers: &Range<u32>) -> bool {
+        matches!(self.content, Content::Arriving) || self.writing.iter().any(|range| overlap(range, layers))
+    }
 }
 
 /// Host memory of one worker.
@@ -114,11 +123,11 @@ impl HostTier {
         let mut slots = self.slots.lock();
         let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
         let missing = |why: String| Failure::new(FailureKind::Missing, format!("slot {slot} of G2 {why}"));
-        if state.writing.iter().any(|range| overlap(range, &wanted)) {
+        if state.is_written(&wanted) {
             return Err(missing("is being written".into()));
         }
         let checksum = match &state.content {
-            Content::Empty => return Err(missing("holds no complete block".into())),
+            Content::Empty | Content::Arriving => return Err(missing("holds no complete block".into())),
             Content::Filled { identity: held, .. } | Content::Partial { identity: held, .. }
                 if held != identity =>
             {
@@ -150,12 +159,12 @@ impl HostTier {
         let (span, all) = (self.span(layers), self.all_layers());
         let mut slots = self.slots.lock();
         let Some(state) = slots.get_mut(slot as usize) else { return Err(self.no_slot(slot)) };
-        if state.readers > 0 || state.writing.iter().any(|range| overlap(range, &span)) {
+        if state.readers > 0 || state.is_written(&span) {
             let why = format!("slot {slot} of G2 is in use by another plan: send this one `after` it");
             return Err(Failure::new(FailureKind::QueueFull, why));
         }
         match &mut state.content {
-            _ if span == all => state.content = Content::Empty,
+            whole if span == all => *whole = Content::Arriving,
             Content::Partial { identity: held, arrived } if held == identity => {
                 for layer in span.clone() {
                     arrived[layer as usize] = false;
@@ -163,7 +172,9 @@ impl HostTier {
             }
             other => *other = Content::Partial { identity: *identity, arrived: vec![false; all.len()] },
         }
-        state.writing.push(span.clone());
+        if span != all {
+            state.writing.push(span.clone());
+        }
         Ok(WriteClaim { tier: Arc::clone(self), slot, identity: *identity, span, open: true })
     }
 
@@ -378,18 +389,19 @@ impl WriteClaim {
     /// Ends the claim. Whether the slot holds the whole block now.
     fn close(&mut self, arrived: bool, checksum: Option<u64>) -> bool {
         self.open = false;
-        let all = self.tier.all_layers();
+        let whole = self.span == self.tier.all_layers();
         let mut slots = self.tier.slots.lock();
         let slot = &mut slots[self.slot as usize];
+        if whole {
+            let filled = Content::Filled { identity: self.identity, checksum };
+            slot.content = if arrived { filled } else { Content::Empty };
+            return arrived;
+        }
         if let Some(index) = slot.writing.iter().position(|range| *range == self.span) {
             slot.writing.swap_remove(index);
         }
         if !arrived {
             return false;
-        }
-        if self.span == all {
-            slot.content = Content::Filled { identity: self.identity, checksum };
-            return true;
         }
         let Content::Partial { identity, arrived } = &mut slot.content else { return false };
         if *identity != self.identity {
@@ -457,7 +469,10 @@ mod tests {
         assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing);
         let claim = write(&tier, 1, None).unwrap();
         assert_eq!(read(&tier, 1, None).unwrap_err(), FailureKind::Missing, "being written");
-        assert_eq!(write(&tier, 2, None).unwrap_err(), FailureKind::QueueFull);
+        assert_eq!(read(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::Missing, "each layer is");
+        for layers in [None, LAYER[0]] {
+            assert_eq!(write(&tier, 2, layers).unwrap_err(), FailureKind::QueueFull);
+        }
         assert!(claim.finish(true, None).unwrap().is_some());
         let readers = [read(&tier, 1, None).unwrap(), read(&tier, 1, LAYER[1]).unwrap()];
         assert_eq!(read(&tier, 2, None).unwrap_err(), FailureKind::Corrupt);
@@ -473,7 +488,9 @@ mod tests {
     fn layers_gather_under_one_identity_only() {
         let tier = tier();
         let [first, second] = LAYER.map(|layer| write(&tier, 1, layer).unwrap());
-        assert_eq!(write(&tier, 1, LAYER[1]).unwrap_err(), FailureKind::QueueFull);
+        for layers in [None, LAYER[1]] {
+            assert_eq!(write(&tier, 1, layers).unwrap_err(), FailureKind::QueueFull);
+        }
         assert_eq!(second.finish(true, None), Ok(None), "not whole yet");
         assert!(read(&tier, 1, LAYER[1]).is_ok());
         assert_eq!(read(&tier, 1, LAYER[0]).unwrap_err(), FailureKind::Missing);
