@@ -42,14 +42,23 @@ impl Store {
     /// takes the place of the given one in `blocks`.
     pub(crate) fn register(&self, batch: Batch<'_>, blocks: &mut [BlockId]) -> Result<(), RegisterError> {
         let Batch { tier, identities, .. } = batch;
-        let mut kept = None;
+        let (mut kept, mut noted) = (None, false);
         if self.is_chain(identities) {
             let (mut core, place) = self.find_shard(batch)?;
             // Asked in the hold in which the blocks come: a loss that is counted later takes them too.
-            if !core.lacks(&batch) && core.still_keeps(place) && core.enter_chain(identities, place) {
-                core.note_arrival(identities);
-                core.register_entered(batch, blocks);
-                return Ok(());
+            if !core.lacks(&batch) && core.still_keeps(place) {
+                // With one shard it is clear that the blocks come here. What the policy looks at is none of them.
+                noted = self.is_whole();
+                if noted {
+                    core.note_arrival(identities);
+                }
+                if core.enter_chain(identities, place) {
+                    if !noted {
+                        core.note_arrival(identities);
+                    }
+                    core.register_entered(batch, blocks);
+                    return Ok(());
+                }
             }
             kept = place;
         }
@@ -60,7 +69,9 @@ impl Store {
         }
         core.refuse_lost(&batch)?;
         core.check_registration(identities, false)?;
-        core.note_arrival(identities);
+        if !noted {
+            core.note_arrival(identities);
+        }
         core.enter_anywhere(identities, home);
         core.register_entered(batch, blocks);
         Ok(())
