@@ -73,9 +73,11 @@ pub fn shown_uri(uri: &str) -> String {
         return uri.to_owned();
     }
     let place = uri.split('?').next().unwrap_or_default();
-    match (place.split_once("://"), place.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://{rest}"),
-        _ => place.to_owned(),
+    let Some((before, rest)) = place.rsplit_once('@') else { return place.to_owned() };
+    match (before.split_once("://"), before.split_once(':')) {
+        (Some((scheme, _)), _) => format!("{scheme}://{rest}"),
+        (None, Some((scheme, _))) => format!("{scheme}:{rest}"),
+        (None, None) => rest.to_owned(),
     }
 }
 
@@ -95,6 +97,8 @@ mod tests {
             ("s3://AKIA:hunter2@bucket/p", "s3://bucket/p"),
             ("vendor://user:hun/ter2@pool/7?x", "vendor://pool/7"),
             ("vendor:pool?token=hunter2", "vendor:pool"),
+            ("vendor:user:hunter2@pool/7", "vendor:pool/7"),
+            ("hunter2@host:pool", "host:pool"),
             ("", ""),
         ] {
             assert_eq!(shown_uri(uri), told);
