@@ -88,7 +88,7 @@ impl FailureKind {
             Self::Deadline => "recompute the block, or raise the deadline",
             Self::Cancelled => "nothing: it was cancelled on request",
             Self::Predecessor => "see the failure of the plan it waited for",
-            Self::Unsupported => "configure the tier or path on this worker",
+            Self::Unsupported => "configure the tier or path on this worker, or let it write to its store",
             Self::QueueFull => "retry later, or raise the queue depth of the path",
             Self::ShuttingDown => "nothing: the worker is shutting down",
             Self::Full => "raise the volume's capacity, or remove objects",

@@ -387,6 +387,7 @@ fn a_volume_whose_store_takes_nothing_more_serves_what_it_holds() {
         assert_eq!((volume.full, volume.errors, volume.blocks), (full, 0, 4), "{kind}");
         assert!(!volume.down && volume.failure.is_none(), "{kind}");
         // What lets nobody write is tried once; what is full may have room for the next.
+        assert!(volume.refusal.as_ref().is_none_or(|failure| failure.to_string().contains("let it write")));
         let refusal = volume.refusal.as_ref().map(|failure| failure.kind);
         assert_eq!(refusal, (full == 0).then_some(FailureKind::Unsupported), "{kind}");
         let encoded = manager.metrics().encode();
