@@ -4,17 +4,18 @@ use std::io;
 use std::path::Path;
 
 /// Creates `dir`, and what is missing above it. A new name lasts once the directory that it stands in is synced, which `sync` does: what is
-/// in `dir` may be as durable as it likes, without its name nobody finds it.
+/// in `dir` may be as durable as it likes, without its name nobody finds it. What the process may write and not read cannot be synced:
+/// there names last as long as the file system sees to it.
 pub(super) fn create_dir(dir: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.is_dir();
     let missing: Vec<&Path> = dir.ancestors().take_while(is_missing).collect();
     std::fs::create_dir_all(dir)?;
     // From above, so that what is made lasting stands in what is.
-    for made in missing.into_iter().rev() {
-        match made.parent() {
-            Some(above) if above.as_os_str().is_empty() => sync(Path::new("."))?,
-            Some(above) => sync(above)?,
-            None => {}
+    for above in missing.into_iter().rev().filter_map(Path::parent) {
+        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        match sync(above) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            done => done?,
         }
     }
     Ok(())
@@ -49,5 +50,15 @@ mod tests {
         let file = dir.join("file");
         std::fs::write(&file, "").unwrap();
         assert!(synced_for(&file).is_err() && synced_for(&file.join("below")).is_err());
+    }
+
+    #[test]
+    fn a_directory_that_may_be_written_and_not_read_is_no_reason_to_fail() {
+        let there = tempfile::tempdir().unwrap();
+        let dir = there.path().join("a/b");
+        create_dir(&dir, &mut |_| Err(io::ErrorKind::PermissionDenied.into())).unwrap();
+        assert!(dir.is_dir());
+        let failing = create_dir(&dir.join("c"), &mut |_| Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!(failing.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }
