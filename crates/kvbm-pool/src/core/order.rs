@@ -207,7 +207,7 @@ impl Order {
     #[cold]
     fn append(&mut self) {
         // A queue that was empty goes on behind what was looked at.
-        let begin = MIDDLE.max(self.watched);
+        let begin = MIDDLE.max(self.watched).max(self.looked_ahead);
         let start =
             self.queue.back().map_or(begin, |&id| self.segments[id as usize].start + self.common.len as u64);
         let begun = self.common.begun.fetch_add(1, Relaxed) + 1;
@@ -326,6 +326,9 @@ impl Order {
         let moved = self.segments[id as usize].end();
         if number >= self.watched && moved < self.watched {
             self.watched = moved;
+        }
+        if number >= self.looked_ahead && moved < self.looked_ahead {
+            self.looked_ahead = moved;
         }
         self.seen.iter_mut().for_each(|seen| seen.moved(number, moved));
         self.put(id, slot, slots);
@@ -498,6 +501,61 @@ mod tests {
         order.push_young(7, &slots);
         let unseen: Vec<u64> = order.places(order.watched()..u64::MAX, &slots).map(|(at, _)| at).collect();
         assert_eq!(unseen.len(), 1);
+    }
+
+    /// Looks ahead before every 32 pops, as evicting does, and pops up to `count` slots. What of them was not looked at before.
+    fn popped_unseen(order: &mut Order, slots: &[Slot], seen: &mut [bool], count: usize) -> Vec<u32> {
+        let mut unseen = Vec::new();
+        for turn in 0..count {
+            if turn % 32 == 0 {
+                order.look_ahead(32, slots, |slot| seen[slot as usize] = true);
+            }
+            let Some(slot) = order.pop_old(slots, &mut 100_000) else { break };
+            unseen.extend((!std::mem::take(&mut seen[slot as usize])).then_some(slot));
+        }
+        unseen
+    }
+
+    #[test]
+    fn what_is_looked_at_ahead_is_what_comes_up_also_after_the_queue_was_empty() {
+        let slots = Slot::many(3000);
+        let (mut order, mut seen) = (order_of(3000), vec![false; 3000]);
+        for _ in 0..3 {
+            (0..3000).for_each(|slot| order.push_young(slot, &slots));
+            assert_eq!(popped_unseen(&mut order, &slots, &mut seen, 4000), []);
+        }
+    }
+
+    #[test]
+    fn what_was_looked_at_ahead_is_not_looked_at_again() {
+        let slots = Slot::many(100);
+        let mut order = order_of(100);
+        (0..100).for_each(|slot| order.push_young(slot, &slots));
+        let mut looked_at = Vec::new();
+        for _ in 0..2 {
+            order.look_ahead(32, &slots, |slot| looked_at.push(slot));
+        }
+        (0..10).for_each(|slot| assert_eq!(order.pop_old(&slots, &mut 1), Some(slot)));
+        order.look_ahead(32, &slots, |slot| looked_at.push(slot));
+        assert_eq!(looked_at, (0..42).collect::<Vec<_>>());
+    }
+
+    /// Cleaning moves what was not looked at to places that were: it is looked at there.
+    #[test]
+    fn what_cleaning_moves_is_looked_at_ahead() {
+        let slots = Slot::many(2048);
+        let (mut order, mut seen) = (order_of(2048), vec![false; 2048]);
+        (0..2048).for_each(|slot| order.push_young(slot, &slots));
+        assert_eq!(popped_unseen(&mut order, &slots, &mut seen, 512), []);
+        for round in 0..8 {
+            for slot in 1100..2048 {
+                order.push_young(slot, &slots);
+            }
+            assert!(round < 7 || order.first() < MIDDLE + 512, "it was cleaned");
+        }
+        let unseen = popped_unseen(&mut order, &slots, &mut seen, 2048);
+        // Numbers have a gap where cleaning ended.
+        assert!(unseen.len() <= 32, "{} were not looked at", unseen.len());
     }
 
     #[test]
