@@ -1,4 +1,4 @@
-//! Asks for memory before it is needed: the one thing here that safe code cannot say.
+//! Asks for memory before it is needed: safe code cannot say that.
 
 #![allow(unsafe_code, reason = "there is no safe prefetch")]
 

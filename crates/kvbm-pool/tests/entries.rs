@@ -161,6 +161,35 @@ fn a_batch_keeps_the_entries_that_it_has_entered() {
     }
 }
 
+/// The same hash twice in one chain, in one part of what is looked up at a time and in two: that is one block, with two users.
+#[test]
+fn a_hash_that_comes_twice_in_a_chain_is_one_block() {
+    let kinds = [(PolicyKind::LruLeaf, 1), (PolicyKind::LruLeaf, 2), (PolicyKind::S3Fifo, 1)];
+    for ((kind, shards), from) in kinds.into_iter().flat_map(|kind| [(kind, 0), (kind, 1)]) {
+        for (first, second) in [(1, 3), (1, 31), (1, 40), (30, 33), (34, 39), (34, 70), (66, 68)] {
+            let world = World::sharded([128, 0, 0], kind, shards);
+            let pool = world.pool();
+            let parent = last(&pool, &[1]);
+            let mut chain: Vec<u64> = std::iter::once(1).chain(1000..1079).collect();
+            chain[second] = chain[first];
+            let cached = register(&pool, GROUP, &chain, from);
+            let ids: Vec<BlockId> = cached.block_ids().to_vec();
+            assert_eq!(
+                ids[first - from],
+                ids[second - from],
+                "{first} and {second} of {kind:?}, {shards} shards"
+            );
+            let different = ids.iter().collect::<BTreeSet<_>>().len();
+            assert_eq!(different, ids.len() - 1, "blocks of different hashes in one slot");
+            assert_eq!(world.registry.known_blocks(), 79);
+            drop((cached, parent));
+            world.check_events();
+            assert_all_goes(&world.registry, 128);
+            world.check();
+        }
+    }
+}
+
 /// A block that came without its parent, for the batch contradicted itself, is counted by the parent that it is said to have
 /// afterwards, on every tier where it is.
 #[test]

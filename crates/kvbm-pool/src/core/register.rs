@@ -3,7 +3,7 @@
 //! A batch that continues its chain goes into one shard: that of its parent, unless something else continues the parent there
 //! already (the end of a shared prompt); then the calling thread's own. First all of its blocks get entries there. Where one of them
 //! has an entry in another shard (the same blocks, registered by another thread), nothing has become visible yet, and the batch is
-//! left to a hold of all shards.
+//! left to a hold of all shards. So it is, also with one shard, where a hash comes twice or no entry is vacant.
 
 use super::index::LOOKUPS;
 use super::table::Mixed;

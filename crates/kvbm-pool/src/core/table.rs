@@ -1,7 +1,7 @@
 //! From (group, 128-bit hash) to the index of an entry.
 //!
 //! Lines of one cache line each: twelve tags of 7 bits and twelve 32-bit entry indices. A key lives in its home line or,
-//! when that is full, in the next line with room; every full line that it passed counts it, by its class, one of eight. So a
+//! when that is full, in one further on, by steps that its class says, one of eight; every full line that it passed counts it, by its class. So a
 //! lookup stops at the first line that nothing of the key's class passed, and deletion leaves no tombstone and moves nothing.
 //! A tag only filters: equality is always that of all 128 bits and the group, compared in the entry. The bits of an index
 //! that the largest entry does not need hold more of the tag, so that hardly ever a wrong entry is read for nothing.
@@ -146,7 +146,7 @@ impl Table {
         0x80 | (mixed as u8)
     }
 
-    /// Bits that are in no tag, and in the home line only where there are more lines than memory.
+    /// Bits that are not in the tag of a line's words, and in the home line only where there are more lines than memory.
     #[inline]
     fn class(Mixed(mixed): Mixed) -> u64 {
         mixed >> 32
@@ -353,7 +353,7 @@ mod tests {
             let key = world.table.key(GroupId(group), hash(number));
             let known = oracle.get(&(group, number)).copied();
             assert_eq!(world.table.find(&key, &world.entries), known, "step {step}");
-            // Grow for a while, then shrink, so that removals leave lines with overflow behind.
+            // Grow for a while, then shrink, so that removals leave lines behind that keys had passed.
             let remove = random >> 8 & 7 < if step / 10_000 % 2 == 0 { 2 } else { 6 };
             match known {
                 Some(index) if remove => {
