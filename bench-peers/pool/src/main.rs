@@ -13,13 +13,14 @@ mod plot;
 mod requests;
 mod rows;
 mod side;
+mod threads;
 mod tokens;
 
 use clock::median;
 use kvbm_pool::{Hazard, PolicyKind};
 use ours::Ours;
 use peer::Peer;
-use rows::Full;
+use rows::{Apart, Full};
 use serde_json::{Value, json};
 use side::Side;
 
@@ -207,17 +208,21 @@ fn two_threads_with(
     options: &Options,
 ) {
     let mut ours = full_of(policy, options.blocks);
+    let mut apart = Apart::new([(); 2].map(|()| full_of(policy, options.blocks / 2)));
     for (suffix, shared) in [("", 0), ("_shared_prefix", 8)] {
-        let (mut scaling, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut scaling, mut limit, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..options.rounds {
-            let (a, b) = ours.threads(200_000, shared);
-            scaling.push(b / a);
-            two.push(b);
-            let (a, b) = peer.threads(200_000, shared);
-            best.push(a.max(b));
+            let rates = ours.threads(shared);
+            scaling.push(rates.two / rates.one);
+            two.push(rates.two);
+            let rates = apart.threads(shared);
+            limit.push(rates.two / rates.one);
+            let rates = peer.threads(shared);
+            best.push(rates.one.max(rates.two));
         }
         let (two, best) = (median(two), median(best));
         table.row(&format!("two_threads_churn{name}{suffix}"), "x one thread", median(scaling), None, None);
+        table.row(&format!("two_threads_apart{name}{suffix}"), "x one thread", median(limit), None, None);
         table.row(&format!("two_threads_peer{name}{suffix}"), "M/s", two, Some(best), Some(two / best));
     }
 }

@@ -3,13 +3,11 @@
 use crate::clock::median;
 use crate::rows::BATCH;
 use crate::side::{block_number, mix};
+use crate::threads::{PART, Rates, one_and_two};
 use crate::{Options, Table};
 use kvbm::config::{Blocks, EvictionPolicy, ModelConfig};
 use kvbm::{BlockChain, KvBlockManager, Namespace, Owned, SequenceHash};
 use std::time::{Duration, Instant};
-
-/// Blocks that one thread registers for a figure.
-const CHURN: usize = 200_000;
 
 type Chain = Vec<SequenceHash>;
 
@@ -38,47 +36,35 @@ impl Managed {
         }
         let built = builder.configure(|config| config.policy.eviction = eviction).build_metadata_only();
         let mut managed = Self { manager: built.expect("a valid configuration"), next: 0 };
-        let chains = managed.chains(device.max(host));
-        managed.run(&chains);
+        run(&managed.manager, &chains(&mut managed.next, device.max(host).div_ceil(BATCH)));
         managed
     }
 
-    fn chains(&mut self, blocks: usize) -> Vec<Chain> {
-        let first = self.next;
-        self.next += blocks.div_ceil(BATCH) as u64;
-        (first..self.next).map(chain).collect()
-    }
-
-    /// Requests that find nothing: allocate, register, let go.
-    fn run(&self, chains: &[Chain]) {
-        for chain in chains {
-            let fresh = self.manager.allocate(BATCH).expect("enough is evictable");
-            let committed = self.manager.commit(fresh, BlockChain::of_hashes(chain), 0);
-            let (complete, _) = committed.expect("a whole chain");
-            drop(self.manager.register(complete).expect("it begins a sequence"));
-        }
-    }
-
-    /// Million blocks per second of wall time with one thread, and with two. Copies that are asked for are over by then.
-    fn threads(&mut self) -> (f64, f64) {
-        let parts = [(); 3].map(|()| self.chains(CHURN));
-        let [one, left, right] = &parts;
-        let total = (one.len() * BATCH) as f64;
-        let rate = |blocks: f64, work: &dyn Fn()| {
-            let start = Instant::now();
-            work();
+    /// With one thread, and with two. Copies that are asked for are over by then.
+    fn threads(&mut self) -> Rates {
+        let Self { manager, next } = self;
+        let settle = || {
             let deadline = Instant::now() + Duration::from_secs(60);
-            assert!(self.manager.wait_offloads(deadline), "copies take no time");
-            blocks / start.elapsed().as_secs_f64() / 1e6
+            assert!(manager.wait_offloads(deadline), "copies take no time");
         };
-        let alone = rate(total, &|| self.run(one));
-        let both = rate(2.0 * total, &|| {
-            std::thread::scope(|scope| {
-                scope.spawn(|| self.run(left));
-                scope.spawn(|| self.run(right));
-            });
-        });
-        (alone, both)
+        one_and_two(|| chains(next, PART), |_, part: &[Chain]| run(manager, part), settle)
+    }
+}
+
+/// Chains that were not there yet; `next` is the number of the next.
+fn chains(next: &mut u64, count: usize) -> Vec<Chain> {
+    let first = *next;
+    *next += count as u64;
+    (first..*next).map(chain).collect()
+}
+
+/// Requests that find nothing: allocate, register, let go.
+fn run(manager: &KvBlockManager<Owned>, chains: &[Chain]) {
+    for chain in chains {
+        let fresh = manager.allocate(BATCH).expect("enough is evictable");
+        let committed = manager.commit(fresh, BlockChain::of_hashes(chain), 0);
+        let (complete, _) = committed.expect("a whole chain");
+        drop(manager.register(complete).expect("it begins a sequence"));
     }
 }
 
@@ -91,9 +77,9 @@ pub fn rows(table: &mut Table, options: &Options) {
         let mut managed = Managed::full(options.blocks, host, eviction);
         let (mut one, mut scaling) = (Vec::new(), Vec::new());
         for _ in 0..options.rounds {
-            let (alone, both) = managed.threads();
-            one.push(alone);
-            scaling.push(both / alone);
+            let rates = managed.threads();
+            one.push(rates.one);
+            scaling.push(rates.two / rates.one);
         }
         table.row(&format!("manager_churn{suffix}"), "M/s", median(one), None, None);
         table.row(&format!("two_threads_manager{suffix}"), "x one thread", median(scaling), None, None);

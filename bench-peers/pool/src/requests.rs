@@ -7,10 +7,10 @@ use crate::ours::Ours;
 use crate::peer::Peer;
 use crate::rows::{self, BATCH};
 use crate::side::{Side, mix};
+use crate::threads::{PART, Rates, one_and_two};
 use crate::{DEFAULT, Options, Table};
 use kvbm_plan::Tier;
 use kvbm_pool::{Counters, PolicyKind};
-use std::time::Instant;
 
 /// Blocks of a request: instructions, a prompt, and what comes once.
 const INSTRUCTIONS: usize = 16;
@@ -92,9 +92,7 @@ impl<'a, S: Side> Served<'a, S> {
     }
 
     fn requests(&mut self, count: usize) -> Vec<S::Chain> {
-        let first = self.next;
-        self.next += count as u64;
-        (first..self.next).map(|number| self.workload.request::<S>(number)).collect()
+        requests::<S>(self.workload, &mut self.next, count)
     }
 
     /// Serves requests for so many capacities of blocks.
@@ -117,20 +115,21 @@ impl<'a, S: Side> Served<'a, S> {
         Rate { blocks: blocks / seconds / 1e6, hits: hits as f64 / blocks }
     }
 
-    /// Million blocks asked for in a second of wall time, with one thread and with two.
-    fn two_threads(&mut self, blocks: usize) -> (f64, f64) {
-        let [one, left, right] = [(); 3].map(|()| self.requests(blocks.div_ceil(BATCH)));
-        let (side, total) = (&self.full.side, (one.len() * BATCH) as f64);
-        let start = Instant::now();
-        serve(side, &one);
-        let alone = total / start.elapsed().as_secs_f64() / 1e6;
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| serve(side, &left));
-            scope.spawn(|| serve(side, &right));
-        });
-        (alone, 2.0 * total / start.elapsed().as_secs_f64() / 1e6)
+    /// With one thread, and with two.
+    fn two_threads(&mut self) -> Rates {
+        let Self { full, workload, next, .. } = self;
+        let work = |_, chains: &[S::Chain]| {
+            serve(&full.side, chains);
+        };
+        one_and_two(|| requests::<S>(workload, next, PART), work, || ())
     }
+}
+
+/// The next requests; `next` is the number of the first.
+fn requests<S: Side>(workload: &Workload, next: &mut u64, count: usize) -> Vec<S::Chain> {
+    let first = *next;
+    *next += count as u64;
+    (first..*next).map(|number| workload.request::<S>(number)).collect()
 }
 
 /// Blocks that were there.
@@ -245,11 +244,11 @@ fn two_threads(
 ) {
     let (mut scaling, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.rounds {
-        let (a, b) = ours.two_threads(200_000);
-        scaling.push(b / a);
-        two.push(b);
-        let (a, b) = peer.two_threads(200_000);
-        best.push(a.max(b));
+        let rates = ours.two_threads();
+        scaling.push(rates.two / rates.one);
+        two.push(rates.two);
+        let rates = peer.two_threads();
+        best.push(rates.one.max(rates.two));
     }
     let (two, best) = (median(two), median(best));
     table.row(name, "x one thread", median(scaling), None, None);

@@ -4,12 +4,12 @@ use crate::clock::{cpu_seconds, involuntary_switches, median, quantile, thread_t
 use crate::heap;
 use crate::ours::Ours;
 use crate::side::Side;
+use crate::threads::{PART, Rates, one_and_two};
 use kvbm_plan::Tier;
 use kvbm_pool::measure_holds;
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Instant;
 
 /// Blocks of a sequence in the throughput rows.
 pub const BATCH: usize = 128;
@@ -39,9 +39,7 @@ impl<S: Side> Full<S> {
     }
 
     pub fn chains(&mut self, count: usize, length: usize, shared: usize) -> Vec<S::Chain> {
-        let first = self.next;
-        self.next += count as u64;
-        (first..self.next).map(|seed| S::chain(seed, length, shared)).collect()
+        chains::<S>(&mut self.next, count, length, shared)
     }
 
     /// Million blocks per second: every block evicts one.
@@ -94,26 +92,11 @@ impl<S: Side> Full<S> {
         seconds / chains.len() as f64 * 1e6
     }
 
-    /// Million blocks per second of wall time with one thread, and with two.
-    pub fn threads(&mut self, blocks: usize, shared: usize) -> (f64, f64) {
-        let mut parts = [(); 3].map(|()| self.chains(blocks.div_ceil(BATCH), BATCH, shared));
-        let side = &self.side;
-        let run = |chains: &[S::Chain]| {
-            for chain in chains {
-                if shared > 0 { side.serve(chain, BATCH) } else { side.churn(chain, BATCH) }
-            }
-        };
-        let total = (parts[0].len() * BATCH) as f64;
-        let start = Instant::now();
-        run(&parts[0]);
-        let one = total / start.elapsed().as_secs_f64() / 1e6;
-        let [_, left, right] = &mut parts;
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| run(left));
-            scope.spawn(|| run(right));
-        });
-        (one, 2.0 * total / start.elapsed().as_secs_f64() / 1e6)
+    /// With one thread, and with two.
+    pub fn threads(&mut self, shared: usize) -> Rates {
+        let Self { side, next } = self;
+        let work = |_, chains: &[S::Chain]| go_on(&*side, chains, shared);
+        one_and_two(|| chains::<S>(next, PART, BATCH, shared), work, || ())
     }
 
     /// Calls of the allocator per block over `blocks` of steady churn.
@@ -126,6 +109,38 @@ impl<S: Side> Full<S> {
         heap::count(false);
         calls as f64 / (chains.len() * BATCH) as f64
     }
+}
+
+/// Threads that share nothing: each has a pool of its own.
+pub struct Apart<S: Side> {
+    sides: [Full<S>; 2],
+}
+
+impl<S: Side> Apart<S> {
+    pub fn new(sides: [Full<S>; 2]) -> Self {
+        Self { sides }
+    }
+
+    /// With one thread, and with two.
+    pub fn threads(&mut self, shared: usize) -> Rates {
+        let [first, second] = &mut self.sides;
+        let sides = [&first.side, &second.side];
+        let work = |thread: usize, chains: &[S::Chain]| go_on(sides[thread], chains, shared);
+        one_and_two(|| chains::<S>(&mut first.next, PART, BATCH, shared), work, || ())
+    }
+}
+
+fn go_on<S: Side>(side: &S, chains: &[S::Chain], shared: usize) {
+    for chain in chains {
+        if shared > 0 { side.serve(chain, BATCH) } else { side.churn(chain, BATCH) }
+    }
+}
+
+/// Chains that were not there yet; `next` is the number of the next.
+fn chains<S: Side>(next: &mut u64, count: usize, length: usize, shared: usize) -> Vec<S::Chain> {
+    let first = *next;
+    *next += count as u64;
+    (first..*next).map(|seed| S::chain(seed, length, shared)).collect()
 }
 
 impl Full<Ours> {
