@@ -4,7 +4,8 @@
 
 use kvbm_plan::{BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockPool, Duplicates, G1, GroupConfig, PolicyKind, Registry, RegistryConfig, TierMask,
+    BlockChain, BlockPool, Cached, Duplicates, G1, GroupConfig, PolicyKind, Registry, RegistryConfig,
+    Selection, TierMask,
 };
 
 const GROUP: GroupId = GroupId(0);
@@ -15,11 +16,15 @@ fn hashes(chain: u32, count: u32) -> Vec<SequenceHash> {
         .collect()
 }
 
-fn register(pool: &BlockPool<G1>, group: GroupId, chain: &[SequenceHash]) {
+fn hold(pool: &BlockPool<G1>, group: GroupId, chain: &[SequenceHash]) -> Cached<G1> {
     let partial =
         pool.get_mutable_blocks(chain.len()).unwrap().init_sequence(NamespaceId(0), group, 0).unwrap();
     let (complete, _) = partial.commit(BlockChain::of_hashes(chain)).unwrap();
-    drop(pool.register(complete, Duplicates::Reuse).unwrap());
+    pool.register(complete, Duplicates::Reuse).unwrap()
+}
+
+fn register(pool: &BlockPool<G1>, group: GroupId, chain: &[SequenceHash]) {
+    drop(hold(pool, group, chain));
 }
 
 /// Registers what `chain` has behind `root`, which is there.
@@ -181,6 +186,33 @@ fn victims_that_are_in_use_are_offered_too() {
     let held = pool.match_sequence_hashes(GROUP, &hashes(1, 4)).erase().into_transfer();
     assert_eq!(registry.uncopied_victims(Tier::G1, 1.0, 20, Tier::G2).len(), 4);
     drop(held);
+}
+
+/// All of the order was looked at and is gone, and the first to come back is what was passed over: what comes then is offered as before.
+#[test]
+fn victims_are_offered_after_the_order_was_empty() {
+    for shards in [1, 2] {
+        let registry = Registry::new(&RegistryConfig { shards, ..RegistryConfig::new([40, 40, 0]) }).unwrap();
+        let pool = registry.pool::<G1>();
+        let offered = || registry.uncopied_victims(Tier::G1, 1.0, 40, Tier::G2).len();
+        let chain = hashes(1, 2);
+        let mut parent = hold(&pool, GROUP, &chain);
+        let last = parent.split_off(1);
+        drop(parent);
+        for number in 2..40 {
+            register(&pool, GROUP, &hashes(number, 1));
+        }
+        assert_eq!(offered(), 39, "all but the one in use");
+        assert!(pool.get_mutable_blocks(39).is_err(), "the parent stays for the one in use");
+        registry.remove(Selection::Subtree { group: GROUP, hash: chain[1] }, TierMask::ALL);
+        assert_eq!(registry.occupancy(Tier::G1).inactive, 1, "only the parent is left, and may go now");
+        drop(last);
+        offered();
+        for number in 40..60 {
+            register(&pool, GROUP, &hashes(number, 1));
+        }
+        assert_eq!(offered(), 20, "{shards} shards");
+    }
 }
 
 /// A policy that does not go by the order may take the youngest block next.

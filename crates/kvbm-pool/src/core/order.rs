@@ -206,10 +206,8 @@ impl Order {
     /// A new segment at the young end.
     #[cold]
     fn append(&mut self) {
-        // A queue that was empty goes on behind what was looked at.
-        let begin = MIDDLE.max(self.watched).max(self.looked_ahead);
-        let start =
-            self.queue.back().map_or(begin, |&id| self.segments[id as usize].start + self.common.len as u64);
+        let back = self.queue.back().map(|&id| self.segments[id as usize].start + self.common.len as u64);
+        let start = back.unwrap_or_else(|| self.begin());
         let begun = self.common.begun.fetch_add(1, Relaxed) + 1;
         let id = self.take_spare(start, begun, 0);
         self.queue.push_back(id);
@@ -222,13 +220,19 @@ impl Order {
         }
     }
 
+    /// Number of the first place of a queue that is empty: behind all that was looked at.
+    fn begin(&self) -> u64 {
+        MIDDLE.max(self.watched).max(self.looked_ahead)
+    }
+
     /// Makes `slot` the oldest.
     pub(crate) fn push_old(&mut self, slot: u32, slots: &[Slot]) {
         let room = self.queue.front().copied().filter(|&id| self.segments[id as usize].head > 0);
         let first = room.unwrap_or_else(|| {
             let front = self.queue.front().map(|&id| &self.segments[id as usize]);
-            let (start, begun) = front.map_or((MIDDLE, 0), |segment| (segment.start, segment.begun));
-            let id = self.take_spare(start - self.common.len as u64, begun, self.common.len);
+            let before = front.map(|segment| (segment.start - self.common.len as u64, segment.begun));
+            let (start, begun) = before.unwrap_or_else(|| (self.begin(), 0));
+            let id = self.take_spare(start, begun, self.common.len);
             self.queue.push_front(id);
             self.cleaning = self.cleaning.map(|at| at + 1);
             id
@@ -501,6 +505,22 @@ mod tests {
         order.push_young(7, &slots);
         let unseen: Vec<u64> = order.places(order.watched()..u64::MAX, &slots).map(|(at, _)| at).collect();
         assert_eq!(unseen.len(), 1);
+    }
+
+    /// Also where something that was passed over comes back first.
+    #[test]
+    fn what_comes_back_after_the_queue_was_empty_and_what_comes_then_was_not_looked_at() {
+        let slots = Slot::many(3000);
+        let (mut order, mut seen) = (order_of(3000), vec![false; 3000]);
+        (0..3000).for_each(|slot| order.push_young(slot, &slots));
+        order.watch(order.end());
+        assert_eq!(popped_unseen(&mut order, &slots, &mut seen, 4000), []);
+        order.push_old(7, &slots);
+        order.push_young(8, &slots);
+        order.push_old(6, &slots);
+        let unseen = order.places(order.watched()..u64::MAX, &slots).filter_map(|(_, slot)| slot);
+        assert_eq!(unseen.collect::<Vec<_>>(), [6, 7, 8]);
+        assert_eq!(popped_unseen(&mut order, &slots, &mut seen, 3), []);
     }
 
     /// Looks ahead before every 32 pops, as evicting does, and pops up to `count` slots. What of them was not looked at before.
