@@ -1,7 +1,7 @@
 // Machine, devices, contexts, and what a call answers first.
 #include "state.h"
 
-Driver driver;
+Driver& driver = *new Driver;
 thread_local int current = 0;
 const uintptr_t kContext = 0xC0;
 
@@ -39,7 +39,7 @@ API int cuDriverGetVersion(int* version) {
   return OK;
 }
 API int cuGetErrorName(int code, const char** name) {
-  static const std::map<int, const char*> names = {
+  static const auto& names = *new std::map<int, const char*>{
       {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
       {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},             {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
       {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},   {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},

@@ -117,7 +117,8 @@ struct Driver {
   std::mt19937 random{1};
 };
 
-extern Driver driver;
+// Never destroyed: a process may end while threads are in the driver, and who ends it does not wait for them.
+extern Driver& driver;
 extern thread_local int current;  // contexts pushed on this thread
 
 // The context is dead from here on.

@@ -231,7 +231,7 @@ struct Function {
   std::string name;
 };
 
-static std::map<std::string, Function> functions;
+static auto& functions = *new std::map<std::string, Function>;
 
 // Kernels that are linked in: whether there is one of this name, and whether its launch went wrong.
 extern "C" int kvbm_kernels_has(const char* name);

@@ -2,6 +2,7 @@
 #![cfg(not(miri))] // It builds and loads a library.
 
 mod copies;
+mod ending;
 mod failures;
 mod library;
 mod sharing;
