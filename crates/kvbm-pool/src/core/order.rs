@@ -362,7 +362,7 @@ impl Order {
         self.queue.back().map_or(MIDDLE, |&id| self.segments[id as usize].end())
     }
 
-    /// Calls `next` with the slots of the oldest `count` places, as far as they were not looked at so before.
+    /// Calls `next` with the slots of the oldest `count` places (fewer before a gap in their numbers), as far as they were not looked at so before.
     #[inline]
     pub(crate) fn look_ahead(&mut self, count: usize, slots: &[Slot], mut next: impl FnMut(u32)) {
         let first = self.first();
