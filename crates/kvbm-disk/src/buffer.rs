@@ -185,8 +185,6 @@ impl std::fmt::Debug for IoMemory {
 /// through it. Where there are fewer parts than seats, who needs one waits.
 pub(crate) struct Arena {
     memory: Arc<OwnedBuffer>,
-    /// Parts that were added later.
-    added: Vec<OwnedBuffer>,
     part: usize,
     /// Parts that no seat has.
     free: Vec<usize>,
@@ -205,16 +203,10 @@ impl Arena {
         let part = (bytes as usize).next_multiple_of(OwnedBuffer::ALIGNMENT);
         let parts = (most as usize / part).clamp(1, seats.max(1));
         let memory = Arc::new(OwnedBuffer::new(parts * part));
-        Self { memory, added: Vec::new(), part, free: (0..parts).rev().collect() }
+        Self { memory, part, free: (0..parts).rev().collect() }
     }
 
-    /// Adds a part.
-    pub(crate) fn grow(&mut self) {
-        self.free.push(self.memory.len / self.part + self.added.len());
-        self.added.push(OwnedBuffer::new(self.part));
-    }
-
-    /// Bytes of all parts that it was made with.
+    /// Bytes of all parts.
     pub(crate) fn bytes(&self) -> u64 {
         self.memory.len as u64
     }
@@ -236,11 +228,9 @@ impl Arena {
 
     /// A part that a seat has. Others may be in use by the kernel meanwhile.
     pub(crate) fn part(&mut self, part: usize) -> Staging<'_> {
-        let start = match part.checked_sub(self.memory.len / self.part) {
-            // SAFETY: within the allocation, by the number of its parts.
-            None => unsafe { self.memory.start.add(part * self.part) },
-            Some(added) => self.added[added].start,
-        };
+        assert!((part + 1) * self.part <= self.memory.len, "one of its parts");
+        // SAFETY: within the allocation, as was checked.
+        let start = unsafe { self.memory.start.add(part * self.part) };
         Staging { start, len: self.part, _arena: PhantomData }
     }
 }

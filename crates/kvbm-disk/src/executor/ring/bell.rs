@@ -38,11 +38,13 @@ impl Bell {
         let _read = unsafe { libc::read(self.fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 
-    /// Waits for the bell, and silences it.
-    pub(super) fn wait(&self) {
-        let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure that lives through the call.
-        let _ready = unsafe { libc::poll(&raw mut poll, 1, -1) };
+    /// Waits for the bell, or until there is something to read from `other`, and silences the bell.
+    pub(super) fn wait(&self, other: Option<RawFd>) {
+        // A number below zero stands for no descriptor.
+        let both = [self.fd(), other.unwrap_or(-1)];
+        let mut polls = both.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        // SAFETY: two structures that live through the call.
+        let _ready = unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
         self.reset();
     }
 }

@@ -120,8 +120,12 @@ impl<P: Port> Driver<P> {
                 self.queue.awake();
             }
             if let Some(why) = self.port.changed_way() {
+                tracing::warn!(
+                    directory = self.shared.medium.location(),
+                    why,
+                    "the disk tier is slow from here on: let the sandbox allow io_uring_enter, or open the directory again, with threads"
+                );
                 self.queue.note_changed_way(why);
-                self.add_seat();
             }
             for (ticket, result) in completed.drain(..) {
                 self.completed(ticket, result);
@@ -252,17 +256,6 @@ impl<P: Port> Driver<P> {
             arena.give_back(part);
         }
         self.free.push(ticket);
-    }
-
-    /// One more seat, with its part of the arena: the others may be of requests that never end.
-    fn add_seat(&mut self) {
-        if let Ok(ticket) = Ticket::try_from(self.seats.len()) {
-            self.seats.push(Seat::default());
-            self.free.push(ticket);
-        }
-        if let Some(arena) = &mut self.arena {
-            arena.grow();
-        }
     }
 
     fn arena(&mut self) -> &mut Arena {

@@ -76,7 +76,7 @@ impl Port for EmulatedPort {
     fn wait(&mut self, into: &mut Vec<Completed>) {
         match self.waiting.pop() {
             Some(request) => into.push((request.ticket, self.perform(&request))),
-            None => self.bell.wait(),
+            None => self.bell.wait(None),
         }
     }
 

@@ -12,7 +12,7 @@ use libc::iovec;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +24,6 @@ const MAX_BUFFERS: u32 = 4096;
 const MAX_REQUEST: usize = 1 << 30;
 /// Marks the completion that says that the bell rang.
 const BELL: u64 = u64::MAX;
-/// `IORING_ENTER_GETEVENTS` of Linux.
-const GET_EVENTS: u32 = 1;
 /// Between two attempts when the kernel is short of memory.
 const BREATH: Duration = Duration::from_millis(1);
 
@@ -66,12 +64,13 @@ impl KernelPort {
     /// A ring for `depth` requests on the files `fds`, which stay open while the ring lives.
     pub(super) fn new(fds: &[RawFd], depth: usize, bell: Bell) -> io::Result<Self> {
         let entries = (depth as u32 + 1).next_power_of_two();
+        // Not `defer_taskrun`: then nothing would end without a call that enters the ring, and that may be forbidden one day.
         let mut ring = IoUring::builder()
             .setup_single_issuer()
-            .setup_defer_taskrun()
+            .setup_coop_taskrun()
             .setup_taskrun_flag()
             .build(entries)
-            // Linux before 6.1 knows none of these.
+            // Linux before 6.0 does not know all of these.
             .or_else(|_| IoUring::new(entries))
             .map_err(|error| explained("io_uring_setup", &error))?;
         try_out(&mut ring)?;
@@ -169,21 +168,15 @@ impl KernelPort {
 
     /// Tells the kernel of new entries and waits for `want` completions. When it cannot take them now it will later.
     fn enter(&mut self, want: usize) {
-        let entered = if self.refused {
-            // Takes no entries: what they name is not valid any more.
-            // SAFETY: no memory is passed.
-            unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, want as u32, GET_EVENTS, None) }
-        } else {
-            self.ring.submit_and_wait(want)
-        };
-        match entered {
-            Err(error) if !self.refused && is_final(&error) => self.refuse(&error),
+        match self.ring.submit_and_wait(want) {
+            Err(error) if is_final(&error) => self.refuse(&error),
             Err(error) if error.kind() != io::ErrorKind::Interrupted => std::thread::sleep(BREATH),
             _ => {}
         }
     }
 
-    /// The kernel forbids what it allowed: what it has not taken is given back, and done by calls. What it has taken stays its own.
+    /// The kernel forbids what it allowed: what it has not taken is given back, and done by calls. What it has taken it does, and tells of it
+    /// in the memory that it shares with the ring, whether that may be entered or not.
     fn refuse(&mut self, error: &io::Error) {
         self.refused = true;
         let left = self.ring.submission().len();
@@ -196,12 +189,8 @@ impl KernelPort {
             }
         }
         let why = explained("io_uring_enter", error);
-        let lost = match self.under_way - usize::from(self.armed) {
-            0 => String::new(),
-            lost => format!("; {lost} requests that the kernel had then may never end"),
-        };
         self.news = Some(format!(
-            "{why}, in mid-life{lost}; one thread does one request at a time until the directory is opened again"
+            "{why}, in mid-life; one thread does one request at a time until the directory is opened again"
         ));
     }
 
@@ -227,17 +216,11 @@ impl KernelPort {
         }
     }
 
-    /// As [`Port::wait`], where the kernel refuses.
-    fn wait_for_calls(&mut self, into: &mut Vec<Completed>) {
-        if self.calls.tell(into) {
-            return;
-        }
-        if self.under_way > usize::from(self.armed) {
-            // It may give back what it had, or let the ring be used again; the bell is looked at all the same.
-            self.enter(0);
+    /// As [`Port::wait`], where the kernel refuses: without entering the ring.
+    fn wait_outside(&mut self, into: &mut Vec<Completed>) {
+        if !self.calls.tell(into) {
+            self.bell.wait(Some(self.ring.as_raw_fd()));
             self.collect(into);
-        } else {
-            self.bell.wait();
         }
     }
 
@@ -322,7 +305,7 @@ impl Port for KernelPort {
 
     fn wait(&mut self, into: &mut Vec<Completed>) {
         if self.refused {
-            return self.wait_for_calls(into);
+            return self.wait_outside(into);
         }
         self.arm();
         self.enter(1);
@@ -357,8 +340,12 @@ impl Drop for KernelPort {
         // The kernel may still write into memory that the seats own. Only the bell, which names none, may be left.
         let mut over = Vec::new();
         while self.under_way > usize::from(self.armed) {
-            self.enter(1);
-            self.collect(&mut over);
+            if self.refused {
+                self.wait_outside(&mut over);
+            } else {
+                self.enter(1);
+                self.collect(&mut over);
+            }
         }
     }
 }
@@ -397,7 +384,6 @@ fn explained(doing: &str, error: &io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
     use std::ptr::NonNull;
 
     const PAGE: usize = 4096;
