@@ -236,8 +236,8 @@ pub enum Corruption {
 /// Why an operation on one slot failed. A failed read delivers nothing: what is in its memory must not be used.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum OpError {
-    /// The slot does not hold the block (see the cause): a miss. Recompute the block. With a wrong checksum or
-    /// a short file the slot is quarantined.
+    /// The slot does not hold the block (see the cause): a miss. Recompute the block. With a wrong checksum the slot is quarantined; where
+    /// the slot file ends too early it is free, as it is when the directory is opened again.
     #[error("slot {slot} is not block {} at position {}: {cause}", identity.hash, identity.position)]
     Corrupt {
         /// The slot.
@@ -347,12 +347,13 @@ impl OpError {
     /// The kind that a transfer report carries.
     pub const fn kind(&self) -> FailureKind {
         match self {
-            Self::Corrupt { .. } | Self::Source { .. } => FailureKind::Corrupt,
-            // A stale handle: the file is gone from a network mount, and so is the block.
-            Self::Io { kind: io::ErrorKind::StaleNetworkFileHandle, .. }
+            // The block is gone with the end of its file, or with the file on a network mount (a stale handle); its slot is good.
+            Self::Corrupt { cause: Corruption::ShortFile { .. }, .. }
+            | Self::Io { kind: io::ErrorKind::StaleNetworkFileHandle, .. }
             | Self::Missing { .. }
             | Self::CutShort { .. }
             | Self::Released { .. } => FailureKind::Missing,
+            Self::Corrupt { .. } | Self::Source { .. } => FailureKind::Corrupt,
             Self::Quarantined { .. } | Self::Busy { .. } | Self::Io { .. } => FailureKind::Io,
             Self::NoSuchSlot { .. } | Self::Length { .. } => FailureKind::Unsupported,
             // The device was not asked.

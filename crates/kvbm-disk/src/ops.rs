@@ -3,6 +3,7 @@
 use crate::batch::{Op, OpKind, Source};
 use crate::buffer::Fragments;
 use crate::medium::full::Stopped;
+use crate::open::without_bytes;
 use crate::shared::Shared;
 use crate::slots::Moved;
 use crate::table::{Content, Taken};
@@ -116,10 +117,14 @@ fn end_read(op: &Op, taken: Taken, found: Result<(Moved, u64), Stopped>, shared:
             return Err(io_error(op, done, &error, shared));
         }
     };
+    if let Err(Corruption::ShortFile { .. }) = verdict {
+        forget_what_was_cut(shared);
+    }
     let cut_short = shared.change(|table| {
         table.end_read(slot);
         match verdict {
             Ok(_) => table.prove(slot),
+            Err(Corruption::ShortFile { .. }) => table.release_taken(slot, taken),
             Err(_) => return table.refute_taken(slot, taken),
         }
         false
@@ -127,6 +132,30 @@ fn end_read(op: &Op, taken: Taken, found: Result<(Moved, u64), Stopped>, shared:
     match verdict {
         Err(_) if cut_short => Err(OpError::CutShort { slot }),
         verdict => verdict.map_err(|cause| OpError::Corrupt { slot, identity, cause }),
+    }
+}
+
+/// A read met the end of a slot file: blocks whose bytes no slot file has are forgotten, and their slots are free, as they would be after the
+/// next opening. The next write behind the end brings the length back; what was lost would look damaged then, and its slots be out of use.
+pub(crate) fn forget_what_was_cut(shared: &Shared) {
+    let newest = shared.table.lock().newest();
+    let lengths = shared.slots.lengths();
+    let lost = shared.change(|table| {
+        let mut lost = without_bytes(table, shared.slots.stripes, &lengths);
+        // What was written since may lie in files that have grown since.
+        lost.retain(|&slot| table.block(slot).is_some_and(|(generation, _)| generation <= newest));
+        for &slot in &lost {
+            table.release(slot);
+        }
+        lost.len()
+    });
+    if lost > 0 {
+        let directory = shared.medium.location();
+        tracing::warn!(
+            directory,
+            lost,
+            "a slot file was cut while it was in use: the blocks behind its end are lost"
+        );
     }
 }
 

@@ -4,6 +4,7 @@
 //! meanwhile.
 
 use crate::medium::full::{self, Stopped};
+use crate::ops;
 use crate::shared::Shared;
 use crate::slots::Bounce;
 use crate::table::Content;
@@ -128,7 +129,8 @@ fn judge(
             return bad(OpError::Io { op: "scrub", slot, at: done, kind, message });
         }
     };
-    shared.change(|table| {
+    let is_short = matches!(cause, Some(Corruption::ShortFile { .. }));
+    let scrubbed = shared.change(|table| {
         if table.block(slot).is_none_or(|(now, _)| now != generation) {
             return Scrubbed::Changed { bytes };
         }
@@ -136,7 +138,15 @@ fn judge(
             table.prove(slot);
             return Scrubbed::Good { bytes };
         };
-        let cut_short = table.refute(slot);
-        bad(if cut_short { OpError::CutShort { slot } } else { OpError::Corrupt { slot, identity, cause } })
-    })
+        if is_short {
+            table.release(slot);
+        } else if table.refute(slot) {
+            return bad(OpError::CutShort { slot });
+        }
+        bad(OpError::Corrupt { slot, identity, cause })
+    });
+    if is_short {
+        ops::forget_what_was_cut(shared);
+    }
+    scrubbed
 }

@@ -55,6 +55,11 @@ impl SlotFile {
         (&*self.files[file], offset)
     }
 
+    /// How long the files are. One that does not say counts as whole.
+    pub(crate) fn lengths(&self) -> Vec<u64> {
+        self.files.iter().map(|file| file.len().unwrap_or(u64::MAX)).collect()
+    }
+
     /// What offsets, lengths and addresses must be multiples of.
     pub(crate) fn alignment(&self) -> u64 {
         self.direct.as_ref().map_or(1, |alignment| u64::from(*alignment))

@@ -205,6 +205,11 @@ impl Table {
         (self.present, self.durable, self.quarantined)
     }
 
+    /// The generation of the last change.
+    pub(crate) fn newest(&self) -> u64 {
+        self.last_generation
+    }
+
     pub(crate) fn num_slots(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -297,6 +302,13 @@ impl Table {
                 taken.unproven && entry.state != State::Quarantined
             }
             _ => self.refute(slot),
+        }
+    }
+
+    /// Releases the slot after a read that took it and found nothing there, unless it has changed since.
+    pub(crate) fn release_taken(&mut self, slot: BlockId, taken: Taken) {
+        if self.block(slot).is_some_and(|(generation, _)| generation == taken.generation) {
+            self.release(slot);
         }
     }
 

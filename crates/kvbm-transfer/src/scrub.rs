@@ -1,8 +1,8 @@
 //! Scrubbing of G3, on a thread of its own: blocks that nobody asks for are read and verified, so much a second.
 
 use crate::hub::{Hub, Producer};
-use kvbm_disk::{DiskEngine, OpError, Scrubbed, Scrubber};
-use kvbm_plan::{Epoch, Failure, FailureKind, Message, Rank, Tier};
+use kvbm_disk::{DiskEngine, Scrubbed, Scrubber};
+use kvbm_plan::{Epoch, Failure, Message, Rank, Tier};
 use parking_lot::{Condvar, Mutex};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Scrub {
                 Scrubbed::Bad { slot, identity, bytes, error } => {
                     tracing::warn!(rank = %self.rank, %slot, hash = %identity.hash, %error, "scrubbing found a bad block");
                     let detail = format!("scrubbing of G3: {error}");
-                    let failure = Failure::new(kind_of(&error), detail);
+                    let failure = Failure::new(error.kind(), detail);
                     let (rank, epoch, tier) = (self.rank, self.epoch, Tier::G3);
                     hub.send(Message::Damaged { rank, epoch, tier, block: slot, identity, failure });
                     self.pause(bytes)
@@ -64,13 +64,5 @@ impl Scrub {
     fn pause(&self, bytes: u64) -> Duration {
         let micros = u128::from(bytes) * 1_000_000 / u128::from(self.bytes_per_s.get());
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
-    }
-}
-
-fn kind_of(error: &OpError) -> FailureKind {
-    match error {
-        OpError::Corrupt { .. } => FailureKind::Corrupt,
-        OpError::CutShort { .. } => FailureKind::Missing,
-        _ => FailureKind::Io,
     }
 }

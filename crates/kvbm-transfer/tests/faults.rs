@@ -203,8 +203,9 @@ fn invariant_5_a_truncated_slot_file_is_a_miss() {
     let rig = filled(true, |_| {});
     slot_file(&rig).set_len(slot_offset(6)).expect("truncated");
     let report = rig.go(Path::G3_G1, &EIGHT.map(|(name, slot, _)| (name, slot, slot + 8)));
-    let corrupt = Some(FailureKind::Corrupt);
-    assert_eq!(kinds(&report), [None, None, None, None, None, None, corrupt, corrupt]);
+    let missing = Some(FailureKind::Missing);
+    assert_eq!(kinds(&report), [None, None, None, None, None, None, missing, missing]);
+    assert_eq!(rig.disk.info().quarantined_slots, 0);
     slot_file(&rig).set_len(slot_offset(5) + 100).expect("truncated");
     let report = rig.go(Path::G3_G2, &[(4, 4, 8), (5, 5, 9)]);
     assert!(report.blocks[0].is_done() && !report.blocks[1].is_done(), "{report:?}");

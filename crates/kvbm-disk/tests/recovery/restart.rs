@@ -3,7 +3,7 @@
 use crate::support::*;
 use kvbm_disk::fault::{JOURNAL_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::medium::Medium;
-use kvbm_disk::{DiskEngine, IoBatch, OpError, OwnedBuffer};
+use kvbm_disk::{Corruption, DiskEngine, IoBatch, OpError, OwnedBuffer};
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -94,6 +94,37 @@ fn blocks_of_a_lost_slot_file_are_dropped_and_their_slots_are_good() {
             let _served = is_served(&engine, slot, slot.into());
         }
         assert_eq!(engine.info().quarantined_slots, 1, "{keep} bytes are left");
+    }
+}
+
+/// The same where the file is cut while it is in use: one read tells of all that is gone, before a write brings the length back.
+///
+/// Mutation that makes it fail: `ops::end_read` does not forget what was cut, or takes the slot out of use.
+#[test]
+fn blocks_of_a_slot_file_that_is_cut_in_use_are_dropped_and_their_slots_are_good() {
+    for ring in [false, true] {
+        let medium = SimMedium::new();
+        medium.set_direct(ring);
+        medium.set_ring(ring);
+        let (engine, _) = open(config(8), &medium);
+        let blocks: Vec<_> = (0..8).map(|slot| (slot, u64::from(slot))).collect();
+        assert!(all_good(&write(&engine, &blocks)));
+        engine.quarantine(BlockId(1));
+        engine.flush(PATIENCE).unwrap();
+        medium.edit(SLOT_FILE, |bytes| bytes.truncate(3 * BLOCK));
+        let error = read(&engine, 5, 5).unwrap_err();
+        assert!(matches!(error, OpError::Corrupt { cause: Corruption::ShortFile { .. }, .. }), "{error}");
+        assert_eq!((engine.info().present_blocks, engine.info().quarantined_slots), (2, 1));
+        // The last slot: the file has its length back.
+        assert!(all_good(&write(&engine, &[(7, 17)])));
+        for slot in [3, 4, 5, 6] {
+            assert!(matches!(read(&engine, slot, slot.into()), Err(OpError::Missing { .. })));
+        }
+        assert!(is_served(&engine, 0, 0) && is_served(&engine, 2, 2) && is_served(&engine, 7, 17));
+        drop(engine);
+        let (engine, recovered) = open(config(8), &medium);
+        assert_eq!(recovered_numbers(&recovered), [(0, 0), (2, 2), (7, 17)]);
+        assert_eq!((recovered.dropped.without_bytes, engine.info().quarantined_slots), (0, 1));
     }
 }
 
