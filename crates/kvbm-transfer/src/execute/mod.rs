@@ -46,7 +46,8 @@ impl Site {
             "path {}, block {} from slot {} of {src} to slot {} of {dst}: {why}",
             self.path, block.identity.hash, block.src, block.dst
         );
-        tracing::warn!(%kind, detail, "block not transferred");
+        // The leader is told of each, and warns of one in a while.
+        tracing::debug!(%kind, detail, "block not transferred");
         BlockOutcome::Failed(Failure::new(kind, detail))
     }
 

@@ -19,6 +19,7 @@ pub(crate) mod recovery;
 mod removals;
 mod sending;
 mod settle;
+mod told;
 pub(crate) mod wear;
 
 use crate::admission::AdmissionPolicy;
@@ -48,6 +49,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+use told::Told;
 
 /// What the leader goes by.
 #[derive(Clone, Debug)]
@@ -77,6 +79,8 @@ pub(crate) struct Leader {
     pub(crate) admission: Arc<dyn AdmissionPolicy>,
     speeds: Speeds,
     disk_reads: DiskReads,
+    /// Failures of transfers that the log knows.
+    told: Told,
     pub(crate) joins: Joins,
     /// G4.
     pub(crate) volumes: Volumes,
@@ -125,6 +129,7 @@ impl Leader {
             admission,
             speeds: Speeds::default(),
             disk_reads,
+            told: Told::default(),
             joins: Joins::default(),
             volumes,
             flushes: Arc::default(),

@@ -8,6 +8,7 @@ use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, SequenceHash
 use kvbm_pool::{AnyArrivals, Completion, Losses, Lost, Quarantine, TierMask};
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Leader {
     /// All plans of an operation are over: arrivals become visible, sources are let go, waiters are told, in this order.
@@ -87,7 +88,8 @@ impl Leader {
         }
     }
 
-    /// The failures with their blocks. Nobody waits for an offload, so the log tells of its failures.
+    /// The failures with their blocks. Nobody waits for an offload, so the log tells of its failures: of one in a while, and how many more
+    /// there were.
     fn tell(
         &self,
         operation: &Operation,
@@ -98,16 +100,20 @@ impl Leader {
         let failed = failed.filter_map(|(step, slot)| Some(step.failed(operation.to, slot?)));
         let failures: Vec<BlockFailure> = failed.collect();
         for failure in &failures {
-            let expected = matches!(failure.failure.kind, FailureKind::Cancelled | FailureKind::ShuttingDown);
+            let kind = failure.failure.kind;
+            let expected = matches!(kind, FailureKind::Cancelled | FailureKind::ShuttingDown);
             let is_offload = operation.purpose == Purpose::Offload && !expected;
             if is_offload {
                 self.metrics.path(failure.path).dropped(DropReason::Failed).add(1);
             }
-            // A loss was told once, of the rank.
-            if is_offload && failure.failure.kind != FailureKind::Lost {
-                tracing::warn!(target: "kvbm", %failure, "block not offloaded");
+            // A loss was told once, of the rank. Who waits for a block is told why it did not come; what is broken concerns others too.
+            let is_broken = matches!(kind, FailureKind::Io | FailureKind::Device);
+            let is_news = is_offload && kind != FailureKind::Lost || is_broken;
+            let untold = if is_news { self.told.again(failure.path, kind, Instant::now()) } else { None };
+            if let Some(untold) = untold {
+                tracing::warn!(target: "kvbm", %failure, untold, "block not transferred");
             } else {
-                tracing::debug!(target: "kvbm", %failure, "block did not arrive");
+                tracing::debug!(target: "kvbm", %failure, "block not transferred");
             }
         }
         failures
