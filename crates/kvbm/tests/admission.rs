@@ -9,8 +9,8 @@ use kvbm::metrics::DropReason;
 use kvbm::{KvBlockManager, Owned, Path, Tier, TokenSequence};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-use support::script::{Mode, Ranks};
+use std::time::Instant;
+use support::script::{IN_TIME, Mode, Ranks};
 use support::{books, fill, model, namespace, soon, tokens, unlimited};
 
 fn on(manager: &KvBlockManager<Owned>, sequence: &TokenSequence, tier: Tier) -> usize {
@@ -177,7 +177,7 @@ fn a_policy_that_fails_keeps_nobody_from_his_deadline() {
         .configure(|config| {
             unlimited(config);
             config.offload.g2_g3.write_through = true;
-            config.disk.read_deadline = Duration::from_millis(50);
+            config.disk.read_deadline = IN_TIME;
         })
         .admission(Fails(Arc::clone(&fails)))
         .build_with_workers(|rank, epoch, sink| ranks.connect(rank, epoch, sink))

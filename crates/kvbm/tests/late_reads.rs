@@ -6,7 +6,7 @@ mod support;
 use kvbm::config::Config;
 use kvbm::{FailureKind, KvBlockManager, OnboardError, Owned, Path, Tier, TokenSequence};
 use std::time::{Duration, Instant};
-use support::script::{Mode, Ranks};
+use support::script::{IN_TIME, Mode, Ranks};
 use support::{fill, soon, tokens};
 
 /// Blocks of a plan: blocks are small.
@@ -52,7 +52,7 @@ fn error(result: Result<kvbm::Cached<kvbm::G1>, OnboardError>) -> OnboardError {
 #[test]
 fn the_part_of_a_prefix_that_arrived_in_time_is_kept_and_what_may_be_written_is_touched_by_nobody() {
     let (ranks, manager, sequence) = on_disk(2, BLOCKS, |config| {
-        config.disk.read_deadline = Duration::from_millis(200);
+        config.disk.read_deadline = IN_TIME;
     });
     let onboarding = manager.onboard(manager.match_prefix(&sequence));
     let plans: Vec<_> = (0..3).map(|_| [ranks.next_plan(0), ranks.next_plan(1)]).collect();
@@ -112,8 +112,7 @@ fn a_caller_with_less_patience_gets_what_arrived_as_well() {
 
 #[test]
 fn what_arrived_behind_a_failure_is_not_part_of_the_prefix() {
-    let (ranks, manager, sequence) =
-        on_disk(1, BLOCKS, |config| config.disk.read_deadline = Duration::from_millis(100));
+    let (ranks, manager, sequence) = on_disk(1, BLOCKS, |config| config.disk.read_deadline = IN_TIME);
     let onboarding = manager.onboard(manager.match_prefix(&sequence));
     let plans: Vec<_> = (0..3).map(|_| ranks.next_plan(0)).collect();
     ranks.fail(0, &plans[0], 5, FailureKind::Io);
@@ -131,7 +130,7 @@ fn what_arrived_behind_a_failure_is_not_part_of_the_prefix() {
 fn a_read_of_many_blocks_has_the_time_that_its_bytes_take() {
     let budget_of = |blocks: u32, configure: fn(&mut Config)| {
         let (ranks, manager, sequence) = on_disk(1, blocks, |config| {
-            config.disk.read_deadline = Duration::from_millis(100);
+            config.disk.read_deadline = IN_TIME;
             configure(config);
         });
         let onboarding = manager.onboard(manager.match_prefix(&sequence));
@@ -139,13 +138,15 @@ fn a_read_of_many_blocks_has_the_time_that_its_bytes_take() {
         drop(onboarding);
         budget
     };
-    assert_eq!(budget_of(4, |_| ()), 100);
+    assert_eq!(budget_of(4, |_| ()), 2000);
     // 8 MiB at the 64 MiB/s that an unknown disk is thought to have.
-    assert_eq!(budget_of(1024, |_| ()), 224);
-    assert_eq!(budget_of(1024, |config| config.transfer.deadline = Duration::from_millis(150)), 150);
+    assert_eq!(budget_of(1024, |_| ()), 2124);
+    assert_eq!(
+        budget_of(1024, |config| config.transfer.deadline = IN_TIME + Duration::from_millis(50)),
+        2050
+    );
     // Nobody waits for the bytes of reads that were given up.
-    let (ranks, manager, first) =
-        on_disk(1, 1024, |config| config.disk.read_deadline = Duration::from_millis(100));
+    let (ranks, manager, first) = on_disk(1, 1024, |config| config.disk.read_deadline = IN_TIME);
     ranks.set_all(Mode::Answer);
     let second = tokens(&manager, 50_000, 1024);
     drop(fill(&manager, &second, 0));
@@ -156,10 +157,10 @@ fn a_read_of_many_blocks_has_the_time_that_its_bytes_take() {
         drop(ranks.next_plan(0));
     }
     let onboarding = manager.onboard(manager.match_prefix(&second));
-    assert_eq!(ranks.next_plan(0).budget_ms, 224);
+    assert_eq!(ranks.next_plan(0).budget_ms, 2124);
     drop(onboarding);
     // Computing them takes 16 ms.
-    assert_eq!(budget_of(1024, |config| config.policy.prefill_tokens_per_s = 1_024_000.0), 116);
+    assert_eq!(budget_of(1024, |config| config.policy.prefill_tokens_per_s = 1_024_000.0), 2016);
 }
 
 /// Reads the prefix with nobody answering. How long the deadline is.
@@ -183,8 +184,7 @@ fn until_down(manager: &KvBlockManager<Owned>) {
 /// Mutation that makes it fail: `leave_out_disk` does nothing.
 #[test]
 fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
-    let (ranks, manager, first) =
-        on_disk(1, 4, |config| config.disk.read_deadline = Duration::from_millis(20));
+    let (ranks, manager, first) = on_disk(1, 4, |config| config.disk.read_deadline = IN_TIME);
     ranks.set_all(Mode::Answer);
     let others: Vec<_> = (0..4).map(|at| tokens(&manager, 1000 + 100 * at, 4)).collect();
     for sequence in &others {
@@ -199,7 +199,7 @@ fn a_disk_that_hangs_is_not_offered_until_a_read_is_answered_again() {
     hang(&ranks, &manager, &others[0]);
     until_down(&manager);
     let failure = manager.status().disk_failure.unwrap();
-    assert!(failure.kind == FailureKind::Deadline && failure.detail.contains("after 20 ms"), "{failure}");
+    assert!(failure.kind == FailureKind::Deadline && failure.detail.contains("after 2000 ms"), "{failure}");
     assert_eq!(manager.match_prefix(&others[1]).len(), 0, "nobody waits for it");
     let text = manager.metrics().encode();
     for line in ["kvbm_disk_down 1", "kvbm_disk_left_out_blocks_total 4"] {
@@ -283,8 +283,7 @@ fn callers_without_patience_say_nothing_of_the_disk() {
 /// Mutation that makes it fail: a late read of which something arrived counts as an answer.
 #[test]
 fn a_device_that_hangs_is_seen_beside_another_one_that_works() {
-    let (ranks, manager, first) =
-        on_disk(1, 200, |config| config.disk.read_deadline = Duration::from_millis(20));
+    let (ranks, manager, first) = on_disk(1, 200, |config| config.disk.read_deadline = IN_TIME);
     ranks.set_all(Mode::Answer);
     let second = tokens(&manager, 10_000, 200);
     drop(fill(&manager, &second, 0));
@@ -304,8 +303,7 @@ fn a_device_that_hangs_is_seen_beside_another_one_that_works() {
 /// Mutations that make it fail: `answer_failed` leaves `own` alone; `rank_started` does not forget what reads came to.
 #[test]
 fn a_worker_that_is_away_says_nothing_of_its_disk() {
-    let (ranks, manager, sequence) =
-        on_disk(1, 4, |config| config.disk.read_deadline = Duration::from_millis(20));
+    let (ranks, manager, sequence) = on_disk(1, 4, |config| config.disk.read_deadline = IN_TIME);
     ranks.set_all(Mode::Answer);
     let other = tokens(&manager, 1000, 4);
     drop(fill(&manager, &other, 0));
@@ -329,8 +327,7 @@ fn a_worker_that_is_away_says_nothing_of_its_disk() {
 /// Mutation that makes it fail: `note_late_disk_reads` tells the breaker at once.
 #[test]
 fn a_disk_that_was_never_asked_because_a_gate_stayed_shut_is_not_accused() {
-    let (ranks, manager, sequence) =
-        on_disk(1, 4, |config| config.disk.read_deadline = Duration::from_millis(20));
+    let (ranks, manager, sequence) = on_disk(1, 4, |config| config.disk.read_deadline = IN_TIME);
     ranks.set_all(Mode::Shut);
     for _ in 0..3 {
         let late = error(manager.onboard(manager.match_prefix(&sequence)).wait_until(soon()));

@@ -6,7 +6,7 @@ mod support;
 
 use kvbm::{Blocks, FailureKind, G1, KvBlockManager, Owned, ParkError, Partial, Path, Tier, TokenSequence};
 use std::time::Duration;
-use support::script::{Mode, Ranks};
+use support::script::{IN_TIME, Mode, Ranks};
 use support::{compute, holds, serve, soon, tokens, two_tiers};
 
 /// `blocks` private blocks behind the one full block of a sequence of 1.5 blocks.
@@ -118,7 +118,7 @@ fn what_cannot_be_resumed_stays_parked() {
 #[test]
 fn a_park_that_stalls_gives_its_blocks_back_when_it_is_over() {
     let ranks = Ranks::new(1);
-    let manager = ranks.manager([8, 8, 0], |config| config.transfer.deadline = Duration::from_millis(20));
+    let manager = ranks.manager([8, 8, 0], |config| config.transfer.deadline = IN_TIME);
     ranks.set_all(Mode::Hold);
     let rejected = manager.park(private(&manager, 2)).unwrap_err();
     assert!(rejected.blocks.is_none(), "a worker may still read them");

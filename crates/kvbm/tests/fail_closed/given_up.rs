@@ -1,6 +1,6 @@
 //! Ranks that are given up, and workers that start again: memory ends with them, and nothing of it is found or written.
 
-use super::support::script::{Mode, Ranks};
+use super::support::script::{IN_TIME, Mode, Ranks};
 use super::support::{self, fill, soon, tokens};
 use super::{BLOCKS, g1_blocks, lower_prefix, onboard_error};
 use kvbm::{KvBlockManager, Owned, Rank, Tier};
@@ -108,7 +108,7 @@ fn all_slots_are_back(manager: &KvBlockManager<Owned>) -> bool {
 #[test]
 fn a_rank_that_is_silent_on_an_open_line_keeps_its_slots() {
     let (ranks, manager, sequence) = lower_prefix(|config| {
-        config.transfer.deadline = Duration::from_millis(50);
+        config.transfer.deadline = IN_TIME;
         config.transfer.rank_lost_after = Duration::from_millis(1);
     });
     let onboarding = manager.onboard(manager.match_prefix(&sequence));
@@ -148,8 +148,7 @@ fn nothing_is_sent_on_a_line_that_was_closed_before_its_worker_says_that_it_has_
 
 #[test]
 fn what_was_sent_to_the_new_worker_is_not_answered_for() {
-    let (ranks, manager, sequence) =
-        lower_prefix(|config| config.transfer.deadline = Duration::from_millis(50));
+    let (ranks, manager, sequence) = lower_prefix(|config| config.transfer.deadline = IN_TIME);
     ranks.start(1);
     drop(manager.onboard(manager.match_prefix(&sequence)));
     ranks.execute(0);

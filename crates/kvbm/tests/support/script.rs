@@ -9,7 +9,11 @@ use kvbm::worker::{LinkError, MessageSink, WorkerLink};
 use kvbm::{Engine, Failure, FailureKind, KvBlockManager, Owned, Rank, Tier};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A deadline that passes during a test, yet not before a plan was sent and answered on a busy machine: one that is late already is not
+/// sent at all.
+pub const IN_TIME: Duration = Duration::from_secs(2);
 
 /// What a rank does with a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +118,7 @@ impl Ranks {
     }
 
     /// The next plan that `rank` holds.
+    #[track_caller]
     pub fn next_plan(&self, rank: usize) -> TransferPlan {
         let mut state = self.lock();
         loop {
@@ -184,6 +189,7 @@ impl Ranks {
     }
 
     /// `rank` executes the next plan that it holds.
+    #[track_caller]
     pub fn execute(&self, rank: usize) -> TransferPlan {
         let plan = self.next_plan(rank);
         self.done(rank, &plan);
