@@ -25,7 +25,8 @@ fn lower_prefix(configure: impl FnOnce(&mut Config)) -> (Ranks, KvBlockManager<O
     drop(fill(&manager, &sequence, 0));
     assert!(manager.wait_offloads(soon()));
     assert_eq!(manager.clear(Tier::G1), Ok(4));
-    assert!(manager.look_up(&sequence).iter().all(|tiers| tiers.nearest() == Some(Tier::G2)));
+    let below = manager.look_up(&sequence);
+    assert!(below.len() == 4 && below.iter().all(|tiers| tiers.nearest() == Some(Tier::G2)), "{below:?}");
     ranks.set_all(Mode::Hold);
     (ranks, manager, sequence)
 }
