@@ -72,8 +72,12 @@ pub fn shown_uri(uri: &str) -> String {
     if is_path {
         return uri.to_owned();
     }
-    let place = uri.split('?').next().unwrap_or_default();
-    let Some((before, rest)) = place.rsplit_once('@') else { return place.to_owned() };
+    let (place, options) = uri.split_once('?').unwrap_or((uri, ""));
+    let Some((before, rest)) = place.rsplit_once('@') else {
+        // A secret may have a `?` itself, and what stands before that is its beginning.
+        let end = if options.contains('@') { place.find(':').map_or(0, |at| at + 1) } else { place.len() };
+        return place[..end].to_owned();
+    };
     match (before.split_once("://"), before.split_once(':')) {
         (Some((scheme, _)), _) => format!("{scheme}://{rest}"),
         (None, Some((scheme, _))) => format!("{scheme}:{rest}"),
@@ -99,6 +103,9 @@ mod tests {
             ("vendor:pool?token=hunter2", "vendor:pool"),
             ("vendor:user:hunter2@pool/7", "vendor:pool/7"),
             ("hunter2@host:pool", "host:pool"),
+            ("s3://AKIA:hun?ter2@bucket/p", "s3:"),
+            ("hun?ter2@host:pool", ""),
+            ("s3://AKIA@bucket?x=a@b", "s3://bucket"),
             ("", ""),
         ] {
             assert_eq!(shown_uri(uri), told);

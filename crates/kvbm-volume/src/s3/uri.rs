@@ -89,8 +89,13 @@ impl S3Uri {
                     parsed.part_bytes = number.ok_or_else(|| bad("a number from 5242880 on"))?;
                 }
                 _ => {
+                    // As above: it may be the rest of a secret that has a `?`.
+                    let is_a_name =
+                        name.len() <= 32 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+                    let shown =
+                        if is_a_name && option.contains('=') { format!(" {name}") } else { String::new() };
                     return Err(wrong(format!(
-                        "unknown option {name}; known are endpoint, region, credentials, anonymous, concurrency and part_bytes. \
+                        "unknown option{shown}; known are endpoint, region, credentials, anonymous, concurrency and part_bytes. \
                          Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from the machine, or from where \
                          credentials=env:PREFIX or credentials=file:PATH says"
                     )));
@@ -131,6 +136,8 @@ mod tests {
             ("endpoint=https://user:hunter2@store.example", "option endpoint"),
             ("credentials=AKIA:hunter2", "option credentials"),
             ("secret_access_key=hunter2", "unknown option secret_access_key"),
+            ("hunter2@kv", "unknown option;"),
+            ("hunter2@kv/p?endpoint=http://h", "unknown option;"),
         ] {
             let told = S3Uri::parse(&format!("s3://kv?{option}")).unwrap_err().to_string();
             assert!(told.contains(said) && !told.contains("hunter2"), "{told}");
