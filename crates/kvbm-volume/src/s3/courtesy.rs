@@ -60,9 +60,15 @@ struct Pause {
 
 impl Courtesy {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        // It is never closed.
-        let _permit = self.permits.acquire().await;
-        self.wait().await?;
+        // Who waits for the store keeps nobody from asking who comes later, and learns at once that the pause is too long.
+        let _permit = loop {
+            self.wait().await?;
+            // It is never closed.
+            let permit = self.permits.acquire().await;
+            if self.pause().is_none() {
+                break permit;
+            }
+        };
         let answer = self.client.execute(request).await?;
         let header = answer.headers().get("retry-after").and_then(|value| value.to_str().ok());
         if let Some(pause) = pause(answer.status().as_u16(), header, Instant::now()) {
@@ -72,16 +78,18 @@ impl Courtesy {
         Ok(answer)
     }
 
+    /// The pause that lasts still.
+    fn pause(&self) -> Option<Pause> {
+        self.pause.lock().filter(|pause| pause.until > Instant::now())
+    }
+
     /// Waits until the store may be asked, unless that is too late for who asks.
     async fn wait(&self) -> Result<(), HttpError> {
-        let pause = *self.pause.lock();
-        let Some(Pause { until, status }) = pause.filter(|pause| pause.until > Instant::now()) else {
-            return Ok(());
-        };
+        let Some(Pause { until, status }) = self.pause() else { return Ok(()) };
         if DEADLINE.try_with(|deadline| *deadline <= until).unwrap_or(false) {
-            let seconds = until.saturating_duration_since(Instant::now()).as_secs_f32();
+            let seconds = until.saturating_duration_since(Instant::now()).as_secs_f32().ceil();
             let text = format!(
-                "it answered {status} and asked not to be asked for {seconds:.0} s more; where this lasts, lower the option concurrency"
+                "it answered {status} and asked not to be asked for {seconds} s more; where this lasts, lower the option concurrency"
             );
             // Of a kind that is not tried again.
             return Err(HttpError::new(HttpErrorKind::Unknown, io::Error::other(text)));
@@ -104,7 +112,7 @@ impl HttpService for Courtesy {
     }
 }
 
-/// The pause that an answer asks for: a number of seconds. Stores give no dates.
+/// The pause that an answer asks for: a number of seconds. A date, which it may be as well, is not read.
 fn pause(status: u16, header: Option<&str>, now: Instant) -> Option<Pause> {
     let seconds = header.filter(|_| matches!(status, 429 | 503))?.trim().parse().ok()?;
     let pause = Duration::from_secs(seconds).min(LONGEST_PAUSE);
@@ -132,5 +140,41 @@ mod tests {
             let expected = expected.map(|after| Pause { until: now + after, status });
             assert_eq!(pause(status, header, now), expected, "{status} {header:?}");
         }
+    }
+    /// Answers that it is busy.
+    #[derive(Debug)]
+    struct Busy;
+
+    impl HttpService for Busy {
+        fn call<'a, 'b>(
+            &'a self,
+            _request: HttpRequest,
+        ) -> Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'b>>
+        where
+            'a: 'b,
+            Self: 'b,
+        {
+            let mut answer = HttpResponse::new(String::new().into());
+            *answer.status_mut() = 503.try_into().unwrap();
+            answer.headers_mut().insert("retry-after", "30".parse().unwrap());
+            Box::pin(std::future::ready(Ok(answer)))
+        }
+    }
+
+    /// Mutation that makes it fail: `send` takes its permit before it waits.
+    #[test]
+    fn a_pause_that_is_too_long_is_told_at_once_though_others_have_all_permits() {
+        let courtesy =
+            Courtesy { client: HttpClient::new(Busy), permits: Semaphore::new(1), pause: Mutex::default() };
+        let ask = || courtesy.send(HttpRequest::new(String::new().into()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            assert_eq!(ask().await.unwrap().status().as_u16(), 503);
+            let _others = courtesy.permits.acquire().await;
+            let told = until(Instant::now() + Duration::from_secs(10), ask()).await;
+            let told = told.expect("before its deadline").unwrap_err();
+            let source = std::error::Error::source(&told).map(ToString::to_string);
+            assert!(source.as_ref().is_some_and(|text| text.contains("for 30 s more")), "{told}: {source:?}");
+        });
     }
 }
