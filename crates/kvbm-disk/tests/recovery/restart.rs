@@ -168,7 +168,7 @@ fn what_an_opening_changes_is_committed_and_so_is_what_comes_after_it() {
     drop(engine);
     let (engine, recovered) = open(config, &killed);
     assert_eq!(recovered.dropped.duplicates, 1);
-    assert!(all_good(&write(&engine, &[(10, 10), (11, 11)])));
+    assert!(all_good(&write(&engine, &[(10, 10)])) && all_good(&write(&engine, &[(11, 11)])));
     wait_until(|| engine.durable_blocks() == 3);
     let after = killed.crash(1);
     assert_eq!(recovered_numbers(&open(lazy_config(64), &after).1), [(0, 9), (10, 10), (11, 11)]);

@@ -64,7 +64,8 @@ struct Fiber {
 
 const Call* current_call;
 ucontext_t scheduler;
-std::vector<Fiber> fibers;
+// Never destroyed: a process may end while a launch goes on.
+std::vector<Fiber>& fibers = *new std::vector<Fiber>;
 Fiber* running;
 
 void fiber_main() {
