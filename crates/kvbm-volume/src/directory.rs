@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::claims::{Claim, Claims};
+use crate::folders::Folders;
 use crate::object::{HEADER_BYTES, Header};
 use crate::quota::Quota;
 use crate::volume::{check, in_time};
@@ -32,6 +33,7 @@ const ABANDONED_AFTER: Duration = VolumeDescriptor::MAX_DEADLINE.saturating_mul(
 pub struct DirectoryVolume {
     descriptor: VolumeDescriptor,
     root: PathBuf,
+    folders: Folders,
     quota: Quota,
     /// Held where an object takes or leaves its place.
     claims: Claims,
@@ -52,11 +54,12 @@ impl DirectoryVolume {
         let path =
             ["file://", "dir://", "dir:"].iter().find_map(|scheme| uri.strip_prefix(scheme)).unwrap_or(uri);
         let root = PathBuf::from(path);
+        let folders = Folders::below(root.clone());
         let open = || {
             if !fs::metadata(&root)?.is_dir() {
                 return Err(io::Error::from(io::ErrorKind::NotADirectory));
             }
-            create_folder(&root, &root.join(TEMPORARY))?;
+            folders.ensure(&root.join(TEMPORARY))?;
             check_writable(&root.join(TEMPORARY))?;
             if descriptor.capacity_bytes.is_some() { count_objects(&root) } else { Ok(Quota::default()) }
         };
@@ -64,6 +67,7 @@ impl DirectoryVolume {
             Ok(quota) => {
                 let volume = Self {
                     root,
+                    folders,
                     quota,
                     claims: Claims::default(),
                     writer: RandomState::new().build_hasher().finish(),
@@ -179,9 +183,7 @@ impl DirectoryVolume {
     /// Gives an object its name, in place of what had it, which counts no more. The folder, whose names are to be made durable.
     fn place(&self, key: &BlobKey, temporary: &Path, path: &Path) -> io::Result<File> {
         let path_of_folder = path.parent().unwrap_or(&self.root);
-        if !path_of_folder.is_dir() {
-            create_folder(&self.root, path_of_folder)?;
-        }
+        self.folders.ensure(path_of_folder)?;
         let folder = File::open(path_of_folder)?;
         let replaced = fs::metadata(path).map_or(0, |old| old.len());
         fs::rename(temporary, path)?;
@@ -324,15 +326,6 @@ fn check_writable(folder: &Path) -> io::Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Creates `folder` below `root` and makes the new names durable.
-fn create_folder(root: &Path, folder: &Path) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    for parent in folder.ancestors().skip(1).take_while(|parent| parent.starts_with(root)) {
-        File::open(parent)?.sync_all()?;
-    }
-    Ok(())
 }
 
 /// Adds the objects below `root/prefix` whose path comes after `after`, in the order of paths. Folders that are not there, or vanish

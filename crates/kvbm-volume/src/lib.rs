@@ -42,6 +42,7 @@ mod claims;
 pub mod conformance;
 mod directory;
 mod error;
+mod folders;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;

@@ -1,0 +1,82 @@
+//! Folders whose names outlast a crash.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+/// Folders that are remembered; when there are more, all are forgotten, which costs syncs and nothing else.
+const MOST: usize = 1 << 16;
+
+/// Folders below a root, of which it is known which this process made durable.
+///
+/// That a folder is there says nothing of its name: another writer may have created it just now, or have failed to sync it, or ended before.
+#[derive(Debug)]
+pub(crate) struct Folders {
+    root: PathBuf,
+    durable: Mutex<HashSet<PathBuf>>,
+}
+
+impl Folders {
+    pub(crate) fn below(root: PathBuf) -> Self {
+        Self { root, durable: Mutex::default() }
+    }
+
+    /// Creates `folder`, which lies below the root, unless it is there, and makes its name durable, and the names of those above it.
+    pub(crate) fn ensure(&self, folder: &Path) -> io::Result<()> {
+        self.ensure_by(folder, |parent| File::open(parent)?.sync_all())
+    }
+
+    fn ensure_by(&self, folder: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+        let is_there = folder.is_dir();
+        if is_there && self.durable.lock().contains(folder) {
+            return Ok(());
+        }
+        if !is_there {
+            fs::create_dir_all(folder)?;
+        }
+        for parent in folder.ancestors().skip(1).take_while(|parent| parent.starts_with(&self.root)) {
+            sync(parent)?;
+        }
+        let mut durable = self.durable.lock();
+        if durable.len() >= MOST {
+            durable.clear();
+        }
+        durable.insert(folder.to_owned());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mutation that makes it fail: a folder that is there counts as durable.
+    #[test]
+    fn names_of_folders_are_synced_whoever_created_them_until_that_went_well() {
+        let root = tempfile::tempdir().unwrap();
+        let (above, folder) = (root.path().join("a"), root.path().join("a/b"));
+        // Another writer's.
+        fs::create_dir_all(&folder).unwrap();
+        let folders = Folders::below(root.path().to_owned());
+        let mut synced = Vec::new();
+        let mut ensure = |fails: bool| {
+            synced.clear();
+            let done = folders.ensure_by(&folder, |parent| {
+                synced.push(parent.to_owned());
+                if fails && parent == root.path() { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
+            });
+            (done.is_ok(), synced.clone())
+        };
+        let both = vec![above.clone(), root.path().to_owned()];
+        assert_eq!(ensure(true), (false, both.clone()));
+        assert_eq!(ensure(false), (true, both.clone()));
+        assert_eq!(ensure(false), (true, vec![]));
+        // Somebody removed it.
+        fs::remove_dir_all(&above).unwrap();
+        assert_eq!(ensure(false), (true, both));
+        assert!(folder.is_dir());
+    }
+}
