@@ -1,12 +1,14 @@
 //! Destinations of transfers.
 
+use crate::blocks::HeldSlots;
 use crate::core::hold::BLOCKS_OF_A_PART;
-use crate::core::{Core, Pin};
+use crate::core::{After, Core, Pin};
 use crate::losses::Losses;
 use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::tier::TierTag;
+use crate::withheld::Withheld;
 use kvbm_plan::{BlockId, BlockIdentity, SequenceHash, Tier};
 use std::fmt;
 use std::marker::PhantomData;
@@ -201,30 +203,40 @@ impl AnyArrivals {
 
     /// The same for several blocks. What continues them is looked for once, which may take a look at the whole registry.
     pub fn fail_each(&mut self, indices: impl IntoIterator<Item = usize>) {
-        self.end_each(indices, true);
+        let _freed = self.end_each(indices, After::Free);
     }
 
     /// Block `index` could not be written because its slot is bad: the slot is never used again.
     pub fn fail_and_quarantine(&mut self, index: usize) {
-        self.end_each([index], false);
+        let _retired = self.end_each([index], After::Retired);
     }
 
-    /// An index that is not reserved (any more) changes nothing.
-    fn end_each(&mut self, indices: impl IntoIterator<Item = usize>, reusable: bool) {
+    /// The same as [`fail_each`](Self::fail_each), but the slots are free only when the answer is dropped: places that could not be
+    /// written, say, which the next arrivals would take first.
+    pub fn fail_and_withhold(&mut self, indices: impl IntoIterator<Item = usize>) -> Withheld {
+        let ids = self.end_each(indices, After::Held);
+        let shared = Arc::clone(&self.shared);
+        Withheld::new(HeldSlots { shared, tier: self.tier.index(), ids, claim: None, losses: self.losses })
+    }
+
+    /// An index that is not reserved (any more) changes nothing. The slots of the others.
+    fn end_each(&mut self, indices: impl IntoIterator<Item = usize>, after: After) -> Vec<BlockId> {
         let indices: Vec<usize> = indices.into_iter().collect();
         let (store, tier) = (&self.shared.store, self.tier.index());
-        let mut held = None;
+        let (mut held, mut ended) = (None, Vec::new());
         for (at, index) in indices.into_iter().enumerate() {
             let_others_in(&mut held, at);
             if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
                 let mut core = store.go_to_slot(held.take(), tier, block);
-                core.fail_arrival(tier, block, reusable);
+                core.fail_arrival(tier, block, after);
                 held = Some(core);
                 self.arrivals[index] = Arrival::Failed;
+                ended.push(block);
             }
         }
         drop(held);
         store.remove_orphans();
+        ended
     }
 
     /// Ends the arrivals: what is Present or Completed stays pinned, in order; what is still reserved fails.
@@ -262,7 +274,7 @@ impl Drop for AnyArrivals {
             match *arrival {
                 Arrival::Reserved { block, .. } => {
                     let mut core = store.go_to_slot(held.take(), tier, block);
-                    core.fail_arrival(tier, block, true);
+                    core.fail_arrival(tier, block, After::Free);
                     held = Some(core);
                 }
                 Arrival::Present { block } | Arrival::Completed { block } => {

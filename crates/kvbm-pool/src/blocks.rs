@@ -28,6 +28,14 @@ pub(crate) struct HeldSlots {
 const _: () = assert!(size_of::<HeldSlots>() == 48);
 
 impl HeldSlots {
+    /// Cuts them in two at `at` (all stay here where `at` is beyond the end).
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        let at = at.min(self.ids.len());
+        let ids = self.ids.split_off(at);
+        let Self { ref shared, tier, claim, losses, .. } = *self;
+        Self { shared: Arc::clone(shared), tier, ids, claim, losses }
+    }
+
     /// They will be blocks of a namespace, and so its tenant's.
     fn claim_for(&mut self, namespace: NamespaceId) {
         if self.shared.has_tenants && !self.ids.is_empty() {
@@ -124,20 +132,12 @@ impl<T: TierTag, S: State> Blocks<T, S> {
     pub const fn state(&self) -> BlockState {
         S::STATE
     }
-
-    /// Cuts the slots in two at `at` (all stay here where `at` is beyond the end).
-    fn split_slots(&mut self, at: usize) -> HeldSlots {
-        let at = at.min(self.slots.ids.len());
-        let ids = self.slots.ids.split_off(at);
-        let HeldSlots { ref shared, tier, claim, losses, .. } = self.slots;
-        HeldSlots { shared: Arc::clone(shared), tier, ids, claim, losses }
-    }
 }
 
 impl<T: TierTag> Blocks<T, Reset> {
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
-        Self::new(self.split_slots(at), ())
+        Self::new(self.slots.split_off(at), ())
     }
 
     /// The blocks will hold consecutive blocks of a sequence, the first of them at `position`. Moves them to Partial.
@@ -171,7 +171,7 @@ impl<T: TierTag> Blocks<T, Partial> {
 
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let slots = self.split_slots(at);
+        let slots = self.slots.split_off(at);
         let position = self.content.position + self.len() as u32;
         Self::new(slots, Origin { position, ..self.content })
     }
@@ -235,7 +235,7 @@ impl<T: TierTag> Blocks<T, Complete> {
 
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let slots = self.split_slots(at);
+        let slots = self.slots.split_off(at);
         let content = self.content.split_off(self.len());
         Self::new(slots, content)
     }

@@ -64,6 +64,7 @@ mod status;
 mod sync;
 mod tenants;
 mod tier;
+mod withheld;
 
 pub use arrivals::{AnyArrivals, Arrival, Arrivals, Completion, Refusal};
 pub use blocks::{Blocks, MutableBlock};
@@ -85,6 +86,7 @@ pub use state::{
 pub use status::{Counters, EvictionReason, TierStatus};
 pub use tenants::{Share, TenantConfig, TenantError, TenantId, TenantStatus};
 pub use tier::{G1, G2, G3, TierMask, TierTag};
+pub use withheld::Withheld;
 
 pub use kvbm_plan::SequenceHash;
 pub use kvbm_tokens::BlockChain;

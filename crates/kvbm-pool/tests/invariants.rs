@@ -151,6 +151,33 @@ fn invariant_1_quarantined_bytes_are_never_found_nor_handed_out() {
     assert_eq!(registry.occupancy(Tier::G2).quarantined, 2);
 }
 
+/// Mutation that makes it fail: `FreeSlots::hold` puts the slot into the list of free ones.
+#[test]
+fn slots_of_failed_arrivals_are_withheld_until_they_are_given_back() {
+    let registry = registry([0, 3, 0]);
+    let pool = registry.pool::<G2>();
+    let mut arrivals = pool.begin_arrivals(&identities(&hashes(1, 3))).unwrap();
+    let slots: Vec<_> = arrivals.reserved().map(|(_, block, _)| block).collect();
+    let mut withheld = arrivals.fail_and_withhold([1, 2, 1, 7]);
+    assert_eq!(withheld.block_ids(), &slots[1..], "each once, and none that was not asked for");
+    assert_eq!(arrivals.complete_each([0, 1]), [Completion::Stored, Completion::Removed]);
+    drop(arrivals);
+    let status = registry.occupancy(Tier::G2);
+    assert_eq!((status.free, status.held, status.arriving), (0, 2, 0));
+
+    assert_eq!(
+        pool.get_mutable_blocks(1).unwrap().block_ids(),
+        &slots[..1],
+        "the block that is there goes first"
+    );
+    drop(withheld.split_off(1));
+    let blocks = pool.get_mutable_blocks(2).unwrap();
+    assert!(!blocks.block_ids().contains(&slots[1]) && blocks.block_ids().contains(&slots[2]));
+    assert!(pool.get_mutable_blocks(1).is_err());
+    drop(withheld);
+    assert_eq!(pool.get_mutable_blocks(1).unwrap().block_ids(), &slots[1..2]);
+}
+
 /// Slots carry "bytes" (the low half of the hash) that only exclusive owners write. Whoever pins a block must find its
 /// bytes there, now and until it lets go.
 /// Mutation that makes it fail: `Core::may_go` does not look at references.

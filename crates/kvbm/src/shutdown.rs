@@ -277,7 +277,7 @@ impl Leader {
     fn clear_disks(&self) {
         self.ranks.note_removal(Removal::Unused);
         let mut unreached = Vec::new();
-        for part in self.registry.vacant_slots(Tier::G3).chunks(Command::MAX_RELEASE) {
+        for part in self.unused_slots().chunks(Command::MAX_RELEASE) {
             let command = Command::Release { tier: Tier::G3, blocks: part.to_vec() };
             unreached.extend(self.broadcast(&command));
         }

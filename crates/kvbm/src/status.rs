@@ -26,6 +26,9 @@ pub struct Status {
     pub disk_down: bool,
     /// What those reads failed with last, while that is so.
     pub disk_failure: Option<Failure>,
+    /// Slots of G3 that could not be written and are left alone for a while; its [`held`](TierStatus::held) has them too. Copies go to others
+    /// meanwhile. Where all copies fail it does not grow any more, so that a disk that can be read keeps its blocks.
+    pub disk_resting: u32,
     /// Every rank, in order.
     pub ranks: Vec<RankStatus>,
     /// G4: every volume, by id.
@@ -113,11 +116,16 @@ impl Leader {
             disks: Vec::new(),
             disk_down: self.is_disk_down(),
             disk_failure: self.disk_failure(),
+            disk_resting: self.resting_slots(),
             ranks: self.rank_status(),
             volumes: self.volumes.all().iter().map(|volume| self.volume_status(volume)).collect(),
             tenants: self.tenant_status(),
             shut_down: self.is_closed(),
         }
+    }
+
+    fn resting_slots(&self) -> u32 {
+        u32::try_from(self.resting.len()).unwrap_or(u32::MAX)
     }
 
     fn volume_status(&self, volume: &VolumeTier) -> VolumeStatus {
@@ -142,7 +150,11 @@ impl Leader {
             let status = self.registry.occupancy(tier);
             let metrics = self.metrics.tier(tier);
             metrics.slots(SlotState::Free).set(u64::from(status.free));
-            metrics.slots(SlotState::Active).set(u64::from(status.active + status.held + status.detached));
+            // Counted at another moment than the others.
+            let resting = if tier == Tier::G3 { self.resting_slots() } else { 0 };
+            let active = status.active + status.detached + status.held.saturating_sub(resting);
+            metrics.slots(SlotState::Active).set(u64::from(active));
+            metrics.slots(SlotState::Resting).set(u64::from(resting.min(status.held)));
             metrics.slots(SlotState::Cached).set(u64::from(status.inactive));
             metrics.slots(SlotState::Arriving).set(u64::from(status.arriving));
             metrics.slots(SlotState::Quarantined).set(u64::from(status.quarantined));

@@ -5,6 +5,16 @@ use super::{Core, NONE, Pin, Presence, Store};
 use crate::arrivals::Completion;
 use kvbm_plan::BlockId;
 
+/// What becomes of the slot of an arrival that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    Free,
+    /// In exclusive use of whoever ends the arrival.
+    Held,
+    /// Out of use for good.
+    Retired,
+}
+
 /// Times that it is looked whether a parent in another shard stays, before all are locked.
 const MOST_LOOKS: usize = 4;
 
@@ -85,7 +95,7 @@ impl Core<'_> {
         match state.usage() {
             // Its parent failed, or was removed alone: nobody could find the block.
             Usage::Arriving if !with_parent => {
-                self.fail_arrival(tier, block, true);
+                self.fail_arrival(tier, block, After::Free);
                 Completion::Removed
             }
             Usage::Arriving => {
@@ -108,7 +118,7 @@ impl Core<'_> {
                 if presence == Presence::Present {
                     self.pin(tier, slot, Pin::Transfer);
                 }
-                self.end_cancelled(tier, block, true);
+                self.end_cancelled(tier, block, After::Free);
                 if presence == Presence::Present {
                     Completion::Existing { block: BlockId(slot) }
                 } else {
@@ -119,9 +129,8 @@ impl Core<'_> {
         }
     }
 
-    /// The transfer of a reserved slot failed or was given up. A slot that is not `reusable` is
-    /// never handed out again.
-    pub(crate) fn fail_arrival(&mut self, tier: usize, block: BlockId, reusable: bool) {
+    /// The transfer of a reserved slot failed or was given up.
+    pub(crate) fn fail_arrival(&mut self, tier: usize, block: BlockId, after: After) {
         let store = self.store;
         let state = &store.slots[tier][block.index()];
         let index = state.entry.get();
@@ -131,34 +140,33 @@ impl Core<'_> {
                 self.orphan(index, tier);
                 self.set_presence(index, tier, Presence::Absent);
                 store.entries[index].slots[tier].set(NONE);
-                self.end_arriving(index, tier, block, reusable);
+                self.end_arriving(index, tier, block, after);
                 self.unused(index);
             }
             Usage::Cancelled => {
                 self.part(index, tier).counters.arrivals_failed += 1;
-                self.end_cancelled(tier, block, reusable);
+                self.end_cancelled(tier, block, after);
             }
             _ => {}
         }
     }
 
-    fn end_cancelled(&mut self, tier: usize, block: BlockId, reusable: bool) {
+    fn end_cancelled(&mut self, tier: usize, block: BlockId, after: After) {
         let index = self.store.slots[tier][block.index()].entry.get();
-        self.end_arriving(index, tier, block, reusable);
+        self.end_arriving(index, tier, block, after);
         self.store.entries[index].drop_link();
         self.unused(index);
     }
 
-    /// An arrival's slot is free again, or out of use for good.
-    fn end_arriving(&mut self, index: u32, tier: usize, block: BlockId, reusable: bool) {
+    fn end_arriving(&mut self, index: u32, tier: usize, block: BlockId, after: After) {
         self.count_for_tenant(index, tier, false);
         self.part(index, tier).arriving -= 1;
         let slots = &self.store.slots[tier];
         let mut free = self.store.free[tier].lock();
-        if reusable {
-            free.put(slots, block.0);
-        } else {
-            free.retire(slots, block.0);
+        match after {
+            After::Free => free.put(slots, block.0),
+            After::Held => free.hold(slots, block.0),
+            After::Retired => free.retire(slots, block.0),
         }
     }
 }

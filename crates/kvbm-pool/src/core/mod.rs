@@ -46,6 +46,7 @@ use entry::Entry;
 use hold::Told;
 use mail::Letter;
 
+pub(crate) use arrive::After;
 pub(crate) use hold::Core;
 pub(crate) use shards::Store;
 

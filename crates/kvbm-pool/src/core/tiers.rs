@@ -56,6 +56,12 @@ impl FreeSlots {
         self.freed = id;
     }
 
+    /// A slot that nobody refers to any more is in exclusive use from now on; counted as above.
+    pub(crate) fn hold(&mut self, slots: &[Slot], id: u32) {
+        self.held = self.held.wrapping_add(1);
+        slots[id as usize].reset(Usage::Held);
+    }
+
     /// Held blocks come back, the last one on top.
     pub(crate) fn give_back(&mut self, slots: &[Slot], blocks: &[BlockId]) {
         self.held = self.held.wrapping_sub(blocks.len() as u32);

@@ -14,6 +14,7 @@ use batches::Held;
 use kvbm_plan::{BlockIdentity, GroupId, GroupKind, SequenceHash};
 use kvbm_pool::{
     AnyArrivals, EventRecord, G1, G2, G3, GroupConfig, Pinned, PolicyKind, Prefix, Registry, RegistryConfig,
+    Withheld,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -65,6 +66,8 @@ pub(crate) struct Driver {
     registry: Registry,
     oracle: Oracle,
     held: Vec<Held>,
+    /// Slots of arrivals that failed, with their tier.
+    withheld: Vec<(usize, Withheld)>,
     pinned: Vec<(Pinned, Pin)>,
     prefixes: Vec<Prefix>,
     arrivals: Vec<AnyArrivals>,
@@ -103,6 +106,7 @@ impl Driver {
             registry: registry.expect("the configuration is valid"),
             oracle: Oracle::new(kinds, blocks, CAPACITY, spied),
             held: Vec::new(),
+            withheld: Vec::new(),
             pinned: Vec::new(),
             prefixes: Vec::new(),
             arrivals: Vec::new(),
@@ -125,6 +129,7 @@ impl Driver {
                 _ => self.allocate::<G3>(Held::G3),
             },
             12..=31 => self.register(),
+            32 | 33 if !self.withheld.is_empty() => self.drop_withheld(),
             32..=34 => self.drop_held(),
             35..=42 => self.match_prefix(),
             43..=48 => self.match_tier(),

@@ -97,7 +97,7 @@ impl Oracle {
         path
     }
 
-    fn is_full(&self, node: Node) -> bool {
+    pub(crate) fn is_full(&self, node: Node) -> bool {
         self.kinds[usize::from(self.universe[node].group.0)].0 == GroupKind::Full
     }
 

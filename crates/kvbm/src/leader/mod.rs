@@ -17,6 +17,7 @@ pub(crate) mod plans;
 mod ranks;
 pub(crate) mod recovery;
 mod removals;
+mod resting;
 mod sending;
 mod settle;
 mod told;
@@ -43,6 +44,7 @@ use parking_lot::{Mutex, ReentrantMutex};
 use ranks::Ranks;
 use recovery::Recoveries;
 pub(crate) use removals::Removal;
+use resting::Resting;
 pub(crate) use sending::Prepared;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -79,6 +81,7 @@ pub(crate) struct Leader {
     pub(crate) admission: Arc<dyn AdmissionPolicy>,
     speeds: Speeds,
     disk_reads: DiskReads,
+    pub(crate) resting: Resting,
     /// Failures of transfers that the log knows.
     told: Told,
     pub(crate) joins: Joins,
@@ -129,6 +132,7 @@ impl Leader {
             admission,
             speeds: Speeds::default(),
             disk_reads,
+            resting: Resting::new(capacity),
             told: Told::default(),
             joins: Joins::default(),
             volumes,

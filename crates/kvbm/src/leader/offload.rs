@@ -344,6 +344,9 @@ impl Leader {
         let running = Running::queued(self, edge.path, batch.round, batch.blocks.len());
         let Batch { blocks: mut batch, round } = batch;
         let _order = (edge.path.dst == Tier::G3).then(|| self.disk_order.lock());
+        if edge.path.dst == Tier::G3 {
+            drop(self.resting.due(Instant::now()));
+        }
         let Some((identities, mut arrivals)) = self.reserve(edge, &mut batch) else { return Vec::new() };
         // Asked after destinations are reserved: what is removed later cancels the arrival, so nothing that was removed (a tenant that was
         // forgotten, what a lost worker had) comes back. The slot is asked for, not the block, which may have come back elsewhere.

@@ -162,16 +162,21 @@ pub(crate) struct Told {
     /// Of reads from G3.
     pub(crate) disk: Verdict,
     pub(crate) volume: Verdict,
+    /// Blocks that could not be written to G3.
+    pub(crate) unwritten: Vec<usize>,
 }
 
 impl Told {
-    fn add(&mut self, path: Path, blocks: &[Option<Failure>]) {
-        for block in blocks {
+    fn add(&mut self, path: Path, first: usize, blocks: &[Option<Failure>]) {
+        for (index, block) in (first..).zip(blocks) {
             if path.src == Tier::G3 {
                 self.disk.add(block.as_ref());
             }
             if path.src == Tier::G4 || path.dst == Tier::G4 {
                 self.volume.add(block.as_ref());
+            }
+            if path.dst == Tier::G3 && block.as_ref().is_some_and(|failure| failure.kind == FailureKind::Io) {
+                self.unwritten.push(index);
             }
         }
     }
@@ -273,7 +278,7 @@ impl Operation {
         let mut state = self.state.lock();
         let from = state.parts.as_ref().and_then(|parts| parts.moves.get(first)).map(|step| step.from);
         if let (Some(from), Some(busy)) = (from, own) {
-            state.told.add(Path::new(from, self.to), failures);
+            state.told.add(Path::new(from, self.to), first, failures);
             if from == Tier::G3 && state.quiet_disk.is_some_and(|quiet| busy >= quiet) {
                 state.told.disk.comes_late(expired("read from G3", self.limit));
             }

@@ -258,8 +258,8 @@ impl Leader {
                 }
                 Removal::Namespace(_) | Removal::Unused => {
                     // Those too that are out of use: what a rank's disk has there is found again.
-                    let vacant = self.registry.vacant_slots(Tier::G3);
-                    vacant.chunks(Command::MAX_RELEASE).try_for_each(|part| self.send_release(rank, part))
+                    let unused = self.unused_slots();
+                    unused.chunks(Command::MAX_RELEASE).try_for_each(|part| self.send_release(rank, part))
                 }
             };
             match sent {
@@ -278,13 +278,23 @@ impl Leader {
         if slots.is_empty() {
             return;
         }
-        let vacant: HashSet<BlockId> = self.registry.vacant_slots(Tier::G3).into_iter().collect();
-        let vacant: Vec<BlockId> = slots.iter().filter(|slot| vacant.contains(slot)).copied().collect();
-        for part in vacant.chunks(Command::MAX_RELEASE) {
+        let unused: HashSet<BlockId> = self.unused_slots().into_iter().collect();
+        let unused: Vec<BlockId> = slots.iter().filter(|slot| unused.contains(slot)).copied().collect();
+        for part in unused.chunks(Command::MAX_RELEASE) {
             if self.send_release(rank, part).is_ok() {
                 self.ranks.released_told(rank, part);
             }
         }
+    }
+
+    /// Slots of G3 that hold no block and that nothing is on its way to, in order. Under the lock `disk_order` it stays so.
+    pub(crate) fn unused_slots(&self) -> Vec<BlockId> {
+        // Asked first: what rests no more after that is free.
+        let mut slots = self.resting.slots();
+        slots.extend(self.registry.vacant_slots(Tier::G3));
+        slots.sort_unstable();
+        slots.dedup();
+        slots
     }
 
     fn send_release(&self, rank: Rank, slots: &[BlockId]) -> Result<(), kvbm_plan::Failure> {

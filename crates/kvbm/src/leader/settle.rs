@@ -36,11 +36,12 @@ impl Leader {
             Destination::Reserved { arrivals, places } => {
                 let order = (operation.to == Tier::G3).then(|| self.disk_order.lock());
                 let chained = operation.purpose == Purpose::Onboard;
-                let (arrivals, spare) =
+                let (mut arrivals, spare) =
                     complete((arrivals, &places, kept), &parts.moves, &mut failures, chained);
                 if order.is_some() {
                     self.release_lost(&parts.moves, &failures);
                     self.release(&spare);
+                    self.rest(&mut arrivals, &places, &parts.moves, &failures, &told.unwritten);
                 }
                 // What is still reserved failed: its slot goes back to Reset.
                 Some(arrivals.into_pinned())
@@ -119,6 +120,34 @@ impl Leader {
         failures
     }
 
+    /// Slots of G3 that could not be written are left alone for a while.
+    fn rest(
+        &self,
+        arrivals: &mut AnyArrivals,
+        places: &[usize],
+        moves: &[Move],
+        failures: &[Option<Failure>],
+        unwritten: &[usize],
+    ) {
+        let now = Instant::now();
+        let written: Vec<_> =
+            moves.iter().zip(failures).filter(|(_, slot)| slot.is_none()).map(|(step, _)| step.dst).collect();
+        let failed: Vec<_> = unwritten.iter().map(|&index| moves[index].dst).collect();
+        let count = self.resting.hears(&written, &failed, now);
+        // What goes out of use for good has no rest.
+        let doomed = self.doomed.lock();
+        let may_rest = unwritten.iter().filter(|&&index| !doomed.contains(&moves[index].dst));
+        let slots = arrivals.fail_and_withhold(may_rest.take(count).map(|&index| places[index]));
+        drop(doomed);
+        let total = slots.len();
+        if self.resting.rest(slots, now) {
+            tracing::warn!(
+                target: "kvbm", slots = total,
+                "slots of G3 that could not be written are left alone for a while: see the errors of its directories in the status"
+            );
+        }
+    }
+
     /// A source whose bytes were bad never serves again, nor after a restart. Of a tier that was lost since nothing is said by that of its
     /// slots.
     fn condemn_sources(&self, moves: &[Move], failures: &[Option<Failure>], since: Option<Losses>) {
@@ -157,6 +186,8 @@ impl Leader {
     /// A worker that started again found these slots out of use on its disk, as a repair leaves them: no rank writes there, and what the
     /// others have there is not whole.
     pub(super) fn disk_opened_again(&self, mut unusable: Vec<BlockId>) {
+        // It may be another device.
+        drop(self.resting.all());
         unusable.retain(|slot| slot.0 < self.registry.capacity(Tier::G3));
         if unusable.is_empty() {
             return;

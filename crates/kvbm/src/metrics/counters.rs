@@ -108,6 +108,8 @@ label! {
         Arriving = "arriving",
         /// Out of use, for its bytes were found wrong.
         Quarantined = "quarantined",
+        /// Left alone for a while, for it could not be written.
+        Resting = "resting",
     }
 }
 

@@ -229,6 +229,36 @@ fn a_cleared_disk_has_nothing_left_in_slots_that_are_out_of_use() {
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
+/// Mutation that makes it fail: `unused_slots` leaves out those that rest.
+#[test]
+fn a_cleared_disk_has_nothing_left_in_slots_that_rest() {
+    let ranks = Ranks::new(2);
+    let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
+    (0..2).for_each(|rank| ranks.start(rank));
+    ranks.set_all(Mode::Hold);
+    manager.offload(&fill(&manager, &tokens(&manager, 1, 2), 0), Tier::G2).unwrap();
+    (0..2).for_each(|rank| ranks.done(rank, &ranks.next_plan(rank)));
+    let down = [ranks.next_plan(0), ranks.next_plan(1)];
+    ranks.set_all(Mode::Answer);
+    ranks.fail(0, &down[0], 1, FailureKind::Io);
+    ranks.done(1, &down[1]);
+    assert!(manager.wait_offloads(soon()));
+    let status = manager.status();
+    assert_eq!((status.disk_resting, status.tiers[2].held), (1, 1));
+    // That its slot is released is durable, and told to nobody again.
+    manager.flush(Duration::from_secs(60)).unwrap();
+    let earlier = [ranks.commands(0).len(), ranks.commands(1).len()];
+    ranks.set(1, Mode::Dead);
+    manager.clear(Tier::G3).unwrap();
+    ranks.set(1, Mode::Answer);
+    ranks.start(1);
+    for (rank, earlier) in earlier.into_iter().enumerate() {
+        let told = ranks.commands(rank).split_off(earlier);
+        assert!(releases(&told, down[0].blocks[1].dst), "rank {rank}: {told:?}");
+    }
+    assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
+}
+
 /// Mutation that makes it fail: `drop_missing` looks at no slot.
 #[test]
 fn what_a_disk_gave_up_in_a_slot_that_a_block_has_left_leaves_it_alone_where_it_is_now() {

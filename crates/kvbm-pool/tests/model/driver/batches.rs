@@ -49,7 +49,7 @@ impl Driver {
         let allocated = self.registry.pool::<T>().get_mutable_blocks(n);
         let given: Vec<BlockId> = allocated.iter().flat_map(Blocks::block_ids).copied().collect();
         self.follow_victims(T::TIER, &given);
-        let expected = self.oracle.allocate(tier, n);
+        let expected = self.oracle.allocate(tier, n, 0);
         match allocated {
             Ok(blocks) => {
                 let allowed = expected.expect("the model has no room");

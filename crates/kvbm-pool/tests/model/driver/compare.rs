@@ -100,6 +100,9 @@ impl Driver {
         while !self.held.is_empty() {
             self.drop_held();
         }
+        while !self.withheld.is_empty() {
+            self.drop_withheld();
+        }
         for prefix in std::mem::take(&mut self.prefixes) {
             self.unpin_prefix(prefix);
         }

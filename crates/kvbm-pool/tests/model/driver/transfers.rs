@@ -31,7 +31,8 @@ impl Driver {
         let reserved = begun.iter().flat_map(AnyArrivals::reserved).map(|(_, block, _)| block);
         let reserved: Vec<BlockId> = reserved.collect();
         self.follow_victims(tier, &reserved);
-        let room = self.oracle.allocate(index, needed);
+        let counted = self.counted_parent(index, &nodes);
+        let room = self.oracle.allocate(index, needed, counted);
         match begun {
             Ok(arrivals) => {
                 let room = room.expect("the model has no room");
@@ -50,6 +51,16 @@ impl Driver {
         for slot in pins.into_iter().rev() {
             self.oracle.unpin(index, slot, Pin::Transfer);
         }
+    }
+
+    /// One where the parent of the first block may be another shard's that nobody else uses: it stays as a parent, not for a pin, while
+    /// room is made.
+    fn counted_parent(&self, tier: usize, nodes: &[Node]) -> usize {
+        let oracle = &self.oracle;
+        let parent = nodes.first().filter(|&&node| self.setup.shards > 1 && oracle.is_full(node));
+        let slots = parent.and_then(|&node| oracle.tiers[tier].present.get(&oracle.parents[node]?));
+        // The pin is the model's own.
+        usize::from(slots.is_some_and(|slots| oracle.tiers[tier].refs[slots[0] as usize] == 1))
     }
 
     pub(super) fn check_arrivals(
@@ -102,10 +113,15 @@ impl Driver {
                 assert_eq!(found, expected);
                 assert_eq!(arrivals.complete(at), Completion::Removed, "an arrival completes once");
             } else if choice == 5 && self.rng.below(8) == 0 {
-                self.oracle.fail(tier, block.0, false);
+                self.oracle.fail(tier, block.0, Slot::Quarantined);
                 arrivals.fail_and_quarantine(at);
+            } else if choice == 5 && self.withheld.is_empty() {
+                self.oracle.fail(tier, block.0, Slot::Held { lost: false });
+                let withheld = arrivals.fail_and_withhold([at, at]);
+                assert_eq!(withheld.block_ids(), [block]);
+                self.withheld.push((tier, withheld));
             } else {
-                self.oracle.fail(tier, block.0, true);
+                self.oracle.fail(tier, block.0, Slot::Free);
                 arrivals.fail(at);
             }
             self.oracle.remove_orphans();
@@ -113,7 +129,7 @@ impl Driver {
         } else if choice == 9 {
             let pinned = arrivals.into_pinned();
             for (_, block, _) in reserved.iter().rev() {
-                self.oracle.fail(tier, block.0, true);
+                self.oracle.fail(tier, block.0, Slot::Free);
             }
             self.oracle.remove_orphans();
             self.pinned.push((pinned, Pin::Transfer));
@@ -126,7 +142,7 @@ impl Driver {
         let tier = arrivals.tier().index();
         for arrival in arrivals.arrivals().iter().rev() {
             match *arrival {
-                Arrival::Reserved { block, .. } => self.oracle.fail(tier, block.0, true),
+                Arrival::Reserved { block, .. } => self.oracle.fail(tier, block.0, Slot::Free),
                 Arrival::Present { block } | Arrival::Completed { block } => {
                     self.oracle.unpin(tier, block.0, Pin::Transfer);
                 }
@@ -135,6 +151,15 @@ impl Driver {
         }
         self.oracle.remove_orphans();
         drop(arrivals);
+    }
+
+    pub(super) fn drop_withheld(&mut self) {
+        let Some((tier, mut withheld)) = self.withheld.pop() else { return };
+        for block in withheld.block_ids() {
+            self.oracle.tiers[tier].slots[block.index()] = Slot::Free;
+        }
+        let rest = withheld.split_off(self.rng.below(2));
+        drop((withheld, rest));
     }
 
     pub(super) fn coldest(&mut self) {

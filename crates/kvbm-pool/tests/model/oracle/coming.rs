@@ -95,7 +95,7 @@ impl Oracle {
         match self.tiers[tier].slots[slot as usize] {
             // Its parent failed, or was removed alone.
             Slot::Arriving(node) if !self.admits(tier, node) => {
-                self.fail(tier, slot, true);
+                self.fail(tier, slot, Slot::Free);
                 None
             }
             Slot::Arriving(node) => {
@@ -120,8 +120,8 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn fail(&mut self, tier: usize, slot: u32, reusable: bool) {
-        let after = if reusable { Slot::Free } else { Slot::Quarantined };
+    /// The slot is `after` that.
+    pub(crate) fn fail(&mut self, tier: usize, slot: u32, after: Slot) {
         let before = std::mem::replace(&mut self.tiers[tier].slots[slot as usize], after);
         if let Slot::Arriving(node) = before {
             let early = self.tiers[tier].early.remove(&node);

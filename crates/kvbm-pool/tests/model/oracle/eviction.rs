@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashSet};
 
 impl Oracle {
     /// The slots that an allocation of `n` must come from, or `None`. Victims are Held afterwards; after a failure
-    /// they are free.
-    pub(crate) fn allocate(&mut self, tier: usize, n: usize) -> Option<HashSet<u32>> {
+    /// they are free. So many blocks as `counted` stay without a pin, so that nobody sees beforehand that they will not go.
+    pub(crate) fn allocate(&mut self, tier: usize, n: usize, counted: usize) -> Option<HashSet<u32>> {
         let free: HashSet<u32> = (0..self.tiers[tier].slots.len() as u32)
             .filter(|&slot| self.tiers[tier].slots[slot as usize] == Slot::Free)
             .collect();
@@ -14,7 +14,11 @@ impl Oracle {
             return Some(free);
         }
         let missing = n - free.len();
-        if missing > self.inactive(tier) - self.kept_idle(tier) {
+        let most = self.inactive(tier) - self.kept_idle(tier);
+        if missing > most {
+            if missing <= most + counted {
+                self.evict_in_vain(tier);
+            }
             return None;
         }
         let mut victims = HashSet::new();
@@ -32,6 +36,19 @@ impl Oracle {
             return None;
         }
         Some(free.union(&victims).copied().collect())
+    }
+
+    /// A request that looked as if there was room for it has evicted what it could.
+    fn evict_in_vain(&mut self, tier: usize) {
+        while self
+            .spied
+            .as_ref()
+            .is_some_and(|seen| !seen.lock().expect("the policy did not panic").chosen.is_empty())
+            && let Some(slot) = self.next_victim(tier)
+        {
+            self.vacate(tier, slot);
+            self.tiers[tier].slots[slot as usize] = Slot::Free;
+        }
     }
 
     /// Pinned blocks that nobody uses.
