@@ -55,6 +55,29 @@ impl Refusal {
         self.status() == 507 || self.code().is_some_and(|code| FULL.contains(&code))
     }
 
+    /// Whether the store does not permit what it was asked for to whom it knows: it may permit other things.
+    fn forbids(&self) -> bool {
+        const UNKNOWN_CALLER: [&str; 5] = [
+            "RequestTimeTooSkewed",
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "ExpiredToken",
+            "InvalidToken",
+        ];
+        self.status() == 403 && self.code().is_none_or(|code| !UNKNOWN_CALLER.contains(&code))
+    }
+
+    /// As which error callers hear of it.
+    fn kind(&self) -> io::ErrorKind {
+        if self.is_full() {
+            io::ErrorKind::StorageFull
+        } else if self.forbids() {
+            io::ErrorKind::PermissionDenied
+        } else {
+            io::ErrorKind::Other
+        }
+    }
+
     /// What helps, as far as that is known.
     fn way_out(&self) -> Option<&'static str> {
         Some(match (self.code().unwrap_or_default(), self.status()) {
@@ -114,8 +137,7 @@ pub(super) fn told(error: &Error) -> io::Error {
     let server = server(error);
     let at = server.as_deref().unwrap_or("the store");
     if let Some(refusal) = Refusal::of(error) {
-        let kind = if refusal.is_full() { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
-        return io::Error::new(kind, format!("{at} answered {refusal}"));
+        return io::Error::new(refusal.kind(), format!("{at} answered {refusal}"));
     }
     let kind = if timed_out(error) { io::ErrorKind::TimedOut } else { io::ErrorKind::Other };
     let text = match connection(error) {

@@ -224,6 +224,29 @@ fn a_store_without_room_is_full() {
     }
 }
 
+/// Credentials that only read are in order. Those that the store does not know do not read either.
+#[test]
+fn a_store_that_does_not_permit_to_write_is_read() {
+    let fake = Fake::start(answer(404, "NoSuchKey"));
+    let volume = fake.volume(Duration::from_secs(20));
+    let unknown = [
+        answer(403, "SignatureDoesNotMatch"),
+        answer(403, "RequestTimeTooSkewed"),
+        answer(400, "ExpiredToken"),
+        Answer::Body(401, Vec::new()),
+    ];
+    let known = [answer(403, "AccessDenied"), Answer::Body(403, Vec::new())];
+    for (said, forbidden) in
+        unknown.map(|said| (said, false)).into_iter().chain(known.map(|said| (said, true)))
+    {
+        fake.say(said);
+        let written = volume.put_one(&key(1), b"keys and values", within(20)).unwrap_err();
+        assert_eq!(written.is_forbidden(), forbidden, "{written}");
+        let read = volume.get_one(&key(1), 15, within(20)).unwrap_err();
+        assert!(!read.is_forbidden() && !read.is_miss(), "{read}");
+    }
+}
+
 #[test]
 fn why_nobody_can_be_reached_is_told() {
     let nobody = SocketAddr::from(([127, 0, 0, 1], free_port()));
