@@ -110,7 +110,8 @@ impl Leader {
             // A loss was told once, of the rank. Who waits for a block is told why it did not come; what is broken concerns others too.
             let is_broken = matches!(kind, FailureKind::Io | FailureKind::Device);
             let is_news = is_offload && kind != FailureKind::Lost || is_broken;
-            let untold = if is_news { self.told.again(failure.path, kind, Instant::now()) } else { None };
+            let topic = (failure.path, operation.volume, kind);
+            let untold = if is_news { self.told.again(topic, Instant::now()) } else { None };
             if let Some(untold) = untold {
                 tracing::warn!(target: "kvbm", %failure, untold, "block not transferred");
             } else {
