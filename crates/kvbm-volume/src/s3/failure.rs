@@ -13,6 +13,11 @@ const MAX_WORDS: usize = 120;
 /// Where a machine in a cloud asks for its credentials.
 const METADATA: &str = "169.254.169.254";
 
+/// Codes of answers to somebody whom the store does not know, whatever was asked for.
+const UNKNOWN_CALLER: [&str; 4] =
+    ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"];
+const WRONG_CLOCK: &str = "RequestTimeTooSkewed";
+
 /// An answer that says that a store did not do what it was asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
@@ -57,14 +62,8 @@ impl Refusal {
 
     /// Whether the store does not permit what it was asked for to whom it knows: it may permit other things.
     fn forbids(&self) -> bool {
-        const UNKNOWN_CALLER: [&str; 5] = [
-            "RequestTimeTooSkewed",
-            "InvalidAccessKeyId",
-            "SignatureDoesNotMatch",
-            "ExpiredToken",
-            "InvalidToken",
-        ];
-        self.status() == 403 && self.code().is_none_or(|code| !UNKNOWN_CALLER.contains(&code))
+        let knows_caller = |code| code != WRONG_CLOCK && !UNKNOWN_CALLER.contains(&code);
+        self.status() == 403 && self.code().is_none_or(knows_caller)
     }
 
     /// As which error callers hear of it.
@@ -82,10 +81,8 @@ impl Refusal {
     fn way_out(&self) -> Option<&'static str> {
         Some(match (self.code().unwrap_or_default(), self.status()) {
             ("NoSuchBucket", _) => "create the bucket, or correct the volume's URI",
-            ("RequestTimeTooSkewed", _) => "set this machine's clock",
-            ("InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken" | "InvalidToken", _) => {
-                "check the credentials"
-            }
+            (WRONG_CLOCK, _) => "set this machine's clock",
+            (code, _) if UNKNOWN_CALLER.contains(&code) => "check the credentials",
             ("PermanentRedirect" | "AuthorizationHeaderMalformed", _) | (_, 301 | 307 | 308) => {
                 "check the options region and endpoint"
             }
