@@ -1,4 +1,7 @@
-//! `GET /metrics`, and nothing else: one thread, one connection at a time, a deadline for each.
+//! An HTTP server for `GET /metrics` alone.
+//!
+//! One thread serves one connection at a time. Each connection has one deadline for the request and
+//! the whole answer, so a client that reads or writes slowly holds the thread for two seconds at most.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Metrics;
 
-/// A client has this long to ask and to read the answer.
+/// Time for one connection: to read the request and to write the whole answer.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(2);
 /// Longest request head.
 const MAX_REQUEST: usize = 8 << 10;
@@ -123,20 +126,55 @@ impl Response {
     }
 }
 
-fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
-    let deadline = Instant::now() + CONNECTION_DEADLINE;
-    stream.set_write_timeout(Some(CONNECTION_DEADLINE))?;
-    let response = match read_head(&mut stream, deadline)? {
+fn answer(stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
+    let mut connection = Connection { stream, deadline: Instant::now() + CONNECTION_DEADLINE };
+    let response = match read_head(&mut connection)? {
         Some(head) => respond(&head, metrics),
         None => Response::error("431 Request Header Fields Too Large", TEXT),
     };
     let Response { status, headers, body, head_only } = response;
     let length = body.len();
-    write!(stream, "HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n")?;
+    write!(
+        connection,
+        "HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n"
+    )?;
     if !head_only {
-        stream.write_all(body.as_bytes())?;
+        connection.write_all(body.as_bytes())?;
     }
-    stream.flush()
+    connection.flush()
+}
+
+/// A stream with one deadline for everything that is read and written.
+struct Connection {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Connection {
+    /// Time until the deadline; an error once it has passed.
+    fn time_left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.time_left()?))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A socket's timeout counts for one call, so each call gets what is left of the deadline.
+        self.stream.set_write_timeout(Some(self.time_left()?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 fn respond(head: &[u8], metrics: &Metrics) -> Response {
@@ -157,23 +195,42 @@ fn respond(head: &[u8], metrics: &Metrics) -> Response {
     Response { status: "200 OK", headers: OPENMETRICS, body: metrics.encode(), head_only: method == b"HEAD" }
 }
 
-/// Reads up to the empty line; nothing if the head is too long.
-fn read_head(stream: &mut TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+/// Reads up to the empty line; `None` if the head is too long.
+fn read_head(connection: &mut Connection) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::new();
     let mut chunk = [0; 1024];
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
         if head.len() > MAX_REQUEST {
             return Ok(None);
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut chunk)? {
+        match connection.read(&mut chunk)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             n => head.extend_from_slice(&chunk[..n]),
         }
     }
     Ok(Some(head))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_slowly_ends_at_the_deadline() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        let deadline = Instant::now() + Duration::from_millis(300);
+        // The client reads enough to let each write make progress, and far less than the answer.
+        let reader = std::thread::spawn(move || {
+            let mut chunk = vec![0; 64 << 10];
+            while client.read(&mut chunk).is_ok_and(|n| n > 0) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let error = Connection { stream, deadline }.write_all(&vec![0; 256 << 20]).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
+        assert!(Instant::now() >= deadline);
+        reader.join().unwrap();
+    }
 }
