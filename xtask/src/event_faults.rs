@@ -3,8 +3,9 @@
 //!
 //! The work is done by `crates/kvbm/tests/event_faults`; this gives it a server and adds up what it says.
 
-use crate::nats;
-use crate::workspace::{Workspace, cargo, succeed};
+use crate::servers::nats_server;
+use crate::test::workspace_tests;
+use crate::workspace::{Workspace, succeed};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -51,14 +52,14 @@ impl Options {
 /// Runs them; whether the index was right after every one.
 pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let workspace = Workspace::load()?;
-    let server = nats::fetch(&workspace.target.join("tools")).context("there is no nats-server")?;
+    let server = nats_server(&workspace).context("there is no nats-server")?;
     let parts = workspace.target.join("event-faults.json");
     for part in PARTS {
         // Of an earlier call, which this one must not be taken for.
         let _ = std::fs::remove_file(part_of(&parts, part));
     }
-    let mut tests = cargo(&workspace.root);
-    tests.args(["test", "-p", "kvbm", "--features", "nats,zmq", "--test", "event_faults"]);
+    let mut tests = workspace_tests(&workspace);
+    tests.args(["--test", "event_faults"]);
     tests.args(["--", "--nocapture", "--test-threads", "1"]);
     tests.env("KVBM_NATS_SERVER", server).env("KVBM_FAULT_WITHIN_MS", WITHIN_MS);
     tests.env("KVBM_FAULT_ROUNDS", options.rounds.to_string());

@@ -9,34 +9,31 @@ mod bench_peers;
 mod crash_test;
 mod dependencies;
 mod event_faults;
-mod events;
 mod fetch;
 mod fuzz;
 mod gpu;
 mod kernels;
 mod miri;
 mod models;
-mod nats;
 mod outside;
 mod python;
-mod s3;
+mod servers;
 mod smoke;
 mod space;
 mod steps;
 mod test;
 mod tidy;
 mod workspace;
-mod zmq;
 
 use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [--quick] [--lean] [--only STEP]...
-                                   everything that must pass before a change is done; --quick leaves out the slow
-                                   steps, --only runs just the steps named (see `test --list`), --lean removes what a step
-                                   built for itself alone
+  test [--all] [--lean] [--only STEP]...
+                                   what must pass before a change is done; --all adds the slow steps (model checkers, Miri,
+                                   fuzzing, crash loops, documentation, GPU bundle), --only runs the named steps (see
+                                   `test --list`), --lean removes what a step built for itself alone
   tidy                             the rules of ARCHITECTURE.md that the compiler does not check
   bench-peers pool [--json FILE] [--rounds N] [--blocks N] [--only GROUPS] [--with FILE] [--plot FILE]
                                    our bookkeeping and the strongest peer's, side by side

@@ -2,7 +2,7 @@
 //! the comparison with a naive model.
 
 use crate::steps::Outcome;
-use crate::test::counted;
+use crate::test::{counted, workspace_tests};
 use crate::workspace::{Workspace, cargo};
 
 /// Package, checker and the test that runs under it.
@@ -27,7 +27,7 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
     };
     let checked = RUNS.iter().map(run).fold(Outcome::Passed { tests: 0 }, Outcome::and);
     // As the step `test` built it.
-    let mut model = cargo(&workspace.root);
-    model.args(["test", "--workspace", "--test", "model"]).env("KVBM_POOL_SEEDS", SEEDS.to_string());
+    let mut model = workspace_tests(workspace);
+    model.args(["--test", "model"]).env("KVBM_POOL_SEEDS", SEEDS.to_string());
     checked.and(counted(&mut model))
 }

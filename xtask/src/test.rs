@@ -1,88 +1,67 @@
 //! `cargo xtask test`: everything that must pass before a change is done.
 
+use crate::servers::Servers;
 use crate::space::Space;
 use crate::steps::{Outcome, Report};
-use crate::workspace::{Workspace, cargo, line_of, succeed};
-use crate::{
-    crash_test, dependencies, events, fuzz, gpu, kernels, miri, models, nats, outside, s3, smoke, tidy, zmq,
-};
+use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
+use crate::{crash_test, dependencies, fuzz, gpu, kernels, miri, models, outside, smoke, tidy};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-/// A step: its name, whether `--quick` keeps it, what it does.
+/// When a step runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Always.
+    Always,
+    /// With `--all`, or by its name.
+    All,
+}
+
+/// A step: its name, when it runs, what it does.
 struct Step {
     name: &'static str,
-    quick: bool,
+    when: When,
     about: &'static str,
     run: fn(&Workspace) -> Outcome,
 }
 
+const fn step(name: &'static str, when: When, about: &'static str, run: fn(&Workspace) -> Outcome) -> Step {
+    Step { name, when, about, run }
+}
+
 const STEPS: &[Step] = &[
-    Step { name: "fmt", quick: true, about: "formatting", run: fmt },
-    Step { name: "tidy", quick: true, about: "the rules of ARCHITECTURE.md", run: |w| tidy::check(w).into() },
-    Step {
-        name: "dependencies",
-        quick: true,
-        about: "what each crate may pull in",
-        run: |w| dependencies::check(w).into(),
-    },
-    Step {
-        name: "kernels",
-        quick: true,
-        about: "the prebuilt kernels belong to their source",
-        run: |w| kernels::verify(w).into(),
-    },
-    Step { name: "clippy", quick: true, about: "lints, warnings are errors", run: clippy },
-    Step { name: "test", quick: true, about: "unit, property, model and conformance tests", run: tests },
-    Step { name: "doctest", quick: false, about: "the examples of the documentation", run: doctests },
-    Step { name: "doc", quick: false, about: "documentation, warnings are errors", run: doc },
-    Step {
-        name: "outside",
-        quick: false,
-        about: "another project uses each crate by path",
-        run: |w| outside::check(w).into(),
-    },
-    Step { name: "smoke", quick: false, about: "the product as a user runs it", run: |w| smoke::check(w) },
-    Step { name: "nats", quick: false, about: "events over a real nats-server", run: nats::check },
-    Step { name: "zmq", quick: false, about: "events over ZeroMQ, with libzmq", run: zmq::check },
-    Step {
-        name: "events",
-        quick: false,
-        about: "races and replays, followed to the end",
-        run: events::check,
-    },
-    Step { name: "s3", quick: false, about: "G4 over a real S3 server", run: s3::check },
-    Step {
-        name: "crash",
-        quick: false,
-        about: "what is durable survives kill -9 and power loss",
-        run: crash_test::check,
-    },
-    Step {
-        name: "fuzz",
-        quick: false,
-        about: "a few seconds of coverage-guided fuzzing of every format",
-        run: fuzz::check,
-    },
-    Step {
-        name: "models",
-        quick: false,
-        about: "every order of threads (loom), many of more threads (shuttle), millions of operations",
-        run: models::check,
-    },
-    Step {
-        name: "gpu-bundle",
-        quick: false,
-        about: "the programs for a GPU, run on the test driver",
-        run: |w| gpu::bundle(w, gpu::Mode::Rehearse).into(),
-    },
-    Step { name: "miri", quick: false, about: "undefined behaviour in the unsafe parts", run: miri::check },
+    step("fmt", When::Always, "formatting", fmt),
+    step("tidy", When::Always, "the rules of ARCHITECTURE.md", |w| tidy::check(w).into()),
+    step("dependencies", When::Always, "what each crate may pull in", |w| dependencies::check(w).into()),
+    step("kernels", When::Always, "the prebuilt kernels belong to their source", |w| {
+        kernels::verify(w).into()
+    }),
+    step("clippy", When::Always, "lints, warnings are errors", clippy),
+    step("test", When::Always, "all crates' tests, with a real nats-server, libzmq and S3 server", tests),
+    step("doctest", When::Always, "the examples of the documentation", doctests),
+    step("doc", When::All, "documentation, warnings are errors", doc),
+    step("outside", When::All, "another project uses each crate by path", |w| outside::check(w).into()),
+    step("smoke", When::All, "the product as a user runs it", smoke::check),
+    step("s3", When::All, "G4 over a second S3 server, which is compiled", s3),
+    step("event-race", When::All, "a registration races the last drop, followed to the end", event_race),
+    step("crash", When::All, "durable blocks survive kill -9 and power loss", crash_test::check),
+    step("fuzz", When::All, "a few seconds of coverage-guided fuzzing of every format", fuzz::check),
+    step(
+        "models",
+        When::All,
+        "loom, shuttle, and millions of operations against a naive model",
+        models::check,
+    ),
+    step("gpu-bundle", When::All, "the programs for a GPU, run on the test driver", |w| {
+        gpu::bundle(w, gpu::Mode::Rehearse).into()
+    }),
+    step("miri", When::All, "undefined behaviour in the unsafe parts", miri::check),
 ];
 
 /// What to run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    quick: bool,
+    all: bool,
     list: bool,
     lean: bool,
     only: Vec<String>,
@@ -95,7 +74,7 @@ impl Options {
         let mut args = args.iter();
         while let Some(argument) = args.next() {
             match argument.as_str() {
-                "--quick" => options.quick = true,
+                "--all" => options.all = true,
                 "--list" => options.list = true,
                 "--lean" => options.lean = true,
                 "--only" => match args.next() {
@@ -113,7 +92,7 @@ impl Options {
 
     fn wants(&self, step: &Step) -> bool {
         if self.only.is_empty() {
-            step.quick || !self.quick
+            self.all || step.when == When::Always
         } else {
             self.only.iter().any(|name| name == step.name)
         }
@@ -174,24 +153,46 @@ fn fmt(workspace: &Workspace) -> Outcome {
 }
 
 fn clippy(workspace: &Workspace) -> Outcome {
-    let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    let args = ["clippy", "--workspace", "--all-targets", "--features", FEATURES, "--", "-D", "warnings"];
     succeed(cargo(&workspace.root).args(args)).into()
 }
 
 fn tests(workspace: &Workspace) -> Outcome {
-    let args = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
-    let mut command = cargo(&workspace.root);
-    command.args(args);
+    let servers = Servers::fetch(workspace);
+    let mut command = workspace_tests(workspace);
+    command.args(["--no-fail-fast", "--lib", "--bins", "--tests", "--examples"]);
+    servers.name_to(&mut command);
     // A user without a C++ compiler is told which tests that skips; CI must not skip them. (A manager's configuration refuses
     // variables KVBM_... that it does not know.)
     if std::env::var_os("CI").is_some() {
         command.env("REQUIRE_CXX", "1");
     }
-    counted(&mut command)
+    servers.outcome(counted(&mut command))
+}
+
+/// `cargo test` with the features of every test build. A selection by `-p` would build other features.
+pub(crate) fn workspace_tests(workspace: &Workspace) -> Command {
+    let mut command = cargo(&workspace.root);
+    command.args(["test", "--workspace", "--features", FEATURES]);
+    command
+}
+
+fn s3(workspace: &Workspace) -> Outcome {
+    let servers = Servers::compile(workspace);
+    let mut command = workspace_tests(workspace);
+    command.args(["--test", "s3", "--test", "replay_volume"]);
+    servers.name_to(&mut command);
+    servers.outcome(counted(&mut command))
+}
+
+fn event_race(workspace: &Workspace) -> Outcome {
+    const ROUNDS: &str = "100000";
+    let mut command = workspace_tests(workspace);
+    counted(command.args(["--test", "event_race"]).env("KVBM_RACE_ROUNDS", ROUNDS))
 }
 
 fn doctests(workspace: &Workspace) -> Outcome {
-    counted(cargo(&workspace.root).args(["test", "--workspace", "--no-fail-fast", "--doc"]))
+    counted(workspace_tests(workspace).args(["--no-fail-fast", "--doc"]))
 }
 
 fn doc(workspace: &Workspace) -> Outcome {
@@ -271,10 +272,10 @@ mod tests {
             let options = parse(line).unwrap();
             STEPS.iter().filter(|step| options.wants(step)).map(|step| step.name).collect::<Vec<_>>()
         };
-        assert_eq!(chosen("").len(), STEPS.len());
-        assert_eq!(chosen("--quick"), ["fmt", "tidy", "dependencies", "kernels", "clippy", "test"]);
+        assert_eq!(chosen("--all").len(), STEPS.len());
+        assert_eq!(chosen(""), ["fmt", "tidy", "dependencies", "kernels", "clippy", "test", "doctest"]);
         assert_eq!(chosen("--only miri --only fmt"), ["fmt", "miri"]);
-        assert_eq!(chosen("--quick --only doc"), ["doc"], "what is named is run");
+        assert_eq!(chosen("--all --only doc"), ["doc"], "a named step is the only one");
         assert!(parse("--lean --only doc").unwrap().lean);
         let known = |(name, _): &(&str, &str)| STEPS.iter().any(|step| step.name == *name);
         assert!(OF_ONE_STEP.iter().all(known), "steps that leave something are steps");

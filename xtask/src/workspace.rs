@@ -100,6 +100,9 @@ impl Crate {
     }
 }
 
+/// Features of every build of tests and lints: one set, so that no crate is compiled twice.
+pub(crate) const FEATURES: &str = "kvbm-cli/nats,kvbm-cli/zmq,kvbm-cli/s3";
+
 /// Cargo, in the workspace's root.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -116,12 +119,6 @@ pub(crate) fn succeed(command: &mut Command) -> anyhow::Result<()> {
         bail!("`{}` failed with {status}", line_of(command));
     }
     Ok(())
-}
-
-/// The lints of `package` with features that the workspace's own build leaves out; warnings are errors.
-pub(crate) fn clippy(root: &Path, package: &str, features: &str) -> anyhow::Result<()> {
-    let args = ["clippy", "-p", package, "--features", features, "--all-targets", "--", "-D", "warnings"];
-    succeed(cargo(root).args(args))
 }
 
 /// Runs `command` and gives its standard output.

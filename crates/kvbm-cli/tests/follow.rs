@@ -1,5 +1,5 @@
 //! A follower of `kvbm replay --events URL` comes to what the replay's tiers hold: over `ZeroMQ`, and over a real nats-server where
-//! `KVBM_NATS_SERVER` names its program (`cargo xtask test --only events` fetches one).
+//! `KVBM_NATS_SERVER` names its program (`cargo xtask test --only test` fetches one).
 
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]

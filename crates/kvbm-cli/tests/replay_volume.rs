@@ -1,4 +1,4 @@
-//! `kvbm replay` with a volume as G4: a directory, and a real S3 server (`KVBM_S3_SERVER` names its program) that dies half-way.
+//! `kvbm replay` with a volume as G4: a directory, and a real S3 server (`TEST_S3_SERVER` names its program) that dies half-way.
 
 // A helper that fails is a test that fails.
 #![allow(clippy::unwrap_used)]
@@ -89,8 +89,8 @@ mod s3 {
 
     /// A server over a directory with a bucket, and the URI of a volume in it.
     fn start(dir: &Path) -> Option<(Server, String)> {
-        let Some(program) = std::env::var_os("KVBM_S3_SERVER") else {
-            eprintln!("skipped: KVBM_S3_SERVER names no server");
+        let Some(program) = std::env::var_os("TEST_S3_SERVER") else {
+            eprintln!("skipped: TEST_S3_SERVER names no server");
             return None;
         };
         std::fs::create_dir_all(dir.join("store/bucket")).unwrap();

@@ -1,5 +1,5 @@
-//! `ZeroMQ` with libzmq on the other side, both directions: `KVBM_PYZMQ` names a Python that has pyzmq and msgpack; without
-//! it these tests say so and pass. `cargo xtask test --only zmq` makes one.
+//! `ZeroMQ` with libzmq on the other side, both directions: `TEST_PYZMQ` names a Python that has pyzmq and msgpack; without
+//! it these tests say so and pass. `cargo xtask test --only test` makes one.
 
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
@@ -28,8 +28,8 @@ struct Peer {
 impl Peer {
     /// `None` where there is no pyzmq.
     fn start(arguments: &[String]) -> Option<Self> {
-        let Some(python) = std::env::var_os("KVBM_PYZMQ") else {
-            println!("skipped: KVBM_PYZMQ names no Python with pyzmq");
+        let Some(python) = std::env::var_os("TEST_PYZMQ") else {
+            println!("skipped: TEST_PYZMQ names no Python with pyzmq");
             return None;
         };
         let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/libzmq.py");

@@ -1,5 +1,5 @@
 //! NATS against a real server: `KVBM_NATS_SERVER` names its program; without it these tests say so and pass.
-//! `cargo xtask test --only nats` fetches one.
+//! `cargo xtask test --only test` fetches one.
 
 #![cfg(feature = "nats")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]

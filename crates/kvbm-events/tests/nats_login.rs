@@ -1,5 +1,5 @@
 //! Who may connect to a real nats-server, and to whom we talk: users, tokens, keys, JWTs, certificates. `KVBM_NATS_SERVER` names
-//! the server's program; without it these tests say so and pass. `cargo xtask test --only nats` fetches one.
+//! the server's program; without it these tests say so and pass. `cargo xtask test --only test` fetches one.
 
 #![cfg(all(feature = "nats", feature = "zmq"))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]

@@ -1,4 +1,4 @@
-//! `ZeroMQ` between our own ends, and against peers that misbehave. libzmq is met by `cargo xtask test --only zmq`.
+//! `ZeroMQ` between our own ends, and against peers that misbehave. libzmq is met by `cargo xtask test --only test`.
 
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]

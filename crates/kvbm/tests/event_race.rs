@@ -1,5 +1,5 @@
 //! Registration racing the last drop and removal of the same block, seen by a follower: through pool, ring, publisher, transport and
-//! index. `KVBM_RACE_ROUNDS` sets the number of rounds (the step `events` of `cargo xtask test` runs 100,000).
+//! index. `KVBM_RACE_ROUNDS` sets the number of rounds (the step `event-race` of `cargo xtask test --all` runs 100,000).
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 #[cfg(feature = "zmq")]

@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use kvbm::config::Secret;
+#[cfg(not(feature = "zmq"))]
+use kvbm::events_plane::url::UrlError;
 use kvbm::events_plane::url::{OpenError, PayloadFormat, Side};
 use kvbm::events_plane::{EventReceiver, EventTransport, EventUrl, TransportError};
 
+#[cfg(feature = "zmq")]
 use super::engines::Engines;
 use crate::args::events_url;
 use crate::interrupt;
@@ -38,6 +41,7 @@ pub(super) enum Source {
     /// kvbm, or whoever speaks its format.
     Kvbm(Arc<dyn EventTransport>, Box<dyn EventReceiver>),
     /// Engines, in a format of their own (`format=vllm`).
+    #[cfg(feature = "zmq")]
     Engines(Engines),
 }
 
@@ -67,9 +71,20 @@ pub(super) fn open(args: &FollowArgs) -> Result<(EventUrl, Source)> {
 
 fn subscribe(url: &EventUrl, patience: Duration) -> Result<Source, OpenError> {
     if url.format() == PayloadFormat::Vllm {
-        return Ok(Source::Engines(Engines::open(url.open_messages(patience)?)?));
+        return engines(url, patience);
     }
     let transport = url.open(Side::Subscriber, patience)?;
     let receiver = transport.subscribe()?;
     Ok(Source::Kvbm(transport, receiver))
+}
+
+#[cfg(feature = "zmq")]
+fn engines(url: &EventUrl, patience: Duration) -> Result<Source, OpenError> {
+    Ok(Source::Engines(Engines::open(url.open_messages(patience)?)?))
+}
+
+/// Engines publish over `ZeroMQ` alone.
+#[cfg(not(feature = "zmq"))]
+fn engines(_url: &EventUrl, _patience: Duration) -> Result<Source, OpenError> {
+    Err(UrlError::NotBuilt { scheme: "zmq+tcp".into(), feature: "zmq" }.into())
 }

@@ -22,6 +22,8 @@ pub(super) async fn connect(
     let failed =
         |reason: String| unavailable(config.name(), format!("connecting to {}: {reason}", config.url));
     let denied = Arc::clone(denied);
+    // rustls panics where a program links two providers and installs none. An installed one stays.
+    let _installed = rustls::crypto::ring::default_provider().install_default();
     let options = options(config).map_err(failed)?.event_callback(move |event| {
         denied.hear(&event);
         std::future::ready(())

@@ -284,6 +284,8 @@ fn client(uri: &S3Uri, deadline: Duration) -> io::Result<AmazonS3> {
         .with_timeout(deadline)
         .with_connect_timeout(CONNECT_TIMEOUT.min(deadline))
         .with_allow_http(uri.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")));
+    // The HTTP client brings no provider of its own. An installed one stays.
+    let _installed = rustls::crypto::ring::default_provider().install_default();
     let mut builder = AmazonS3Builder::from_env()
         .with_client_options(options)
         .with_http_connector(Courteous { concurrency: uri.concurrency })

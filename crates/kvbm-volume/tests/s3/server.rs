@@ -26,9 +26,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Of every program there is: `cargo xtask test --only s3` fetches them.
+    /// Of every program there is: `cargo xtask test --only test --only s3` fetches them.
     pub(crate) fn each() -> Vec<Self> {
-        let programs = [(Kind::Files, "KVBM_S3_SERVER"), (Kind::Memory, "KVBM_MOTO_SERVER")];
+        let programs = [(Kind::Files, "TEST_S3_SERVER"), (Kind::Memory, "TEST_MOTO_SERVER")];
         let server = |(kind, variable)| {
             let program = std::env::var_os(variable);
             if program.is_none() {
@@ -93,7 +93,7 @@ impl Server {
 
     /// Starts again where it was.
     pub(crate) fn start_again(&mut self) {
-        let variable = if self.kind == Kind::Files { "KVBM_S3_SERVER" } else { "KVBM_MOTO_SERVER" };
+        let variable = if self.kind == Kind::Files { "TEST_S3_SERVER" } else { "TEST_MOTO_SERVER" };
         let program = std::env::var_os(variable).expect("it was started before");
         self.child = Self::spawn(self.kind, &program, self.addr, self.root.path());
         self.wait();

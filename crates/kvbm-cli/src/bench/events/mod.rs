@@ -36,7 +36,7 @@ pub struct EventsArgs {
     #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true, value_parser = whole::<u32>(1..=100))]
     pub rounds: u32,
 
-    /// The program `nats-server` [default: `KVBM_NATS_SERVER`, then PATH, then what `cargo xtask test --only nats` has fetched].
+    /// The program `nats-server` [default: `KVBM_NATS_SERVER`, then PATH, then what `cargo xtask test --only test` has fetched].
     #[arg(long, value_name = "FILE")]
     pub nats_server: Option<PathBuf>,
 
@@ -120,7 +120,10 @@ pub fn run(args: &EventsArgs) -> Result<Rows> {
     });
     let noting = noting::measure(args.rounds, &progress)?;
     for (name, cost) in ["noting_cost", "noting_cost_vllm"].into_iter().zip(noting) {
-        rows.push(Row { name, ns_per_event: Some(cost), ..Row::default() });
+        rows.push(match cost {
+            Ok(cost) => Row { name, ns_per_event: Some(cost), ..Row::default() },
+            Err(error) => Row { name, error: Some(format!("{error:#}")), ..Row::default() },
+        });
     }
     progress.finish();
     let failed: Vec<String> =

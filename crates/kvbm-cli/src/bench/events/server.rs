@@ -18,7 +18,7 @@ pub(super) fn find(named: Option<&Path>) -> Result<PathBuf> {
     {
         anyhow::ensure!(
             file.is_file(),
-            "there is no nats-server at {}: name the program with --nats-server or KVBM_NATS_SERVER, or have `cargo xtask test --only nats` fetch one",
+            "there is no nats-server at {}: name the program with --nats-server or KVBM_NATS_SERVER, or have `cargo xtask test --only test` fetch one",
             file.display()
         );
         return Ok(file);
@@ -29,7 +29,7 @@ pub(super) fn find(named: Option<&Path>) -> Result<PathBuf> {
         return Ok(found);
     }
     bail!(
-        "no nats-server was found: `cargo xtask test --only nats` fetches one, or name one with --nats-server FILE"
+        "no nats-server was found: `cargo xtask test --only test` fetches one, or name one with --nats-server FILE"
     )
 }
 

@@ -29,7 +29,7 @@ fn repeated_plans_are_answered_and_never_executed_again() {
     bench.submit(on(1));
     assert_eq!(bench.reports[&PlanId(1)].len(), 3);
     assert!(bench.reports[&PlanId(1)].windows(2).all(|pair| pair[0] == pair[1]));
-    assert_eq!(bench.run(Path::G1_G2), []);
+    assert_eq!(bench.run(Path::G1_G2), [0_u64; 0]);
     let blocks = bench.state.path_stats()[0].blocks;
     assert_eq!(blocks, 2);
 }
@@ -41,7 +41,7 @@ fn another_life_of_the_leader_is_refused() {
         let error = bench.refused(TransferPlan { epoch: Epoch(epoch), ..on(1) });
         assert!(matches!(error, SubmitError::StaleEpoch { current: Epoch(7), .. }), "{error}");
     }
-    assert_eq!(bench.run(Path::G1_G2), []);
+    assert_eq!(bench.run(Path::G1_G2), [0_u64; 0]);
     assert!(bench.reports.is_empty());
 }
 

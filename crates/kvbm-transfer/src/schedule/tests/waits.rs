@@ -10,7 +10,7 @@ fn gates_hold_back_one_plan_and_no_other() {
     bench.submit(on(3));
     assert_eq!(bench.run(Path::G1_G2), [3]);
     bench.state.advance(5, Some(0));
-    assert_eq!(bench.run(Path::G1_G2), []);
+    assert_eq!(bench.run(Path::G1_G2), [0_u64; 0]);
     bench.state.advance(5, Some(1));
     assert_eq!(bench.run(Path::G1_G2), [2]);
     bench.state.advance(5, None);
@@ -26,7 +26,7 @@ fn device_events_gate_plans_whichever_comes_first() {
     let first = bench.state.register_event(1, bench.now);
     let second = bench.state.register_event(2, bench.now);
     bench.submit(TransferPlan { gate: Gate::DeviceEvent(2), ..on(2) });
-    assert_eq!(bench.run(Path::G1_G2), []);
+    assert_eq!(bench.run(Path::G1_G2), [0_u64; 0]);
     bench.state.event_over(1, first, Ok(()), bench.now);
     assert_eq!(bench.run(Path::G1_G2), [1]);
     bench.state.event_over(2, second, Err("kernel fault".into()), bench.now);
@@ -42,10 +42,10 @@ fn predecessors_are_waited_for_and_their_failure_is_inherited() {
     bench.submit(TransferPlan { gate: Gate::Iteration(1), ..on(1) });
     bench.submit(TransferPlan { after: vec![PlanId(1), PlanId(1)], ..plan(2, Path::G2_G1, 1) });
     bench.submit(TransferPlan { after: vec![PlanId(1), PlanId(2)], ..plan(3, Path::G2_G3, 1) });
-    assert_eq!(bench.run(Path::G2_G1), []);
+    assert_eq!(bench.run(Path::G2_G1), [0_u64; 0]);
     bench.state.advance(1, None);
     assert_eq!(bench.run(Path::G1_G2), [1]);
-    assert_eq!(bench.run(Path::G2_G3), []);
+    assert_eq!(bench.run(Path::G2_G3), [0_u64; 0]);
     assert_eq!(bench.run(Path::G2_G1), [2]);
     assert_eq!(bench.run(Path::G2_G3), [3]);
     bench.submit(TransferPlan { gate: Gate::Iteration(9), ..on(4) });

