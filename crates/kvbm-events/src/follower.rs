@@ -1,11 +1,12 @@
 //! An index that stays right: events applied, losses repaired by snapshots.
 
+use crate::deadline;
 use crate::{
     Delivery, EventKind, KvEvent, KvIndex, Repair, Resync, SnapshotSource, SourceId, StreamId, Subscriber,
     TransportError,
 };
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Counters of an [`IndexFollower`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,10 +77,10 @@ impl<S: SnapshotSource> IndexFollower<S> {
     /// [`Self::MAX_DELIVERIES`], and asks for the snapshots that are wanted. Whether anything was taken in.
     pub fn poll(&mut self, timeout: Duration) -> Result<bool, TransportError> {
         let patience = if self.resync.is_empty() { timeout } else { timeout.min(Self::SOON) };
-        let deadline = Instant::now() + patience;
+        let deadline = deadline::after(patience);
         let mut any = false;
         for _ in 0..Self::MAX_DELIVERIES {
-            let left = if any { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
+            let left = if any { Duration::ZERO } else { deadline::remaining(deadline) };
             let delivery = self.subscriber.next(left);
             match delivery {
                 Ok(Some(delivery)) => self.take(&delivery),

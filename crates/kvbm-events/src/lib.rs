@@ -24,6 +24,7 @@
 
 mod batch;
 pub mod conformance;
+mod deadline;
 mod event;
 mod follower;
 mod format;

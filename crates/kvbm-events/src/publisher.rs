@@ -1,5 +1,6 @@
 //! A manager that pumps itself on a thread.
 
+use crate::deadline;
 use crate::{EventManager, PublisherStats, TransportError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
@@ -51,7 +52,7 @@ impl Publisher {
         let (end, ended) = bounded::<()>(0);
         let stop = Arc::new(AtomicBool::new(false));
         let stats = Arc::new(Mutex::new(manager.stats()));
-        let patience = manager.config().publish_timeout + Duration::from_millis(500);
+        let patience = manager.config().publish_timeout.saturating_add(Duration::from_millis(500));
         let worker = Worker { manager, inbox, stop: Arc::clone(&stop), stats: Arc::clone(&stats), _end: end };
         let thread =
             std::thread::Builder::new().name("kvbm-events".into()).spawn(move || worker.run())?.thread().id();
@@ -66,7 +67,7 @@ impl Publisher {
 
     /// Publishes everything that the sources hold now.
     pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let (answer, answered) = bounded(1);
         match self.commands.send_timeout(Command::Flush { timeout, answer }, timeout) {
             Ok(()) => {}

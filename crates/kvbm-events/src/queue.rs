@@ -1,5 +1,6 @@
 //! The bounded queue of one subscriber.
 
+use crate::deadline;
 use crate::{EventReceiver, InProcessConfig, Payload, TransportError};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -9,7 +10,7 @@ use std::sync::Weak;
 use std::task::Waker;
 #[cfg(feature = "zmq")]
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Holds what a subscriber has not read yet.
 #[derive(Debug)]
@@ -119,7 +120,7 @@ impl<T> QueueReceiver<T> {
     }
 
     pub(crate) fn next(&mut self, timeout: Duration) -> Result<Option<T>, TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let mut state = self.queue.state.lock();
         let mut in_time = true;
         loop {

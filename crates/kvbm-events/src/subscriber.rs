@@ -1,5 +1,6 @@
 //! A follower's end: receives, decodes, tracks.
 
+use crate::deadline;
 use crate::{
     Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats, TransportError, TwoLives,
     wire,
@@ -47,12 +48,12 @@ impl Subscriber {
     /// The next delivery, or `None` when there was none within `timeout`. Heartbeats that report no loss deliver
     /// nothing.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Delivery>, TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         loop {
             if let Some(delivery) = self.ready.pop_front() {
                 return Ok(Some(delivery));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline::remaining(deadline);
             match self.receiver.recv(left)? {
                 Some(payload) => self.take(&payload),
                 None => return Ok(None),

@@ -6,7 +6,7 @@
 mod support;
 
 use kvbm_events::vllm::{self, Batch, BlockStored, EngineHash, Event, Worker};
-use kvbm_events::zmq::{EngineFollower, Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
+use kvbm_events::zmq::{EngineFollower, MessageReceiver, ZmqAddress, ZmqConfig, ZmqMessage, ZmqTransport};
 use kvbm_events::{
     EventManager, EventTransport, InProcessConfig, IndexFollower, KvIndex, Payload, PublisherConfig,
     Snapshot, SourceId, StreamId, Subscriber, TransportError, conformance,
@@ -32,7 +32,7 @@ fn payload(number: u64) -> Payload {
 }
 
 /// The next message within patience.
-fn next(receiver: &mut MessageReceiver) -> Message {
+fn next(receiver: &mut MessageReceiver) -> ZmqMessage {
     receiver.next(PATIENCE).unwrap().unwrap()
 }
 
@@ -488,4 +488,73 @@ fn an_index_equals_its_source_through_cuts_by_replay_alone() {
         world.is_mirrored_by(follower.index()).then_some(())
     });
     assert_eq!(follower.stats().gaps, 0, "the replay socket has every message");
+}
+
+/// A SUB socket by hand, in the version before subscriptions were commands.
+fn connected(address: &ZmqAddress) -> TcpStream {
+    let stream = stalled(address);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Writes frames until the publisher closes the connection.
+fn is_refused(stream: &mut TcpStream, mut frame: impl FnMut(u32) -> Vec<u8>) -> bool {
+    (0..10_000).any(|number| stream.write_all(&frame(number)).is_err())
+}
+
+/// Mutation that makes it fail: `Subscriptions::add` without its limit of bytes; `kept_bytes`
+/// without subscriptions.
+#[test]
+fn invariant_5_the_subscriptions_of_a_peer_are_bounded_in_bytes_and_counted() {
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &somewhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let is_gone = || until("the peer is gone", || (publisher.subscribers() == 0).then_some(()));
+
+    // One long prefix in the form of a message: 8 MiB.
+    let mut stream = connected(&address);
+    let mut long = vec![2];
+    long.extend_from_slice(&(8u64 << 20).to_be_bytes());
+    long.push(1);
+    assert!(is_refused(&mut stream, |number| if number == 0 { long.clone() } else { vec![b'x'; 4096] }));
+    is_gone();
+
+    // Many prefixes of 4,000 bytes, as messages and as commands.
+    for command in [false, true] {
+        let mut stream = connected(&address);
+        let head: &[u8] = if command { b"\x09SUBSCRIBE" } else { b"\x01" };
+        let body = [head, &[b'x'; 4000]].concat();
+        let mut frame = vec![if command { 6 } else { 2 }];
+        frame.extend_from_slice(&(body.len() as u64).to_be_bytes());
+        frame.extend_from_slice(&body);
+        stream.write_all(&frame.repeat(10)).unwrap();
+        until("10 prefixes are counted", || (publisher.kept_bytes() > 40_000).then_some(()));
+        assert!(publisher.kept_bytes() < 42_000, "{}", publisher.kept_bytes());
+        assert!(is_refused(&mut stream, |_| frame.clone()));
+        is_gone();
+        assert_eq!(publisher.kept_bytes(), 0);
+    }
+}
+
+/// Mutation that makes it fail: `FanOut::is_drained` that looks at the queues alone.
+#[test]
+fn closing_waits_for_the_message_that_is_half_written() {
+    const LENGTH: usize = 16 << 20;
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &somewhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let mut stream = connected(&address);
+    until("a subscription", || (publisher.kept_bytes() > 0).then_some(()));
+    publisher.publish(&vec![7; LENGTH].into(), PATIENCE).unwrap();
+    // The first bytes are here, and more than the sockets' buffers hold is not.
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        let mut bytes = Vec::new();
+        // A connection that was cut may end with an error.
+        let _ = stream.read_to_end(&mut bytes);
+        bytes.len()
+    });
+    drop(publisher);
+    assert!(reader.join().unwrap() > LENGTH);
 }

@@ -8,7 +8,7 @@ mod support;
 
 use kvbm::config::{Blocks, Secret};
 use kvbm::events_plane::vllm::{self, EngineHash, Event, Follower, Worker};
-use kvbm::events_plane::zmq::{Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
+use kvbm::events_plane::zmq::{MessageReceiver, ZmqAddress, ZmqConfig, ZmqMessage, ZmqTransport};
 use kvbm::events_plane::{KvIndex, SourceId};
 use kvbm::plan::NodeId;
 use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, Tier};
@@ -57,7 +57,7 @@ fn told(index: &KvIndex) -> BTreeSet<(Tier, SequenceHash)> {
 }
 
 /// Hears until the index is what the manager holds; what was heard.
-fn hear<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<Message> {
+fn hear<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<ZmqMessage> {
     assert!(manager.events().flush(PATIENCE));
     let (mut index, mut heard) = (KvIndex::default(), Vec::new());
     let mut follower = Follower::new(Worker { source: SourceId(1), node: NodeId(0) });

@@ -2,7 +2,8 @@
 
 use super::denied::{Denied, Right};
 use super::stream::{self, Kept};
-use super::{FAREWELL, NatsConfig, login, unavailable};
+use super::{CLOSE_LIMIT, NatsConfig, login, unavailable};
+use crate::deadline;
 use crate::queue::{Queue, Sink};
 use crate::{InProcessConfig, Payload, Responder, SourceId, TransportError};
 use async_nats::Client;
@@ -70,7 +71,7 @@ pub(super) fn run(
                 }
                 // What the server has not taken by then is lost. Where there is no connection nothing can be.
                 if connection.client.connection_state() == State::Connected {
-                    let _ = connection.round_trip(Instant::now() + FAREWELL).await;
+                    let _ = connection.round_trip(deadline::after(CLOSE_LIMIT)).await;
                 }
                 drop(end);
             }
@@ -93,7 +94,7 @@ struct Connection {
 impl Connection {
     async fn open(config: NatsConfig) -> Result<Self, TransportError> {
         let name = config.name();
-        let deadline = Instant::now() + config.connect_timeout;
+        let deadline = deadline::after(config.connect_timeout);
         let denied = Arc::new(Denied::default());
         let client = login::connect(&config, deadline, &denied).await?;
         let kept = match &config.stream {

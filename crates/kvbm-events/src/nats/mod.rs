@@ -10,6 +10,7 @@ mod denied;
 mod login;
 mod stream;
 
+use crate::deadline;
 use crate::queue::{Queue, QueueReceiver};
 use crate::{
     Answering, EventReceiver, EventTransport, InProcessConfig, Payload, Responder, SourceId, TransportError,
@@ -124,13 +125,13 @@ pub struct NatsTransport {
 }
 
 /// How long the end of a transport may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 impl Drop for NatsTransport {
     fn drop(&mut self) {
         drop(self.commands.take());
         // Who ends a process next would lose what is on its way, and nobody would be there to tell of it.
-        let _ = self.ended.recv_timeout(2 * FAREWELL);
+        let _ = self.ended.recv_timeout(2 * CLOSE_LIMIT);
     }
 }
 
@@ -156,7 +157,7 @@ impl NatsTransport {
             .spawn(move || connection::run(config, inbox, &ready, end, &of_server))
             .map_err(|error| unavailable(name, format!("no thread for the connection: {error}")))?;
         // The thread keeps its own deadline; this one is for a thread that does not get to run.
-        match connected.recv_timeout(2 * patience) {
+        match connected.recv_timeout(patience.saturating_mul(2)) {
             Ok(connected) => {
                 connected.map(|()| Self { name, commands: Some(commands), patience, ended, max_payload })
             }
@@ -170,7 +171,7 @@ impl NatsTransport {
         command: impl FnOnce(Instant, crossbeam_channel::Sender<Result<T, TransportError>>) -> Command,
     ) -> Result<T, TransportError> {
         let (answer, answered) = bounded(1);
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let Some(commands) = &self.commands else {
             return Err(TransportError::Closed { transport: self.name });
         };

@@ -2,6 +2,7 @@
 
 use super::wire::{Answer, Part, Question};
 use super::{Snapshot, SnapshotSource};
+use crate::deadline;
 use crate::{EventBlock, EventTransport, StreamId};
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use parking_lot::Mutex;
@@ -119,7 +120,7 @@ impl RemoteSnapshots {
         if self.silent.len() >= Self::MAX_SILENT {
             self.silent.clear();
         }
-        self.silent.insert(stream, Silence { until: Instant::now() + pause, pause });
+        self.silent.insert(stream, Silence { until: deadline::after(pause), pause });
     }
 }
 
@@ -169,7 +170,7 @@ impl Asker {
     const MAX_BLOCKS: usize = 64 << 20;
 
     fn fetch(&self, stream: StreamId, reach: u64, told: &Told) -> Option<Snapshot> {
-        let deadline = Instant::now() + RemoteSnapshots::WHOLE;
+        let deadline = deadline::after(RemoteSnapshots::WHOLE);
         let first = self.ask(Question { stream, reach, ticket: 0, part: 0 }, None)?;
         let _ = told.next_sequence.set(first.next_sequence);
         let (next_sequence, last) = (first.next_sequence, first.parts - 1);

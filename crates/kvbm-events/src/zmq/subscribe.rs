@@ -1,16 +1,17 @@
 //! The subscriber's side: follows one publisher, comes back after every loss, asks for what it missed.
 
-use super::endpoint::Endpoint;
-use super::publish::ping;
-use super::zmtp::{Fault, Incoming, Peer, Reader, Socket, Writer, shake_hands};
-use super::{ANSWER, ASK, BEAT, HANDSHAKE, Message, SILENT_BEATS};
+use super::{ANSWER, ASK, HANDSHAKE_LIMIT, HEARTBEAT, LIFE, MISSED_HEARTBEATS, ZmqMessage};
+use crate::deadline;
 use crate::queue::Sink;
 use crate::vllm::END_OF_REPLAY;
 use crate::{Payload, SourceId};
 use crossbeam_channel::Sender;
+use kvbm_zmtp::{
+    ConnectedPeer, Endpoint, Handshake, Received, SocketType, SocketWriter, ZmtpError, ZmtpReader, ZmtpWriter,
+};
 use std::hash::{DefaultHasher, Hasher};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
 /// One publisher to follow.
@@ -37,7 +38,7 @@ const LITTLE: u64 = 64;
 const MOST_OF_LITTLE: u32 = 8;
 
 /// Follows as long as somebody reads. `connected` hears of the first time that the publisher has the subscription.
-pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sender<u32>) {
+pub(super) async fn follow(target: Target, sink: Sink<ZmqMessage>, connected: Sender<u32>) {
     let mut follower = Follower::new(target, sink);
     follower.connected = Some(connected);
     let mut pause = FIRST_PAUSE;
@@ -55,7 +56,7 @@ pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sende
 
 struct Follower {
     target: Target,
-    sink: Sink<Message>,
+    sink: Sink<ZmqMessage>,
     /// The way back to the publisher, as long as there is a connection.
     line: Option<Line>,
     /// Number of the next message.
@@ -110,23 +111,23 @@ impl Covered {
 
 /// The writing end of the connection to the publisher's events.
 struct Line {
-    writer: Writer<Box<dyn AsyncWrite + Send + Unpin>>,
+    writer: ZmtpWriter<SocketWriter>,
     /// The publisher knows heartbeats.
     beats: bool,
 }
 
 impl Line {
     /// A sign of life. One that cannot be written in time is left out.
-    async fn ping(&mut self) -> Result<(), Fault> {
+    async fn ping(&mut self) -> Result<(), ZmtpError> {
         if !self.beats {
             return Ok(());
         }
-        timeout(BEAT, self.writer.command("PING", &ping())).await.unwrap_or(Ok(()))
+        timeout(HEARTBEAT, self.writer.ping(Duration::ZERO)).await.unwrap_or(Ok(()))
     }
 }
 
 impl Follower {
-    fn new(target: Target, sink: Sink<Message>) -> Self {
+    fn new(target: Target, sink: Sink<ZmqMessage>) -> Self {
         Self {
             target,
             sink,
@@ -144,8 +145,9 @@ impl Follower {
     }
 
     /// One connection, to its end.
-    async fn session(&mut self) -> Result<(), Fault> {
-        let (mut reader, writer, Peer { beats, life }) = dial(&self.target.events, Socket::Sub).await?;
+    async fn session(&mut self) -> Result<(), ZmtpError> {
+        let Handshake { mut reader, writer, peer } = dial(&self.target.events, SocketType::Sub).await?;
+        let (beats, life) = (peer.heartbeats, peer.property(LIFE).map(<[u8]>::to_vec));
         if self.next.is_some() && life != self.life {
             self.begin_anew();
         }
@@ -154,12 +156,10 @@ impl Follower {
         self.in_doubt |= self.last.is_some();
         (self.covered, self.live) = (Covered::default(), None);
         let line = self.line.insert(Line { writer, beats });
-        let mut subscription = vec![1];
-        subscription.extend_from_slice(&self.target.topic);
-        line.writer.message(&[&subscription]).await?;
+        line.writer.subscribe(&self.target.topic).await?;
         if beats {
             // Peers do one thing after the other: the answer says that the subscription is there.
-            line.writer.command("PING", &ping()).await?;
+            line.writer.ping(Duration::ZERO).await?;
         } else {
             self.is_connected();
             self.catch_up().await;
@@ -167,19 +167,19 @@ impl Follower {
         let mut is_new = beats;
         while self.sink.is_wanted() {
             match self.next_from(&mut reader).await? {
-                Incoming::Pong => {
+                Received::Pong => {
                     self.is_connected();
                     if std::mem::take(&mut is_new) {
                         self.catch_up().await;
                     }
                 }
-                Incoming::Ping(context) => {
+                Received::Ping(context) => {
                     if let Some(line) = &mut self.line {
-                        line.writer.command("PONG", &context).await?;
+                        line.writer.pong(&context).await?;
                     }
                 }
-                Incoming::Message(frames) => self.take(frames).await,
-                Incoming::Subscribe(_) | Incoming::Cancel(_) => {}
+                Received::Message(frames) => self.take(frames).await,
+                Received::Subscribe(_) | Received::Cancel(_) => {}
             }
         }
         Ok(())
@@ -221,19 +221,23 @@ impl Follower {
     }
 
     /// What the publisher says next. Silence is answered by PINGs, and lasting silence is an end.
-    async fn next_from<R: AsyncRead + Unpin>(&mut self, reader: &mut Reader<R>) -> Result<Incoming, Fault> {
+    async fn next_from<R: AsyncRead + Unpin>(
+        &mut self,
+        reader: &mut ZmtpReader<R>,
+    ) -> Result<Received, ZmtpError> {
         let mut next = std::pin::pin!(reader.next());
         let mut silent = 0;
         loop {
-            if let Ok(came) = timeout(BEAT, &mut next).await {
+            if let Ok(came) = timeout(HEARTBEAT, &mut next).await {
                 return came;
             }
             silent += 1;
-            let Some(line) = self.line.as_mut().filter(|line| !line.beats || silent < SILENT_BEATS) else {
-                return Err(Fault::Protocol("silence"));
+            let Some(line) = self.line.as_mut().filter(|line| !line.beats || silent < MISSED_HEARTBEATS)
+            else {
+                return Err(ZmtpError::Timeout("heartbeats of a publisher"));
             };
             if !self.sink.is_wanted() {
-                return Err(Fault::Protocol("nobody reads"));
+                return Err(ZmtpError::Timeout("a reader"));
             }
             line.ping().await?;
         }
@@ -285,9 +289,9 @@ impl Follower {
         self.next = Some(sequence.saturating_add(1));
         self.last = self.life.is_none().then(|| digest(&payload));
         let (publisher, bytes) = (self.target.publisher, payload.len());
-        let mut message = Some(Message { publisher, topic, life: self.lives, sequence, payload });
+        let mut message = Some(ZmqMessage { publisher, topic, life: self.lives, sequence, payload });
         loop {
-            let offered = timeout(BEAT, self.sink.offer(&mut message, bytes)).await;
+            let offered = timeout(HEARTBEAT, self.sink.offer(&mut message, bytes)).await;
             if offered.is_ok() || !self.sink.is_wanted() {
                 return;
             }
@@ -300,7 +304,7 @@ impl Follower {
 
     /// Fetches what is missing before number `end`, however often the connection is lost meanwhile. What does not come stays a gap.
     async fn make_up_for(&mut self, end: u64) {
-        let (mut deadline, mut pause) = (Instant::now() + REPLAY_WHOLE, FIRST_PAUSE);
+        let (mut deadline, mut pause) = (deadline::after(REPLAY_WHOLE), FIRST_PAUSE);
         while self.sink.is_wanted() {
             let before = self.reached();
             let fetched = self.fetch(end).await.is_ok();
@@ -311,7 +315,7 @@ impl Follower {
             }
             if self.reached() > before {
                 // What ended it may have been a reader that was too slow for the publisher's patience.
-                (deadline, pause) = (Instant::now() + REPLAY_WHOLE, FIRST_PAUSE);
+                (deadline, pause) = (deadline::after(REPLAY_WHOLE), FIRST_PAUSE);
             }
             if Instant::now() + pause > deadline {
                 self.replays = false;
@@ -324,7 +328,7 @@ impl Follower {
 
     /// Asks for the messages from the next one to `end` and hands them on: if it shows that the publisher has started anew, for those
     /// of its new life.
-    async fn fetch(&mut self, end: u64) -> Result<(), Fault> {
+    async fn fetch(&mut self, end: u64) -> Result<(), ZmtpError> {
         let mut of_little = 0;
         loop {
             // After a life has ended there is nothing to compare with, and before each hole something has come.
@@ -337,10 +341,11 @@ impl Follower {
     }
 
     /// The same in one answer. Without `over_holes` it ends at the first one.
-    async fn fetch_of_life(&mut self, end: u64, over_holes: bool) -> Result<Answered, Fault> {
+    async fn fetch_of_life(&mut self, end: u64, over_holes: bool) -> Result<Answered, ZmtpError> {
         let Some(replay) = &self.target.replay else { return Ok(Answered::All) };
         // A connection for each question: nothing to repair after a loss.
-        let (mut reader, mut writer, Peer { life, .. }) = dial(replay, Socket::Dealer).await?;
+        let Handshake { mut reader, mut writer, peer } = dial(replay, SocketType::Dealer).await?;
+        let life = peer.property(LIFE).map(<[u8]>::to_vec);
         if life.is_some() && self.life.is_some() && life != self.life {
             // It has started anew and has other messages under these numbers.
             return Ok(Answered::All);
@@ -353,11 +358,11 @@ impl Follower {
         let start = next - u64::from(last.is_some());
         writer.message(&[b"", &start.to_be_bytes()]).await?;
         while self.sink.is_wanted() {
-            let slow = |_| Fault::Protocol("a replay that does not go on");
+            let slow = |_| ZmtpError::Timeout("the next message of a replay");
             let mut frames = match timeout(REPLAY_PATIENCE, reader.next()).await.map_err(slow)?? {
-                Incoming::Message(frames) => frames,
-                Incoming::Ping(context) => {
-                    writer.command("PONG", &context).await?;
+                Received::Message(frames) => frames,
+                Received::Ping(context) => {
+                    writer.pong(&context).await?;
                     continue;
                 }
                 _ => continue,
@@ -370,7 +375,7 @@ impl Follower {
                 frames.insert(0, self.target.topic.clone());
             }
             let Some((topic, sequence, payload)) = read(frames) else {
-                return Err(Fault::Protocol("a replay that is none"));
+                return Err(ZmtpError::Protocol("a replay that is none"));
             };
             if sequence < start {
                 continue;
@@ -419,15 +424,15 @@ pub(super) async fn ask(
     replay: &Endpoint,
     source: SourceId,
     question: &[u8],
-) -> Result<Option<Payload>, Fault> {
-    let (mut reader, mut writer, _) = dial(replay, Socket::Dealer).await?;
+) -> Result<Option<Payload>, ZmtpError> {
+    let Handshake { mut reader, mut writer, .. } = dial(replay, SocketType::Dealer).await?;
     let number = source.0.to_be_bytes();
     writer.message(&[b"", ASK, &number, question]).await?;
     loop {
         let frames = match reader.next().await? {
-            Incoming::Message(frames) => frames,
-            Incoming::Ping(context) => {
-                writer.command("PONG", &context).await?;
+            Received::Message(frames) => frames,
+            Received::Ping(context) => {
+                writer.pong(&context).await?;
                 continue;
             }
             _ => continue,
@@ -441,17 +446,8 @@ pub(super) async fn ask(
     }
 }
 
-type Connection =
-    (Reader<Box<dyn AsyncRead + Send + Unpin>>, Writer<Box<dyn AsyncWrite + Send + Unpin>>, Peer);
-
-async fn dial(endpoint: &Endpoint, socket: Socket) -> Result<Connection, Fault> {
-    let dialled = timeout(HANDSHAKE, async {
-        let halves = endpoint.connect().await?;
-        let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
-        let peer = shake_hands(socket, &[], &mut reader, &mut writer).await?;
-        Ok((reader, writer, peer))
-    });
-    dialled.await.unwrap_or(Err(Fault::Protocol("no handshake in time")))
+async fn dial(endpoint: &Endpoint, socket: SocketType) -> Result<ConnectedPeer, ZmtpError> {
+    kvbm_zmtp::connect(endpoint, socket, &[], HANDSHAKE_LIMIT).await
 }
 
 #[cfg(test)]

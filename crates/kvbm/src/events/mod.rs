@@ -347,7 +347,7 @@ impl EventPump {
         if self.full_wait.is_zero() {
             return;
         }
-        let deadline = Instant::now() + self.full_wait;
+        let deadline = deadline(self.full_wait);
         loop {
             let ring = self.registry.event_backlog();
             if ring.waiting <= ring.capacity / 2 || Instant::now() >= deadline {

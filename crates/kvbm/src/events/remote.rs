@@ -131,7 +131,7 @@ impl Remote {
     }
 
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = crate::signal::deadline(timeout);
         let transport = self.open(timeout)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let sent = match &self.translator {

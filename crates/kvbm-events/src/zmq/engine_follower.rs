@@ -1,11 +1,12 @@
 //! Following engines that publish for themselves: vLLM, SGLang and whoever speaks as they do.
 
-use super::{Message, MessageReceiver};
+use super::{MessageReceiver, ZmqMessage};
+use crate::deadline;
 use crate::vllm::{Adapter, EngineHash, Follower, FollowerStats, Heard, Worker, token_keys};
 use crate::{EventReceiver, KvIndex, PrefixMatch, TransportError};
 use kvbm_plan::{GroupId, SequenceHash};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Keeps an index from the messages of engines, one publisher each.
 ///
@@ -119,10 +120,10 @@ impl EngineFollower {
 
     /// Takes in what has come, waiting at most `timeout` for the first message; whether there was one.
     pub fn poll(&mut self, timeout: Duration) -> Result<bool, TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let mut any = false;
         for _ in 0..Self::MAX_MESSAGES {
-            let left = if any { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
+            let left = if any { Duration::ZERO } else { deadline::remaining(deadline) };
             let Some(message) = self.receiver.next(left)? else { break };
             any = true;
             if let Some(engine) = self.engines.get_mut(message.publisher as usize) {
@@ -139,7 +140,7 @@ fn longest_first(mut matches: Vec<PrefixMatch>) -> Vec<PrefixMatch> {
 }
 
 impl Engine {
-    fn take(&mut self, index: &mut KvIndex, Message { life, sequence, payload, .. }: &Message) {
+    fn take(&mut self, index: &mut KvIndex, ZmqMessage { life, sequence, payload, .. }: &ZmqMessage) {
         if std::mem::replace(&mut self.life, *life) != *life {
             self.follower.begin_anew();
         } else if *sequence > self.follower.next_sequence() {
