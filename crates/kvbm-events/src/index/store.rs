@@ -118,9 +118,15 @@ impl KvIndex {
     }
 
     fn hold(&mut self, id: PlaceId, run: u32, first: u8, last: u8) {
-        let run = &mut self.runs[run as usize];
+        let index = run;
+        let run = &mut self.runs[index as usize];
+        let is_new = !run.spans.has_worker(id.worker);
         let added = run.spans.add(Span { worker: id.worker, place: id.place, tier: id.tier, first, last });
         run.set_live(first, last);
         self.workers.count(id, i64::from(added));
+        if is_new {
+            self.workers.enter(id.worker, index);
+            self.tidy_runs(id.worker);
+        }
     }
 }

@@ -19,7 +19,7 @@ use kvbm_events::{
     InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Snapshot, SnapshotServer,
     SourceId, StreamId, Subscriber, TransportError,
 };
-use kvbm_plan::{BlockIdentity, Epoch, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockIdentity, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::Registry;
 use kvbm_tokens::{BlockChain, BlockHasher};
 use notes::Notes;
@@ -202,7 +202,7 @@ impl EventPump {
         let notes =
             Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, speaker.is_some()));
         let take = snapshots(registry.clone(), facts, Arc::clone(&notes), held);
-        let server = Arc::new(server(Arc::clone(&take), source, registry.epoch()));
+        let server = Arc::new(server(Arc::clone(&take), source, registry.clone()));
         let translator =
             speaker.zip(notes.tokens()).map(|(speaker, blocks)| Translator::new(take, blocks, speaker));
         let engine_format = translator.as_ref().map(Translator::stats);
@@ -410,11 +410,19 @@ fn snapshots(
     })
 }
 
-/// Answers whoever asks what this manager holds.
-fn server(take: Arc<TakeSnapshot>, source: SourceId, epoch: Epoch) -> SnapshotServer {
-    SnapshotServer::new(move |stream: StreamId| {
-        if (stream.source, stream.epoch) == (source, epoch) { take(stream.shard) } else { None }
-    })
+/// Answers questions for what this manager holds. The pool says at little cost how far its events
+/// are; those of volumes are few, and their snapshots are taken without its lock.
+fn server(take: Arc<TakeSnapshot>, source: SourceId, registry: Registry) -> SnapshotServer {
+    let epoch = registry.epoch();
+    let is_ours = move |stream: StreamId| (stream.source, stream.epoch) == (source, epoch);
+    let next_sequence = move |stream: StreamId| match stream.shard {
+        _ if !is_ours(stream) => None,
+        ONLY_SHARD => Some(registry.event_backlog().next_seq),
+        _ => Some(u64::MAX),
+    };
+    let server =
+        SnapshotServer::new(move |stream: StreamId| if is_ours(stream) { take(stream.shard) } else { None });
+    server.with_next_sequence(next_sequence)
 }
 
 /// A number that no other manager has, on this machine or another: hash keys that the system drew at random, different with every call.
