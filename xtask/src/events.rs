@@ -1,4 +1,5 @@
-//! The event plane from end to end: races, replays that are followed, the programs that follow them.
+//! The event plane from end to end: races, replays that are followed, the programs that follow
+//! them.
 
 use crate::nats;
 use crate::steps::Outcome;
@@ -8,13 +9,15 @@ use crate::workspace::{Workspace, cargo};
 /// Rounds of registration racing the last drop.
 const ROUNDS: &str = "100000";
 
-/// Runs the tests that need more time, or a server, than `cargo test` has. What needs a server is skipped where none can be fetched.
+/// Runs the tests that need more time, or a server, than `cargo test` has. What needs a server is
+/// skipped where none can be fetched.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let mut race = cargo(&workspace.root);
     race.args(["test", "-p", "kvbm", "--features", "nats,zmq", "--test", "event_race"]);
     race.env("KVBM_RACE_ROUNDS", ROUNDS);
     let mut faults = cargo(&workspace.root);
-    // A few rounds, and no limit by the clock: `cargo xtask event-faults` runs as many as are wanted, and holds them to it.
+    // A few rounds, and no limit by the clock: `cargo xtask event-faults` runs as many as are
+    // wanted, and holds them to it.
     faults.args([
         "test",
         "-p",

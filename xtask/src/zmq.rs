@@ -8,7 +8,8 @@ use crate::workspace::{Workspace, cargo, clippy};
 /// What the other side needs of the Python package index.
 const PACKAGES: &[&str] = &["pyzmq==27.1.0", "msgpack==1.1.2"];
 
-/// Lints what the feature adds and runs its tests; those with libzmq are skipped where it cannot be fetched.
+/// Lints what the feature adds and runs its tests; those with libzmq are skipped where it cannot be
+/// fetched.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     let lints = Outcome::from(clippy(&workspace.root, "kvbm-events", "zmq"));
     let python = match python::environment(workspace, "zmq", PACKAGES) {

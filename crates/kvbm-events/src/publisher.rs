@@ -23,8 +23,8 @@ pub enum FlushError {
     Stopped,
 }
 
-/// Publishes on a thread of its own. Dropping it publishes what is left, within the manager's publish timeout, and
-/// never waits much longer than that.
+/// Publishes on a thread of its own. Dropping it publishes what is left, within the manager's
+/// publish timeout, and never waits much longer than that.
 pub struct Publisher {
     commands: Sender<Command>,
     stop: Arc<AtomicBool>,
@@ -46,8 +46,15 @@ const LONGEST_TICK: Duration = Duration::from_millis(5);
 /// Commands that may wait; a wake-up that finds no room is not needed.
 const COMMANDS: usize = 16;
 
+impl EventManager {
+    /// Pumps on a thread of its own until the [`Publisher`] is dropped.
+    pub fn spawn(self) -> std::io::Result<Publisher> {
+        Publisher::start(self)
+    }
+}
+
 impl Publisher {
-    pub(crate) fn start(manager: EventManager) -> std::io::Result<Self> {
+    fn start(manager: EventManager) -> std::io::Result<Self> {
         let (commands, inbox) = bounded(COMMANDS);
         let (end, ended) = bounded::<()>(0);
         let stop = Arc::new(AtomicBool::new(false));

@@ -94,8 +94,8 @@ fn followers_share_a_snapshot_and_a_bounded_number_is_kept() {
     assert_eq!(server.answer(b"what?").as_ref(), Answer::Nothing.encode());
 }
 
-/// Mutations that make it fail: `SnapshotServer::part` that drops a snapshot with the first last part; `taken` that does not
-/// wait for its turn.
+/// Mutations that make it fail: `SnapshotServer::part` that drops a snapshot with the first last
+/// part; `taken` that does not wait for its turn.
 #[test]
 fn four_who_fetch_at_the_same_time_share_one_snapshot_to_its_end() {
     const FOLLOWERS: usize = 4;
@@ -209,8 +209,8 @@ fn a_shard_keeps_its_snapshots_whatever_is_asked_of_others() {
     }
 }
 
-/// Mutations that make it fail: `RemoteSnapshots::snapshot` that waits for its answer; `IndexFollower::load` without the
-/// events that came `since`.
+/// Mutations that make it fail: `RemoteSnapshots::snapshot` that waits for its answer;
+/// `IndexFollower::load` without the events that came `since`.
 #[test]
 fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end() {
     let transport = Arc::new(InProcessTransport::default());
@@ -265,7 +265,8 @@ fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end(
     change(1);
     until(&mut follower, 1);
     is_taken.recv_timeout(PATIENCE).unwrap();
-    // The question to the first hangs: the other is followed, event by event, and the first as far as that is possible.
+    // The question to the first hangs: the other is followed, event by event, and the first as far
+    // as that is possible.
     for round in 2..8 {
         change(round);
         until(&mut follower, 1);
@@ -285,8 +286,8 @@ fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end(
     }
 }
 
-/// Mutations that make it fail: a last part that is not waited with; a window of one; a part that a helper failed at and nobody
-/// asks for again.
+/// Mutations that make it fail: a last part that is not waited with; a window of one; a part that a
+/// helper failed at and nobody asks for again.
 #[test]
 fn several_parts_are_under_way_at_a_time_and_the_last_comes_last() {
     let transport = Arc::new(InProcessTransport::default());
@@ -321,8 +322,9 @@ fn several_parts_are_under_way_at_a_time_and_the_last_comes_last() {
     assert_eq!(asked.lock().unwrap().last(), Some(&12));
 }
 
-/// Three sources of more than 100,000 blocks each, which publish whenever they are asked for a part, and one that never answers
-/// and publishes as much as all of them. What a source publishes during its snapshot fits into what is remembered; of two it does not.
+/// Three sources of more than 100,000 blocks each, which publish whenever they are asked for a
+/// part, and one that never answers and publishes as much as all of them. What a source publishes
+/// during its snapshot fits into what is remembered; of two it does not.
 ///
 /// Mutation that makes it fail: one budget for all streams (`Suspect::is_under_way` always false).
 #[test]

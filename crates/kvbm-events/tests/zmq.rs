@@ -1,11 +1,12 @@
-//! `ZeroMQ` between our own ends, and against peers that misbehave. libzmq is met by `cargo xtask test --only zmq`.
+//! `ZeroMQ` between our own ends, and against peers that misbehave. libzmq is met by `cargo xtask
+//! test --only zmq`.
 
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 mod support;
 
-use kvbm_events::vllm::{self, Batch, BlockStored, EngineHash, Event, Worker};
+use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};
 use kvbm_events::zmq::{EngineFollower, MessageReceiver, ZmqAddress, ZmqConfig, ZmqMessage, ZmqTransport};
 use kvbm_events::{
     EventManager, EventTransport, InProcessConfig, IndexFollower, KvIndex, Payload, PublisherConfig,
@@ -213,11 +214,12 @@ fn a_publisher_that_starts_anew_is_followed_from_its_first_message() {
 fn engine_stores(hashes: std::ops::Range<u64>) -> Payload {
     let block_hashes = hashes.map(EngineHash::Uint).collect();
     let medium = Some("GPU".to_owned());
-    let event = Event::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
-    vllm::encode(&Batch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }).into()
+    let event = EngineEvent::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
+    vllm::encode(&EngineBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }).into()
 }
 
-/// Mutations that make it fail: `Numbers::hear` that takes a short step back for a repetition; messages that do not say their life.
+/// Mutations that make it fail: `SequenceTracker::hear` that takes a short step back for a
+/// repetition; messages that do not say their life.
 #[test]
 fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_is_heard() {
     for heard_from in [0, 3, 300, 500, 600] {
@@ -333,8 +335,9 @@ fn a_silent_client_of_the_replay_socket_gives_up_its_place_and_one_that_answers_
     assert_eq!(next(&mut late.unwrap().messages().unwrap()).payload, payload(5));
 }
 
-/// libzmq ends a connection when nothing comes over it for as long as a PING has said, and a subscriber that hears enough says nothing.
-/// Mutation that makes it fail: `ping` that names a time.
+/// libzmq ends a connection when nothing comes over it for as long as a PING has said, and a
+/// subscriber that hears enough says nothing. Mutation that makes it fail: `ping` that names a
+/// time.
 #[test]
 fn a_subscriber_promises_no_sign_of_life() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -364,7 +367,8 @@ fn a_subscriber_promises_no_sign_of_life() {
     });
     let subscriber = ZmqTransport::connect(ZmqConfig::default(), &[address]).unwrap();
     let _messages = subscriber.messages().unwrap();
-    // The first one asks whether the subscription is there, the second one whether the publisher is.
+    // The first one asks whether the subscription is there, the second one whether the publisher
+    // is.
     assert_eq!(publisher.join().unwrap(), [[0; 2]; 2]);
 }
 
@@ -451,7 +455,8 @@ fn dropping_the_transport_sends_what_is_queued_and_closes_its_subscribers() {
     assert!(matches!(receiver.next(PATIENCE), Err(TransportError::Closed { .. })));
 }
 
-/// Connections are cut again and again under a changing cache; the index that followed equals it, without a snapshot.
+/// Connections are cut again and again under a changing cache; the index that followed equals it,
+/// without a snapshot.
 #[test]
 fn an_index_equals_its_source_through_cuts_by_replay_alone() {
     let publisher = Arc::new(ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use kvbm::config::Secret;
-use kvbm::events_plane::url::{OpenError, PayloadFormat, Side};
+use kvbm::events_plane::url::{EventRole, OpenError, PayloadFormat};
 use kvbm::events_plane::{EventReceiver, EventTransport, EventUrl, TransportError};
 
 use super::engines::Engines;
@@ -69,7 +69,7 @@ fn subscribe(url: &EventUrl, patience: Duration) -> Result<Source, OpenError> {
     if url.format() == PayloadFormat::Vllm {
         return Ok(Source::Engines(Engines::open(url.open_messages(patience)?)?));
     }
-    let transport = url.open(Side::Subscriber, patience)?;
+    let transport = url.open(EventRole::Subscriber, patience)?;
     let receiver = transport.subscribe()?;
     Ok(Source::Kvbm(transport, receiver))
 }

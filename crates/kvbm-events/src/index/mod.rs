@@ -1,10 +1,11 @@
 //! Who has which prefix: an index over the blocks of many workers and tiers.
 //!
-//! Blocks of a chain lie in *runs*: stretches without a branch inside, at most 256 long. A run keeps the hashes of its
-//! blocks once, whoever holds them, and for each place (worker, tier, node, volume, shard) the intervals that it holds.
-//! A table leads from a hash to its run. So a block costs its hash, 11 to 22 bytes of table and a share of its run, and
-//! every further worker that holds the same chains only an interval of six bytes a run, and four
-//! bytes more in the worker's list of runs.
+//! Blocks of a chain lie in *runs*: stretches without a branch inside, at most 256 long. A run
+//! keeps the hashes of its blocks once, whoever holds them, and for each place (worker, tier, node,
+//! volume, shard) the intervals that it holds. A table leads from a hash to its run. So a block
+//! costs its hash, 11 to 22 bytes of table and a share of its run, and every further worker that
+//! holds the same chains only an interval of six bytes a run, and four bytes more in the worker's
+//! list of runs.
 //!
 //! A run whose blocks are mostly held by nobody is taken apart, so memory follows what is held.
 
@@ -37,14 +38,15 @@ pub struct IndexStats {
     pub runs: usize,
     /// Bytes of memory: what was allocated, used or not.
     pub bytes: usize,
-    /// Stored blocks that were not taken in because a limit was reached: prefixes that contain them look shorter.
+    /// Stored blocks that were not taken in because a limit was reached: prefixes that contain them
+    /// look shorter.
     pub refused: u64,
 }
 
 /// A prefix index over the blocks of many workers and tiers; see the module's text.
 ///
-/// Feed it the events of each stream in order. It is as right as they are: after a gap, [`clear`](Self::clear) the
-/// stream and apply a snapshot.
+/// Feed it the events of each stream in order. It is as right as they are: after a gap,
+/// [`clear`](Self::clear) the stream and apply a snapshot.
 #[derive(Debug)]
 pub struct KvIndex {
     runs: Vec<Run>,
@@ -67,8 +69,8 @@ impl KvIndex {
     /// Blocks that an index takes in by default.
     pub const DEFAULT_MAX_BLOCKS: usize = 64 << 20;
 
-    /// An empty index for at most `max_blocks` different blocks, 65,536 workers and 256 places of each; what is beyond
-    /// is refused and counted.
+    /// An empty index for at most `max_blocks` different blocks, 65,536 workers and 256 places of
+    /// each; what is beyond is refused and counted.
     pub fn new(max_blocks: usize) -> Self {
         Self {
             runs: Vec::new(),
@@ -139,16 +141,16 @@ impl KvIndex {
         }
     }
 
-    /// Forgets everything that a shard of a source holds, on all tiers. The cost depends on what the
-    /// source holds, not on what others hold elsewhere.
+    /// Forgets everything that a shard of a source holds, on all tiers. The cost depends on what
+    /// the source holds, not on what others hold elsewhere.
     pub fn clear(&mut self, source: SourceId, shard: u16) {
         let Some(slot) = self.workers.slot(source) else { return };
         let places = self.workers.places_of_shard(slot, shard);
         self.drop_spans(slot, |span| places[usize::from(span.place)]);
     }
 
-    /// Forgets a source and everything that it holds: it has died or has restarted. The cost is that
-    /// of [`clear`](Self::clear).
+    /// Forgets a source and everything that it holds: it has died or has restarted. The cost is
+    /// that of [`clear`](Self::clear).
     pub fn forget(&mut self, source: SourceId) {
         let Some(slot) = self.workers.slot(source) else { return };
         self.drop_spans(slot, |_| true);

@@ -131,8 +131,8 @@ impl Naive {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Mutations that make it fail: `Part::add` without the break at a hole; `go_on` without its filter; `settle`
-    /// without `set_dead` before it.
+    /// Mutations that make it fail: `Part::add` without the break at a hole; `go_on` without its
+    /// filter; `settle` without `set_dead` before it.
     #[test]
     fn the_index_agrees_with_a_naive_one(
         forks in prop::collection::vec((prop::bool::weighted(0.02), any::<usize>()), 0..600),

@@ -43,7 +43,8 @@ pub(super) enum Command {
     },
 }
 
-/// Connects, says how that went, and serves until nobody can ask any more; `end` goes when the server has everything.
+/// Connects, says how that went, and serves until nobody can ask any more; `end` goes when the
+/// server has everything.
 pub(super) fn run(
     config: NatsConfig,
     mut inbox: mpsc::Receiver<Command>,
@@ -69,7 +70,8 @@ pub(super) fn run(
                     max_payload.store(connection.client.max_payload(), Ordering::Relaxed);
                     connection.carry_out(command).await;
                 }
-                // What the server has not taken by then is lost. Where there is no connection nothing can be.
+                // What the server has not taken by then is lost. Where there is no connection
+                // nothing can be.
                 if connection.client.connection_state() == State::Connected {
                     let _ = connection.round_trip(deadline::after(CLOSE_LIMIT)).await;
                 }
@@ -150,7 +152,8 @@ impl Connection {
         let publish = self.client.publish(self.subject.clone(), bytes);
         within(self.name, deadline, "handing over a batch", publish).await?;
         if !self.denied.may_publish() {
-            // Nobody answers to what is published: the first is believed when the server had the time to deny it.
+            // Nobody answers to what is published: the first is believed when the server had the
+            // time to deny it.
             self.round_trip(deadline).await?;
             self.denied.check(self.name, Right::Publish, &self.subject)?;
             self.denied.published();
@@ -170,7 +173,8 @@ impl Connection {
         let mut subscription = self.subscription(self.subject.clone(), deadline).await?;
         let (denied, subject) = (Arc::clone(&self.denied), self.subject.clone());
         tokio::spawn(async move {
-            // Denied later, on another connection perhaps, it ends: whoever subscribes again is told why.
+            // Denied later, on another connection perhaps, it ends: whoever subscribes again is
+            // told why.
             let denied = denied.of_subscribing(&subject);
             futures_util::pin_mut!(denied);
             while let Either::Left((Some(message), _)) = select(subscription.next(), &mut denied).await {
@@ -201,7 +205,8 @@ impl Connection {
         format!("{}.ask.{source}", self.subject)
     }
 
-    /// Answers questions until what is returned is dropped. The client subscribes again after a lost connection.
+    /// Answers questions until what is returned is dropped. The client subscribes again after a
+    /// lost connection.
     async fn answer(
         &self,
         source: SourceId,
@@ -229,7 +234,8 @@ impl Connection {
         Ok(guard)
     }
 
-    /// Waits until the server has done all that was asked of it on this connection, and what it denies of that is noted.
+    /// Waits until the server has done all that was asked of it on this connection, and what it
+    /// denies of that is noted.
     async fn round_trip(&self, deadline: Instant) -> Result<(), TransportError> {
         let inbox = self.client.new_inbox();
         let mut echo =

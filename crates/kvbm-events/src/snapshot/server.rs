@@ -183,7 +183,8 @@ impl SnapshotServer {
         state.kept.retain(|kept| kept.fetching > 0 || kept.shared.is_last(0));
     }
 
-    /// The snapshot of the question's ticket, or for the first question any that reaches far enough.
+    /// The snapshot of the question's ticket, or for the first question any that reaches far
+    /// enough.
     fn find(&self, question: &Question) -> Option<Shared> {
         let mut state = self.state.lock();
         let now = Instant::now();

@@ -295,7 +295,8 @@ impl EventTransport for ZmqTransport {
 impl Drop for ZmqTransport {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // Ends by disconnection or by time; its sockets are free then, unless the machine is very busy.
+        // Ends by disconnection or by time; its sockets are free then, unless the machine is very
+        // busy.
         let _ = self.ended.recv_timeout(2 * CLOSE_LIMIT);
     }
 }

@@ -49,8 +49,8 @@ async fn serve_client(fan_out: Arc<FanOut>, halves: (SocketReader, SocketWriter)
 }
 
 /// What a client sends next. Connections are few, and a client's machine may be gone silently. So a
-/// client that answers no PING for [`MISSED_HEARTBEATS`] loses its connection, and one that knows no
-/// heartbeats after [`IDLE_HEARTBEATS`].
+/// client that answers no PING for [`MISSED_HEARTBEATS`] loses its connection, and one that knows
+/// no heartbeats after [`IDLE_HEARTBEATS`].
 async fn receive<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     reader: &mut ZmtpReader<R>,
     writer: &mut ZmtpWriter<W>,
