@@ -89,7 +89,7 @@ fn a_router_learns_chains_tokens_and_media() {
     assert_eq!((&stored.parent_block_hash, stored.medium.as_deref()), (&None, Some("GPU")));
     let all: Vec<u32> = (0..3).flat_map(|block| sequence.block_tokens(block).unwrap().to_vec()).collect();
     assert_eq!(stored.token_ids, all);
-    let on_host = |event: &&Event| matches!(event, EngineEvent::Stored(stored) if stored.medium.as_deref() == Some("CPU"));
+    let on_host = |event: &&EngineEvent| matches!(event, EngineEvent::Stored(stored) if stored.medium.as_deref() == Some("CPU"));
     let on_host: Vec<_> = events.iter().filter(on_host).collect();
     assert!(
         !on_host.is_empty() && on_host.iter().all(|event| {
