@@ -2,9 +2,11 @@
 //!
 //! **Knows:** what an event says, and how events are batched, encoded, carried and followed:
 //! [`KvEvent`], [`EventManager`] and [`Publisher`], the [`EventTransport`] seam with an in-process
-//! implementation, and a [`Subscriber`] that detects loss. **Must never know:** the pool (events
-//! come as plain data through an [`EventSource`]), where bytes are in memory, who subscribes, and
-//! any network unless a feature adds one: without features this crate uses no network crate.
+//! implementation, and a [`Subscriber`] that detects loss.
+//!
+//! **Must never know:** the pool (events come as plain data through an [`EventSource`]), where bytes
+//! are in memory, who subscribes, and any network unless a feature adds one: without features this
+//! crate uses no network crate.
 //!
 //! # Order and loss
 //!

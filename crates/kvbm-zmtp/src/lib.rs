@@ -2,6 +2,7 @@
 //!
 //! **Knows:** greeting, handshake, frames, commands, subscriptions and addresses, as
 //! <https://rfc.zeromq.org/spec/37/> defines them, for the socket types PUB, SUB, ROUTER and DEALER.
+//!
 //! **Must never know:** what a message means, any crate of this project, queues of outgoing
 //! messages, reconnection, authentication, and which runtime or thread its futures run on
 //! (tokio's I/O and timers must be enabled there).
