@@ -1,3 +1,3 @@
 #![no_main]
 
-kvbm_fuzz::target!(kvbm_events::fuzz::zmtp, 512 << 10, 256);
+kvbm_fuzz::target!(kvbm_zmtp::fuzz::zmtp, 512 << 10, 256);

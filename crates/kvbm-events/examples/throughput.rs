@@ -1,8 +1,10 @@
-//! Events a second from a source through a transport into an index: in this process, and over NATS where a server is
-//! named: `cargo run --release -p kvbm-events --features nats --example throughput -- nats://127.0.0.1:4222`.
+//! Events a second from a source through a transport into an index: in this process, and over NATS
+//! where a server is named: `cargo run --release -p kvbm-events --features nats --example
+//! throughput -- nats://127.0.0.1:4222`.
 //!
-//! Prints one line of JSON a transport. Source, publisher, server and follower share the machine. A follower that falls
-//! behind slows the source down, so nothing is lost; `missing` says whether that held.
+//! Prints one line of JSON a transport. Source, publisher, server and follower share the machine. A
+//! follower that falls behind slows the source down, so nothing is lost; `missing` says whether
+//! that held.
 
 use kvbm_events::{Delivery, StreamId};
 use kvbm_events::{

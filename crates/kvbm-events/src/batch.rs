@@ -37,12 +37,14 @@ impl fmt::Display for StreamId {
 pub struct EventBatch {
     /// The stream.
     pub stream: StreamId,
-    /// Number that follows the last event that the publisher has seen from its source, lost ones included. Whoever has
-    /// less has lost something.
+    /// Number that follows the last event that the publisher has seen from its source, lost ones
+    /// included. Whoever has less has lost something.
     pub next_sequence: u64,
-    /// Strictly increasing in `sequence`, all below `next_sequence`, at most [`EventBatch::MAX_EVENTS`].
+    /// Strictly increasing in `sequence`, all below `next_sequence`, at most
+    /// [`EventBatch::MAX_EVENTS`].
     pub events: Vec<KvEvent>,
-    /// When the publisher made the batch: microseconds since 1970 in UTC by its clock. `None` where it does not say.
+    /// When the publisher made the batch: microseconds since 1970 in UTC by its clock. `None` where
+    /// it does not say.
     pub published_us: Option<u64>,
     /// What a later revision of the format said beyond this; passed on unread.
     pub unknown: Unknown,
@@ -64,8 +66,8 @@ impl EventBatch {
         Self { published_us: Some(since.as_micros() as u64), ..self }
     }
 
-    /// How old the batch is at `now`, by both clocks: clocks that differ may make it zero. `None` where it does not say when it
-    /// was published.
+    /// How old the batch is at `now`, by both clocks: clocks that differ may make it zero. `None`
+    /// where it does not say when it was published.
     pub fn age(&self, now: SystemTime) -> Option<Duration> {
         let published = UNIX_EPOCH.checked_add(Duration::from_micros(self.published_us?))?;
         Some(now.duration_since(published).unwrap_or_default())
@@ -76,7 +78,8 @@ impl EventBatch {
         self.events.is_empty()
     }
 
-    /// Whether these are events, the first of them numbered `first`, without a hole between them or behind them.
+    /// Whether these are events, the first of them numbered `first`, without a hole between them or
+    /// behind them.
     pub(crate) fn is_whole_from(&self, first: u64) -> bool {
         let Some(last) = self.events.last() else { return false };
         self.events[0].sequence == first

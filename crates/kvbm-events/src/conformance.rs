@@ -1,5 +1,6 @@
 //! What every [`EventTransport`] must do: run [`check`] in the tests of an implementation.
 
+use crate::deadline;
 use crate::{EventReceiver, EventTransport, Payload, SourceId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -115,7 +116,7 @@ fn questions_are_answered_by_who_answers_for_the_source(transport: &dyn EventTra
         );
     }
     drop(answering);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = deadline::after(PATIENCE);
     while !unanswered(7) {
         assert!(Instant::now() < deadline, "{name}: nobody answers any more");
     }

@@ -9,7 +9,8 @@ pub struct KvEvent {
     pub sequence: u64,
     /// What happened.
     pub kind: EventKind,
-    /// Free metadata, in order: at most [`KvEvent::MAX_EXTRA`] pairs of at most [`KvEvent::MAX_EXTRA_BYTES`] bytes each.
+    /// Free metadata, in order: at most [`KvEvent::MAX_EXTRA`] pairs of at most
+    /// [`KvEvent::MAX_EXTRA_BYTES`] bytes each.
     pub extra: Vec<(String, String)>,
     /// What a later revision of the format said beyond this; passed on unread.
     pub unknown: Unknown,
@@ -28,7 +29,8 @@ impl KvEvent {
     }
 }
 
-/// Fields that this version does not know, as they came: whoever decodes and encodes again loses nothing.
+/// Fields that this version does not know, as they came: whoever decodes and encodes again loses
+/// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unknown {
     values: u32,
@@ -78,14 +80,16 @@ impl EventKind {
     }
 }
 
-/// The block of an event. The *reference documents*' fields, made precise: `sequence_hash` is `identity.hash`,
-/// `block_size` is `block_bytes`, `storage_location` is `location`. The namespace travels as the first four bytes of its
-/// tag ([`kvbm_plan::NamespaceId`]); the sequence hash binds the whole tag.
+/// The block of an event. The *reference documents*' fields, made precise: `sequence_hash` is
+/// `identity.hash`, `block_size` is `block_bytes`, `storage_location` is `location`. The namespace
+/// travels as the first four bytes of its tag ([`kvbm_plan::NamespaceId`]); the sequence hash binds
+/// the whole tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventBlock {
     /// Namespace, group, sequence hash, parent and position.
     pub identity: BlockIdentity,
-    /// Sequence hash of the first block of its chain; the block's own where `identity.position` is 0.
+    /// Sequence hash of the first block of its chain; the block's own where `identity.position` is
+    /// 0.
     pub prefix_hash: SequenceHash,
     /// Hash of the block's own tokens without its prefix, where the source knows it.
     pub local_hash: Option<LocalHash>,

@@ -1,11 +1,12 @@
 //! An index that stays right: events applied, losses repaired by snapshots.
 
+use crate::deadline;
 use crate::{
-    Delivery, EventKind, KvEvent, KvIndex, Repair, Resync, SnapshotSource, SourceId, StreamId, Subscriber,
-    TransportError,
+    Delivery, EventKind, KvEvent, KvIndex, Resync, SnapshotSource, SourceId, StreamId, StreamRepair,
+    Subscriber, TransportError,
 };
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Counters of an [`IndexFollower`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,21 +21,24 @@ pub struct FollowStats {
 
 /// Keeps a [`KvIndex`] equal to what every source of a transport holds.
 ///
-/// After a gap the stream is *suspect*: its events are still applied, but what the index says of it may be wrong until
-/// a snapshot has replaced it. A follower that joins late gets the whole truth that way. Snapshots that come from
-/// elsewhere ([`RemoteSnapshots`](crate::RemoteSnapshots)) are fetched in the background: no source waits for another.
+/// After a gap the stream is *suspect*: its events are still applied, but what the index says of it
+/// may be wrong until a snapshot has replaced it. A follower that joins late gets the whole truth
+/// that way. Snapshots that come from elsewhere ([`RemoteSnapshots`](crate::RemoteSnapshots)) are
+/// fetched in the background: no source waits for another.
 pub struct IndexFollower<S> {
     subscriber: Subscriber,
     snapshots: S,
     index: KvIndex,
     resync: Resync,
-    /// Events below these numbers are in a snapshot already, although they were still on their way to the index.
+    /// Events below these numbers are in a snapshot already, although they were still on their way
+    /// to the index.
     covered: BTreeMap<StreamId, u64>,
     stats: FollowStats,
 }
 
 impl<S: SnapshotSource> IndexFollower<S> {
-    /// Most deliveries in one poll, so that a busy stream does not keep the others from their snapshots.
+    /// Most deliveries in one poll, so that a busy stream does not keep the others from their
+    /// snapshots.
     pub const MAX_DELIVERIES: usize = 16;
 
     /// How long a poll waits at most while a snapshot is under way.
@@ -46,7 +50,8 @@ impl<S: SnapshotSource> IndexFollower<S> {
         Self { subscriber, snapshots, index, resync, covered, stats }
     }
 
-    /// Remembers at most `bytes` of events of a stream while its snapshot is under way, instead of [`Resync::MAX_BYTES`].
+    /// Remembers at most `bytes` of events of a stream while its snapshot is under way, instead of
+    /// [`Resync::MAX_BYTES`].
     #[must_use]
     pub fn remembering(self, bytes: usize) -> Self {
         Self { resync: Resync::new(bytes), ..self }
@@ -73,13 +78,14 @@ impl<S: SnapshotSource> IndexFollower<S> {
     }
 
     /// Takes in what has come, waiting at most `timeout` for the first delivery and not more than
-    /// [`Self::MAX_DELIVERIES`], and asks for the snapshots that are wanted. Whether anything was taken in.
+    /// [`Self::MAX_DELIVERIES`], and asks for the snapshots that are wanted. Whether anything was
+    /// taken in.
     pub fn poll(&mut self, timeout: Duration) -> Result<bool, TransportError> {
         let patience = if self.resync.is_empty() { timeout } else { timeout.min(Self::SOON) };
-        let deadline = Instant::now() + patience;
+        let deadline = deadline::after(patience);
         let mut any = false;
         for _ in 0..Self::MAX_DELIVERIES {
-            let left = if any { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
+            let left = if any { Duration::ZERO } else { deadline::remaining(deadline) };
             let delivery = self.subscriber.next(left);
             match delivery {
                 Ok(Some(delivery)) => self.take(&delivery),
@@ -142,7 +148,7 @@ impl<S: SnapshotSource> IndexFollower<S> {
         any
     }
 
-    fn load(&mut self, Repair { stream, mut snapshot, since }: Repair) {
+    fn load(&mut self, StreamRepair { stream, mut snapshot, since }: StreamRepair) {
         // Parents first, so that chains come out whole.
         snapshot.blocks.sort_by_key(|block| block.identity.position);
         let blocks = snapshot.blocks.into_iter();

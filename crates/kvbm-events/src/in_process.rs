@@ -1,5 +1,6 @@
 //! The transport inside one process: a bounded queue per subscriber.
 
+use crate::InProcessConfig;
 use crate::queue::{Queue, QueueReceiver};
 use crate::responders::Responders;
 use crate::{Answering, EventReceiver, EventTransport, Payload, Responder, SourceId, TransportError};
@@ -9,23 +10,8 @@ use std::time::Duration;
 
 const NAME: &str = "in-process";
 
-/// Limits of each subscriber's queue. The oldest payloads are dropped to keep both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InProcessConfig {
-    /// Most payloads waiting for one subscriber; at least 1 is kept.
-    pub queue_batches: usize,
-    /// Most bytes waiting for one subscriber. A payload larger than this is refused.
-    pub queue_bytes: usize,
-}
-
-impl Default for InProcessConfig {
-    /// 1,024 payloads and 64 MiB.
-    fn default() -> Self {
-        Self { queue_batches: 1024, queue_bytes: 64 << 20 }
-    }
-}
-
-/// Delivers to subscribers of the same process. Publishing never waits: a full queue loses its oldest payload.
+/// Delivers to subscribers of the same process. Publishing never waits: a full queue loses its
+/// oldest payload.
 #[derive(Default)]
 pub struct InProcessTransport {
     config: InProcessConfig,

@@ -1,8 +1,8 @@
 //! From a source's events to batches on a transport.
 
-use crate::format::Native;
+use crate::encoder::NativeEncoder;
 use crate::{
-    EventBatch, EventTransport, Format, Instead, KvEvent, Payload, Publisher, SourceId, StreamId,
+    BatchEncoder, EventBatch, EventTransport, KvEvent, Payload, Replacement, SourceId, StreamId,
     TransportError, wire,
 };
 use kvbm_plan::Epoch;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Where a shard's events come from: a bounded ring that the pool fills.
 pub trait EventSource: Send {
-    /// Appends at most `max` events to `out`, oldest first, and returns the number that follows the last event the
-    /// source has handed out *or lost* so far. Never waits.
+    /// Appends at most `max` events to `out`, oldest first, and returns the number that follows the
+    /// last event the source has handed out *or lost* so far. Never waits.
     fn drain(&mut self, max: usize, out: &mut Vec<KvEvent>) -> u64;
 }
 
@@ -30,8 +30,9 @@ pub struct PublisherConfig {
     pub batch_events: usize,
     /// Most encoded bytes of a batch; a single event larger than this travels alone.
     pub batch_bytes: usize,
-    /// How long an event waits for company at most: under load, the time between two batches that are not full. After a quiet time of
-    /// this length an event goes at once, for no company is to be expected.
+    /// How long an event waits for company at most: under load, the time between two batches that
+    /// are not full. After a quiet time of this length an event goes at once, for no company is to
+    /// be expected.
     pub max_age: Duration,
     /// Time between two signs of life of a stream without events.
     pub heartbeat: Duration,
@@ -112,7 +113,8 @@ pub struct PublisherStats {
     pub bytes: u64,
     /// Numbers that the sources skipped: events lost in a full ring.
     pub lost_in_source: u64,
-    /// Events dropped because they cannot be encoded or the transport refuses them; followers see a gap.
+    /// Events dropped because they cannot be encoded or the transport refuses them; followers see a
+    /// gap.
     pub refused: u64,
     /// Events dropped because the source handed them out again or out of order.
     pub out_of_order: u64,
@@ -122,14 +124,14 @@ pub struct PublisherStats {
 
 /// Gathers the events of one source from its shards and publishes them in batches.
 ///
-/// Call [`pump`](Self::pump) often, or let [`spawn`](Self::spawn) do it on a thread of its own. It never touches the
-/// code that makes the events: it drains the rings they were written to.
+/// Call [`pump`](Self::pump) often, or let [`spawn`](Self::spawn) do it on a thread of its own. It
+/// never touches the code that makes the events: it drains the rings they were written to.
 pub struct EventManager {
     config: PublisherConfig,
     source: SourceId,
     epoch: Epoch,
     transport: Arc<dyn EventTransport>,
-    format: Box<dyn Format>,
+    format: Box<dyn BatchEncoder>,
     streams: Vec<Stream>,
     stats: PublisherStats,
 }
@@ -148,12 +150,13 @@ struct Stream {
     source: Box<dyn EventSource>,
     /// Drained, not yet published: at most `batch_events`.
     pending: Vec<KvEvent>,
-    /// Encoded, not yet taken by the transport, with the events that each stands for: those of one batch.
+    /// Encoded, not yet taken by the transport, with the events that each stands for: those of one
+    /// batch.
     unsent: VecDeque<(Payload, u64)>,
     /// Last batch.
-    told: Option<Instant>,
+    last_batch: Option<Instant>,
     /// Last batch or heartbeat.
-    spoke: Option<Instant>,
+    last_sent: Option<Instant>,
     /// Number that follows what the source has handed out or lost.
     next_sequence: u64,
     /// Room for the next events, left by a batch that is gone.
@@ -187,7 +190,8 @@ impl Stream {
         self.next_sequence = self.next_sequence.max(next);
     }
 
-    /// Drops those of `pending` behind the first `kept` whose number is not at least `next` and above all before.
+    /// Drops those of `pending` behind the first `kept` whose number is not at least `next` and
+    /// above all before.
     fn drop_disordered(&mut self, kept: usize, mut next: u64) {
         let mut at = 0;
         self.pending.retain(|event| {
@@ -230,12 +234,12 @@ impl EventManager {
     ) -> Result<Self, ConfigError> {
         config.validate()?;
         let (streams, stats) = (Vec::new(), PublisherStats::default());
-        Ok(Self { config, source, epoch, transport, format: Box::new(Native), streams, stats })
+        Ok(Self { config, source, epoch, transport, format: Box::new(NativeEncoder), streams, stats })
     }
 
     /// Writes batches in another format, for example [`vllm::Publishing`](crate::vllm::Publishing).
     #[must_use]
-    pub fn with_format(self, format: impl Format + 'static) -> Self {
+    pub fn with_format(self, format: impl BatchEncoder + 'static) -> Self {
         Self { format: Box::new(format), ..self }
     }
 
@@ -249,8 +253,8 @@ impl EventManager {
             source: Box::new(source),
             pending: Vec::new(),
             unsent: VecDeque::new(),
-            told: None,
-            spoke: None,
+            last_batch: None,
+            last_sent: None,
             next_sequence: 0,
             spare: Vec::new(),
         });
@@ -267,16 +271,17 @@ impl EventManager {
         &self.config
     }
 
-    /// Drains the sources and publishes what is due at `now`: full batches, others when `max_age` has passed since the last,
-    /// heartbeats.
-    /// At most [`Self::MAX_BATCHES_PER_PUMP`] batches per shard, so that no shard starves another.
+    /// Drains the sources and publishes what is due at `now`: full batches, others when `max_age`
+    /// has passed since the last, heartbeats. At most [`Self::MAX_BATCHES_PER_PUMP`] batches per
+    /// shard, so that no shard starves another.
     ///
     /// On an error the batch is kept for the next call and the other shards wait as well.
     pub fn pump(&mut self, now: Instant) -> Result<Pumped, TransportError> {
         self.pass(now, false)
     }
 
-    /// Publishes everything that the sources hold, whatever its age. Ends after `timeout` with what is left kept.
+    /// Publishes everything that the sources hold, whatever its age. Ends after `timeout` with what
+    /// is left kept.
     pub fn flush(&mut self, timeout: Duration) -> Result<Pumped, TransportError> {
         let start = Instant::now();
         let mut total = Pumped::default();
@@ -292,11 +297,6 @@ impl EventManager {
 
     /// Most batches of one shard in one pump.
     pub const MAX_BATCHES_PER_PUMP: usize = 16;
-
-    /// Pumps on a thread of its own until the [`Publisher`] is dropped.
-    pub fn spawn(self) -> std::io::Result<Publisher> {
-        Publisher::start(self)
-    }
 
     fn pass(&mut self, now: Instant, force: bool) -> Result<Pumped, TransportError> {
         let before = self.stats.events;
@@ -315,11 +315,13 @@ impl EventManager {
             stream.refill(self.config.batch_events, &mut self.stats);
             let (count, full) = stream.next_batch(&self.config);
             // The load decides: a stream that has just told something has more to tell soon.
-            let aged =
-                stream.told.is_none_or(|told| now.saturating_duration_since(told) >= self.config.max_age);
+            let aged = stream
+                .last_batch
+                .is_none_or(|last| now.saturating_duration_since(last) >= self.config.max_age);
             if count == 0 {
-                let quiet = |spoke: Instant| now.saturating_duration_since(spoke) >= self.config.heartbeat;
-                if stream.spoke.is_none_or(quiet) {
+                let quiet =
+                    |last_sent: Instant| now.saturating_duration_since(last_sent) >= self.config.heartbeat;
+                if stream.last_sent.is_none_or(quiet) {
                     self.publish(index, 0, now)?;
                 }
                 return Ok(false);
@@ -355,9 +357,9 @@ impl EventManager {
             }
         };
         let stream = &mut self.streams[index];
-        stream.spoke = Some(now);
+        stream.last_sent = Some(now);
         if count > 0 {
-            stream.told = Some(now);
+            stream.last_batch = Some(now);
         }
         let done = match sent {
             Ok(()) => Ok(()),
@@ -378,8 +380,8 @@ impl EventManager {
         done
     }
 
-    /// Hands over what is encoded. What the transport cannot take now stays for the next call; what it refuses is dropped:
-    /// so many events.
+    /// Hands over what is encoded. What the transport cannot take now stays for the next call; what
+    /// it refuses is dropped: so many events.
     fn send_unsent(&mut self, index: usize) -> Result<(), (TransportError, u64)> {
         while let Some((payload, events)) = self.streams[index].unsent.pop_front() {
             match self.transport.publish(&payload, self.config.publish_timeout) {
@@ -402,12 +404,12 @@ impl EventManager {
     fn say_otherwise(&mut self, index: usize, payload: &[u8], events: u64) {
         let unsent = &mut self.streams[index].unsent;
         match self.format.refused(payload) {
-            Instead::Smaller(smaller) if !smaller.is_empty() => {
+            Replacement::Smaller(smaller) if !smaller.is_empty() => {
                 let smaller: Vec<_> = counted(smaller, events).collect();
                 smaller.into_iter().rev().for_each(|payload| unsent.push_front(payload));
             }
-            Instead::Smaller(_) => self.stats.refused += events,
-            Instead::Nothing { events: lost } => {
+            Replacement::Smaller(_) => self.stats.refused += events,
+            Replacement::Nothing { events: lost } => {
                 // The last payload of a batch carries its events.
                 if let Some((_, of_batch)) = unsent.back_mut() {
                     self.stats.refused += lost.min(*of_batch);

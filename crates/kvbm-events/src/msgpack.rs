@@ -1,5 +1,6 @@
-//! MessagePack, as far as events need it (<https://github.com/msgpack/msgpack/blob/master/spec.md>): a reader that
-//! borrows and bounds everything by the bytes that are really there, and writers of the shortest form.
+//! MessagePack, as far as events need it
+//! (<https://github.com/msgpack/msgpack/blob/master/spec.md>): a reader that borrows and bounds
+//! everything by the bytes that are really there, and writers of the shortest form.
 
 /// Bytes that are not the MessagePack that was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -177,7 +178,8 @@ impl<'a> Reader<'a> {
         is_nil
     }
 
-    /// The bytes of the next `count` values, however deep they are nested. Takes no memory and time by the bytes there are.
+    /// The bytes of the next `count` values, however deep they are nested. Takes no memory and time
+    /// by the bytes there are.
     pub(crate) fn raw(&mut self, count: u64) -> Result<&'a [u8], Malformed> {
         let start = self.at;
         let mut open = count;

@@ -1,5 +1,6 @@
 //! A manager that pumps itself on a thread.
 
+use crate::deadline;
 use crate::{EventManager, PublisherStats, TransportError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
@@ -22,8 +23,8 @@ pub enum FlushError {
     Stopped,
 }
 
-/// Publishes on a thread of its own. Dropping it publishes what is left, within the manager's publish timeout, and
-/// never waits much longer than that.
+/// Publishes on a thread of its own. Dropping it publishes what is left, within the manager's
+/// publish timeout, and never waits much longer than that.
 pub struct Publisher {
     commands: Sender<Command>,
     stop: Arc<AtomicBool>,
@@ -45,13 +46,20 @@ const LONGEST_TICK: Duration = Duration::from_millis(5);
 /// Commands that may wait; a wake-up that finds no room is not needed.
 const COMMANDS: usize = 16;
 
+impl EventManager {
+    /// Pumps on a thread of its own until the [`Publisher`] is dropped.
+    pub fn spawn(self) -> std::io::Result<Publisher> {
+        Publisher::start(self)
+    }
+}
+
 impl Publisher {
-    pub(crate) fn start(manager: EventManager) -> std::io::Result<Self> {
+    fn start(manager: EventManager) -> std::io::Result<Self> {
         let (commands, inbox) = bounded(COMMANDS);
         let (end, ended) = bounded::<()>(0);
         let stop = Arc::new(AtomicBool::new(false));
         let stats = Arc::new(Mutex::new(manager.stats()));
-        let patience = manager.config().publish_timeout + Duration::from_millis(500);
+        let patience = manager.config().publish_timeout.saturating_add(Duration::from_millis(500));
         let worker = Worker { manager, inbox, stop: Arc::clone(&stop), stats: Arc::clone(&stats), _end: end };
         let thread =
             std::thread::Builder::new().name("kvbm-events".into()).spawn(move || worker.run())?.thread().id();
@@ -66,7 +74,7 @@ impl Publisher {
 
     /// Publishes everything that the sources hold now.
     pub fn flush(&self, timeout: Duration) -> Result<(), FlushError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let (answer, answered) = bounded(1);
         match self.commands.send_timeout(Command::Flush { timeout, answer }, timeout) {
             Ok(()) => {}

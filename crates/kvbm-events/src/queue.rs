@@ -1,6 +1,7 @@
 //! The bounded queue of one subscriber.
 
-use crate::{EventReceiver, InProcessConfig, Payload, TransportError};
+use crate::deadline;
+use crate::{EventReceiver, Payload, TransportError};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +10,23 @@ use std::sync::Weak;
 use std::task::Waker;
 #[cfg(feature = "zmq")]
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+/// Limits of each subscriber's queue. The oldest payloads are dropped to keep both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InProcessConfig {
+    /// Most payloads waiting for one subscriber; at least 1 is kept.
+    pub queue_batches: usize,
+    /// Most bytes waiting for one subscriber. A payload larger than this is refused.
+    pub queue_bytes: usize,
+}
+
+impl Default for InProcessConfig {
+    /// 1,024 payloads and 64 MiB.
+    fn default() -> Self {
+        Self { queue_batches: 1024, queue_bytes: 64 << 20 }
+    }
+}
 
 /// Holds what a subscriber has not read yet.
 #[derive(Debug)]
@@ -25,7 +42,8 @@ struct QueueState<T> {
     bytes: usize,
     dropped: u64,
     closed: bool,
-    /// Tasks that wait for room. Woken when half of the queue is free, so that they do not wake for each item.
+    /// Tasks that wait for room. Woken when half of the queue is free, so that they do not wake for
+    /// each item.
     waiting: Vec<Waker>,
     /// Items at most until they are woken.
     wake_at: usize,
@@ -119,7 +137,7 @@ impl<T> QueueReceiver<T> {
     }
 
     pub(crate) fn next(&mut self, timeout: Duration) -> Result<Option<T>, TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let mut state = self.queue.state.lock();
         let mut in_time = true;
         loop {
@@ -154,7 +172,8 @@ impl<T: Into<Payload> + Send> EventReceiver for QueueReceiver<T> {
     }
 }
 
-/// Where a network's thread puts what comes in, as long as somebody may read it. Says when no more will come.
+/// Where a network's thread puts what comes in, as long as somebody may read it. Says when no more
+/// will come.
 #[cfg(any(feature = "nats", feature = "zmq"))]
 pub(crate) struct Sink<T = Payload> {
     queue: Weak<Queue<T>>,
@@ -175,8 +194,9 @@ impl<T> Sink<T> {
         true
     }
 
-    /// Waits for room and puts the item there; it stays in `item` where this is cancelled, or nobody reads any more. A reader that
-    /// goes wakes nobody: look every now and then whether the sink is still wanted.
+    /// Waits for room and puts the item there; it stays in `item` where this is cancelled, or
+    /// nobody reads any more. A reader that goes wakes nobody: look every now and then whether the
+    /// sink is still wanted.
     #[cfg(feature = "zmq")]
     pub(crate) async fn offer(&self, item: &mut Option<T>, bytes: usize) {
         std::future::poll_fn(|task| match self.queue.upgrade() {

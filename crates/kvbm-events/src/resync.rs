@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// The streams of which a follower may know something wrong.
 ///
-/// A snapshot takes its time, and events go on meanwhile: those of a suspect stream are remembered, so that whatever the
-/// snapshot does not know yet is applied again on top of it. Once the number is known that the snapshot under way begins
-/// with, only what follows it is kept. Where that is too much, the oldest go, and the snapshot has to be newer than they were.
+/// A snapshot takes its time, and events go on meanwhile: those of a suspect stream are remembered,
+/// so that whatever the snapshot does not know yet is applied again on top of it. Once the number
+/// is known that the snapshot under way begins with, only what follows it is kept. Where that is
+/// too much, the oldest go, and the snapshot has to be newer than they were.
 #[derive(Debug)]
 pub struct Resync {
     suspects: BTreeMap<StreamId, Suspect>,
-    /// Most bytes of remembered events: of each stream whose snapshot is under way, and of all others together.
+    /// Most bytes of remembered events: of each stream whose snapshot is under way, and of all
+    /// others together.
     most: usize,
     /// Bytes of the events of streams whose snapshot is not under way.
     waiting: usize,
@@ -29,9 +31,10 @@ struct Suspect {
     is_under_way: bool,
 }
 
-/// What makes a stream right again: forget all of it, then take in the snapshot, then apply these events.
+/// What makes a stream right again: forget all of it, then take in the snapshot, then apply these
+/// events.
 #[derive(Debug)]
-pub struct Repair {
+pub struct StreamRepair {
     /// The stream.
     pub stream: StreamId,
     /// Its state at some moment after the loss.
@@ -41,9 +44,11 @@ pub struct Repair {
 }
 
 impl Resync {
-    /// Most bytes of events that are remembered by default: of each stream whose snapshot is under way, which are few at a time
-    /// ([`RemoteSnapshots::MAX_FETCHES`](crate::RemoteSnapshots::MAX_FETCHES)), and of all that wait for theirs together. A stream
-    /// is made right as long as less than this comes of it between the first and the last part of its snapshot: some 300,000 events.
+    /// Most bytes of events that are remembered by default: of each stream whose snapshot is under
+    /// way, which are few at a time
+    /// ([`RemoteSnapshots::MAX_FETCHES`](crate::RemoteSnapshots::MAX_FETCHES)), and of all that
+    /// wait for theirs together. A stream is made right as long as less than this comes of it
+    /// between the first and the last part of its snapshot: some 300,000 events.
     pub const MAX_BYTES: usize = 64 << 20;
 
     /// Nothing is suspect. At most `most` bytes are remembered; see [`Self::MAX_BYTES`].
@@ -80,8 +85,9 @@ impl Resync {
         });
     }
 
-    /// Asks for the snapshot of every suspect. What came is the caller's to apply, before anything else of the stream.
-    pub fn ask(&mut self, snapshots: &mut impl SnapshotSource) -> Vec<Repair> {
+    /// Asks for the snapshot of every suspect. What came is the caller's to apply, before anything
+    /// else of the stream.
+    pub fn ask(&mut self, snapshots: &mut impl SnapshotSource) -> Vec<StreamRepair> {
         let mut repairs = Vec::new();
         for (&stream, suspect) in &mut self.suspects {
             let snapshot = snapshots.snapshot(stream, suspect.reach);
@@ -91,7 +97,7 @@ impl Resync {
                 continue;
             };
             suspect.needs(snapshot.next_sequence, &mut self.waiting);
-            repairs.push(Repair { stream, snapshot, since: std::mem::take(&mut suspect.since).into() });
+            repairs.push(StreamRepair { stream, snapshot, since: std::mem::take(&mut suspect.since).into() });
             // What is left of it is the caller's now.
             suspect.settle(0, &mut self.waiting);
         }
@@ -126,7 +132,8 @@ impl Suspect {
         self.fit(waiting, most);
     }
 
-    /// The snapshot has to be the state after every event below `reach`: no event below it is needed any more.
+    /// The snapshot has to be the state after every event below `reach`: no event below it is
+    /// needed any more.
     fn needs(&mut self, reach: u64, waiting: &mut usize) {
         self.reach = self.reach.max(reach);
         while self.since.front().is_some_and(|event| event.sequence < self.reach) {
@@ -199,7 +206,7 @@ mod tests {
         move |_| Some(Snapshot { next_sequence, blocks: Vec::new() })
     }
 
-    fn numbers(repairs: &[Repair]) -> Vec<u64> {
+    fn numbers(repairs: &[StreamRepair]) -> Vec<u64> {
         repairs.iter().flat_map(|repair| repair.since.iter().map(|event| event.sequence)).collect()
     }
 
@@ -249,8 +256,8 @@ mod tests {
         assert_eq!((cancelled.cancelled, resync.waiting), (vec![stream(2)], 0));
     }
 
-    /// Mutations that make it fail: one budget for all streams; `fit` that forgets all that is remembered; `ask` that does not
-    /// ask how far a snapshot is.
+    /// Mutations that make it fail: one budget for all streams; `fit` that forgets all that is
+    /// remembered; `ask` that does not ask how far a snapshot is.
     #[test]
     fn a_snapshot_under_way_is_kept_up_with_whatever_comes_of_other_streams() {
         let mut resync = Resync::new(100 * EVENT);

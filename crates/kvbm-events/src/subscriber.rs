@@ -1,5 +1,6 @@
 //! A follower's end: receives, decodes, tracks.
 
+use crate::deadline;
 use crate::{
     Delivery, EventReceiver, Payload, SourceId, StreamId, Tracker, TrackerStats, TransportError, TwoLives,
     wire,
@@ -20,7 +21,8 @@ pub struct SubscriberStats {
     pub tracker: TrackerStats,
 }
 
-/// Follows every source of a transport. Holds at most what one batch means beyond the transport's own queue.
+/// Follows every source of a transport. Holds at most what one batch means beyond the transport's
+/// own queue.
 pub struct Subscriber {
     receiver: Box<dyn EventReceiver>,
     tracker: Tracker,
@@ -29,7 +31,7 @@ pub struct Subscriber {
     batches: u64,
     malformed: u64,
     last_malformed: Option<wire::DecodeError>,
-    heard: BTreeMap<SourceId, Instant>,
+    last_received: BTreeMap<SourceId, Instant>,
 }
 
 impl Subscriber {
@@ -40,19 +42,28 @@ impl Subscriber {
 
     /// A follower that knows what `tracker` has seen, for example after subscribing again.
     pub fn with_tracker(receiver: Box<dyn EventReceiver>, tracker: Tracker) -> Self {
-        let (ready, scratch, heard) = (VecDeque::new(), Vec::new(), BTreeMap::new());
-        Self { receiver, tracker, ready, scratch, batches: 0, malformed: 0, last_malformed: None, heard }
+        let (ready, scratch, last_received) = (VecDeque::new(), Vec::new(), BTreeMap::new());
+        Self {
+            receiver,
+            tracker,
+            ready,
+            scratch,
+            batches: 0,
+            malformed: 0,
+            last_malformed: None,
+            last_received,
+        }
     }
 
-    /// The next delivery, or `None` when there was none within `timeout`. Heartbeats that report no loss deliver
-    /// nothing.
+    /// The next delivery, or `None` when there was none within `timeout`. Heartbeats that report no
+    /// loss deliver nothing.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Delivery>, TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         loop {
             if let Some(delivery) = self.ready.pop_front() {
                 return Ok(Some(delivery));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline::remaining(deadline);
             match self.receiver.recv(left)? {
                 Some(payload) => self.take(&payload),
                 None => return Ok(None),
@@ -65,9 +76,9 @@ impl Subscriber {
         self.ready.extend(self.tracker.resynced(stream, next_sequence));
     }
 
-    /// When each source that is followed was heard of last; a heartbeat counts.
-    pub fn heard(&self) -> impl Iterator<Item = (SourceId, Instant)> + '_ {
-        self.heard.iter().map(|(source, at)| (*source, *at))
+    /// When the last batch of each followed source arrived; a heartbeat counts.
+    pub fn last_received(&self) -> impl Iterator<Item = (SourceId, Instant)> + '_ {
+        self.last_received.iter().map(|(source, at)| (*source, *at))
     }
 
     /// Sources of which two lives publish at the same time; see [`Tracker::two_lives`].
@@ -82,7 +93,7 @@ impl Subscriber {
 
     /// Forgets a source; see [`Tracker::forget`].
     pub fn forget(&mut self, source: SourceId) {
-        self.heard.remove(&source);
+        self.last_received.remove(&source);
         self.tracker.forget(source);
     }
 
@@ -109,7 +120,7 @@ impl Subscriber {
                 self.tracker.accept_at(batch, now, &mut self.scratch);
                 // As many as the tracker follows, no more.
                 if self.tracker.next_sequence(stream).is_some() {
-                    self.heard.insert(stream.source, now);
+                    self.last_received.insert(stream.source, now);
                 }
                 self.ready.extend(self.scratch.drain(..));
             }

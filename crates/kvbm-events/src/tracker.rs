@@ -16,16 +16,16 @@ pub enum Delivery {
         /// At least one event.
         events: Vec<KvEvent>,
     },
-    /// Events with these numbers will not come: what is known of the stream's shard may be wrong until a resync.
-    /// A follower that joins late gets everything before its first batch as a gap.
+    /// Events with these numbers will not come: what is known of the stream's shard may be wrong
+    /// until a resync. A follower that joins late gets everything before its first batch as a gap.
     Gap {
         /// The stream.
         stream: StreamId,
         /// Their numbers.
         missing: Range<u64>,
     },
-    /// The source began a new life: forget all that came from it. Numbers start again at 0. The life is a higher one, or a
-    /// lower one that has spoken alone for [`Tracker::SILENCE`].
+    /// The source began a new life: forget all that came from it. Numbers start again at 0. The
+    /// life is a higher one, or a lower one that has spoken alone for [`Tracker::SILENCE`].
     Restarted {
         /// The source.
         source: SourceId,
@@ -47,8 +47,8 @@ pub struct TrackerStats {
     pub gaps: u64,
     /// Events lost in gaps.
     pub missing: u64,
-    /// Batches of an epoch below the one that is followed: they are ignored. A few after a restart; more while a source has
-    /// [two lives](Tracker::two_lives), or until a lower one is believed.
+    /// Batches of an epoch below the one that is followed: they are ignored. A few after a restart;
+    /// more while a source has [two lives](Tracker::two_lives), or until a lower one is believed.
     pub stale_batches: u64,
     /// Batches of streams beyond the limit of streams.
     pub untracked_batches: u64,
@@ -65,14 +65,17 @@ pub struct TwoLives {
     pub ignored: Epoch,
 }
 
-/// Follows any number of streams up to a limit. Pure bookkeeping: feed it batches in the order of arrival.
+/// Follows any number of streams up to a limit. Pure bookkeeping: feed it batches in the order of
+/// arrival.
 ///
-/// Every number of a stream is delivered exactly once, as an event or as part of a gap; a batch that arrives after its
-/// numbers were reported missing stays missing, because applying it late would undo what came after.
+/// Every number of a stream is delivered exactly once, as an event or as part of a gap; a batch
+/// that arrives after its numbers were reported missing stays missing, because applying it late
+/// would undo what came after.
 ///
-/// Of a source the highest life is followed, and batches of lower ones are ignored. But epochs come from clocks, and a clock may
-/// have been behind: when at least three batches of a lower life have come over at least [`SILENCE`](Self::SILENCE), and none
-/// of the followed one between them, the lower one is the source's life now.
+/// Of a source the highest life is followed, and batches of lower ones are ignored. But epochs come
+/// from clocks, and a clock may have been behind: when at least three batches of a lower life have
+/// come over at least [`SILENCE`](Self::SILENCE), and none of the followed one between them, the
+/// lower one is the source's life now.
 #[derive(Debug)]
 pub struct Tracker {
     sources: HashMap<SourceId, SourceState>,
@@ -103,7 +106,8 @@ impl Tracker {
     /// Streams that are followed by default.
     pub const DEFAULT_MAX_STREAMS: usize = 65_536;
 
-    /// How long a life has to be silent, while a lower one of its source speaks, to be over: five heartbeats as they are by default.
+    /// How long a life has to be silent, while a lower one of its source speaks, to be over: five
+    /// heartbeats as they are by default.
     pub const SILENCE: Duration = Duration::from_secs(5);
 
     /// Batches of the lower life that have to come meanwhile.
@@ -122,14 +126,15 @@ impl Tracker {
         self.stats
     }
 
-    /// Number that the stream's next event should have; `None` for a stream that is not followed in this epoch.
+    /// Number that the stream's next event should have; `None` for a stream that is not followed in
+    /// this epoch.
     pub fn next_sequence(&self, stream: StreamId) -> Option<u64> {
         let source = self.sources.get(&stream.source).filter(|source| source.epoch == stream.epoch)?;
         source.shards.get(&stream.shard).copied()
     }
 
-    /// Says that a resync (a snapshot, a replay) has covered the stream up to, not including, `next_sequence`:
-    /// events below it are repeats from now on. Never goes back.
+    /// Says that a resync (a snapshot, a replay) has covered the stream up to, not including,
+    /// `next_sequence`: events below it are repeats from now on. Never goes back.
     pub fn resynced(&mut self, stream: StreamId, next_sequence: u64) -> Vec<Delivery> {
         let mut out = Vec::new();
         if let Some(expected) = self.expected(stream, &mut out) {
@@ -160,7 +165,7 @@ impl Tracker {
 
     /// The same, of a batch that came at `now`.
     pub fn accept_at(&mut self, batch: EventBatch, now: Instant, out: &mut Vec<Delivery>) {
-        self.hear(batch.stream, now, out);
+        self.observe_life(batch.stream, now, out);
         let Some(expected) = self.expected(batch.stream, out) else { return };
         if batch.is_whole_from(*expected) {
             // The usual case: what comes is what was expected, and passes as it is.
@@ -201,7 +206,7 @@ impl Tracker {
     }
 
     /// Takes note of which life of a source speaks. A lower one may be believed from now on.
-    fn hear(&mut self, stream: StreamId, now: Instant, out: &mut Vec<Delivery>) {
+    fn observe_life(&mut self, stream: StreamId, now: Instant, out: &mut Vec<Delivery>) {
         let Some(state) = self.sources.get_mut(&stream.source) else { return };
         if stream.epoch >= state.epoch {
             if let Some(lower) = &mut state.lower {
@@ -230,7 +235,8 @@ impl Tracker {
         }
     }
 
-    /// The next number of `stream`, after noticing a restart; `None` when the batch is to be ignored.
+    /// The next number of `stream`, after noticing a restart; `None` when the batch is to be
+    /// ignored.
     fn expected(&mut self, stream: StreamId, out: &mut Vec<Delivery>) -> Option<&mut u64> {
         if let Some(state) = self.sources.get_mut(&stream.source) {
             if stream.epoch < state.epoch {

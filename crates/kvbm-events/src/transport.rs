@@ -10,7 +10,8 @@ pub type Payload = Arc<[u8]>;
 /// Why a transport did not do what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
-    /// Cannot take the payload now; nothing was sent, or it may have been. Publish it again: followers drop repeats.
+    /// Cannot take the payload now; nothing was sent, or it may have been. Publish it again:
+    /// followers drop repeats.
     #[error("event transport '{transport}' is unavailable: {reason} (worth another attempt)")]
     Unavailable {
         /// Implementer.
@@ -46,21 +47,23 @@ pub enum TransportError {
 
 /// Carries payloads from publishers to subscribers.
 ///
-/// The contract, checked by [`crate::conformance`]: payloads arrive unchanged; those that one thread published arrive
-/// in that order; any may be lost or repeated; no call waits much longer than its `timeout`; a subscriber sees what is
-/// published after [`subscribe`](Self::subscribe) returned; queues are bounded, and a slow subscriber costs only itself;
-/// questions find who answers for their source, from any end of the transport.
+/// The contract, checked by [`crate::conformance`]: payloads arrive unchanged; those that one
+/// thread published arrive in that order; any may be lost or repeated; no call waits much longer
+/// than its `timeout`; a subscriber sees what is published after [`subscribe`](Self::subscribe)
+/// returned; queues are bounded, and a slow subscriber costs only itself; questions find who
+/// answers for their source, from any end of the transport.
 pub trait EventTransport: Send + Sync {
     /// Name of the implementer, for errors and metrics.
     fn name(&self) -> &'static str;
 
-    /// Addresses of its own where subscribers reach it, with the ports that it got; none where all go through a server or stay in
-    /// this process.
+    /// Addresses of its own where subscribers reach it, with the ports that it got; none where all
+    /// go through a server or stay in this process.
     fn listens_at(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Most bytes of a payload or an answer, as far as that is known now; what is longer is refused, or no answer.
+    /// Most bytes of a payload or an answer, as far as that is known now; what is longer is
+    /// refused, or no answer.
     fn max_payload(&self) -> usize {
         usize::MAX
     }
@@ -71,16 +74,18 @@ pub trait EventTransport: Send + Sync {
     /// Starts to collect payloads for a new subscriber.
     fn subscribe(&self) -> Result<Box<dyn EventReceiver>, TransportError>;
 
-    /// Answers questions about `source` with `responder` until what is returned is dropped. Of two that answer for one
-    /// source, any may be asked.
+    /// Answers questions about `source` with `responder` until what is returned is dropped. Of two
+    /// that answer for one source, any may be asked.
     fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError>;
 
-    /// Asks whoever answers for `source`, waiting at most `timeout`. [`TransportError::Unavailable`] when nobody does.
+    /// Asks whoever answers for `source`, waiting at most `timeout`.
+    /// [`TransportError::Unavailable`] when nobody does.
     fn ask(&self, source: SourceId, question: &Payload, timeout: Duration)
     -> Result<Payload, TransportError>;
 }
 
-/// Answers a question. It is called on threads of the transport's and may take its time; it must not panic.
+/// Answers a question. It is called on threads of the transport's and may take its time; it must
+/// not panic.
 pub type Responder = Arc<dyn Fn(&[u8]) -> Payload + Send + Sync>;
 
 /// Somebody answers as long as this is there.
@@ -106,11 +111,12 @@ pub trait EventReceiver: Send {
     /// The next payload, or `None` when none came within `timeout`.
     fn recv(&mut self, timeout: Duration) -> Result<Option<Payload>, TransportError>;
 
-    /// Payloads that this subscriber's own bounded queue has dropped so far, oldest first. Loss elsewhere is not
-    /// counted here; gaps in the numbers show it all.
+    /// Payloads that this subscriber's own bounded queue has dropped so far, oldest first. Loss
+    /// elsewhere is not counted here; gaps in the numbers show it all.
     fn dropped(&self) -> u64;
 
-    /// Payloads that wait in this subscriber's queue: how far its reader is behind. 0 where that is not known.
+    /// Payloads that wait in this subscriber's queue: how far its reader is behind. 0 where that is
+    /// not known.
     fn waiting(&self) -> usize {
         0
     }

@@ -1,4 +1,5 @@
-//! The wire form of a batch, in MessagePack (<https://github.com/msgpack/msgpack/blob/master/spec.md>).
+//! The wire form of a batch, in MessagePack
+//! (<https://github.com/msgpack/msgpack/blob/master/spec.md>).
 //!
 //! ```text
 //! batch  = [version, source, epoch, shard, next_sequence, [event, ...], published_us | nil, ...]
@@ -8,10 +9,11 @@
 //! extra  = [[key, value], ...]
 //! ```
 //!
-//! Hashes are 16-byte `bin`, the rest (`local_hash` too) are unsigned integers and strings. An event takes about 90
-//! bytes. A `local_hash` or a time that is not known and stands last is left out. A later minor revision may append
-//! elements to a batch or an event: they are kept as they are ([`Unknown`]) and written back behind the known ones. A change of
-//! meaning gets a new version, which is refused. Input is untrusted: its length is bounded before anything is read,
+//! Hashes are 16-byte `bin`, the rest (`local_hash` too) are unsigned integers and strings. An
+//! event takes about 90 bytes. A `local_hash` or a time that is not known and stands last is left
+//! out. A later minor revision may append elements to a batch or an event: they are kept as they
+//! are ([`Unknown`]) and written back behind the known ones. A change of meaning gets a new
+//! version, which is refused. Input is untrusted: its length is bounded before anything is read,
 //! the number of events, of extra pairs and of unknown bytes while they are read.
 
 use crate::msgpack::{Reader, write_array, write_bin, write_nil, write_str, write_uint};

@@ -1,4 +1,5 @@
-//! An index behind a transport that loses, repeats, damages and refuses equals its source again and again.
+//! An index behind a transport that loses, repeats, damages and refuses equals its source again and
+//! again.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
@@ -36,8 +37,8 @@ fn manager(world: &World, epoch: u64, transport: &Arc<Faulty>) -> EventManager {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Mutations that make it fail: `take` that applies events below `covered`; `resync` that accepts an older snapshot;
-    /// `load` without `clear`.
+    /// Mutations that make it fail: `take` that applies events below `covered`; `resync` that
+    /// accepts an older snapshot; `load` without `clear`.
     #[test]
     fn an_index_equals_its_source_after_any_faults(
         script in prop::collection::vec(fate(), 0..60),

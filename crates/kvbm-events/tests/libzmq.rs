@@ -1,5 +1,6 @@
-//! `ZeroMQ` with libzmq on the other side, both directions: `TEST_PYZMQ` names a Python that has pyzmq and msgpack; without
-//! it these tests say so and pass. `cargo xtask test --only test` makes one.
+//! `ZeroMQ` with libzmq on the other side, both directions: `TEST_PYZMQ` names a Python that has
+//! pyzmq and msgpack; without it these tests say so and pass. `cargo xtask test --only test` makes
+//! one.
 
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
@@ -242,8 +243,8 @@ fn we_follow_an_engine_on_libzmq_through_cuts_and_a_kill() {
     }
 }
 
-/// Our connection leads to the forwarder and stays; the engine behind it ends and starts anew, with its numbers.
-/// Mutation that makes it fail: `is_repeated` without the step back.
+/// Our connection leads to the forwarder and stays; the engine behind it ends and starts anew, with
+/// its numbers. Mutation that makes it fail: `is_repeated` without the step back.
 #[test]
 fn we_follow_an_engine_behind_a_forwarder_into_its_next_life() {
     let vectors = vectors();
@@ -258,16 +259,18 @@ fn we_follow_an_engine_behind_a_forwarder_into_its_next_life() {
     let worker = Worker { source: SourceId(9), node: NodeId(1) };
     let mut follower = EngineFollower::new(subscriber.messages().unwrap(), &[worker], KvIndex::default());
     let mut before = 0;
-    // Until the forwarder has found the engine nobody hears what it says, which may take long: each life says so much less than the one
-    // before that its numbers are a step back whenever that ends.
+    // Until the forwarder has found the engine nobody hears what it says, which may take long: each
+    // life says so much less than the one before that its numbers are a step back whenever that
+    // ends.
     for (life, messages) in [(0, 600), (1, 300), (2, 7)] {
         if life > 0 {
             engine = Peer::start(&arguments).unwrap();
         }
         let mut sent = engine.say(&format!("publish {messages}"))["sent"].as_u64().unwrap();
         let deadline = Instant::now() + PATIENCE;
-        // What comes before the forwarder has found the engine shows only with the next one. Lives say the same again and again, so what
-        // the index holds does not tell that all of this one was heard.
+        // What comes before the forwarder has found the engine shows only with the next one. Lives
+        // say the same again and again, so what the index holds does not tell that all of this one
+        // was heard.
         while follower.stats(0).events < before + events_of(&vectors, sent) {
             assert!(Instant::now() < deadline, "life {life}: {:?} after {sent}", follower.stats(0));
             if !follower.poll(Duration::from_millis(200)).unwrap() {
@@ -327,7 +330,7 @@ fn after(vectors: &[(PathBuf, Vec<u8>)], messages: u64, worker: Worker) -> Held 
     let mut naive = Follower::new(worker);
     for number in 0..messages {
         let (_, payload) = &vectors[number as usize % vectors.len()];
-        naive.hear(&mut index, number, payload).unwrap();
+        naive.receive(&mut index, number, payload).unwrap();
     }
     held_by_index(&index)
 }

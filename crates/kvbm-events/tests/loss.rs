@@ -15,7 +15,8 @@ use support::{Fate, Faulty, Ring};
 
 const SOURCE: SourceId = SourceId(7);
 
-/// For each number of a stream: delivered (true) or reported missing (false); a number told twice fails the test.
+/// For each number of a stream: delivered (true) or reported missing (false); a number told twice
+/// fails the test.
 #[derive(Default)]
 struct Told(Vec<bool>);
 
@@ -60,11 +61,12 @@ fn fate() -> impl Strategy<Value = Fate> {
 }
 
 proptest! {
-    /// Rings that overflow, a transport that loses, repeats, damages and refuses: after one heartbeat over a transport
-    /// that works again, the follower knows of every single number whether it has it.
+    /// Rings that overflow, a transport that loses, repeats, damages and refuses: after one
+    /// heartbeat over a transport that works again, the follower knows of every single number
+    /// whether it has it.
     ///
-    /// Mutations that make it fail: no gap between events in `Tracker::accept`; a publisher that does not take over the
-    /// `next_sequence` that its source returned.
+    /// Mutations that make it fail: no gap between events in `Tracker::accept`; a publisher that
+    /// does not take over the `next_sequence` that its source returned.
     #[test]
     fn invariant_4_every_loss_is_detected(
         script in prop::collection::vec(fate(), 0..60),

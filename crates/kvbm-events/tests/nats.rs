@@ -1,5 +1,5 @@
-//! NATS against a real server: `KVBM_NATS_SERVER` names its program; without it these tests say so and pass.
-//! `cargo xtask test --only test` fetches one.
+//! NATS against a real server: `KVBM_NATS_SERVER` names its program; without it these tests say so
+//! and pass. `cargo xtask test --only test` fetches one.
 
 #![cfg(feature = "nats")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
@@ -50,8 +50,8 @@ fn jetstream_conforms() {
     });
 }
 
-/// Publishes `count` events in small batches while `disturb` is called now and then; the numbers that a follower was
-/// given and those that it was told are missing.
+/// Publishes `count` events in small batches while `disturb` is called now and then; the numbers
+/// that a follower was given and those that it was told are missing.
 fn publish_while(transport: NatsTransport, count: u64, mut disturb: impl FnMut(u64)) -> (Vec<u64>, Vec<u64>) {
     let transport = Arc::new(transport);
     let mut follower = Subscriber::new(transport.subscribe().unwrap());
@@ -108,7 +108,8 @@ fn jetstream_loses_nothing_when_the_server_is_killed() {
     assert!(came.iter().copied().eq(0..20_000), "each once and in order");
 }
 
-/// Mutations that make it fail: `Kept::publish` that does not open the stream again; `follow_once` that keeps its number.
+/// Mutations that make it fail: `Kept::publish` that does not open the stream again; `follow_once`
+/// that keeps its number.
 #[test]
 fn a_stream_that_is_gone_is_created_again_and_followed_from_its_start() {
     let Some(mut server) = NatsServer::start(&[]) else { return };
@@ -247,7 +248,8 @@ fn logins_are_checked_and_an_absent_server_makes_publishing_unavailable() {
     }
 }
 
-/// One who does not read loses the oldest within his own bound; the publisher and who reads notice nothing.
+/// One who does not read loses the oldest within his own bound; the publisher and who reads notice
+/// nothing.
 #[test]
 fn a_slow_subscriber_harms_nobody_elses_memory() {
     let Some(server) = NatsServer::start(&[]) else { return };
@@ -293,7 +295,8 @@ fn dropping_the_transport_closes_its_subscribers() {
     }
 }
 
-/// Changes a cache while the server is killed ten times; the index that followed, and how many gaps it had.
+/// Changes a cache while the server is killed ten times; the index that followed, and how many gaps
+/// it had.
 fn index_through_kills(server: &mut NatsServer, config: NatsConfig) -> u64 {
     let transport: Arc<dyn EventTransport> = Arc::new(NatsTransport::connect(config).unwrap());
     let world = World::new(50_000);
@@ -372,7 +375,8 @@ fn assert_denied<T>(what: Result<T, TransportError>, subject: &str, permission: 
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
 }
 
-/// Mutations that make it fail: `login::connect` without its callback; `publish` that believes the first.
+/// Mutations that make it fail: `login::connect` without its callback; `publish` that believes the
+/// first.
 #[test]
 fn a_publisher_that_may_not_publish_is_told_so_and_counts_nothing() {
     let Some(server) = denying("publish: { deny: \"kvbm.events\" }") else { return };
@@ -458,7 +462,8 @@ fn permissions_that_change_are_noticed() {
     assert_denied(transport.subscribe(), "kvbm.events", "subscribe");
 }
 
-/// Mutation that makes it fail: `hand_over` that takes every error of the server's for one that passes.
+/// Mutation that makes it fail: `hand_over` that takes every error of the server's for one that
+/// passes.
 #[test]
 fn a_batch_that_the_stream_never_takes_is_halved() {
     let Some(server) = NatsServer::start(&[]) else { return };
@@ -492,7 +497,8 @@ fn a_stream_of_other_subjects_is_named_at_once() {
     assert!(reason.contains("stream others keeps [\"others.*\"], not kvbm.events"), "{reason}");
 }
 
-/// Mutation that makes it fail: `SnapshotServer::serve` that does not look at what the transport carries.
+/// Mutation that makes it fail: `SnapshotServer::serve` that does not look at what the transport
+/// carries.
 #[test]
 fn snapshots_come_through_a_server_of_small_messages() {
     let Some(server) = NatsServer::configured("max_payload: 8192") else { return };

@@ -1,12 +1,13 @@
-//! Who may connect to a real nats-server, and to whom we talk: users, tokens, keys, JWTs, certificates. `KVBM_NATS_SERVER` names
-//! the server's program; without it these tests say so and pass. `cargo xtask test --only test` fetches one.
+//! Who may connect to a real nats-server, and to whom we talk: users, tokens, keys, JWTs,
+//! certificates. `KVBM_NATS_SERVER` names the server's program; without it these tests say so and
+//! pass. `cargo xtask test --only test` fetches one.
 
 #![cfg(all(feature = "nats", feature = "zmq"))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 mod support;
 
-use kvbm_events::url::Side;
+use kvbm_events::url::EventRole;
 use kvbm_events::{EventTransport, EventUrl, Payload};
 use nkeys::KeyPair;
 use serde_json::{Value, json};
@@ -23,7 +24,7 @@ const CONNECTING: Duration = Duration::from_secs(30);
 
 fn open(url: &str) -> Result<Arc<dyn EventTransport>, String> {
     let url: EventUrl = url.parse().unwrap();
-    url.open(Side::Publisher, CONNECTING).map_err(|error| error.to_string())
+    url.open(EventRole::Publisher, CONNECTING).map_err(|error| error.to_string())
 }
 
 /// Opens both ends and sends something through.
@@ -190,8 +191,8 @@ fn keys_that_the_server_knows_are_checked() {
     refused(&url, &["user.nk holds no user's seed"]);
 }
 
-/// Certificates of an authority of our own for this machine and for a client, and another authority's, made by `openssl`; `None`
-/// where there is none.
+/// Certificates of an authority of our own for this machine and for a client, and another
+/// authority's, made by `openssl`; `None` where there is none.
 fn certificates(folder: &Path) -> Option<()> {
     let openssl = |line: &str| {
         let command =
@@ -263,8 +264,12 @@ fn a_server_that_says_nothing_is_given_up_in_time() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("nats://127.0.0.1:{}", listener.local_addr().unwrap().port());
     let start = Instant::now();
-    let error =
-        url.parse::<EventUrl>().unwrap().open(Side::Subscriber, Duration::from_millis(300)).err().unwrap();
+    let error = url
+        .parse::<EventUrl>()
+        .unwrap()
+        .open(EventRole::Subscriber, Duration::from_millis(300))
+        .err()
+        .unwrap();
     assert!(start.elapsed() < CONNECTING, "{:?}", start.elapsed());
     assert!(error.to_string().contains(&url), "{error}");
 }

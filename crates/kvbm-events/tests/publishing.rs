@@ -5,10 +5,10 @@
 mod support;
 
 use kvbm_events::vllm::{
-    self, EngineBlock, EngineBlocks, EngineHash, Event, Follower, Publishing, Worker, decode,
+    self, EngineBlock, EngineBlocks, EngineEvent, EngineHash, Follower, Publishing, Worker, decode,
 };
 use kvbm_events::{
-    Answering, EventBatch, EventBlock, EventKind, EventManager, EventReceiver, EventTransport, Format,
+    Answering, BatchEncoder, EventBatch, EventBlock, EventKind, EventManager, EventReceiver, EventTransport,
     InProcessTransport, KvEvent, KvIndex, Payload, PublisherConfig, Responder, Snapshot, SourceId, StreamId,
     TransportError,
 };
@@ -21,7 +21,7 @@ use support::{World, block};
 
 const STREAM: StreamId = StreamId { source: SourceId(1), epoch: Epoch(1), shard: 0 };
 
-fn events(publishing: &mut Publishing, next: u64, kinds: Vec<(u64, EventKind)>) -> Vec<Event> {
+fn events(publishing: &mut Publishing, next: u64, kinds: Vec<(u64, EventKind)>) -> Vec<EngineEvent> {
     let events = kinds.into_iter().map(|(sequence, kind)| KvEvent::new(sequence, kind)).collect();
     let mut payloads = Vec::new();
     publishing.encode(&EventBatch::new(STREAM, next, events), &mut payloads).unwrap();
@@ -43,7 +43,7 @@ fn blocks_of_a_chain_travel_together_with_their_tokens_and_the_engines_names() {
     let mut publishing = Publishing::new(engine, &[Tier::G2]).with_rank(3);
     let stats = publishing.stats();
     let told = events(&mut publishing, 3, (0..3).map(|n| (n, EventKind::Store(block(n as u32)))).collect());
-    let [Event::Stored(first), Event::Stored(rest)] = &told[..] else { panic!("{told:?}") };
+    let [EngineEvent::Stored(first), EngineEvent::Stored(rest)] = &told[..] else { panic!("{told:?}") };
     // Nobody knows the first one any more: it goes by its own hash, without tokens.
     let own = EngineHash::Bytes(block(0).identity.hash.as_bytes().to_vec());
     assert_eq!((&first.block_hashes[..], first.token_ids.len()), (&[own.clone()][..], 0));
@@ -60,14 +60,15 @@ fn blocks_of_a_chain_travel_together_with_their_tokens_and_the_engines_names() {
     let gone: BTreeSet<String> = told
         .iter()
         .flat_map(|event| match event {
-            Event::Removed(removed) => removed.block_hashes.iter().map(|hash| format!("{hash:?}")),
+            EngineEvent::Removed(removed) => removed.block_hashes.iter().map(|hash| format!("{hash:?}")),
             other => panic!("clearing is told block by block, not {other:?}"),
         })
         .collect();
     assert_eq!(gone, [own, name(1), name(2)].iter().map(|hash| format!("{hash:?}")).collect());
 }
 
-/// A block in the pool and on a volume is told of by two streams: a loss in one takes nothing back of the other.
+/// A block in the pool and on a volume is told of by two streams: a loss in one takes nothing back
+/// of the other.
 ///
 /// Mutation that makes it fail: `remove_of` that takes back what other shards have told.
 #[test]
@@ -89,8 +90,8 @@ fn a_loss_takes_back_what_its_own_stream_has_told() {
     tell(0, 1, vec![on(Tier::G2)]);
     tell(1, 1, vec![on(Tier::G4)]);
     let number = u64::from_le_bytes(block(0).identity.hash.as_bytes()[..8].try_into().unwrap());
-    let gone = |told: Vec<Event>| {
-        let [Event::Removed(gone)] = &told[..] else { panic!("{told:?}") };
+    let gone = |told: Vec<EngineEvent>| {
+        let [EngineEvent::Removed(gone)] = &told[..] else { panic!("{told:?}") };
         assert_eq!(gone.block_hashes, [EngineHash::Uint(number)]);
         gone.medium.clone().unwrap()
     };
@@ -134,11 +135,11 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 /// What a naive follower makes of what it is told: no block is stored twice nor removed twice.
-fn apply(known: &mut BTreeSet<(String, String)>, told: Vec<Event>) {
+fn apply(known: &mut BTreeSet<(String, String)>, told: Vec<EngineEvent>) {
     for event in told {
         let (hashes, medium, is_stored) = match event {
-            Event::Stored(stored) => (stored.block_hashes, stored.medium, true),
-            Event::Removed(removed) => (removed.block_hashes, removed.medium, false),
+            EngineEvent::Stored(stored) => (stored.block_hashes, stored.medium, true),
+            EngineEvent::Removed(removed) => (removed.block_hashes, removed.medium, false),
             other => panic!("{other:?}"),
         };
         for hash in hashes {
@@ -150,10 +151,11 @@ fn apply(known: &mut BTreeSet<(String, String)>, told: Vec<Event>) {
 }
 
 proptest! {
-    /// Followers know tiers; several volumes are one of them. After each event they know a block there exactly while any has it.
+    /// Followers know tiers; several volumes are one of them. After each event they know a block
+    /// there exactly while any has it.
     ///
-    /// Mutations that make it fail: `store` that notes no second holder of a tier; `remove` that tells of every one; `remove_of` and
-    /// `lost` that look at tiers alone.
+    /// Mutations that make it fail: `store` that notes no second holder of a tier; `remove` that
+    /// tells of every one; `remove_of` and `lost` that look at tiers alone.
     #[test]
     fn a_block_is_told_of_as_long_as_any_volume_has_it(changes in prop::collection::vec(change(), 1..60)) {
         let held: Arc<Mutex<BTreeSet<(u32, usize)>>> = Arc::default();
@@ -225,10 +227,11 @@ fn what_the_engine_owns_is_not_told_and_heartbeats_say_nothing() {
     assert_eq!(publishing.stats().lock().losses, 0);
 }
 
-/// A ring that is too small loses again and again; a follower of engines ends with exactly what is there.
+/// A ring that is too small loses again and again; a follower of engines ends with exactly what is
+/// there.
 ///
-/// Mutations that make it fail: `lost` that stores nothing; `lost` that removes nothing; `encode` that goes on below
-/// the snapshot's number.
+/// Mutations that make it fail: `lost` that stores nothing; `lost` that removes nothing; `encode`
+/// that goes on below the snapshot's number.
 #[test]
 fn a_follower_of_engines_knows_the_truth_after_losses() {
     for capacity in [5, 20, 10_000] {
@@ -254,7 +257,7 @@ fn a_follower_of_engines_knows_the_truth_after_losses() {
             }
             manager.pump(Instant::now()).unwrap();
             while let Some(payload) = receiver.recv(Duration::ZERO).unwrap() {
-                follower.hear(&mut index, number, &payload).unwrap();
+                follower.receive(&mut index, number, &payload).unwrap();
                 number += 1;
             }
         }
@@ -276,7 +279,7 @@ fn without_snapshots_a_loss_takes_everything_back() {
     let mut publishing = Publishing::new(Arc::new(EngineBlocks::new(1)), &Tier::ALL);
     events(&mut publishing, 2, (0..2).map(|n| (n, EventKind::Store(block(n as u32)))).collect());
     let told = events(&mut publishing, 6, vec![(5, EventKind::Store(block(2)))]);
-    let [Event::Removed(gone), Event::Stored(stored)] = &told[..] else { panic!("{told:?}") };
+    let [EngineEvent::Removed(gone), EngineEvent::Stored(stored)] = &told[..] else { panic!("{told:?}") };
     assert_eq!((gone.block_hashes.len(), stored.block_hashes.len()), (2, 1));
 }
 
@@ -287,7 +290,8 @@ fn noted(engine: &EngineBlocks, n: u32, tokens: u32) -> EventBlock {
     EventBlock { block_tokens: tokens, ..block(n) }
 }
 
-/// Mutations that make it fail: `stored` or `into_payloads` that looks at the number of blocks alone.
+/// Mutations that make it fail: `stored` or `into_payloads` that looks at the number of blocks
+/// alone.
 #[test]
 fn payloads_stay_far_below_what_followers_read() {
     let engine = Arc::new(EngineBlocks::new(20_000));
@@ -302,7 +306,7 @@ fn payloads_stay_far_below_what_followers_read() {
         publishing.encode(&EventBatch::new(STREAM, sequence, events), &mut payloads).unwrap();
         for payload in &payloads {
             assert!(payload.len() < vllm::MAX_BYTES / 8, "{} bytes", payload.len());
-            follower.hear(&mut index, number, payload).unwrap();
+            follower.receive(&mut index, number, payload).unwrap();
             number += 1;
         }
         assert_eq!(index.holdings().count() as u64, there);
@@ -358,11 +362,11 @@ impl EventTransport for Narrow {
     }
 }
 
-/// What a transport does not carry whole goes in pieces. A block that it does not carry at all counts as refused, once for each
-/// time that it was stored, and nothing is told of its end.
+/// What a transport does not carry whole goes in pieces. A block that it does not carry at all
+/// counts as refused, once for each time that it was stored, and nothing is told of its end.
 ///
-/// Mutations that make it fail: `Publishing::refused` that halves nothing; that takes nothing back; `say_otherwise` that puts the
-/// pieces at the end.
+/// Mutations that make it fail: `Publishing::refused` that halves nothing; that takes nothing back;
+/// `say_otherwise` that puts the pieces at the end.
 #[test]
 fn what_a_transport_refuses_goes_in_pieces_or_counts_as_lost() {
     let engine = Arc::new(EngineBlocks::new(1000));
@@ -390,7 +394,7 @@ fn what_a_transport_refuses_goes_in_pieces_or_counts_as_lost() {
         manager.flush(Duration::from_secs(60)).unwrap();
         let mut told = 0;
         while let Some(payload) = receiver.recv(Duration::ZERO).unwrap() {
-            follower.hear(&mut index, number, &payload).unwrap();
+            follower.receive(&mut index, number, &payload).unwrap();
             (number, told) = (number + 1, told + 1);
         }
         (index.holdings().count(), told)

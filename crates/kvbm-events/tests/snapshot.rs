@@ -19,6 +19,9 @@ fn stream(epoch: u64) -> StreamId {
     StreamId { source: SourceId(5), epoch: Epoch(epoch), shard: 0 }
 }
 
+/// After so long a source takes another snapshot.
+const INTERVAL: Duration = Duration::from_millis(1 + 1000 / SnapshotServer::MAX_PER_SECOND as u64);
+
 #[test]
 fn a_late_joiner_reaches_the_full_truth() {
     let transport = Arc::new(InProcessTransport::default());
@@ -60,7 +63,9 @@ fn a_large_snapshot_comes_in_parts_of_one_state() {
     assert!(snapshot.blocks.iter().zip(0..).all(|(found, n)| *found == block(n)));
     assert_eq!(taken.load(Ordering::SeqCst), 1);
     // It was fetched to its end, so the next one is new; one that cannot reach far enough is none.
+    std::thread::sleep(INTERVAL);
     assert_eq!(snapshots.fetch(stream(1), 5).unwrap().next_sequence, 11);
+    std::thread::sleep(INTERVAL);
     assert_eq!(snapshots.fetch(stream(1), 1_000), None);
 }
 
@@ -89,8 +94,8 @@ fn followers_share_a_snapshot_and_a_bounded_number_is_kept() {
     assert_eq!(server.answer(b"what?").as_ref(), Answer::Nothing.encode());
 }
 
-/// Mutations that make it fail: `SnapshotServer::part` that drops a snapshot with the first last part; `taken` that does not
-/// wait for its turn.
+/// Mutations that make it fail: `SnapshotServer::part` that drops a snapshot with the first last
+/// part; `taken` that does not wait for its turn.
 #[test]
 fn four_who_fetch_at_the_same_time_share_one_snapshot_to_its_end() {
     const FOLLOWERS: usize = 4;
@@ -135,8 +140,55 @@ fn four_who_fetch_at_the_same_time_share_one_snapshot_to_its_end() {
         }
     });
     assert_eq!(taken.load(Ordering::SeqCst), 1);
-    // With the last of them it went: memory is free again, and the next one is told the state of then.
+    // With the last of them it went: memory is free again, and the next one gets the state of then.
+    std::thread::sleep(INTERVAL);
     assert_eq!(ask(0, 0).unwrap().next_sequence, 101);
+}
+
+/// A server that counts how often it takes a snapshot of so many blocks.
+fn counting(next_sequence: u64, blocks: u32) -> (SnapshotServer, Arc<AtomicU64>) {
+    let taken = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&taken);
+    let server = SnapshotServer::new(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Some(Snapshot { next_sequence, blocks: (0..blocks).map(block).collect() })
+    });
+    (server, taken)
+}
+
+fn first_question(reach: u64) -> Vec<u8> {
+    Question { stream: stream(1), reach, ticket: 0, part: 0 }.encode()
+}
+
+/// Mutation that makes it fail: `take_for` without its first condition.
+#[test]
+fn no_snapshot_is_taken_for_a_question_that_none_can_answer() {
+    let (server, taken) = counting(100, 0);
+    let server = server.with_next_sequence(|of| (of == stream(1)).then_some(100));
+    let unknown = Question { stream: stream(2), reach: 5, ticket: 0, part: 0 };
+    let later_part = Question { stream: stream(1), reach: 5, ticket: 0, part: 1 };
+    for question in [first_question(101), unknown.encode(), later_part.encode()] {
+        assert_eq!(server.answer(&question).as_ref(), Answer::Nothing.encode());
+        std::thread::sleep(INTERVAL);
+    }
+    assert_eq!(taken.load(Ordering::SeqCst), 0);
+    assert_ne!(server.answer(&first_question(100)).as_ref(), Answer::Nothing.encode());
+}
+
+/// Mutation that makes it fail: `take_for` that does not look when the last snapshot was taken.
+#[test]
+fn snapshots_of_a_stream_are_limited_in_a_second_and_shared_meanwhile() {
+    let (server, taken) = counting(100, 10);
+    for _ in 0..100 {
+        assert_eq!(server.answer(&first_question(u64::MAX)).as_ref(), Answer::Nothing.encode());
+    }
+    let few = taken.load(Ordering::SeqCst);
+    assert!(few <= 2, "{few} snapshots for 100 questions in a moment");
+    std::thread::sleep(INTERVAL);
+    let answers: Vec<_> = (0..100).map(|_| server.answer(&first_question(50))).collect();
+    assert!(answers.iter().all(|answer| answer.as_ref() != Answer::Nothing.encode()));
+    let more = taken.load(Ordering::SeqCst) - few;
+    assert!(more <= 2, "{more} snapshots for 100 questions in a moment");
 }
 
 #[test]
@@ -157,8 +209,8 @@ fn a_shard_keeps_its_snapshots_whatever_is_asked_of_others() {
     }
 }
 
-/// Mutations that make it fail: `RemoteSnapshots::snapshot` that waits for its answer; `IndexFollower::load` without the
-/// events that came `since`.
+/// Mutations that make it fail: `RemoteSnapshots::snapshot` that waits for its answer;
+/// `IndexFollower::load` without the events that came `since`.
 #[test]
 fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end() {
     let transport = Arc::new(InProcessTransport::default());
@@ -213,7 +265,8 @@ fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end(
     change(1);
     until(&mut follower, 1);
     is_taken.recv_timeout(PATIENCE).unwrap();
-    // The question to the first hangs: the other is followed, event by event, and the first as far as that is possible.
+    // The question to the first hangs: the other is followed, event by event, and the first as far
+    // as that is possible.
     for round in 2..8 {
         change(round);
         until(&mut follower, 1);
@@ -233,8 +286,8 @@ fn a_source_that_stalls_in_its_snapshot_holds_up_nobody_and_is_right_in_the_end(
     }
 }
 
-/// Mutations that make it fail: a last part that is not waited with; a window of one; a part that a helper failed at and nobody
-/// asks for again.
+/// Mutations that make it fail: a last part that is not waited with; a window of one; a part that a
+/// helper failed at and nobody asks for again.
 #[test]
 fn several_parts_are_under_way_at_a_time_and_the_last_comes_last() {
     let transport = Arc::new(InProcessTransport::default());
@@ -269,8 +322,9 @@ fn several_parts_are_under_way_at_a_time_and_the_last_comes_last() {
     assert_eq!(asked.lock().unwrap().last(), Some(&12));
 }
 
-/// Three sources of more than 100,000 blocks each, which publish whenever they are asked for a part, and one that never answers
-/// and publishes as much as all of them. What a source publishes during its snapshot fits into what is remembered; of two it does not.
+/// Three sources of more than 100,000 blocks each, which publish whenever they are asked for a
+/// part, and one that never answers and publishes as much as all of them. What a source publishes
+/// during its snapshot fits into what is remembered; of two it does not.
 ///
 /// Mutation that makes it fail: one budget for all streams (`Suspect::is_under_way` always false).
 #[test]

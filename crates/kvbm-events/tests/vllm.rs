@@ -1,8 +1,11 @@
-//! vLLM's events: captured payloads written back byte for byte, dialects, hostile input, an index kept right.
+//! vLLM's events: captured payloads written back byte for byte, dialects, hostile input, an index
+//! kept right.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
-use kvbm_events::vllm::{self, Batch, BlockRemoved, BlockStored, EngineHash, Event, Follower, Heard, Worker};
+use kvbm_events::vllm::{
+    self, BlockRemoved, BlockStored, Continuity, EngineBatch, EngineEvent, EngineHash, Follower, Worker,
+};
 use kvbm_events::{KvIndex, SourceId};
 use kvbm_plan::{GroupId, NodeId, SequenceHash, Tier};
 use proptest::prelude::*;
@@ -91,7 +94,10 @@ fn events_as_arrays_are_read() {
         ..BlockRemoved::default()
     };
     assert_eq!((stored.medium_tier(), removed.medium_tier()), (Some(Tier::G1), Some(Tier::G2)));
-    assert_eq!(batch.events, [Event::Stored(stored), Event::Removed(removed), Event::AllBlocksCleared]);
+    assert_eq!(
+        batch.events,
+        [EngineEvent::Stored(stored), EngineEvent::Removed(removed), EngineEvent::AllBlocksCleared]
+    );
 }
 
 #[test]
@@ -102,7 +108,7 @@ fn a_payload_as_a_map_is_read() {
     payload.extend(b"data_parallel_rank");
     payload.push(3);
     let batch = vllm::decode(&payload).unwrap();
-    assert_eq!(batch, Batch { timestamp: 2.0, events: vec![], data_parallel_rank: Some(3) });
+    assert_eq!(batch, EngineBatch { timestamp: 2.0, events: vec![], data_parallel_rank: Some(3) });
 }
 
 #[test]
@@ -115,13 +121,14 @@ fn fields_of_a_later_engine_survive() {
     let rank = longer.pop().unwrap();
     longer.extend([0xA3, b'n', b'e', b'w', 0x92, 1, 0x81, 0xA1, b'x', 0xC3, rank]);
     let batch = vllm::decode(&longer).unwrap();
-    let Event::Stored(stored) = &batch.events[0] else { panic!("a stored event: {batch}") };
+    let EngineEvent::Stored(stored) = &batch.events[0] else { panic!("a stored event: {batch}") };
     assert_eq!(stored.unknown.len(), 1);
     assert_eq!(stored.unknown[0].1.to_string(), r#"[1,{"x":true}]"#);
     assert_eq!(vllm::encode(&batch), longer);
 }
 
-/// Mutation that makes it fail: `read_event` that refuses what it does not know, and with it the message's other events.
+/// Mutation that makes it fail: `read_event` that refuses what it does not know, and with it the
+/// message's other events.
 #[test]
 fn an_event_of_a_later_engine_survives_and_harms_no_other() {
     let mut longer = payload(vec![stored(0..2, "GPU")]);
@@ -137,7 +144,7 @@ fn an_event_of_a_later_engine_survives_and_harms_no_other() {
     assert_eq!(vllm::encode(&batch), longer);
     assert_eq!(batch.events[1].to_string(), r#"{"type":"BlockMigrated","to":{"hex":"0708"}}"#);
     let (mut index, mut follower) = (KvIndex::default(), Follower::new(WORKER));
-    follower.hear(&mut index, 0, &longer).unwrap();
+    follower.receive(&mut index, 0, &longer).unwrap();
     assert_eq!((prefix(&index), follower.stats().unknown_events), (2, 1));
 }
 
@@ -162,7 +169,8 @@ fn invariant_5_hostile_payloads_are_errors() {
     assert!(error.contains("third frame"), "{error}");
 }
 
-/// An event may have two bytes, and takes hundreds in memory. Mutation that makes it fail: no bound but the payload's length.
+/// An event may have two bytes, and takes hundreds in memory. Mutation that makes it fail: no bound
+/// but the payload's length.
 #[test]
 fn invariant_5_a_payload_of_too_many_small_events_is_an_error() {
     let of = |count: u32| {
@@ -176,8 +184,9 @@ fn invariant_5_a_payload_of_too_many_small_events_is_an_error() {
     assert!(error.contains("at most 262144 events at byte 10"), "{error}");
 }
 
-/// A map whose key is a map whose key is a map: as strings of JSON within each other, each level would double the length of the one
-/// inside, and cost a stack frame. Mutation that makes it fail: keys of any kind shown as a string of their JSON.
+/// A map whose key is a map whose key is a map: as strings of JSON within each other, each level
+/// would double the length of the one inside, and cost a stack frame. Mutation that makes it fail:
+/// keys of any kind shown as a string of their JSON.
 #[test]
 fn invariant_5_maps_as_keys_of_maps_are_shown_in_bounded_space() {
     let nested = |depth: usize| vllm::Raw::new([vec![0x81; depth], vec![0xC0; depth + 1]].concat()).unwrap();
@@ -194,7 +203,7 @@ fn invariant_5_maps_as_keys_of_maps_are_shown_in_bounded_space() {
             ..BlockStored::default()
         };
         let (mut index, mut follower) = (KvIndex::default(), Follower::new(WORKER).by_tokens(8));
-        follower.hear(&mut index, 0, &payload(vec![Event::Stored(keyed)])).unwrap();
+        follower.receive(&mut index, 0, &payload(vec![EngineEvent::Stored(keyed)])).unwrap();
         assert_eq!(index.stats().blocks, 1);
     }
 }
@@ -209,10 +218,10 @@ fn keys(range: std::ops::Range<u64>) -> Vec<SequenceHash> {
     hashes(range).iter().map(EngineHash::index_key).collect()
 }
 
-fn stored(range: std::ops::Range<u64>, medium: &str) -> Event {
+fn stored(range: std::ops::Range<u64>, medium: &str) -> EngineEvent {
     let parent_block_hash = range.start.checked_sub(1).map(|n| EngineHash::Uint(n + 1_000));
     let medium = Some(medium.to_owned());
-    Event::Stored(BlockStored {
+    EngineEvent::Stored(BlockStored {
         block_hashes: hashes(range),
         parent_block_hash,
         medium,
@@ -220,13 +229,13 @@ fn stored(range: std::ops::Range<u64>, medium: &str) -> Event {
     })
 }
 
-fn removed(range: std::ops::Range<u64>, medium: &str) -> Event {
+fn removed(range: std::ops::Range<u64>, medium: &str) -> EngineEvent {
     let medium = Some(medium.to_owned());
-    Event::Removed(BlockRemoved { block_hashes: hashes(range), medium, ..BlockRemoved::default() })
+    EngineEvent::Removed(BlockRemoved { block_hashes: hashes(range), medium, ..BlockRemoved::default() })
 }
 
-fn payload(events: Vec<Event>) -> Vec<u8> {
-    vllm::encode(&Batch { timestamp: 0.0, events, data_parallel_rank: Some(0) })
+fn payload(events: Vec<EngineEvent>) -> Vec<u8> {
+    vllm::encode(&EngineBatch { timestamp: 0.0, events, data_parallel_rank: Some(0) })
 }
 
 fn prefix(index: &KvIndex) -> u32 {
@@ -239,20 +248,23 @@ fn prefix(index: &KvIndex) -> u32 {
 fn an_index_follows_an_engine() {
     let (mut index, mut follower) = (KvIndex::default(), Follower::new(WORKER));
     let mut hear =
-        |index: &mut KvIndex, sequence, events| follower.hear(index, sequence, &payload(events)).unwrap();
-    assert_eq!(hear(&mut index, 0, vec![stored(0..8, "GPU"), stored(0..3, "CPU")]), Heard::Next);
+        |index: &mut KvIndex, sequence, events| follower.receive(index, sequence, &payload(events)).unwrap();
+    assert_eq!(hear(&mut index, 0, vec![stored(0..8, "GPU"), stored(0..3, "CPU")]), Continuity::Next);
     assert_eq!((prefix(&index), index.blocks(WORKER.source)), (8, [8, 3, 0, 0]));
-    assert_eq!(hear(&mut index, 1, vec![stored(8..12, "GPU"), removed(5..6, "GPU")]), Heard::Next);
+    assert_eq!(hear(&mut index, 1, vec![stored(8..12, "GPU"), removed(5..6, "GPU")]), Continuity::Next);
     assert_eq!(prefix(&index), 5);
     assert_eq!(index.blocks(WORKER.source), [11, 3, 0, 0]);
-    assert_eq!(hear(&mut index, 4, vec![stored(5..6, "STORAGE")]), Heard::Gap { missing: 2..4 });
+    assert_eq!(hear(&mut index, 4, vec![stored(5..6, "STORAGE")]), Continuity::Gap { missing: 2..4 });
     assert_eq!((prefix(&index), index.blocks(WORKER.source)), (12, [11, 3, 1, 0]));
-    assert_eq!(hear(&mut index, 5, vec![stored(0..1, "MOON")]), Heard::Next);
-    assert_eq!(hear(&mut index, 6, vec![Event::AllBlocksCleared, stored(0..2, "GPU")]), Heard::Next);
+    assert_eq!(hear(&mut index, 5, vec![stored(0..1, "MOON")]), Continuity::Next);
+    assert_eq!(
+        hear(&mut index, 6, vec![EngineEvent::AllBlocksCleared, stored(0..2, "GPU")]),
+        Continuity::Next
+    );
     assert_eq!((prefix(&index), index.stats().blocks), (2, 2));
-    assert_eq!(hear(&mut index, 0, vec![stored(0..4, "GPU")]), Heard::Restarted { expected: 7 });
+    assert_eq!(hear(&mut index, 0, vec![stored(0..4, "GPU")]), Continuity::Restarted { expected: 7 });
     assert_eq!((prefix(&index), index.stats().blocks), (4, 4));
-    assert!(follower.hear(&mut index, 1, b"no").is_err());
+    assert!(follower.receive(&mut index, 1, b"no").is_err());
     assert_eq!(follower.next_sequence(), 1, "what cannot be read is missing");
     let stats = follower.stats();
     assert_eq!((stats.missing, stats.restarts), (2, 1));
@@ -263,14 +275,14 @@ fn an_index_follows_an_engine() {
 fn hostile_numbers_are_counted_without_overflow() {
     let (mut index, mut follower) = (KvIndex::default(), Follower::new(WORKER));
     for sequence in [u64::MAX - 1, 0, u64::MAX, u64::MAX] {
-        follower.hear(&mut index, sequence, &payload(vec![])).unwrap();
+        follower.receive(&mut index, sequence, &payload(vec![])).unwrap();
     }
     assert_eq!(follower.stats().missing, u64::MAX);
 }
 
 #[test]
 fn numbers_that_json_does_not_have_become_null() {
-    let batch = Batch { timestamp: f64::INFINITY, events: vec![], data_parallel_rank: None };
+    let batch = EngineBatch { timestamp: f64::INFINITY, events: vec![], data_parallel_rank: None };
     assert_eq!(batch.to_string(), r#"{"ts":null,"events":[],"data_parallel_rank":null}"#);
 }
 
@@ -290,22 +302,22 @@ prop_compose! {
         lora_name in prop::option::of("\\PC{0,20}"), group_idx in prop::option::of(any::<u16>()),
         kv_cache_spec_kind in prop::option::of("[a-z_]{0,20}"),
         kv_cache_spec_sliding_window in prop::option::of(any::<u32>()),
-    ) -> Event {
-        Event::Stored(BlockStored {
+    ) -> EngineEvent {
+        EngineEvent::Stored(BlockStored {
             block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium, lora_name, group_idx,
             kv_cache_spec_kind, kv_cache_spec_sliding_window, ..BlockStored::default()
         })
     }
 }
 
-fn any_event() -> impl Strategy<Value = Event> {
+fn any_event() -> impl Strategy<Value = EngineEvent> {
     let removed = (prop::collection::vec(any_hash(), 0..20), prop::option::of(any::<u16>()));
     prop_oneof![
         any_stored(),
         removed.prop_map(|(block_hashes, group_idx)| {
-            Event::Removed(BlockRemoved { block_hashes, group_idx, ..BlockRemoved::default() })
+            EngineEvent::Removed(BlockRemoved { block_hashes, group_idx, ..BlockRemoved::default() })
         }),
-        Just(Event::AllBlocksCleared),
+        Just(EngineEvent::AllBlocksCleared),
     ]
 }
 
@@ -316,7 +328,7 @@ proptest! {
         timestamp in 0f64..1e10,
         data_parallel_rank in prop::option::of(any::<u32>()),
     ) {
-        let batch = Batch { timestamp, events, data_parallel_rank };
+        let batch = EngineBatch { timestamp, events, data_parallel_rank };
         prop_assert_eq!(vllm::decode(&vllm::encode(&batch)).unwrap(), batch);
     }
 
@@ -326,7 +338,7 @@ proptest! {
         let bit = bit % (bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
         let (mut index, mut follower) = (KvIndex::default(), Follower::new(WORKER));
-        let heard = follower.hear(&mut index, 0, &bytes);
+        let heard = follower.receive(&mut index, 0, &bytes);
         prop_assert_eq!(heard.is_err(), follower.stats().malformed == 1);
         if let Ok(batch) = vllm::decode(&bytes) {
             prop_assert_eq!(vllm::encode(&vllm::decode(&vllm::encode(&batch)).unwrap()), vllm::encode(&batch));

@@ -103,7 +103,8 @@ fn raw_batch(version: u8, events: &[u8], tail: &[u8], elements: u8) -> Vec<u8> {
 
 #[test]
 fn what_a_later_revision_appends_survives() {
-    // A cleared event with a fourth element (a map), a batch without a time and with an eighth element (a string).
+    // A cleared event with a fourth element (a map), a batch without a time and with an eighth
+    // element (a string).
     let events = [0x91, 0x94, 7, 2, 0xC0, 0x81, 0xA1, b'x', 0x93, 1, 2, 3];
     let bytes = raw_batch(1, &events, &[0xC0, 0xA2, b'h', b'i'], 8);
     let batch = wire::decode(&bytes).unwrap();
@@ -225,7 +226,8 @@ fn every_truncation_and_bit_flip_of_the_golden_batch_is_read_or_refused_without_
         let mut bytes = GOLDEN.to_vec();
         bytes[bit / 8] ^= 1 << (bit % 8);
         match wire::decode(&bytes) {
-            // A flip inside a value gives another value; that is what checksums of transports are for.
+            // A flip inside a value gives another value; that is what checksums of transports are
+            // for.
             Ok(batch) => assert!(wire::encode(&batch).is_ok(), "bit {bit}: read, but cannot be written"),
             Err(_) => refused += 1,
         }

@@ -1,12 +1,13 @@
-//! `ZeroMQ` between our own ends, and against peers that misbehave. libzmq is met by `cargo xtask test --only test`.
+//! `ZeroMQ` between our own ends, and against peers that misbehave. libzmq is met by `cargo xtask
+//! test --only test`.
 
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 mod support;
 
-use kvbm_events::vllm::{self, Batch, BlockStored, EngineHash, Event, Worker};
-use kvbm_events::zmq::{EngineFollower, Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
+use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};
+use kvbm_events::zmq::{EngineFollower, MessageReceiver, ZmqAddress, ZmqConfig, ZmqMessage, ZmqTransport};
 use kvbm_events::{
     EventManager, EventTransport, InProcessConfig, IndexFollower, KvIndex, Payload, PublisherConfig,
     Snapshot, SourceId, StreamId, Subscriber, TransportError, conformance,
@@ -32,7 +33,7 @@ fn payload(number: u64) -> Payload {
 }
 
 /// The next message within patience.
-fn next(receiver: &mut MessageReceiver) -> Message {
+fn next(receiver: &mut MessageReceiver) -> ZmqMessage {
     receiver.next(PATIENCE).unwrap().unwrap()
 }
 
@@ -213,11 +214,12 @@ fn a_publisher_that_starts_anew_is_followed_from_its_first_message() {
 fn engine_stores(hashes: std::ops::Range<u64>) -> Payload {
     let block_hashes = hashes.map(EngineHash::Uint).collect();
     let medium = Some("GPU".to_owned());
-    let event = Event::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
-    vllm::encode(&Batch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }).into()
+    let event = EngineEvent::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
+    vllm::encode(&EngineBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }).into()
 }
 
-/// Mutations that make it fail: `Numbers::hear` that takes a short step back for a repetition; messages that do not say their life.
+/// Mutations that make it fail: `SequenceTracker::hear` that takes a short step back for a
+/// repetition; messages that do not say their life.
 #[test]
 fn without_a_replay_an_engine_that_starts_anew_is_believed_from_wherever_it_is_heard() {
     for heard_from in [0, 3, 300, 500, 600] {
@@ -333,8 +335,9 @@ fn a_silent_client_of_the_replay_socket_gives_up_its_place_and_one_that_answers_
     assert_eq!(next(&mut late.unwrap().messages().unwrap()).payload, payload(5));
 }
 
-/// libzmq ends a connection when nothing comes over it for as long as a PING has said, and a subscriber that hears enough says nothing.
-/// Mutation that makes it fail: `ping` that names a time.
+/// libzmq ends a connection when nothing comes over it for as long as a PING has said, and a
+/// subscriber that hears enough says nothing. Mutation that makes it fail: `ping` that names a
+/// time.
 #[test]
 fn a_subscriber_promises_no_sign_of_life() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -364,7 +367,8 @@ fn a_subscriber_promises_no_sign_of_life() {
     });
     let subscriber = ZmqTransport::connect(ZmqConfig::default(), &[address]).unwrap();
     let _messages = subscriber.messages().unwrap();
-    // The first one asks whether the subscription is there, the second one whether the publisher is.
+    // The first one asks whether the subscription is there, the second one whether the publisher
+    // is.
     assert_eq!(publisher.join().unwrap(), [[0; 2]; 2]);
 }
 
@@ -451,7 +455,8 @@ fn dropping_the_transport_sends_what_is_queued_and_closes_its_subscribers() {
     assert!(matches!(receiver.next(PATIENCE), Err(TransportError::Closed { .. })));
 }
 
-/// Connections are cut again and again under a changing cache; the index that followed equals it, without a snapshot.
+/// Connections are cut again and again under a changing cache; the index that followed equals it,
+/// without a snapshot.
 #[test]
 fn an_index_equals_its_source_through_cuts_by_replay_alone() {
     let publisher = Arc::new(ZmqTransport::bind(ZmqConfig::default(), &anywhere()).unwrap());
@@ -488,4 +493,73 @@ fn an_index_equals_its_source_through_cuts_by_replay_alone() {
         world.is_mirrored_by(follower.index()).then_some(())
     });
     assert_eq!(follower.stats().gaps, 0, "the replay socket has every message");
+}
+
+/// A SUB socket by hand, in the version before subscriptions were commands.
+fn connected(address: &ZmqAddress) -> TcpStream {
+    let stream = stalled(address);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Writes frames until the publisher closes the connection.
+fn is_refused(stream: &mut TcpStream, mut frame: impl FnMut(u32) -> Vec<u8>) -> bool {
+    (0..10_000).any(|number| stream.write_all(&frame(number)).is_err())
+}
+
+/// Mutation that makes it fail: `Subscriptions::add` without its limit of bytes; `kept_bytes`
+/// without subscriptions.
+#[test]
+fn invariant_5_the_subscriptions_of_a_peer_are_bounded_in_bytes_and_counted() {
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &somewhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let is_gone = || until("the peer is gone", || (publisher.subscribers() == 0).then_some(()));
+
+    // One long prefix in the form of a message: 8 MiB.
+    let mut stream = connected(&address);
+    let mut long = vec![2];
+    long.extend_from_slice(&(8u64 << 20).to_be_bytes());
+    long.push(1);
+    assert!(is_refused(&mut stream, |number| if number == 0 { long.clone() } else { vec![b'x'; 4096] }));
+    is_gone();
+
+    // Many prefixes of 4,000 bytes, as messages and as commands.
+    for command in [false, true] {
+        let mut stream = connected(&address);
+        let head: &[u8] = if command { b"\x09SUBSCRIBE" } else { b"\x01" };
+        let body = [head, &[b'x'; 4000]].concat();
+        let mut frame = vec![if command { 6 } else { 2 }];
+        frame.extend_from_slice(&(body.len() as u64).to_be_bytes());
+        frame.extend_from_slice(&body);
+        stream.write_all(&frame.repeat(10)).unwrap();
+        until("10 prefixes are counted", || (publisher.kept_bytes() > 40_000).then_some(()));
+        assert!(publisher.kept_bytes() < 42_000, "{}", publisher.kept_bytes());
+        assert!(is_refused(&mut stream, |_| frame.clone()));
+        is_gone();
+        assert_eq!(publisher.kept_bytes(), 0);
+    }
+}
+
+/// Mutation that makes it fail: `FanOut::is_drained` that looks at the queues alone.
+#[test]
+fn closing_waits_for_the_message_that_is_half_written() {
+    const LENGTH: usize = 16 << 20;
+    let publisher = ZmqTransport::bind(ZmqConfig::default(), &somewhere()).unwrap();
+    let [address] = publisher.addresses().try_into().unwrap();
+    let mut stream = connected(&address);
+    until("a subscription", || (publisher.kept_bytes() > 0).then_some(()));
+    publisher.publish(&vec![7; LENGTH].into(), PATIENCE).unwrap();
+    // The first bytes are here, and more than the sockets' buffers hold is not.
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        let mut bytes = Vec::new();
+        // A connection that was cut may end with an error.
+        let _ = stream.read_to_end(&mut bytes);
+        bytes.len()
+    });
+    drop(publisher);
+    assert!(reader.join().unwrap() > LENGTH);
 }

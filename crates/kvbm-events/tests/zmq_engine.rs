@@ -1,11 +1,12 @@
-//! Following an engine that starts anew unseen: one that says what the test tells it to, on sockets that name no life, as libzmq's.
+//! Following an engine that starts anew unseen: one that says what the test tells it to, on sockets
+//! that name no life, as libzmq's.
 
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 mod support;
 
-use kvbm_events::vllm::{self, Batch, BlockStored, EngineHash, Event, Worker};
+use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};
 use kvbm_events::zmq::{EngineFollower, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm_events::{KvIndex, SourceId};
 use kvbm_plan::{GroupId, NodeId};
@@ -26,7 +27,8 @@ struct Engine {
 struct Said {
     /// What the replay socket repeats.
     history: Vec<(u64, Vec<u8>)>,
-    /// Most messages that an answer of it carries, the first and last ones; the others are dropped on the way.
+    /// Most messages that an answer of it carries, the first and last ones; the others are dropped
+    /// on the way.
     room: Option<usize>,
     /// How often the replay socket was asked.
     asked: u64,
@@ -99,7 +101,8 @@ impl Engine {
     }
 }
 
-/// A listener that greets as a socket of this type and gives each connection to `serve`; its address.
+/// A listener that greets as a socket of this type and gives each connection to `serve`; its
+/// address.
 fn listen(socket: &'static [u8], serve: impl Fn(TcpStream) + Clone + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", listener.local_addr().unwrap());
@@ -159,8 +162,8 @@ fn write(stream: &mut TcpStream, frames: &[&[u8]]) -> bool {
 /// A message in which an engine stores a block.
 fn stores(hash: u64) -> Vec<u8> {
     let (block_hashes, medium) = (vec![EngineHash::Uint(hash)], Some("GPU".to_owned()));
-    let event = Event::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
-    vllm::encode(&Batch { timestamp: 0.0, events: vec![event], data_parallel_rank: None })
+    let event = EngineEvent::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
+    vllm::encode(&EngineBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None })
 }
 
 struct Following {
@@ -207,8 +210,8 @@ impl Following {
     }
 }
 
-/// Behind a forwarder nothing of a start is seen but the numbers, and they may have passed the old ones before one is heard.
-/// Mutation that makes it fail: `fetch_of_life` without `last`.
+/// Behind a forwarder nothing of a start is seen but the numbers, and they may have passed the old
+/// ones before one is heard. Mutation that makes it fail: `fetch_of_life` without `last`.
 #[test]
 fn an_engine_that_is_past_its_old_numbers_when_it_is_heard_again_has_started_anew() {
     let engine = Engine::start();
@@ -244,8 +247,8 @@ fn an_engine_that_started_anew_while_nobody_listened_is_known_by_what_it_repeats
     }
 }
 
-/// All of the first life came by a replay, and the second one is within its numbers when it is heard.
-/// Mutation that makes it fail: `Covered::has` without the digests.
+/// All of the first life came by a replay, and the second one is within its numbers when it is
+/// heard. Mutation that makes it fail: `Covered::has` without the digests.
 #[test]
 fn an_engine_that_is_heard_again_within_the_numbers_of_a_replay_has_started_anew() {
     let engine = Engine::start();
@@ -259,8 +262,9 @@ fn an_engine_that_is_heard_again_within_the_numbers_of_a_replay_has_started_anew
     assert_eq!(following.counted(), (1, 0, 0));
 }
 
-/// A message of the old life that is heard when its new life has been asked about is none of the new one, whose next number follows it.
-/// Mutation that makes it fail: `take` that leaves no doubt after a life that began within it.
+/// A message of the old life that is heard when its new life has been asked about is none of the
+/// new one, whose next number follows it. Mutation that makes it fail: `take` that leaves no doubt
+/// after a life that began within it.
 #[test]
 fn the_last_message_of_a_life_that_comes_late_is_not_believed_of_the_next() {
     let engine = Engine::start();
@@ -277,8 +281,9 @@ fn the_last_message_of_a_life_that_comes_late_is_not_believed_of_the_next() {
     assert_eq!(following.counted().1, 0);
 }
 
-/// libzmq drops what does not fit into its queue for who reads slowly, from the middle of an answer too.
-/// Mutations that make it fail: `fetch_of_life` that takes holes for gaps; `fetch` that counts answers which brought much.
+/// libzmq drops what does not fit into its queue for who reads slowly, from the middle of an answer
+/// too. Mutations that make it fail: `fetch_of_life` that takes holes for gaps; `fetch` that counts
+/// answers which brought much.
 #[test]
 fn a_replay_with_holes_is_asked_for_again() {
     let engine = Engine::start();

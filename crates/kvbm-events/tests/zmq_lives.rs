@@ -1,12 +1,12 @@
-//! Publishers that start anew, and readers that are slow: a follower of engines, who give no snapshots, may know too little for a
-//! while and never too much.
+//! Publishers that start anew, and readers that are slow: a follower of engines, who give no
+//! snapshots, may know too little for a while and never too much.
 
 #![cfg(feature = "zmq")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 mod support;
 
-use kvbm_events::vllm::{self, Batch, BlockStored, EngineHash, Event, Worker};
+use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};
 use kvbm_events::zmq::{EngineFollower, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm_events::{EventReceiver, EventTransport, InProcessConfig, KvIndex, Payload, SourceId};
 use kvbm_plan::{GroupId, NodeId};
@@ -66,8 +66,8 @@ impl Engine {
             let block = 1_000_000 * life + self.sent;
             let block_hashes = vec![EngineHash::Uint(block)];
             let medium = Some("GPU".to_owned());
-            let event = Event::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
-            let batch = Batch { timestamp: 0.0, events: vec![event], data_parallel_rank: None };
+            let event = EngineEvent::Stored(BlockStored { block_hashes, medium, ..BlockStored::default() });
+            let batch = EngineBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None };
             self.publisher.publish(&vllm::encode(&batch).into(), PATIENCE).unwrap();
             self.blocks.insert(block);
             self.sent += 1;
@@ -85,7 +85,8 @@ impl Engine {
         self.publisher = publisher;
         (self.blocks, self.sent) = (BTreeSet::new(), 0);
         self.say(life, messages);
-        // Its replay first: whoever hears it may ask at once, and nothing more need be said after that.
+        // Its replay first: whoever hears it may ask at once, and nothing more need be said after
+        // that.
         for (way, socket) in self.ways.iter().zip(Self::sockets(&address)).rev() {
             way.lead_to(&socket);
         }
@@ -115,7 +116,8 @@ fn poll_until(what: &str, follower: &mut EngineFollower, mut done: impl FnMut(&E
     });
 }
 
-/// Mutation that makes it fail: `fetch_of_life` that asks from the next message, or does not compare.
+/// Mutation that makes it fail: `fetch_of_life` that asks from the next message, or does not
+/// compare.
 #[test]
 fn a_new_life_is_noticed_however_long_it_is_already() {
     for (life, messages) in [(1, 30), (2, 99), (3, 100), (4, 101), (5, 150)] {

@@ -7,8 +7,8 @@ mod ports;
 mod support;
 
 use kvbm::config::{Blocks, Secret};
-use kvbm::events_plane::vllm::{self, EngineHash, Event, Follower, Worker};
-use kvbm::events_plane::zmq::{Message, MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
+use kvbm::events_plane::vllm::{self, EngineEvent, EngineHash, Follower, Worker};
+use kvbm::events_plane::zmq::{MessageReceiver, ZmqAddress, ZmqConfig, ZmqMessage, ZmqTransport};
 use kvbm::events_plane::{KvIndex, SourceId};
 use kvbm::plan::NodeId;
 use kvbm::{BlockId, KvBlockManager, Owned, SequenceHash, Tier};
@@ -57,14 +57,14 @@ fn told(index: &KvIndex) -> BTreeSet<(Tier, SequenceHash)> {
 }
 
 /// Hears until the index is what the manager holds; what was heard.
-fn hear<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<Message> {
+fn hear<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver) -> Vec<ZmqMessage> {
     assert!(manager.events().flush(PATIENCE));
     let (mut index, mut heard) = (KvIndex::default(), Vec::new());
     let mut follower = Follower::new(Worker { source: SourceId(1), node: NodeId(0) });
     while heard.is_empty() || told(&index) != held(manager) {
         let message = messages.next(PATIENCE).unwrap();
         let message = message.unwrap_or_else(|| panic!("{:?} of {:?}", told(&index), held(manager)));
-        follower.hear(&mut index, message.sequence, &message.payload).unwrap();
+        follower.receive(&mut index, message.sequence, &message.payload).unwrap();
         heard.push(message);
     }
     assert_eq!((follower.stats().missing, follower.stats().unknown_medium), (0, 0));
@@ -82,23 +82,22 @@ fn a_router_learns_chains_tokens_and_media() {
     assert!(manager.wait_offloads(support::soon()));
     let heard = hear(&manager, &mut messages);
     assert_eq!(heard[0].sequence, 0);
-    let events: Vec<Event> =
+    let events: Vec<EngineEvent> =
         heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events).collect();
-    let Event::Stored(stored) = &events[0] else { panic!("{:?}", events[0]) };
+    let EngineEvent::Stored(stored) = &events[0] else { panic!("{:?}", events[0]) };
     assert_eq!((stored.block_hashes.len(), stored.block_size), (3, 16), "blocks of a chain together");
     assert_eq!((&stored.parent_block_hash, stored.medium.as_deref()), (&None, Some("GPU")));
     let all: Vec<u32> = (0..3).flat_map(|block| sequence.block_tokens(block).unwrap().to_vec()).collect();
     assert_eq!(stored.token_ids, all);
-    let on_host =
-        |event: &&Event| matches!(event, Event::Stored(stored) if stored.medium.as_deref() == Some("CPU"));
+    let on_host = |event: &&EngineEvent| matches!(event, EngineEvent::Stored(stored) if stored.medium.as_deref() == Some("CPU"));
     let on_host: Vec<_> = events.iter().filter(on_host).collect();
     assert!(
         !on_host.is_empty() && on_host.iter().all(|event| {
-            matches!(event, Event::Stored(stored) if stored.token_ids.len() == 16 * stored.block_hashes.len())
+            matches!(event, EngineEvent::Stored(stored) if stored.token_ids.len() == 16 * stored.block_hashes.len())
         })
     );
-    assert!(events.iter().any(|event| matches!(event, Event::Removed(_))), "G1 holds four chains");
-    assert!(!events.contains(&Event::AllBlocksCleared), "nothing was lost");
+    assert!(events.iter().any(|event| matches!(event, EngineEvent::Removed(_))), "G1 holds four chains");
+    assert!(!events.contains(&EngineEvent::AllBlocksCleared), "nothing was lost");
     assert_eq!(manager.events().status().without_tokens, 0);
 }
 
@@ -121,9 +120,12 @@ fn after_a_loss_the_difference_is_told_block_by_block() {
     assert!(manager.events().status().lost > 0);
     let heard = hear(&manager, &mut messages);
     let events = heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events);
-    let events: Vec<Event> = events.collect();
-    assert!(!events.contains(&Event::AllBlocksCleared));
-    assert!(events.iter().any(|event| matches!(event, Event::Removed(_))), "G1 holds two chains of the last");
+    let events: Vec<EngineEvent> = events.collect();
+    assert!(!events.contains(&EngineEvent::AllBlocksCleared));
+    assert!(
+        events.iter().any(|event| matches!(event, EngineEvent::Removed(_))),
+        "G1 holds two chains of the last"
+    );
 }
 
 #[test]
@@ -157,7 +159,7 @@ fn memory_of_the_engine_is_not_told_of_and_its_blocks_come_with_their_tokens() {
     let heard = hear(&manager, &mut messages);
     let (mut on_host, mut told) = (0, Vec::new());
     for event in heard.iter().flat_map(|message| vllm::decode(&message.payload).unwrap().events) {
-        let Event::Stored(stored) = event else { panic!("{event:?}") };
+        let EngineEvent::Stored(stored) = event else { panic!("{event:?}") };
         assert_eq!(stored.medium.as_deref(), Some("CPU"));
         on_host += stored.block_hashes.len();
         told.extend(stored.token_ids);

@@ -8,7 +8,9 @@ mod ports;
 mod support;
 
 use kvbm::config::{Blocks, ModelConfig, Secret};
-use kvbm::events_plane::vllm::{self, Adapter, Batch, BlockStored, EngineBlock, EngineHash, Event, Raw};
+use kvbm::events_plane::vllm::{
+    self, Adapter, BlockStored, EngineBatch, EngineBlock, EngineEvent, EngineHash, Raw,
+};
 use kvbm::events_plane::zmq::{MessageReceiver, ZmqAddress, ZmqConfig, ZmqTransport};
 use kvbm::{BlockChain, BlockId, DescribeError, ExternalSequence, KvBlockManager, Owned, SequenceHash, Tier};
 use ports::free_port;
@@ -58,7 +60,7 @@ fn told<G>(manager: &KvBlockManager<G>, messages: &mut MessageReceiver, count: u
 
 /// As another clock would have stamped it.
 fn at(timestamp: f64, payload: &[u8]) -> Vec<u8> {
-    vllm::encode(&Batch { timestamp, ..vllm::decode(payload).unwrap() })
+    vllm::encode(&EngineBatch { timestamp, ..vllm::decode(payload).unwrap() })
 }
 
 /// What the engine knows of the blocks of an event.
@@ -88,9 +90,9 @@ fn register<'a>(manager: &KvBlockManager<Owned>, chain: impl Into<BlockChain<'a>
     drop(manager.register(done).unwrap());
 }
 
-fn only_stored(captured: &Batch) -> &BlockStored {
+fn only_stored(captured: &EngineBatch) -> &BlockStored {
     let mut stored = captured.events.iter().filter_map(|event| match event {
-        Event::Stored(stored) => Some(stored),
+        EngineEvent::Stored(stored) => Some(stored),
         _ => None,
     });
     let first = stored.next().unwrap();
@@ -162,7 +164,7 @@ fn a_block_behind_known_ones_names_its_parent_and_salts_travel_along() {
     manager.describe(&sequence, 0, known(stored, Some(&Raw::new(salt).unwrap()))).unwrap();
     register(&manager, &sequence, 0);
     let payload = told(&manager, &mut messages, 1).remove(0);
-    assert_eq!(vllm::decode(&payload).unwrap().events, [Event::Stored(stored.clone())]);
+    assert_eq!(vllm::decode(&payload).unwrap().events, [EngineEvent::Stored(stored.clone())]);
 }
 
 /// The engine owns G1 and tells of it itself; what is copied to host memory is told under the engine's names.
@@ -184,7 +186,7 @@ fn what_an_engine_offloads_is_told_on_its_medium_and_never_its_own_memory() {
     manager.offload(&[BlockId(3)], &sequence, 0).unwrap();
     assert!(manager.wait_offloads(soon()));
     let payload = told(&manager, &mut messages, 1).remove(0);
-    let alone = Batch { events: vec![Event::Stored(stored.clone())], ..batch.clone() };
+    let alone = EngineBatch { events: vec![EngineEvent::Stored(stored.clone())], ..batch.clone() };
     assert_eq!(at(batch.timestamp, &payload), vllm::encode(&alone));
 }
 
@@ -213,11 +215,13 @@ fn clearing_a_tier_is_told_block_by_block_and_other_tiers_stay() {
         assert_eq!(batch.data_parallel_rank, Some(3));
         for event in batch.events {
             match event {
-                Event::Removed(removed) => {
+                EngineEvent::Removed(removed) => {
                     assert_eq!((removed.medium.as_deref(), removed.group_idx), (Some("GPU"), Some(0)));
                     gone.extend(removed.block_hashes);
                 }
-                Event::Stored(stored) => assert_eq!(stored.kv_cache_spec_kind.unwrap(), "mla_attention"),
+                EngineEvent::Stored(stored) => {
+                    assert_eq!(stored.kv_cache_spec_kind.unwrap(), "mla_attention");
+                }
                 other => panic!("the engine's own memory was not cleared: {other}"),
             }
         }
@@ -238,7 +242,9 @@ fn what_nobody_described_is_told_by_our_hash_and_counted() {
     register(&manager, &sequence, 0);
     let payload = told(&manager, &mut messages, 1).remove(0);
     let batch = vllm::decode(&payload).unwrap();
-    let [Event::Stored(first), Event::Stored(second)] = &batch.events[..] else { panic!("{batch}") };
+    let [EngineEvent::Stored(first), EngineEvent::Stored(second)] = &batch.events[..] else {
+        panic!("{batch}")
+    };
     let ours =
         |hash: &SequenceHash| EngineHash::Uint(u64::from_le_bytes(hash.as_bytes()[..8].try_into().unwrap()));
     assert_eq!(first.block_hashes, [ours(&sequence.hashes()[0])]);

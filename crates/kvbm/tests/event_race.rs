@@ -122,14 +122,15 @@ fn no_final_state_is_wrong_when_registration_races_the_last_drop() {
 #[test]
 fn nor_over_a_socket() {
     use kvbm::config::Secret;
-    use kvbm::events_plane::{EventUrl, url::Side};
+    use kvbm::events_plane::{EventUrl, url::EventRole};
     use ports::free_port;
     let url = format!("zmq+tcp://127.0.0.1:{}?replay={}&from=start", free_port(), free_port());
     let manager = books([64, 0, 0], |config| {
         config.events.url = Some(Secret::new(&url));
         config.events.batch_age = Duration::ZERO;
     });
-    let transport = url.parse::<EventUrl>().unwrap().open(Side::Subscriber, Duration::from_secs(20)).unwrap();
+    let transport =
+        url.parse::<EventUrl>().unwrap().open(EventRole::Subscriber, Duration::from_secs(20)).unwrap();
     let rounds = rounds().min(20_000);
     let (wrong, _) = race(&manager, Subscriber::new(transport.subscribe().unwrap()), rounds);
     assert_eq!(wrong, 0, "of {} checks after {rounds} rounds", rounds / EVERY);

@@ -102,7 +102,7 @@ fn follow_to_the_end(
 #[cfg(feature = "zmq")]
 #[test]
 fn a_follower_over_zmq_comes_to_what_the_tiers_hold() {
-    use kvbm::events_plane::{EventUrl, Subscriber, url::Side};
+    use kvbm::events_plane::{EventUrl, Subscriber, url::EventRole};
     let url = format!("zmq+tcp://127.0.0.1:{}?replay={}&from=start", free_port(), free_port());
     let manager = books([16, 32, 0], |config| {
         config.events.url = Some(Secret::new(&url));
@@ -112,7 +112,8 @@ fn a_follower_over_zmq_comes_to_what_the_tiers_hold() {
     register(&manager, 5);
     // Late: what was before comes from the replay socket.
     assert!(manager.events().pump());
-    let transport = url.parse::<EventUrl>().unwrap().open(Side::Subscriber, Duration::from_secs(20)).unwrap();
+    let transport =
+        url.parse::<EventUrl>().unwrap().open(EventRole::Subscriber, Duration::from_secs(20)).unwrap();
     let subscriber = Subscriber::new(transport.subscribe().unwrap());
     register(&manager, 9);
     assert!(manager.wait_offloads(support::soon()));
@@ -126,13 +127,13 @@ fn a_follower_over_zmq_comes_to_what_the_tiers_hold() {
 #[cfg(feature = "zmq")]
 #[test]
 fn a_port_that_the_system_chose_is_told_and_followed() {
-    use kvbm::events_plane::{EventUrl, Subscriber, url::Side};
+    use kvbm::events_plane::{EventUrl, Subscriber, url::EventRole};
     let manager = books([16, 32, 0], |config| {
         config.events.url = Some(Secret::new("zmq+tcp://127.0.0.1:*?replay=*"));
     });
     let [events, replay] = manager.events().listens_at().try_into().unwrap();
     let url = format!("zmq+{events}?replay={replay}&from=start").parse::<EventUrl>().unwrap();
-    let transport = url.open(Side::Subscriber, Duration::from_secs(20)).unwrap();
+    let transport = url.open(EventRole::Subscriber, Duration::from_secs(20)).unwrap();
     let subscriber = Subscriber::new(transport.subscribe().unwrap());
     register(&manager, 5);
     assert!(manager.wait_offloads(support::soon()));

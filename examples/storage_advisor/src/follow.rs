@@ -1,10 +1,10 @@
 //! From a URL to the advisor.
 
 use crate::Advisor;
-use kvbm_events::url::Side;
+use kvbm_events::url::EventRole;
 use kvbm_events::{
-    Delivery, EventTransport, EventUrl, RemoteSnapshots, Repair, Resync, SnapshotSource, SourceId, StreamId,
-    Subscriber, TransportError,
+    Delivery, EventTransport, EventUrl, RemoteSnapshots, Resync, SnapshotSource, SourceId, StreamId,
+    StreamRepair, Subscriber, TransportError,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub const FORGET_AFTER: Duration = Duration::from_secs(30);
 
 /// Starts to listen to `url`.
 pub fn follow(url: &EventUrl, advisor: Advisor) -> Result<Following, kvbm_events::url::OpenError> {
-    let transport: Arc<dyn EventTransport> = url.open(Side::Subscriber, Duration::from_secs(5))?;
+    let transport: Arc<dyn EventTransport> = url.open(EventRole::Subscriber, Duration::from_secs(5))?;
     let subscriber = Subscriber::new(transport.subscribe()?);
     Ok(Following::new(subscriber, RemoteSnapshots::new(transport), advisor))
 }
@@ -94,7 +94,7 @@ impl<S: SnapshotSource> Following<S> {
 
     /// A source that does not answer is asked again later; what it says meanwhile is still taken in.
     fn repair(&mut self) {
-        for Repair { stream, snapshot, since } in self.resync.ask(&mut self.snapshots) {
+        for StreamRepair { stream, snapshot, since } in self.resync.ask(&mut self.snapshots) {
             self.advisor.replace(stream, &snapshot, &since, Instant::now());
             self.covered.insert(stream, snapshot.next_sequence);
             self.subscriber.resynced(stream, snapshot.next_sequence);
@@ -106,7 +106,7 @@ impl<S: SnapshotSource> Following<S> {
         if self.forget_after.is_zero() {
             return;
         }
-        let heard = self.subscriber.heard();
+        let heard = self.subscriber.last_received();
         let silent: Vec<_> =
             heard.filter(|(_, at)| at.elapsed() > self.forget_after).map(|(source, _)| source).collect();
         for source in silent {

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use kvbm::events_plane::EventReceiver;
 use kvbm::events_plane::url::OpenError;
-use kvbm::events_plane::vllm::{self, Batch, BlockStored, EngineHash, Event, Heard, Numbers};
+use kvbm::events_plane::vllm::{
+    self, BlockStored, Continuity, EngineBatch, EngineEvent, EngineHash, SequenceTracker,
+};
 use kvbm::events_plane::zmq::{MessageReceiver, ZmqTransport};
 use serde_json::{Map, Value, json};
 
@@ -37,7 +39,7 @@ impl Engines {
 pub(super) struct Listener {
     engines: Engines,
     /// By engine; none before the first message. Who comes late has lost nothing.
-    numbers: Vec<Option<Numbers>>,
+    numbers: Vec<Option<SequenceTracker>>,
     /// By engine, as its messages say.
     lives: Vec<u64>,
 }
@@ -49,9 +51,9 @@ pub(super) struct Spoken {
     pub(super) topic: String,
     /// The message's number.
     pub(super) sequence: u64,
-    pub(super) heard: Heard,
+    pub(super) heard: Continuity,
     pub(super) bytes: usize,
-    pub(super) batch: Result<Batch, vllm::Error>,
+    pub(super) batch: Result<EngineBatch, vllm::Error>,
 }
 
 impl Listener {
@@ -74,10 +76,10 @@ impl Listener {
         if std::mem::replace(life, message.life) != message.life
             && let Some(numbers) = numbers
         {
-            numbers.begin_anew();
+            numbers.expect_restart();
         }
         let sequence = message.sequence;
-        let heard = numbers.get_or_insert_with(|| Numbers::starting_at(sequence)).hear(sequence);
+        let heard = numbers.get_or_insert_with(|| SequenceTracker::starting_at(sequence)).accept(sequence);
         Ok(Some(Spoken {
             engine,
             topic: String::from_utf8_lossy(&message.topic).into_owned(),
@@ -100,14 +102,14 @@ pub(super) fn values(spoken: &Spoken, address: &str) -> Vec<Value> {
     let of = |kind: &str| json!({ "type": kind, "source": address, "topic": spoken.topic, "sequence": spoken.sequence });
     let mut values = Vec::new();
     match &spoken.heard {
-        Heard::Next => {}
-        Heard::Gap { missing } => {
+        Continuity::Next => {}
+        Continuity::Gap { missing } => {
             let mut value = of("gap");
             value["first"] = json!(missing.start);
             value["missing"] = json!(missing.end - missing.start);
             values.push(value);
         }
-        Heard::Restarted { expected } => {
+        Continuity::Restarted { expected } => {
             let mut value = of("restarted");
             value["expected"] = json!(expected);
             values.push(value);
@@ -133,7 +135,7 @@ pub(super) fn values(spoken: &Spoken, address: &str) -> Vec<Value> {
 }
 
 /// The event's fields as the engine names them, its type as `event_type`.
-fn event_fields(event: &Event) -> Map<String, Value> {
+fn event_fields(event: &EngineEvent) -> Map<String, Value> {
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&event.to_string()) else { return Map::new() };
     if let Some(kind) = fields.remove("type") {
         fields.insert("event_type".into(), kind);
@@ -144,12 +146,12 @@ fn event_fields(event: &Event) -> Map<String, Value> {
 /// A message for people, a line for each event, loss and new life.
 pub(super) fn lines(spoken: &Spoken, address: &str) -> Vec<String> {
     let mut lines = match &spoken.heard {
-        Heard::Next => Vec::new(),
-        Heard::Gap { missing } => {
+        Continuity::Next => Vec::new(),
+        Continuity::Gap { missing } => {
             let many = missing.end - missing.start;
             vec![format!("{address}  GAP: {many} messages from number {} on are missing", missing.start)]
         }
-        Heard::Restarted { .. } => {
+        Continuity::Restarted { .. } => {
             vec![format!("{address}  RESTARTED: what it held before is gone")]
         }
     };
@@ -163,17 +165,17 @@ pub(super) fn lines(spoken: &Spoken, address: &str) -> Vec<String> {
     lines
 }
 
-fn line(event: &Event) -> String {
+fn line(event: &EngineEvent) -> String {
     match event {
-        Event::AllBlocksCleared => "cleared: it holds nothing any more".into(),
-        Event::Unknown(event) => format!("not known: {event}"),
-        Event::Stored(stored) => {
+        EngineEvent::AllBlocksCleared => "cleared: it holds nothing any more".into(),
+        EngineEvent::Unknown(event) => format!("not known: {event}"),
+        EngineEvent::Stored(stored) => {
             let after = stored.parent_block_hash.as_ref();
             let after = after.map_or_else(String::new, |parent| format!("  after {parent}"));
             let blocks = blocks(stored.medium.as_deref(), &stored.block_hashes);
             format!("stored   {blocks}{after}  {}", tokens(stored))
         }
-        Event::Removed(removed) => {
+        EngineEvent::Removed(removed) => {
             format!("removed  {}", blocks(removed.medium.as_deref(), &removed.block_hashes))
         }
     }
@@ -200,14 +202,14 @@ mod tests {
 
     const ENGINE: &[u8] = include_bytes!("../../../kvbm-events/tests/golden/vllm/gpu_evict_int_003.msgpack");
 
-    fn spoken(heard: Heard, payload: &[u8]) -> Spoken {
+    fn spoken(heard: Continuity, payload: &[u8]) -> Spoken {
         let batch = vllm::decode(payload);
         Spoken { engine: 0, topic: "kv@tiny".into(), sequence: 7, heard, bytes: payload.len(), batch }
     }
 
     #[test]
     fn every_event_of_a_message_has_a_line_and_a_value() {
-        let spoken = spoken(Heard::Gap { missing: 4..7 }, ENGINE);
+        let spoken = spoken(Continuity::Gap { missing: 4..7 }, ENGINE);
         let (lines, values) = (lines(&spoken, "tcp://a:1"), values(&spoken, "tcp://a:1"));
         assert_eq!((lines.len(), values.len()), (5, 5), "a gap, three removals, a store");
         assert_eq!(lines[0], "tcp://a:1  GAP: 3 messages from number 4 on are missing");
@@ -224,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_new_life_and_what_cannot_be_read_are_said() {
-        let broken = spoken(Heard::Restarted { expected: 9 }, &ENGINE[..20]);
+        let broken = spoken(Continuity::Restarted { expected: 9 }, &ENGINE[..20]);
         let (lines, values) = (lines(&broken, "a"), values(&broken, "a"));
         assert!(lines[0].contains("RESTARTED") && lines[1].contains("UNREADABLE: malformed"), "{lines:?}");
         assert_eq!((&values[0]["expected"], &values[1]["type"]), (&json!(9), &json!("malformed")));

@@ -8,7 +8,7 @@ use clap::Args;
 use kvbm::config::Secret;
 #[cfg(not(feature = "zmq"))]
 use kvbm::events_plane::url::UrlError;
-use kvbm::events_plane::url::{OpenError, PayloadFormat, Side};
+use kvbm::events_plane::url::{EventRole, OpenError, PayloadFormat};
 use kvbm::events_plane::{EventReceiver, EventTransport, EventUrl, TransportError};
 
 #[cfg(feature = "zmq")]
@@ -73,7 +73,7 @@ fn subscribe(url: &EventUrl, patience: Duration) -> Result<Source, OpenError> {
     if url.format() == PayloadFormat::Vllm {
         return engines(url, patience);
     }
-    let transport = url.open(Side::Subscriber, patience)?;
+    let transport = url.open(EventRole::Subscriber, patience)?;
     let receiver = transport.subscribe()?;
     Ok(Source::Kvbm(transport, receiver))
 }

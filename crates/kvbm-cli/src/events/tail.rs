@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 #[cfg(feature = "zmq")]
-use kvbm::events_plane::vllm::Heard;
+use kvbm::events_plane::vllm::Continuity;
 use kvbm::events_plane::{Delivery, EventReceiver, wire};
 
 #[cfg(feature = "zmq")]
@@ -53,7 +53,7 @@ fn print_engines(mut listener: Listener, args: &TailArgs, out: &mut dyn Write) -
     while left > 0 && !interrupt::asked() {
         let Some(mut spoken) = listener.next(follow::TICK)? else { continue };
         let address = &listener.engines().addresses[spoken.engine];
-        if let Heard::Gap { missing } = &spoken.heard {
+        if let Continuity::Gap { missing } = &spoken.heard {
             left = left.saturating_sub(missing.end - missing.start);
         }
         if let Ok(batch) = &mut spoken.batch {

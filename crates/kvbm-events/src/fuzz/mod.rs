@@ -1,12 +1,10 @@
-//! What must hold whatever strangers send: the bodies of the fuzz targets `batch`, `snapshot`, `engine` and `zmtp` (`cargo xtask fuzz`). They
-//! panic where it does not hold.
+//! What must hold whatever strangers send: the bodies of the fuzz targets `batch`, `snapshot` and
+//! `engine` (`cargo xtask fuzz`). They panic where it does not hold.
 
 mod engine;
 mod holdings;
 mod wire;
 
-#[cfg(feature = "zmq")]
-pub use crate::zmq::fuzz::zmtp;
 pub use engine::engine;
 pub use wire::{batch, snapshot};
 
@@ -23,7 +21,5 @@ mod tests {
         assert!(corpus::run("batch", &["tests/golden"], batch) > 0);
         assert!(corpus::run("snapshot", &[], snapshot) > 0);
         assert!(corpus::run("engine", &["tests/golden/vllm"], engine) > 0);
-        #[cfg(feature = "zmq")]
-        assert!(corpus::run("zmtp", &[], zmtp) > 0);
     }
 }

@@ -4,7 +4,8 @@ use super::holdings::Holdings;
 use crate::wire::{decode, encode};
 use crate::{Answer, EventBatch, EventKind, KvIndex, Place, Question};
 
-/// A batch that is read is written, and read again as the same; an index that takes its events holds what they say.
+/// A batch that is read is written, and read again as the same; an index that takes its events
+/// holds what they say.
 pub fn batch(input: &[u8]) {
     let batch = match decode(input) {
         Ok(batch) => batch,

@@ -18,10 +18,11 @@ pub struct PrefixMatch {
 }
 
 impl KvIndex {
-    /// For each worker that has the first block of a chain, how much it has of it from there; replaces `out`.
+    /// For each worker that has the first block of a chain, how much it has of it from there;
+    /// replaces `out`.
     ///
-    /// `chain` are the sequence hashes of consecutive blocks. Takes time by the number of runs they lie in and of the
-    /// workers, hardly by their number.
+    /// `chain` are the sequence hashes of consecutive blocks. Takes time by the number of runs they
+    /// lie in and of the workers, hardly by their number.
     pub fn find(&self, group: GroupId, chain: &[SequenceHash], out: &mut Vec<PrefixMatch>) {
         out.clear();
         let mut done = 0;

@@ -1,9 +1,11 @@
 //! Who has which prefix: an index over the blocks of many workers and tiers.
 //!
-//! Blocks of a chain lie in *runs*: stretches without a branch inside, at most 256 long. A run keeps the hashes of its
-//! blocks once, whoever holds them, and for each place (worker, tier, node, volume, shard) the intervals that it holds.
-//! A table leads from a hash to its run. So a block costs its hash, 11 to 22 bytes of table and a share of its run, and
-//! every further worker that holds the same chains only an interval of six bytes a run.
+//! Blocks of a chain lie in *runs*: stretches without a branch inside, at most 256 long. A run
+//! keeps the hashes of its blocks once, whoever holds them, and for each place (worker, tier, node,
+//! volume, shard) the intervals that it holds. A table leads from a hash to its run. So a block
+//! costs its hash, 11 to 22 bytes of table and a share of its run, and every further worker that
+//! holds the same chains only an interval of six bytes a run, and four bytes more in the worker's
+//! list of runs.
 //!
 //! A run whose blocks are mostly held by nobody is taken apart, so memory follows what is held.
 
@@ -36,14 +38,15 @@ pub struct IndexStats {
     pub runs: usize,
     /// Bytes of memory: what was allocated, used or not.
     pub bytes: usize,
-    /// Stored blocks that were not taken in because a limit was reached: prefixes that contain them look shorter.
+    /// Stored blocks that were not taken in because a limit was reached: prefixes that contain them
+    /// look shorter.
     pub refused: u64,
 }
 
 /// A prefix index over the blocks of many workers and tiers; see the module's text.
 ///
-/// Feed it the events of each stream in order. It is as right as they are: after a gap, [`clear`](Self::clear) the
-/// stream and apply a snapshot.
+/// Feed it the events of each stream in order. It is as right as they are: after a gap,
+/// [`clear`](Self::clear) the stream and apply a snapshot.
 #[derive(Debug)]
 pub struct KvIndex {
     runs: Vec<Run>,
@@ -66,8 +69,8 @@ impl KvIndex {
     /// Blocks that an index takes in by default.
     pub const DEFAULT_MAX_BLOCKS: usize = 64 << 20;
 
-    /// An empty index for at most `max_blocks` different blocks, 65,536 workers and 256 places of each; what is beyond
-    /// is refused and counted.
+    /// An empty index for at most `max_blocks` different blocks, 65,536 workers and 256 places of
+    /// each; what is beyond is refused and counted.
     pub fn new(max_blocks: usize) -> Self {
         Self {
             runs: Vec::new(),
@@ -126,43 +129,72 @@ impl KvIndex {
             let run = &mut self.runs[at.run as usize];
             if run.spans.remove(id.worker, id.place, at.block) {
                 self.workers.count(id, -1);
+                if !run.spans.has_worker(id.worker) {
+                    self.workers.leave(id.worker);
+                }
                 if !run.spans.hold(at.block) {
                     run.set_dead(at.block);
                     self.settle(at.run);
                 }
+                self.tidy_runs(id.worker);
             }
         }
     }
 
-    /// Forgets everything that a shard of a source holds, on all tiers.
+    /// Forgets everything that a shard of a source holds, on all tiers. The cost depends on what
+    /// the source holds, not on what others hold elsewhere.
     pub fn clear(&mut self, source: SourceId, shard: u16) {
         let Some(slot) = self.workers.slot(source) else { return };
         let places = self.workers.places_of_shard(slot, shard);
-        self.drop_spans(|span| span.worker == slot && places[usize::from(span.place)]);
+        self.drop_spans(slot, |span| places[usize::from(span.place)]);
     }
 
-    /// Forgets a source and everything that it holds: it has died or started anew.
+    /// Forgets a source and everything that it holds: it has died or has restarted. The cost is
+    /// that of [`clear`](Self::clear).
     pub fn forget(&mut self, source: SourceId) {
         let Some(slot) = self.workers.slot(source) else { return };
-        self.drop_spans(|span| span.worker == slot);
+        self.drop_spans(slot, |_| true);
         self.workers.forget(source);
     }
 
-    fn drop_spans(&mut self, gone: impl Fn(&spans::Span) -> bool) {
-        for run in 0..self.runs.len() {
-            let workers = &mut self.workers;
-            let dropped = self.runs[run].spans.drop_where(|span| {
-                let gone = gone(span);
+    /// Drops the spans of a worker that `gone` selects.
+    fn drop_spans(&mut self, worker: u16, gone: impl Fn(&spans::Span) -> bool) {
+        let mut kept = self.workers.take_runs(worker);
+        kept.retain(|&index| {
+            let (run, workers) = (&mut self.runs[index as usize], &mut self.workers);
+            if !run.spans.has_worker(worker) {
+                return false;
+            }
+            let dropped = run.spans.drop_where(|span| {
+                let gone = span.worker == worker && gone(span);
                 if gone {
                     let id = workers::PlaceId { worker: span.worker, place: span.place, tier: span.tier };
                     workers.count(id, -i64::from(spans::width(*span)));
                 }
                 gone
             });
-            if dropped {
-                self.runs[run].refresh_live();
-                self.settle(run as u32);
+            if !dropped {
+                return true;
             }
+            run.refresh_live();
+            let holds = run.spans.has_worker(worker);
+            if !holds {
+                self.workers.leave(worker);
+            }
+            // May move what is left to other runs, and notes that itself.
+            self.settle(index);
+            holds
+        });
+        self.workers.return_runs(worker, kept);
+        self.tidy_runs(worker);
+    }
+
+    /// Drops the stale entries of a worker's list of runs when they are most of it.
+    fn tidy_runs(&mut self, worker: u16) {
+        if self.workers.is_stale(worker) {
+            let mut runs = self.workers.take_runs(worker);
+            runs.retain(|&run| self.runs[run as usize].spans.has_worker(worker));
+            self.workers.return_runs(worker, runs);
         }
     }
 
@@ -188,12 +220,20 @@ impl KvIndex {
         for (block, hash) in run.hashes().iter().enumerate() {
             self.table.remove(run.group, hash, At { run: index, block: block as u8 });
         }
+        for worker in run.spans.workers() {
+            self.workers.leave(worker);
+        }
         let mut parts = run.live_parts().into_iter();
         let mut taken = vec![index];
         // A hollow run holds something, else it would have been freed.
         self.runs[index as usize] = parts.next().unwrap_or_default();
         for part in parts {
             taken.push(self.add_run(part));
+        }
+        for &run in &taken {
+            for worker in self.runs[run as usize].spans.workers() {
+                self.workers.enter(worker, run);
+            }
         }
         for run in taken {
             for block in 0..self.runs[run as usize].hashes().len() {

@@ -6,8 +6,8 @@ use kvbm_plan::{GroupId, SequenceHash};
 /// Most blocks of a run, so that an index into one is a byte.
 pub(super) const MAX_RUN: usize = 256;
 
-/// Consecutive blocks of a chain. Branches hang at any block: they are runs of their own, found by the hash of their
-/// first block.
+/// Consecutive blocks of a chain. Branches hang at any block: they are runs of their own, found by
+/// the hash of their first block.
 #[derive(Debug, Default)]
 pub(super) struct Run {
     hashes: Vec<SequenceHash>,
@@ -15,7 +15,8 @@ pub(super) struct Run {
     /// A bit for each block that somebody holds.
     live: [u64; MAX_RUN / 64],
     pub(super) group: GroupId,
-    /// The block behind which another run branched off last: where the next query is likely to leave as well.
+    /// The block behind which another run branched off last: where the next query is likely to
+    /// leave as well.
     pub(super) branch: u8,
 }
 
@@ -42,7 +43,8 @@ impl Run {
     pub(super) fn push(&mut self, hash: SequenceHash) -> u8 {
         let len = self.hashes.len();
         if len == self.hashes.capacity() {
-            // By half: most of the index is these vectors, and doubling would leave a third of them empty.
+            // By half: most of the index is these vectors, and doubling would leave a third of them
+            // empty.
             self.hashes.reserve_exact((len / 2).max(3).min(MAX_RUN - len));
         }
         self.hashes.push(hash);
@@ -51,8 +53,8 @@ impl Run {
 
     /// Blocks from `at` on that are the first of `query`, of which the first one is known to be.
     ///
-    /// A sequence hash chains all before it, so blocks that agree somewhere agree everywhere before, and a search by
-    /// halves finds where they part.
+    /// A sequence hash chains all before it, so blocks that agree somewhere agree everywhere
+    /// before, and a search by halves finds where they part.
     pub(super) fn matching(&self, at: u8, query: &[SequenceHash]) -> usize {
         let run = &self.hashes[usize::from(at)..];
         let most = run.len().min(query.len());

@@ -33,6 +33,17 @@ impl Spans {
         start..start + len
     }
 
+    /// Whether a worker holds any block.
+    pub(super) fn has_worker(&self, worker: u16) -> bool {
+        let start = self.0.partition_point(|span| span.worker < worker);
+        self.0.get(start).is_some_and(|span| span.worker == worker)
+    }
+
+    /// Every worker that holds a block, once.
+    pub(super) fn workers(&self) -> impl Iterator<Item = u16> + '_ {
+        self.0.chunk_by(|a, b| a.worker == b.worker).map(|spans| spans[0].worker)
+    }
+
     /// Adds the blocks of `new`; how many of them its place did not hold yet.
     pub(super) fn add(&mut self, new: Span) -> u32 {
         let range = self.of_worker(new.worker);
@@ -195,6 +206,9 @@ mod tests {
                 }
                 spans.check();
                 prop_assert_eq!(&blocks(&spans), &model);
+                prop_assert_eq!(spans.has_worker(worker), model.iter().any(|held| held.0 == worker));
+                let workers: BTreeSet<u16> = model.iter().map(|held| held.0).collect();
+                prop_assert_eq!(spans.workers().collect::<Vec<_>>(), Vec::from_iter(workers));
                 prop_assert_eq!(spans.hold(first), model.iter().any(|&(_, _, block)| block == first));
             }
             let clipped = spans.clipped(5, 17);

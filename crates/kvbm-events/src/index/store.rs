@@ -7,8 +7,8 @@ use super::{KvIndex, Place};
 use kvbm_plan::{GroupId, SequenceHash};
 
 impl KvIndex {
-    /// Notes that a source holds `blocks` at a place: consecutive blocks of one chain, the first of which follows
-    /// `parent`.
+    /// Notes that a source holds `blocks` at a place: consecutive blocks of one chain, the first of
+    /// which follows `parent`.
     pub fn store(
         &mut self,
         place: Place,
@@ -63,7 +63,8 @@ impl KvIndex {
         self.runs[at.run as usize].hashes().get(usize::from(at.block) + 1) == Some(hash)
     }
 
-    /// Stores blocks that stand in a run from `at` on, the first of them certainly; how many, and the last one.
+    /// Stores blocks that stand in a run from `at` on, the first of them certainly; how many, and
+    /// the last one.
     fn store_known(&mut self, id: PlaceId, at: At, blocks: &[SequenceHash]) -> (usize, At) {
         let hashes = &self.runs[at.run as usize].hashes()[usize::from(at.block)..];
         let same = hashes.iter().zip(blocks).take_while(|(known, block)| known == block).count();
@@ -72,8 +73,8 @@ impl KvIndex {
         (same, At { block: last, ..at })
     }
 
-    /// Stores blocks of which the first is in no run: behind `before` if that ends its run, else in a new run. `None`
-    /// when the index is full.
+    /// Stores blocks of which the first is in no run: behind `before` if that ends its run, else in
+    /// a new run. `None` when the index is full.
     fn store_new(
         &mut self,
         id: PlaceId,
@@ -118,9 +119,15 @@ impl KvIndex {
     }
 
     fn hold(&mut self, id: PlaceId, run: u32, first: u8, last: u8) {
-        let run = &mut self.runs[run as usize];
+        let index = run;
+        let run = &mut self.runs[index as usize];
+        let is_new = !run.spans.has_worker(id.worker);
         let added = run.spans.add(Span { worker: id.worker, place: id.place, tier: id.tier, first, last });
         run.set_live(first, last);
         self.workers.count(id, i64::from(added));
+        if is_new {
+            self.workers.enter(id.worker, index);
+            self.tidy_runs(id.worker);
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! From a block's hash to its run.
 //!
-//! Linear probing over words: one cache line for most questions, where a table that keeps its control bytes apart needs
-//! two. A word holds the run (32 bits), the block in it (8 bits) and 24 bits of the key, so that the run is hardly ever
-//! asked in vain. The hashes themselves stand in the runs only.
+//! Linear probing over words: one cache line for most questions, where a table that keeps its
+//! control bytes apart needs two. A word holds the run (32 bits), the block in it (8 bits) and 24
+//! bits of the key, so that the run is hardly ever asked in vain. The hashes themselves stand in
+//! the runs only.
 
 use super::run::Run;
 use super::workers::At;
@@ -114,15 +115,16 @@ impl Table {
         }
     }
 
-    /// Reads where `hashes` would stand, all before any answer is needed, so that the memory works on them at once.
+    /// Reads where `hashes` would stand, all before any answer is needed, so that the memory works
+    /// on them at once.
     pub(super) fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
         let mask = self.slots.len() - 1;
         let home = |hash| self.slots[(mix(self.seed, group, hash) >> TAG_BITS) as usize & mask];
         std::hint::black_box(hashes.iter().fold(0, |all, hash| all ^ home(hash)));
     }
 
-    /// Adds a block that is not there and stands in its run already; every other block that stands in a run must be
-    /// there or be added next. Whether the table was rebuilt and has them all now.
+    /// Adds a block that is not there and stands in its run already; every other block that stands
+    /// in a run must be there or be added next. Whether the table was rebuilt and has them all now.
     pub(super) fn insert(&mut self, runs: &[Run], at: At) -> bool {
         let rebuild = self.used >= self.slots.len() / 4 * 3;
         if rebuild {
@@ -143,7 +145,8 @@ impl Table {
         self.used += usize::from(word == EMPTY);
     }
 
-    /// Makes a new table with room for as many blocks again. It goes along the runs, where the hashes lie side by side.
+    /// Makes a new table with room for as many blocks again. It goes along the runs, where the
+    /// hashes lie side by side.
     fn rebuild(&mut self, runs: &[Run]) {
         let slots = (2 * self.len).next_power_of_two().max(MIN_SLOTS);
         (self.slots, self.len, self.used) = (vec![EMPTY; slots], 0, 0);

@@ -24,6 +24,12 @@ impl KvIndex {
             assert!(run.hashes().is_empty() || !run.is_hollow(), "memory follows what is held");
         }
         assert_eq!(entries, self.table.len());
+        for (worker, listed, num_runs) in self.workers.runs() {
+            let held = (0..).zip(&self.runs).filter(|(_, run)| run.spans.has_worker(worker));
+            let held: Vec<u32> = held.map(|(index, _)| index).collect();
+            assert_eq!(held.len(), num_runs);
+            assert!(held.iter().all(|run| listed.contains(run)), "clearing finds every run");
+        }
     }
 }
 
@@ -125,8 +131,8 @@ impl Naive {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Mutations that make it fail: `Part::add` without the break at a hole; `go_on` without its filter; `settle`
-    /// without `set_dead` before it.
+    /// Mutations that make it fail: `Part::add` without the break at a hole; `go_on` without its
+    /// filter; `settle` without `set_dead` before it.
     #[test]
     fn the_index_agrees_with_a_naive_one(
         forks in prop::collection::vec((prop::bool::weighted(0.02), any::<usize>()), 0..600),
@@ -327,4 +333,38 @@ fn events_are_applied_in_their_order() {
     index.apply(stream, &events);
     assert_eq!(index.stats().blocks, 0);
     assert_eq!(index.sources().collect::<Vec<_>>(), [stream.source], "cleared, not forgotten");
+}
+
+/// Mutation that makes it fail: `drop_spans` that walks every run.
+#[test]
+fn clearing_a_source_costs_what_it_holds() {
+    // The shortest of some times: other work on the machine only adds to it.
+    let time = |chains: usize| {
+        let mut index = KvIndex::default();
+        (0..chains).for_each(|node| index.store(place(1, 0, 0), GroupId(0), None, &[hash(node)]));
+        let once = |_| {
+            index.store(place(2, 0, 0), GroupId(0), None, &[hash(chains)]);
+            let start = std::time::Instant::now();
+            index.clear(SourceId(2), 0);
+            (0..20).for_each(|_| index.clear(SourceId(2), 0));
+            index.forget(SourceId(2));
+            start.elapsed()
+        };
+        (0..10).map(once).min().unwrap()
+    };
+    let (few, many) = (time(1_000), time(100_000));
+    let limit = 20 * few.max(std::time::Duration::from_micros(10));
+    assert!(many < limit, "{few:?} beside 1,000 chains, {many:?} beside 100,000");
+}
+
+#[test]
+fn the_list_of_runs_stays_short_where_blocks_come_and_go() {
+    let mut index = KvIndex::default();
+    index.store(place(1, 0, 0), GroupId(0), None, &[hash(0)]);
+    for _ in 0..1000 {
+        index.store(place(2, 0, 0), GroupId(0), None, &[hash(0)]);
+        index.remove(place(2, 0, 0), GroupId(0), &[hash(0)]);
+    }
+    index.check();
+    assert!(index.workers.runs().all(|(_, listed, _)| listed.len() <= 66));
 }

@@ -42,7 +42,15 @@ struct Worker {
     places: Vec<Held>,
     /// The last block that it stored: the next one usually follows it.
     last: At,
+    /// Every run in which it holds blocks, and some in which it held blocks before; a run may stand
+    /// here several times. So clearing a worker costs what it holds.
+    runs: Vec<u32>,
+    /// Runs in which it holds blocks now.
+    num_runs: usize,
 }
+
+/// Entries of `runs` that may be stale, beside as many as there are runs.
+const STALE_RUNS: usize = 64;
 
 /// Slots of workers; a slot is used again when its worker is forgotten.
 #[derive(Debug, Default)]
@@ -97,7 +105,13 @@ impl Workers {
     }
 
     fn add(&mut self, source: SourceId) -> Option<u16> {
-        let worker = Worker { source, places: Vec::new(), last: At { run: u32::MAX, block: 0 } };
+        let worker = Worker {
+            source,
+            places: Vec::new(),
+            last: At { run: u32::MAX, block: 0 },
+            runs: Vec::new(),
+            num_runs: 0,
+        };
         let slot = if let Some(slot) = self.free.pop() {
             slot
         } else {
@@ -151,6 +165,55 @@ impl Workers {
         }
     }
 
+    /// A worker holds a first block in a run.
+    pub(super) fn enter(&mut self, slot: u16, run: u32) {
+        if let Some(worker) = &mut self.slots[usize::from(slot)] {
+            worker.runs.push(run);
+            worker.num_runs += 1;
+        }
+    }
+
+    /// A worker holds no block in a run any more.
+    pub(super) fn leave(&mut self, slot: u16) {
+        if let Some(worker) = &mut self.slots[usize::from(slot)] {
+            worker.num_runs -= 1;
+        }
+    }
+
+    /// Whether most of a worker's list of runs is stale.
+    pub(super) fn is_stale(&self, slot: u16) -> bool {
+        let worker = self.slots[usize::from(slot)].as_ref();
+        worker.is_some_and(|worker| worker.runs.len() > 2 * worker.num_runs + STALE_RUNS)
+    }
+
+    /// Takes a worker's list of runs, each run once, in their order.
+    pub(super) fn take_runs(&mut self, slot: u16) -> Vec<u32> {
+        let worker = self.slots[usize::from(slot)].as_mut();
+        let mut runs = worker.map(|worker| std::mem::take(&mut worker.runs)).unwrap_or_default();
+        runs.sort_unstable();
+        runs.dedup();
+        runs
+    }
+
+    /// Adds `runs`, in which the worker holds blocks, to its list.
+    pub(super) fn return_runs(&mut self, slot: u16, mut runs: Vec<u32>) {
+        if let Some(worker) = &mut self.slots[usize::from(slot)] {
+            runs.append(&mut worker.runs);
+            runs.shrink_to(2 * runs.len());
+            worker.runs = runs;
+        }
+    }
+
+    /// For each worker, its list and how many runs it holds.
+    #[cfg(test)]
+    pub(super) fn runs(&self) -> impl Iterator<Item = (u16, &[u32], usize)> + '_ {
+        let slots = (0..).zip(&self.slots);
+        slots.filter_map(|(slot, worker)| {
+            let worker = worker.as_ref()?;
+            Some((slot, worker.runs.as_slice(), worker.num_runs))
+        })
+    }
+
     pub(super) fn count(&mut self, id: PlaceId, change: i64) {
         let worker = self.slots[usize::from(id.worker)].as_mut();
         if let Some(held) = worker.and_then(|worker| worker.places.get_mut(usize::from(id.place))) {
@@ -173,7 +236,9 @@ impl Workers {
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
-        let places = |worker: &Worker| worker.places.capacity() * size_of::<Held>();
+        let places = |worker: &Worker| {
+            worker.places.capacity() * size_of::<Held>() + worker.runs.capacity() * size_of::<u32>()
+        };
         self.slots.capacity() * size_of::<Option<Worker>>()
             + self.slots.iter().flatten().map(places).sum::<usize>()
             + self.free.capacity() * size_of::<u16>()

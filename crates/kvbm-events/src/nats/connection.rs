@@ -2,7 +2,8 @@
 
 use super::denied::{Denied, Right};
 use super::stream::{self, Kept};
-use super::{FAREWELL, NatsConfig, login, unavailable};
+use super::{CLOSE_LIMIT, NatsConfig, login, unavailable};
+use crate::deadline;
 use crate::queue::{Queue, Sink};
 use crate::{InProcessConfig, Payload, Responder, SourceId, TransportError};
 use async_nats::Client;
@@ -42,7 +43,8 @@ pub(super) enum Command {
     },
 }
 
-/// Connects, says how that went, and serves until nobody can ask any more; `end` goes when the server has everything.
+/// Connects, says how that went, and serves until nobody can ask any more; `end` goes when the
+/// server has everything.
 pub(super) fn run(
     config: NatsConfig,
     mut inbox: mpsc::Receiver<Command>,
@@ -68,9 +70,10 @@ pub(super) fn run(
                     max_payload.store(connection.client.max_payload(), Ordering::Relaxed);
                     connection.carry_out(command).await;
                 }
-                // What the server has not taken by then is lost. Where there is no connection nothing can be.
+                // What the server has not taken by then is lost. Where there is no connection
+                // nothing can be.
                 if connection.client.connection_state() == State::Connected {
-                    let _ = connection.round_trip(Instant::now() + FAREWELL).await;
+                    let _ = connection.round_trip(deadline::after(CLOSE_LIMIT)).await;
                 }
                 drop(end);
             }
@@ -93,7 +96,7 @@ struct Connection {
 impl Connection {
     async fn open(config: NatsConfig) -> Result<Self, TransportError> {
         let name = config.name();
-        let deadline = Instant::now() + config.connect_timeout;
+        let deadline = deadline::after(config.connect_timeout);
         let denied = Arc::new(Denied::default());
         let client = login::connect(&config, deadline, &denied).await?;
         let kept = match &config.stream {
@@ -149,7 +152,8 @@ impl Connection {
         let publish = self.client.publish(self.subject.clone(), bytes);
         within(self.name, deadline, "handing over a batch", publish).await?;
         if !self.denied.may_publish() {
-            // Nobody answers to what is published: the first is believed when the server had the time to deny it.
+            // Nobody answers to what is published: the first is believed when the server had the
+            // time to deny it.
             self.round_trip(deadline).await?;
             self.denied.check(self.name, Right::Publish, &self.subject)?;
             self.denied.published();
@@ -169,7 +173,8 @@ impl Connection {
         let mut subscription = self.subscription(self.subject.clone(), deadline).await?;
         let (denied, subject) = (Arc::clone(&self.denied), self.subject.clone());
         tokio::spawn(async move {
-            // Denied later, on another connection perhaps, it ends: whoever subscribes again is told why.
+            // Denied later, on another connection perhaps, it ends: whoever subscribes again is
+            // told why.
             let denied = denied.of_subscribing(&subject);
             futures_util::pin_mut!(denied);
             while let Either::Left((Some(message), _)) = select(subscription.next(), &mut denied).await {
@@ -200,7 +205,8 @@ impl Connection {
         format!("{}.ask.{source}", self.subject)
     }
 
-    /// Answers questions until what is returned is dropped. The client subscribes again after a lost connection.
+    /// Answers questions until what is returned is dropped. The client subscribes again after a
+    /// lost connection.
     async fn answer(
         &self,
         source: SourceId,
@@ -228,7 +234,8 @@ impl Connection {
         Ok(guard)
     }
 
-    /// Waits until the server has done all that was asked of it on this connection, and what it denies of that is noted.
+    /// Waits until the server has done all that was asked of it on this connection, and what it
+    /// denies of that is noted.
     async fn round_trip(&self, deadline: Instant) -> Result<(), TransportError> {
         let inbox = self.client.new_inbox();
         let mut echo =

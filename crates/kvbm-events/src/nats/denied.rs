@@ -1,4 +1,5 @@
-//! What the server does not permit. It says so on the connection, some time after it was tried, and to nobody in particular.
+//! What the server does not permit. It says so on the connection, some time after it was tried, and
+//! to nobody in particular.
 
 use crate::TransportError;
 use async_nats::{Event, ServerError};
@@ -16,7 +17,8 @@ pub(super) enum Right {
     Subscribe,
 }
 
-/// How long nothing more is published where it was denied. Then it is tried again: permissions change while a server runs.
+/// How long nothing more is published where it was denied. Then it is tried again: permissions
+/// change while a server runs.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Denials that are remembered.
@@ -43,9 +45,10 @@ pub(super) struct Denied {
 
 impl Denied {
     /// Takes what the client tells of its connection.
-    pub(super) fn hear(&self, event: &Event) {
+    pub(super) fn observe(&self, event: &Event) {
         match event {
-            // Another server perhaps, and subscriptions are made anew: it says again what it denies.
+            // Another server perhaps, and subscriptions are made anew: it says again what it
+            // denies.
             Event::Connected | Event::Disconnected => {
                 self.noted.lock().clear();
                 self.may_publish.store(false, Ordering::Relaxed);
@@ -101,8 +104,8 @@ impl Denied {
         self.check(name, Right::Publish, subject)
     }
 
-    /// What `work` gives, which publishes to `subject`, or where that ends with a dot to what begins so, and waits for an answer;
-    /// ends as soon as one of both is known to be denied.
+    /// What `work` gives, which publishes to `subject`, or where that ends with a dot to what
+    /// begins so, and waits for an answer; ends as soon as one of both is known to be denied.
     pub(super) async fn unless<T>(
         &self,
         name: &'static str,
@@ -186,9 +189,9 @@ mod tests {
     fn what_the_server_says_is_understood_and_bounded() {
         let denied = Denied::default();
         denied.published();
-        denied.hear(&said("Permissions Violation for Publish to \"a.b\""));
-        denied.hear(&said("Permissions Violation for Subscription to \"c\" using queue \"d\""));
-        denied.hear(&said("Something else"));
+        denied.observe(&said("Permissions Violation for Publish to \"a.b\""));
+        denied.observe(&said("Permissions Violation for Subscription to \"c\" using queue \"d\""));
+        denied.observe(&said("Something else"));
         assert!(!denied.may_publish());
         for (right, subject, part) in [
             (Right::Publish, "a.b", "publish to subject a.b: give him the permission 'publish'"),
@@ -201,10 +204,10 @@ mod tests {
         denied.forget(Right::Subscribe, "c");
         assert!(denied.check("nats", Right::Subscribe, "c").is_ok());
         for number in 0..200 {
-            denied.hear(&said(&format!("Permissions Violation for Publish to \"{number}\"")));
+            denied.observe(&said(&format!("Permissions Violation for Publish to \"{number}\"")));
         }
         assert_eq!(denied.noted.lock().len(), MOST);
-        denied.hear(&Event::Connected);
+        denied.observe(&Event::Connected);
         assert!(denied.check("nats", Right::Publish, "199").is_ok());
     }
     /// Mutation that makes it fail: `unless` that compares only how subjects begin.
@@ -212,7 +215,7 @@ mod tests {
     fn what_is_denied_on_one_subject_ends_no_work_on_another_that_begins_it() {
         let ended = |subject: &str, said_of: &str| {
             let denied = Denied::default();
-            denied.hear(&said(&format!("Permissions Violation for Publish to \"{said_of}\"")));
+            denied.observe(&said(&format!("Permissions Violation for Publish to \"{said_of}\"")));
             let work = async {
                 // Long enough to be told.
                 tokio::task::yield_now().await;

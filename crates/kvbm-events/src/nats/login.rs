@@ -8,12 +8,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages that the client buffers on their way out: so many batches, no more, are lost with a connection.
+/// Messages that the client buffers on their way out: so many batches, no more, are lost with a
+/// connection.
 const OUTGOING: usize = 16;
-/// Messages that the client buffers for one subscription. They are moved to the subscriber's own queue at once.
+/// Messages that the client buffers for one subscription. They are moved to the subscriber's own
+/// queue at once.
 const INCOMING: usize = 1024;
 
-/// Connects, or says what is in the way. What the server does not permit is noted in `denied` from then on.
+/// Connects, or says what is in the way. What the server does not permit is noted in `denied` from
+/// then on.
 pub(super) async fn connect(
     config: &NatsConfig,
     deadline: Instant,
@@ -25,7 +28,7 @@ pub(super) async fn connect(
     // rustls panics where a program links two providers and installs none. An installed one stays.
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let options = options(config).map_err(failed)?.event_callback(move |event| {
-        denied.hear(&event);
+        denied.observe(&event);
         std::future::ready(())
     });
     match tokio::time::timeout_at(deadline.into(), options.connect(&config.url)).await {

@@ -1,15 +1,18 @@
-//! NATS (<https://nats.io>): core, which forgets what nobody was there to hear, and `JetStream`, which keeps it.
+//! NATS (<https://nats.io>): core, which forgets what nobody was there to hear, and `JetStream`,
+//! which keeps it.
 //!
-//! A transport has one connection and one thread, on which its runtime lives; callers never meet it. The connection
-//! comes back by itself after a loss. While it is away nothing is buffered for the server: events wait with their source.
-//! With core, what was under way at that moment is lost and shows up as a gap; with `JetStream` every payload is
-//! acknowledged by the server, and a subscriber goes on where it was.
+//! A transport has one connection and one thread, on which its runtime lives; callers never meet
+//! it. The connection comes back by itself after a loss. While it is away nothing is buffered for
+//! the server: events wait with their source. With core, what was under way at that moment is lost
+//! and shows up as a gap; with `JetStream` every payload is acknowledged by the server, and a
+//! subscriber goes on where it was.
 
 mod connection;
 mod denied;
 mod login;
 mod stream;
 
+use crate::deadline;
 use crate::queue::{Queue, QueueReceiver};
 use crate::{
     Answering, EventReceiver, EventTransport, InProcessConfig, Payload, Responder, SourceId, TransportError,
@@ -25,7 +28,8 @@ use tokio::sync::{mpsc, oneshot};
 /// How to reach the server, and what to say there.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NatsConfig {
-    /// `nats://HOST:PORT`, or `tls://HOST:PORT`. Errors show it, so who we are does not stand in it but in `login`.
+    /// `nats://HOST:PORT`, or `tls://HOST:PORT`. Errors show it, so who we are does not stand in it
+    /// but in `login`.
     pub url: String,
     /// Subject of the events: words with points between them, no wildcards.
     pub subject: String,
@@ -110,8 +114,8 @@ impl NatsConfig {
     }
 }
 
-/// Carries events over a NATS server. Dropping it waits until the server has what was taken, for a second at most, and closes its
-/// subscribers.
+/// Carries events over a NATS server. Dropping it waits until the server has what was taken, for a
+/// second at most, and closes its subscribers.
 pub struct NatsTransport {
     name: &'static str,
     /// The thread ends when this goes.
@@ -124,13 +128,14 @@ pub struct NatsTransport {
 }
 
 /// How long the end of a transport may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 impl Drop for NatsTransport {
     fn drop(&mut self) {
         drop(self.commands.take());
-        // Who ends a process next would lose what is on its way, and nobody would be there to tell of it.
-        let _ = self.ended.recv_timeout(2 * FAREWELL);
+        // Who ends a process next would lose what is on its way, and nobody would be there to tell
+        // of it.
+        let _ = self.ended.recv_timeout(2 * CLOSE_LIMIT);
     }
 }
 
@@ -156,7 +161,7 @@ impl NatsTransport {
             .spawn(move || connection::run(config, inbox, &ready, end, &of_server))
             .map_err(|error| unavailable(name, format!("no thread for the connection: {error}")))?;
         // The thread keeps its own deadline; this one is for a thread that does not get to run.
-        match connected.recv_timeout(2 * patience) {
+        match connected.recv_timeout(patience.saturating_mul(2)) {
             Ok(connected) => {
                 connected.map(|()| Self { name, commands: Some(commands), patience, ended, max_payload })
             }
@@ -170,7 +175,7 @@ impl NatsTransport {
         command: impl FnOnce(Instant, crossbeam_channel::Sender<Result<T, TransportError>>) -> Command,
     ) -> Result<T, TransportError> {
         let (answer, answered) = bounded(1);
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let Some(commands) = &self.commands else {
             return Err(TransportError::Closed { transport: self.name });
         };

@@ -1,6 +1,7 @@
-//! `JetStream`: payloads acknowledged when the server has them, subscribers that go on where they were. A stream that is
-//! gone, with a server that kept it in memory or because somebody deleted it, is created again by the next who publishes
-//! and followed from its start; what was lost with it shows up as a gap in the numbers of the events.
+//! `JetStream`: payloads acknowledged when the server has them, subscribers that go on where they
+//! were. A stream that is gone, with a server that kept it in memory or because somebody deleted
+//! it, is created again by the next who publishes and followed from its start; what was lost with
+//! it shows up as a gap in the numbers of the events.
 
 use super::connection::within;
 use super::{StreamConfig, unavailable};
@@ -34,7 +35,8 @@ pub(super) struct Kept {
 pub(super) struct Position {
     /// Number of the next message.
     next: u64,
-    /// When the stream was created: one that was created again has other messages under the same numbers.
+    /// When the stream was created: one that was created again has other messages under the same
+    /// numbers.
     created: DateTime,
 }
 
@@ -70,7 +72,8 @@ impl Kept {
         let opening = async {
             loop {
                 match self.context.get_or_create_stream(self.wanted.clone()).await {
-                    // A slow disk: making a stream takes several files. The deadline is the caller's.
+                    // A slow disk: making a stream takes several files. The deadline is the
+                    // caller's.
                     Err(error) if error.kind() == CreateStreamErrorKind::TimedOut => {}
                     opened => return opened.map_err(|error| explain(&error, &self.wanted)),
                 }
@@ -155,7 +158,8 @@ fn is_too_long(error: &PublishError) -> bool {
     said.is_some_and(|said| said.error_code() == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM)
 }
 
-/// Whether a stream with the subject `pattern`, perhaps with wildcards, keeps what is published to `subject`.
+/// Whether a stream with the subject `pattern`, perhaps with wildcards, keeps what is published to
+/// `subject`.
 fn covers(pattern: &str, subject: &str) -> bool {
     let mut words = subject.split('.');
     for wanted in pattern.split('.') {
@@ -205,10 +209,12 @@ const ASKING: Duration = Duration::from_secs(1);
 /// Pause before a consumer is made again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Moves what is in the stream from `position` on into `sink`, whatever happens to the server meanwhile.
+/// Moves what is in the stream from `position` on into `sink`, whatever happens to the server
+/// meanwhile.
 pub(super) async fn follow(kept: Kept, mut position: Position, sink: Sink) {
     while sink.is_wanted() {
-        // An error means that the server, the stream or the consumer is away: start again from what is known.
+        // An error means that the server, the stream or the consumer is away: start again from what
+        // is known.
         let _ = follow_once(&kept, &mut position, &sink).await;
         tokio::time::sleep(PAUSE).await;
     }
@@ -230,10 +236,12 @@ async fn follow_once(
         ..pull::Config::default()
     };
     let consumer = kept.context.create_consumer_on_stream(config, kept.wanted.name.as_str()).await?;
-    // Asked for after the consumer was made: it goes with its stream, so that it follows this one or ends.
+    // Asked for after the consumer was made: it goes with its stream, so that it follows this one
+    // or ends.
     let info = kept.context.get_stream_no_info(kept.wanted.name.as_str()).await?.get_info().await?;
     if info.created != position.created || info.state.last_sequence + 1 < position.next {
-        // Created again, or set back to an earlier state: what it has under the old numbers is news.
+        // Created again, or set back to an earlier state: what it has under the old numbers is
+        // news.
         *position = Position { next: 1, created: info.created };
         return Ok(());
     }
@@ -247,8 +255,8 @@ async fn follow_once(
     let mut delivered = 0;
     while let Some(Ok(message)) = messages.next().await {
         let Ok(info) = message.info() else { break };
-        // The stream's numbers may have holes, by age, size or other subjects; those of the consumer have none, unless a
-        // lost connection took some along, the very first perhaps.
+        // The stream's numbers may have holes, by age, size or other subjects; those of the
+        // consumer have none, unless a lost connection took some along, the very first perhaps.
         delivered += 1;
         if info.consumer_sequence != delivered {
             break;

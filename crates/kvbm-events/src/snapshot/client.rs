@@ -2,6 +2,7 @@
 
 use super::wire::{Answer, Part, Question};
 use super::{Snapshot, SnapshotSource};
+use crate::deadline;
 use crate::{EventBlock, EventTransport, StreamId};
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use parking_lot::Mutex;
@@ -10,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Asks sources for their snapshots over a transport, without keeping its owner waiting: a question that was begun says `None`
-/// until its answer is there. A source that does not answer is left alone for a while, longer each time.
+/// Asks sources for their snapshots over a transport, without keeping its owner waiting: a question
+/// that was begun says `None` until its answer is there. A source that does not answer is left
+/// alone for a while, longer each time.
 pub struct RemoteSnapshots {
     asker: Asker,
     fetches: HashMap<StreamId, Fetch>,
@@ -30,13 +32,13 @@ struct Asker {
 /// A question that was begun.
 struct Fetch {
     answer: Receiver<Option<Snapshot>>,
-    told: Arc<Told>,
+    progress: Arc<FetchProgress>,
 }
 
-/// What a fetch and who wants it tell each other.
+/// What a fetch and its owner share.
 #[derive(Default)]
-struct Told {
-    /// Nobody wants it any more.
+struct FetchProgress {
+    /// The owner does not want it any more.
     unwanted: AtomicBool,
     /// The snapshot's, known with its first part.
     next_sequence: OnceLock<u64>,
@@ -44,7 +46,7 @@ struct Told {
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        self.told.unwanted.store(true, Ordering::Relaxed);
+        self.progress.unwanted.store(true, Ordering::Relaxed);
     }
 }
 
@@ -83,9 +85,10 @@ impl RemoteSnapshots {
         Self { asker: Asker { transport, timeout }, fetches, silent, threads }
     }
 
-    /// Fetches a snapshot and waits for it, [`Self::WHOLE`] at most. `None` when the source does not answer or cannot reach so far.
+    /// Fetches a snapshot and waits for it, [`Self::WHOLE`] at most. `None` when the source does
+    /// not answer or cannot reach so far.
     pub fn fetch(&self, stream: StreamId, reach: u64) -> Option<Snapshot> {
-        self.asker.fetch(stream, reach, &Told::default())
+        self.asker.fetch(stream, reach, &FetchProgress::default())
     }
 
     /// Begins to fetch, unless the source is to be left alone or enough others are being fetched.
@@ -100,17 +103,17 @@ impl RemoteSnapshots {
             return;
         }
         let (answer, answered) = bounded(1);
-        let told = Arc::new(Told::default());
-        let (asker, thread, tell) = (self.asker.clone(), Arc::clone(&self.threads), Arc::clone(&told));
+        let progress = Arc::new(FetchProgress::default());
+        let (asker, thread, shared) = (self.asker.clone(), Arc::clone(&self.threads), Arc::clone(&progress));
         let work = move || {
-            let found = asker.fetch(stream, reach, &tell);
+            let found = asker.fetch(stream, reach, &shared);
             // The place is free before the answer is there. Nobody may want it any more.
             drop((asker, thread));
             let _ = answer.try_send(found);
         };
         // Without a thread the answer never comes: that is silence as well.
         let _ = std::thread::Builder::new().name("kvbm-snapshot".into()).spawn(work);
-        self.fetches.insert(stream, Fetch { answer: answered, told });
+        self.fetches.insert(stream, Fetch { answer: answered, progress });
     }
 
     fn leave_alone(&mut self, stream: StreamId) {
@@ -119,7 +122,7 @@ impl RemoteSnapshots {
         if self.silent.len() >= Self::MAX_SILENT {
             self.silent.clear();
         }
-        self.silent.insert(stream, Silence { until: Instant::now() + pause, pause });
+        self.silent.insert(stream, Silence { until: deadline::after(pause), pause });
     }
 }
 
@@ -128,8 +131,9 @@ impl SnapshotSource for RemoteSnapshots {
         if let Some(fetch) = self.fetches.get(&stream) {
             let found = match fetch.answer.try_recv() {
                 Err(TryRecvError::Empty) => {
-                    // More was lost since, or could not be remembered: it would be thrown away in the end.
-                    if fetch.told.next_sequence.get().is_some_and(|next| *next < reach) {
+                    // More was lost since, or could not be remembered: it would be thrown away in
+                    // the end.
+                    if fetch.progress.next_sequence.get().is_some_and(|next| *next < reach) {
                         self.fetches.remove(&stream);
                         self.leave_alone(stream);
                     }
@@ -155,7 +159,7 @@ impl SnapshotSource for RemoteSnapshots {
     }
 
     fn under_way(&self, stream: StreamId) -> Option<u64> {
-        self.fetches.get(&stream).map(|fetch| fetch.told.next_sequence.get().copied().unwrap_or(0))
+        self.fetches.get(&stream).map(|fetch| fetch.progress.next_sequence.get().copied().unwrap_or(0))
     }
 
     fn cancel(&mut self, stream: StreamId) {
@@ -168,14 +172,14 @@ impl Asker {
     /// Most blocks of a snapshot: more than any pool has, less than a lie could cost.
     const MAX_BLOCKS: usize = 64 << 20;
 
-    fn fetch(&self, stream: StreamId, reach: u64, told: &Told) -> Option<Snapshot> {
-        let deadline = Instant::now() + RemoteSnapshots::WHOLE;
+    fn fetch(&self, stream: StreamId, reach: u64, progress: &FetchProgress) -> Option<Snapshot> {
+        let deadline = deadline::after(RemoteSnapshots::WHOLE);
         let first = self.ask(Question { stream, reach, ticket: 0, part: 0 }, None)?;
-        let _ = told.next_sequence.set(first.next_sequence);
+        let _ = progress.next_sequence.set(first.next_sequence);
         let (next_sequence, last) = (first.next_sequence, first.parts - 1);
         let question = Question { stream, reach, ticket: first.ticket, part: 0 };
         let parts = Mutex::new(Parts::new(last));
-        let fetch = || self.fetch_parts(question, &first, &parts, told, deadline);
+        let fetch = || self.fetch_parts(question, &first, &parts, progress, deadline);
         let is_whole = std::thread::scope(|scope| {
             for _ in 1..RemoteSnapshots::WINDOW.min(last.saturating_sub(1)) {
                 // Without help it takes longer.
@@ -188,7 +192,8 @@ impl Asker {
         if !is_whole || !fetch() {
             return None;
         }
-        // The source forgets the snapshot with its last part, so nothing else may be asked for behind it.
+        // The source forgets the snapshot with its last part, so nothing else may be asked for
+        // behind it.
         let end = match last {
             0 => Vec::new(),
             part => self.ask(Question { part, ..question }, Some(&first))?.blocks,
@@ -205,12 +210,12 @@ impl Asker {
         question: Question,
         first: &Part,
         parts: &Mutex<Parts>,
-        told: &Told,
+        progress: &FetchProgress,
         deadline: Instant,
     ) -> bool {
         loop {
             let Some(part) = parts.lock().begin() else { return true };
-            let is_wanted = Instant::now() < deadline && !told.unwanted.load(Ordering::Relaxed);
+            let is_wanted = Instant::now() < deadline && !progress.unwanted.load(Ordering::Relaxed);
             let found = is_wanted.then(|| self.ask(Question { part, ..question }, Some(first))).flatten();
             let Some(found) = found else {
                 parts.lock().left.push(part);

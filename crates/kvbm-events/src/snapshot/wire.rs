@@ -8,8 +8,8 @@
 //!             volume | nil, local_hash | nil]
 //! ```
 //!
-//! The first question has ticket 0 and part 0; the answer says the ticket under which the other parts of the same
-//! snapshot are kept for a while.
+//! The first question has ticket 0 and part 0; the answer says the ticket under which the other
+//! parts of the same snapshot are kept for a while.
 
 use super::Snapshot;
 use crate::msgpack::{Reader, write_array, write_nil, write_uint};
@@ -53,7 +53,8 @@ pub struct Question {
 /// What the source says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It does not know the stream, cannot reach that far yet, or keeps that snapshot no longer: ask anew.
+    /// It does not know the stream, cannot reach that far yet, or keeps that snapshot no longer:
+    /// ask anew.
     Nothing,
     /// A part of a snapshot.
     Part(Part),

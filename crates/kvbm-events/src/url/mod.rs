@@ -6,8 +6,9 @@
 //! zmq+tcp://HOST:PORT[,HOST:PORT..][?replay=PORT|ADDRESS&topic=..&from=new|start&insecure=true&format=kvbm|vllm&rank=N..]
 //! zmq+ipc://PATH[?replay=ipc://PATH..]
 //! ```
-//! `tls://` and `jetstream+tls://` are the same with TLS. A publisher over `ZeroMQ` binds its one address, subscribers
-//! connect to any number of them. A parameter that a scheme does not have is an error.
+//! `tls://` and `jetstream+tls://` are the same with TLS. A publisher over `ZeroMQ` binds its one
+//! address, subscribers connect to any number of them. A parameter that a scheme does not have is
+//! an error.
 
 #[cfg(feature = "nats")]
 mod nats;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 /// Which end of a transport is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum EventRole {
     /// Publishes.
     Publisher,
     /// Subscribes.
@@ -161,7 +162,8 @@ impl EventUrl {
         }
     }
 
-    /// Whether a publisher opens sockets of its own rather than connect to a server: what fails then will fail again.
+    /// Whether a publisher opens sockets of its own rather than connect to a server: what fails
+    /// then will fail again.
     pub fn binds(&self) -> bool {
         self.scheme().starts_with("zmq+")
     }
@@ -193,8 +195,9 @@ impl EventUrl {
         }
     }
 
-    /// The subscribing end with the topics and numbers of messages, as who reads [engines](PayloadFormat::Vllm) needs them:
-    /// their payloads have no numbers of their own. Only of `ZeroMQ`.
+    /// The subscribing end with the topics and numbers of messages, as who reads
+    /// [engines](PayloadFormat::Vllm) needs them: their payloads have no numbers of their own. Only
+    /// of `ZeroMQ`.
     ///
     /// # Errors
     /// [`OpenError::Url`] for another scheme.
@@ -205,26 +208,26 @@ impl EventUrl {
                 parts::malformed(&self.parts.shown(), "engines publish over zmq+tcp or zmq+ipc").into()
             );
         }
-        let (config, addresses) = self.zmq(Side::Subscriber, timeout)?;
+        let (config, addresses) = self.zmq(EventRole::Subscriber, timeout)?;
         Ok(crate::zmq::ZmqTransport::connect(config, &addresses)?)
     }
 
     #[cfg(feature = "zmq")]
     fn zmq(
         &self,
-        side: Side,
+        role: EventRole,
         timeout: Duration,
     ) -> Result<(crate::zmq::ZmqConfig, Vec<crate::zmq::ZmqAddress>), UrlError> {
         let (mut config, addresses) = zmq::config(&self.parts)?;
         config.connect_timeout = timeout;
         let own = ["rank", "kind"].into_iter().find(|name| self.parts.get(name).is_some());
-        if let Some(name) = own.filter(|_| side == Side::Subscriber) {
+        if let Some(name) = own.filter(|_| role == EventRole::Subscriber) {
             return Err(parts::malformed(
                 &self.parts.shown(),
                 &format!("{name} is for publishers: leave it out"),
             ));
         }
-        if side == Side::Subscriber
+        if role == EventRole::Subscriber
             && self.format() == PayloadFormat::Vllm
             && self.parts.get("topic").is_none()
         {
@@ -237,11 +240,11 @@ impl EventUrl {
     /// Opens one end, within `timeout`.
     ///
     /// # Errors
-    /// [`OpenError::Transport`] with [`TransportError::Unavailable`] where the other side cannot be reached: worth another
-    /// attempt.
-    pub fn open(&self, side: Side, timeout: Duration) -> Result<Arc<dyn EventTransport>, OpenError> {
+    /// [`OpenError::Transport`] with [`TransportError::Unavailable`] where the other side cannot be
+    /// reached: worth another attempt.
+    pub fn open(&self, role: EventRole, timeout: Duration) -> Result<Arc<dyn EventTransport>, OpenError> {
         // Both ends of a NATS connection are alike.
-        let _ = (side, timeout);
+        let _ = (role, timeout);
         match self.transport()? {
             #[cfg(feature = "nats")]
             Transport::Nats => {
@@ -251,11 +254,13 @@ impl EventUrl {
             }
             #[cfg(feature = "zmq")]
             Transport::Zmq => {
-                let (config, addresses) = self.zmq(side, timeout)?;
-                let transport = match (side, addresses.as_slice()) {
-                    (Side::Subscriber, addresses) => crate::zmq::ZmqTransport::connect(config, addresses)?,
-                    (Side::Publisher, [address]) => crate::zmq::ZmqTransport::bind(config, address)?,
-                    (Side::Publisher, _) => {
+                let (config, addresses) = self.zmq(role, timeout)?;
+                let transport = match (role, addresses.as_slice()) {
+                    (EventRole::Subscriber, addresses) => {
+                        crate::zmq::ZmqTransport::connect(config, addresses)?
+                    }
+                    (EventRole::Publisher, [address]) => crate::zmq::ZmqTransport::bind(config, address)?,
+                    (EventRole::Publisher, _) => {
                         let reason = "a publisher has one address";
                         return Err(parts::malformed(&self.parts.shown(), reason).into());
                     }

@@ -6,7 +6,8 @@ use crate::zmq::{ZmqAddress, ZmqConfig};
 
 const KNOWN: &[&str] = &["replay", "topic", "from", "insecure", "format", "rank", "kind"];
 
-/// The configuration and the addresses that `parts` ask for; one address to publish, any number to subscribe.
+/// The configuration and the addresses that `parts` ask for; one address to publish, any number to
+/// subscribe.
 pub(super) fn config(parts: &Parts) -> Result<(ZmqConfig, Vec<ZmqAddress>), UrlError> {
     parts.expect_only(KNOWN)?;
     if parts.user.is_some() {

@@ -44,8 +44,8 @@ impl EngineBlock {
     }
 }
 
-/// A side table of what engines said of their blocks when they were registered. Bounded: the oldest entries go, and their
-/// blocks are told without tokens.
+/// A side table of what engines said of their blocks when they were registered. Bounded: the oldest
+/// entries go, and their blocks are told without tokens.
 #[derive(Debug)]
 pub struct EngineBlocks {
     max_blocks: usize,
@@ -64,7 +64,8 @@ impl EngineBlocks {
         Self { max_blocks: max_blocks.max(1), state: Mutex::default() }
     }
 
-    /// Notes a block, before it is registered. What was noted of it before and is not said again stays.
+    /// Notes a block, before it is registered. What was noted of it before and is not said again
+    /// stays.
     pub fn note(&self, block: SequenceHash, known: EngineBlock) {
         let mut state = self.state.lock();
         if let Some(before) = state.blocks.get_mut(&block) {

@@ -6,18 +6,18 @@ use kvbm_plan::{SequenceHash, Tier};
 
 /// Events of one engine rank that travel together.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Batch {
+pub struct EngineBatch {
     /// Seconds since 1970 at the publisher.
     pub timestamp: f64,
     /// In their order.
-    pub events: Vec<Event>,
+    pub events: Vec<EngineEvent>,
     /// Which of the engine's data-parallel ranks speaks.
     pub data_parallel_rank: Option<u32>,
 }
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum EngineEvent {
     /// Blocks can be found on a medium.
     Stored(BlockStored),
     /// Blocks are no longer on a medium.
@@ -41,7 +41,8 @@ pub struct BlockStored {
     pub block_size: u32,
     /// Number of the adapter.
     pub lora_id: Option<u64>,
-    /// Where they are: `GPU`, `CPU`, `STORAGE`, or the names that [`medium_tier`](Self::medium_tier) knows.
+    /// Where they are: `GPU`, `CPU`, `STORAGE`, or the names that
+    /// [`medium_tier`](Self::medium_tier) knows.
     pub medium: Option<String>,
     /// Name of the adapter.
     pub lora_name: Option<String>,
@@ -80,7 +81,8 @@ pub struct BlockRemoved {
     pub unknown: Vec<(String, Raw)>,
 }
 
-/// The tier that engines call `medium`: vLLM's names, then SGLang's. Without a medium it is the engine's own memory.
+/// The tier that engines call `medium`: vLLM's names, then SGLang's. Without a medium it is the
+/// engine's own memory.
 pub(super) fn tier(medium: Option<&str>) -> Option<Tier> {
     match medium {
         None | Some("GPU") => Some(Tier::G1),
@@ -120,9 +122,9 @@ impl EngineHash {
     /// Most bytes of a hash.
     pub const MAX_BYTES: usize = 64;
 
-    /// A key for an index, equal exactly where the hashes are: the number, or the first 16 bytes. Not a
-    /// [`SequenceHash`] of kvbm's own making: it is bound to no namespace and good for nothing but following one
-    /// deployment of engines.
+    /// A key for an index, equal exactly where the hashes are: the number, or the first 16 bytes.
+    /// Not a [`SequenceHash`] of kvbm's own making: it is bound to no namespace and good for
+    /// nothing but following one deployment of engines.
     pub fn index_key(&self) -> SequenceHash {
         let mut key = [0; 16];
         match self {

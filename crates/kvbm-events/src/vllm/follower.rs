@@ -1,9 +1,9 @@
 //! Keeping an index right from an engine's events.
 
-use super::event::{BlockStored, EngineHash, Event, tier};
-use super::names::Names;
-use super::numbers::{Heard, Numbers};
+use super::event::{BlockStored, EngineEvent, EngineHash, tier};
 use super::read::{Error, decode};
+use super::sequence::{Continuity, SequenceTracker};
+use super::token_keys::TokenKeys;
 use crate::{KvIndex, Place, SourceId};
 use kvbm_plan::{GroupId, Location, NodeId, SequenceHash};
 use std::collections::BTreeSet;
@@ -24,7 +24,8 @@ pub struct FollowerStats {
     pub events: u64,
     /// Messages that are known to be missing.
     pub missing: u64,
-    /// New lives of the engine, those among them that it only may have begun (see [`Numbers::begin_anew`]).
+    /// New lives of the engine, those among them that it only may have begun (see
+    /// [`SequenceTracker::expect_restart`]).
     pub restarts: u64,
     /// Events on a medium that is not known here: not applied.
     pub unknown_medium: u64,
@@ -42,27 +43,28 @@ pub struct FollowerStats {
 #[derive(Debug)]
 pub struct Follower {
     worker: Worker,
-    numbers: Numbers,
+    numbers: SequenceTracker,
     /// Set where blocks are known by their tokens.
-    names: Option<Names>,
+    names: Option<TokenKeys>,
     keys: Vec<SequenceHash>,
     stats: FollowerStats,
 }
 
 impl Follower {
-    /// A follower that has heard nothing. What the engine said before the first message is not known: ask for a replay
-    /// from 0. Blocks stand in the index under [`EngineHash::index_key`].
+    /// A follower that has heard nothing. What the engine said before the first message is not
+    /// known: ask for a replay from 0. Blocks stand in the index under [`EngineHash::index_key`].
     pub fn new(worker: Worker) -> Self {
-        let (numbers, names, keys) = (Numbers::default(), None, Vec::new());
+        let (numbers, names, keys) = (SequenceTracker::default(), None, Vec::new());
         Self { worker, numbers, names, keys, stats: FollowerStats::default() }
     }
 
-    /// Blocks stand in the index under their [token keys](super::token_keys), so that whoever knows a prompt finds them, and
-    /// engines with different hashes agree. What the engine calls the blocks that it holds is remembered for that, `max_blocks`
-    /// of them at most, about 60 bytes each; what is beyond is refused and counted.
+    /// Blocks stand in the index under their [token keys](super::token_keys), so that whoever knows
+    /// a prompt finds them, and engines with different hashes agree. What the engine calls the
+    /// blocks that it holds is remembered for that, `max_blocks` of them at most, about 60 bytes
+    /// each; what is beyond is refused and counted.
     #[must_use]
     pub fn by_tokens(self, max_blocks: usize) -> Self {
-        Self { names: Some(Names::new(max_blocks)), ..self }
+        Self { names: Some(TokenKeys::new(max_blocks)), ..self }
     }
 
     /// Number that the next message should have.
@@ -83,15 +85,16 @@ impl Follower {
         }
     }
 
-    /// Tokens in a block, of all stored blocks so far; known where blocks go [by their tokens](Self::by_tokens).
+    /// Tokens in a block, of all stored blocks so far; known where blocks go [by their
+    /// tokens](Self::by_tokens).
     pub fn block_sizes(&self) -> Option<&BTreeSet<u32>> {
-        self.names.as_ref().map(Names::sizes)
+        self.names.as_ref().map(TokenKeys::sizes)
     }
 
-    /// The engine has started anew, or nobody can say that it has not: with the next message all that it had is forgotten, whatever
-    /// its number.
-    pub const fn begin_anew(&mut self) {
-        self.numbers.begin_anew();
+    /// The engine has started anew, or nobody can say that it has not: with the next message all
+    /// that it had is forgotten, whatever its number.
+    pub const fn expect_restart(&mut self) {
+        self.numbers.expect_restart();
     }
 
     /// Forgets all that the engine holds: something that it said is lost.
@@ -102,22 +105,27 @@ impl Follower {
         }
     }
 
-    /// Takes a message: the number of its second frame and its third frame. With the first message of
-    /// a new life all that the engine had is forgotten before its events are applied.
-    pub fn hear(&mut self, index: &mut KvIndex, sequence: u64, payload: &[u8]) -> Result<Heard, Error> {
+    /// Takes a message: the number of its second frame and its third frame. With the first message
+    /// of a new life all that the engine had is forgotten before its events are applied.
+    pub fn receive(
+        &mut self,
+        index: &mut KvIndex,
+        sequence: u64,
+        payload: &[u8],
+    ) -> Result<Continuity, Error> {
         let batch = decode(payload).inspect_err(|_| self.stats.malformed += 1)?;
-        let heard = self.numbers.hear(sequence);
+        let heard = self.numbers.accept(sequence);
         match &heard {
-            Heard::Gap { missing } => {
+            Continuity::Gap { missing } => {
                 self.stats.missing = self.stats.missing.saturating_add(missing.end - missing.start);
             }
-            Heard::Restarted { .. } => {
+            Continuity::Restarted { .. } => {
                 self.stats.restarts += 1;
                 // What the new life said before this.
                 self.stats.missing = self.stats.missing.saturating_add(sequence);
                 self.forget(index);
             }
-            Heard::Next => {}
+            Continuity::Next => {}
         }
         self.stats.timestamp = batch.timestamp;
         for event in &batch.events {
@@ -128,28 +136,28 @@ impl Follower {
 
     /// Goes on behind a message whose payload could not be read: what it said is missing.
     pub fn skip(&mut self, sequence: u64) {
-        self.numbers.hear(sequence);
+        self.numbers.accept(sequence);
     }
 
-    fn apply(&mut self, index: &mut KvIndex, event: &Event) {
+    fn apply(&mut self, index: &mut KvIndex, event: &EngineEvent) {
         self.stats.events += 1;
         let Worker { source, node } = self.worker;
         let place = |medium: Option<&str>| {
             Some(Place { source, shard: 0, location: Location::on(node, tier(medium)?) })
         };
         match event {
-            Event::AllBlocksCleared => {
+            EngineEvent::AllBlocksCleared => {
                 index.clear(source, 0);
                 if let Some(names) = &mut self.names {
                     names.clear();
                 }
             }
-            Event::Unknown(_) => self.stats.unknown_events += 1,
-            Event::Stored(stored) => match place(stored.medium.as_deref()) {
+            EngineEvent::Unknown(_) => self.stats.unknown_events += 1,
+            EngineEvent::Stored(stored) => match place(stored.medium.as_deref()) {
                 Some(place) => self.store(index, place, stored),
                 None => self.stats.unknown_medium += 1,
             },
-            Event::Removed(removed) => match place(removed.medium.as_deref()) {
+            EngineEvent::Removed(removed) => match place(removed.medium.as_deref()) {
                 Some(place) => {
                     let group = GroupId(removed.group_idx.unwrap_or(0));
                     self.remove(index, place, group, &removed.block_hashes);

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 /// Number of a place that holds blocks, in [`Places`].
 pub(super) type PlaceNumber = u32;
 
-/// Where blocks are and whose events tell of them there, each place under a small number as long as it holds anything.
+/// Where blocks are and whose events tell of them there, each place under a small number as long as
+/// it holds anything.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     numbers: HashMap<(u16, Location), PlaceNumber>,

@@ -1,13 +1,13 @@
 //! Payloads as JSON, for people and scripts.
 
-use super::event::{Batch, EngineHash, Event, Raw};
+use super::event::{EngineBatch, EngineEvent, EngineHash, Raw};
 use crate::msgpack::{Head, Reader};
 use std::fmt::{self, Write as _};
 
 /// Deepest nesting that is shown; what is deeper becomes `null`.
 const MAX_DEPTH: u32 = 32;
 
-impl fmt::Display for Batch {
+impl fmt::Display for EngineBatch {
     /// One line of JSON; bytes become `{"hex": "..."}`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{\"ts\":")?;
@@ -25,11 +25,11 @@ impl fmt::Display for Batch {
     }
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for EngineEvent {
     /// One line of JSON, with every field that is set.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The wire form has the same fields in the same order.
-        let batch = Batch { timestamp: 0.0, events: vec![self.clone()], data_parallel_rank: None };
+        let batch = EngineBatch { timestamp: 0.0, events: vec![self.clone()], data_parallel_rank: None };
         let bytes = super::encode(&batch);
         let mut reader = Reader::new(&bytes);
         // The heads of payload, timestamp and list.
@@ -95,8 +95,9 @@ fn value(reader: &mut Reader<'_>, f: &mut fmt::Formatter<'_>, depth: u32) -> fmt
                 let key = reader.raw(1).map_err(|_| fmt::Error)?;
                 match Reader::new(key).head() {
                     Ok(Head::Str(text)) => string(f, &String::from_utf8_lossy(text))?,
-                    // JSON has no other keys than strings. A list or a map would be a string with quotes inside, which are escaped
-                    // once more at each level: it is shown as the bytes that it is.
+                    // JSON has no other keys than strings. A list or a map would be a string with
+                    // quotes inside, which are escaped once more at each level: it is shown as the
+                    // bytes that it is.
                     Ok(Head::Array(_) | Head::Map(_)) => {
                         f.write_char('"')?;
                         hex(f, key)?;

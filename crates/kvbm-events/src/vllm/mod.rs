@@ -1,4 +1,5 @@
-//! vLLM's KV events, as its routers read them: payloads written and read byte for byte, other engines' dialects read.
+//! vLLM's KV events, as its routers read them: payloads written and read byte for byte, other
+//! engines' dialects read.
 //!
 //! ```text
 //! payload = [timestamp: f64, [event, ...], data_parallel_rank | nil]
@@ -6,33 +7,35 @@
 //!            "lora_name", ...} | {"type": "BlockRemoved", "block_hashes", "medium", ...} | {"type": "AllBlocksCleared"}
 //! ```
 //!
-//! Fields stand in the order of [`BlockStored`] and [`BlockRemoved`]; those that may be left out are left out when they
-//! are nil (vLLM 0.32). Read as well: payloads that are maps, events that are arrays (`["BlockRemoved", [hash], medium]`;
-//! SGLang and older vLLM) with trailing fields left out, and fields that are not known here, which are kept.
+//! Fields stand in the order of [`BlockStored`] and [`BlockRemoved`]; those that may be left out
+//! are left out when they are nil (vLLM 0.32). Read as well: payloads that are maps, events that
+//! are arrays (`["BlockRemoved", [hash], medium]`; SGLang and older vLLM) with trailing fields left
+//! out, and fields that are not known here, which are kept.
 //!
-//! Around a payload are two frames, a topic and a sequence number of eight bytes, big-endian, from 0. There is no epoch:
-//! a number that steps back means that the publisher has started anew. [`Follower`] keeps an index right through all that.
+//! Around a payload are two frames, a topic and a sequence number of eight bytes, big-endian, from
+//! 0. There is no epoch: a number that steps back means that the publisher has started anew.
+//! [`Follower`] keeps an index right through all that.
 
 mod engine_blocks;
 mod event;
 mod follower;
-mod halves;
+mod gather;
 mod holders;
 mod json;
-mod names;
-mod numbers;
 mod publish;
 mod read;
-mod telling;
+mod sequence;
+mod split;
+mod token_keys;
 mod write;
 
 pub use engine_blocks::{Adapter, EngineBlock, EngineBlocks};
-pub use event::{Batch, BlockRemoved, BlockStored, EngineHash, Event, Raw};
+pub use event::{BlockRemoved, BlockStored, EngineBatch, EngineEvent, EngineHash, Raw};
 pub use follower::{Follower, FollowerStats, Worker};
-pub use names::token_keys;
-pub use numbers::{Heard, Numbers};
 pub use publish::{FULL_ATTENTION, Publishing, PublishingStats};
 pub use read::{Error, decode};
+pub use sequence::{Continuity, SequenceTracker};
+pub use token_keys::token_keys;
 pub use write::encode;
 
 /// Largest payload that is read: a batch of 4,096 stored blocks of 64 tokens takes about 1 MiB.

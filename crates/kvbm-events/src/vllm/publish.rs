@@ -1,13 +1,13 @@
 //! kvbm's events as an engine's own, for routers that follow engines.
 
 use super::engine_blocks::EngineBlocks;
-use super::event::{Batch, EngineHash, Event};
-use super::halves::halves;
+use super::event::{EngineBatch, EngineEvent, EngineHash};
+use super::gather::{EventGatherer, GatheredBlock};
 use super::holders::{Holders, PlaceNumber, Places};
 use super::read::decode;
-use super::telling::{Of, Telling};
+use super::split::split;
 use super::write::encode;
-use crate::format::{Format, Instead};
+use crate::encoder::{BatchEncoder, Replacement};
 use crate::{EventBatch, EventBlock, EventKind, KvEvent, SnapshotSource, StreamId, wire};
 use kvbm_plan::{GroupId, SequenceHash, Tier};
 use parking_lot::Mutex;
@@ -22,7 +22,8 @@ pub struct PublishingStats {
     pub without_tokens: u64,
     /// Stored blocks that were told under kvbm's hash because nobody had noted the engine's.
     pub without_hash: u64,
-    /// Losses in the source: followers were told what is gone, and what is there if a snapshot could be had.
+    /// Losses in the source: followers were told what is gone, and what is there if a snapshot
+    /// could be had.
     pub losses: u64,
     /// Blocks that followers were not told of because no transport carries what would tell of one.
     pub refused: u64,
@@ -30,10 +31,11 @@ pub struct PublishingStats {
 
 /// Writes events as vLLM does, for [`EventManager::with_format`](crate::EventManager::with_format).
 ///
-/// It remembers which blocks it has told of, so memory grows with what the cache holds. That is what makes the stream true
-/// for followers that know neither losses nor tiers that are cleared: after a loss in the source's ring they are told the
-/// difference to a snapshot, or that everything is gone; clearing is told block by block, because `AllBlocksCleared` would
-/// take along what the engine itself has told of its own memory.
+/// It remembers which blocks it has told of, so memory grows with what the cache holds. That is
+/// what makes the stream true for followers that know neither losses nor tiers that are cleared:
+/// after a loss in the source's ring they are told the difference to a snapshot, or that everything
+/// is gone; clearing is told block by block, because `AllBlocksCleared` would take along what the
+/// engine itself has told of its own memory.
 pub struct Publishing {
     engine: Arc<EngineBlocks>,
     /// Told of, by [`Tier::index`].
@@ -51,8 +53,8 @@ pub struct Publishing {
 
 type Key = (GroupId, SequenceHash);
 
-/// Followers know tiers alone. So what they were told of a tier stands as long as any place of it has the block: the pool, or
-/// one of several volumes.
+/// Followers know tiers alone. So what they were told of a tier stands as long as any place of it
+/// has the block: the pool, or one of several volumes.
 #[derive(Debug)]
 struct Said {
     name: EngineHash,
@@ -63,8 +65,8 @@ struct Said {
 pub const FULL_ATTENTION: &str = "full_attention";
 
 impl Publishing {
-    /// Tells of `tiers` with what `engine` knows of the blocks. Leave out the tier that the engine owns and publishes
-    /// itself.
+    /// Tells of `tiers` with what `engine` knows of the blocks. Leave out the tier that the engine
+    /// owns and publishes itself.
     pub fn new(engine: Arc<EngineBlocks>, tiers: &[Tier]) -> Self {
         let tiers = Tier::ALL.map(|tier| tiers.contains(&tier));
         Self {
@@ -87,14 +89,15 @@ impl Publishing {
         Self { rank: Some(rank), ..self }
     }
 
-    /// Blocks of group 0 are of this kind, which is `full_attention` otherwise (vLLM's names: `mla_attention` is another).
+    /// Blocks of group 0 are of this kind, which is `full_attention` otherwise (vLLM's names:
+    /// `mla_attention` is another).
     #[must_use]
     pub fn with_kind(self, kind: impl Into<String>) -> Self {
         Self { kind: kind.into(), ..self }
     }
 
-    /// Blocks that no engine has named go by the first eight bytes of their sequence hash as a number, little-endian: what
-    /// routers expect of an engine that is not told otherwise.
+    /// Blocks that no engine has named go by the first eight bytes of their sequence hash as a
+    /// number, little-endian: what routers expect of an engine that is not told otherwise.
     #[must_use]
     pub fn with_numbers(self) -> Self {
         Self { numbers: true, ..self }
@@ -112,7 +115,7 @@ impl Publishing {
     }
 
     /// What is to be told of a loss; the number below which events are told of by then.
-    fn lost(&mut self, stream: StreamId, reach: u64, out: &mut Telling) -> u64 {
+    fn lost(&mut self, stream: StreamId, reach: u64, out: &mut EventGatherer) -> u64 {
         self.stats.lock().losses += 1;
         let snapshot = self.snapshots.as_mut().and_then(|source| source.snapshot(stream, reach));
         let blocks = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.blocks);
@@ -130,7 +133,7 @@ impl Publishing {
         snapshot.map_or(0, |snapshot| snapshot.next_sequence)
     }
 
-    fn take(&mut self, shard: u16, event: &KvEvent, out: &mut Telling) {
+    fn take(&mut self, shard: u16, event: &KvEvent, out: &mut EventGatherer) {
         match &event.kind {
             EventKind::Store(block) => self.store(shard, block, out),
             EventKind::Remove(block) => {
@@ -143,7 +146,7 @@ impl Publishing {
     }
 
     /// Takes back what `shard` has told, but for what is `there`.
-    fn remove_of(&mut self, shard: u16, there: &HashSet<(Key, PlaceNumber)>, out: &mut Telling) {
+    fn remove_of(&mut self, shard: u16, there: &HashSet<(Key, PlaceNumber)>, out: &mut EventGatherer) {
         let places = &self.places;
         let held = self.said.iter().flat_map(|(key, said)| said.holders.iter().map(|place| (*key, place)));
         let gone = held.filter(|held| places.shard(held.1) == shard && !there.contains(held));
@@ -161,7 +164,7 @@ impl Publishing {
         }
     }
 
-    fn store(&mut self, shard: u16, block: &EventBlock, out: &mut Telling) {
+    fn store(&mut self, shard: u16, block: &EventBlock, out: &mut EventGatherer) {
         let (identity, tier) = (&block.identity, block.location.tier);
         if !self.tiers[tier.index()] {
             return;
@@ -197,13 +200,13 @@ impl Publishing {
         out.stored(self.of(tier, identity.group, name), parent, block.block_tokens, known);
     }
 
-    fn of(&self, tier: Tier, group: GroupId, name: EngineHash) -> Of<'_> {
+    fn of(&self, tier: Tier, group: GroupId, name: EngineHash) -> GatheredBlock<'_> {
         let kind = (group == GroupId(0)).then_some(self.kind.as_str());
-        Of { tier, group, name, kind }
+        GatheredBlock { tier, group, name, kind }
     }
 
     /// One place has a block no more; followers are told when it was the last one of its tier.
-    fn remove(&mut self, key: Key, place: PlaceNumber, out: &mut Telling) {
+    fn remove(&mut self, key: Key, place: PlaceNumber, out: &mut EventGatherer) {
         let Some(said) = self.said.get_mut(&key) else { return };
         if !said.holders.remove(place) {
             return;
@@ -222,9 +225,10 @@ impl Publishing {
 }
 
 impl Publishing {
-    /// Followers were not told of a block. It counts as not there, so that the next who stores it is told of.
-    fn take_back(&mut self, event: &Event) {
-        let Event::Stored(stored) = event else { return };
+    /// Followers were not told of a block. It counts as not there, so that the next who stores it
+    /// is told of.
+    fn take_back(&mut self, event: &EngineEvent) {
+        let EngineEvent::Stored(stored) = event else { return };
         let (Some(tier), Some(name)) = (stored.medium_tier(), stored.block_hashes.first()) else { return };
         let group = GroupId(stored.group_idx.unwrap_or(0));
         let mut all = self.said.iter_mut();
@@ -241,11 +245,11 @@ impl Publishing {
     }
 }
 
-impl Format for Publishing {
+impl BatchEncoder for Publishing {
     fn encode(&mut self, batch: &EventBatch, out: &mut Vec<Vec<u8>>) -> Result<(), wire::EncodeError> {
         let (stream, shard) = (batch.stream, batch.stream.shard);
         let mut next = self.next.get(&shard).copied().unwrap_or(0);
-        let mut events = Telling::default();
+        let mut events = EventGatherer::default();
         for event in &batch.events {
             if event.sequence > next {
                 next = self.lost(stream, event.sequence, &mut events).max(event.sequence);
@@ -261,20 +265,20 @@ impl Format for Publishing {
         self.next.insert(shard, next);
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
         for events in events.into_payloads() {
-            let batch = Batch { timestamp: since_1970, events, data_parallel_rank: self.rank };
+            let batch = EngineBatch { timestamp: since_1970, events, data_parallel_rank: self.rank };
             out.push(encode(&batch));
         }
         Ok(())
     }
 
-    fn refused(&mut self, payload: &[u8]) -> Instead {
-        let Ok(batch) = decode(payload) else { return Instead::Nothing { events: u64::MAX } };
-        match halves(batch) {
-            Ok(halves) => Instead::Smaller(halves.iter().map(encode).collect()),
+    fn refused(&mut self, payload: &[u8]) -> Replacement {
+        let Ok(batch) = decode(payload) else { return Replacement::Nothing { events: u64::MAX } };
+        match split(batch) {
+            Ok(halves) => Replacement::Smaller(halves.iter().map(encode).collect()),
             Err(one) => {
                 one.events.iter().for_each(|event| self.take_back(event));
                 self.stats.lock().refused += 1;
-                Instead::Nothing { events: 1 }
+                Replacement::Nothing { events: 1 }
             }
         }
     }

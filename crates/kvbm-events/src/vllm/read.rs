@@ -1,7 +1,7 @@
 //! Reading payloads of vLLM and its relatives.
 
 use super::MAX_BYTES;
-use super::event::{Batch, BlockRemoved, BlockStored, EngineHash, Event, Raw};
+use super::event::{BlockRemoved, BlockStored, EngineBatch, EngineEvent, EngineHash, Raw};
 use crate::Malformed;
 use crate::msgpack::{Head, Reader};
 
@@ -32,11 +32,12 @@ impl From<Malformed> for Error {
     }
 }
 
-/// Most events of a payload: far more than an engine has in one step. One of two bytes takes some hundred in memory.
+/// Most events of a payload: far more than an engine has in one step. One of two bytes takes some
+/// hundred in memory.
 const MAX_EVENTS: u32 = 1 << 18;
 
 /// Decodes a payload.
-pub fn decode(bytes: &[u8]) -> Result<Batch, Error> {
+pub fn decode(bytes: &[u8]) -> Result<EngineBatch, Error> {
     if bytes.len() > MAX_BYTES {
         return Err(Error::TooLong { len: bytes.len() });
     }
@@ -48,9 +49,9 @@ pub fn decode(bytes: &[u8]) -> Result<Batch, Error> {
     }
 }
 
-fn read_batch(reader: &mut Reader<'_>) -> Result<Batch, Malformed> {
+fn read_batch(reader: &mut Reader<'_>) -> Result<EngineBatch, Malformed> {
     let start = reader.malformed("a batch of at least a timestamp and events");
-    let mut batch = Batch { timestamp: 0.0, events: Vec::new(), data_parallel_rank: None };
+    let mut batch = EngineBatch { timestamp: 0.0, events: Vec::new(), data_parallel_rank: None };
     let mut seen = 0;
     let mut take = |reader: &mut Reader<'_>, name: &str| -> Result<(), Malformed> {
         match name {
@@ -100,7 +101,7 @@ fn fields<'a>(
     }
 }
 
-fn read_event(reader: &mut Reader<'_>) -> Result<Event, Malformed> {
+fn read_event(reader: &mut Reader<'_>) -> Result<EngineEvent, Malformed> {
     // The type stands first in both forms.
     let mut ahead = reader.clone();
     let start = reader.malformed("an event with its type first");
@@ -114,10 +115,10 @@ fn read_event(reader: &mut Reader<'_>) -> Result<Event, Malformed> {
         _ => return Err(start),
     }
     match ahead.str("the type of an event")? {
-        "BlockStored" => Ok(Event::Stored(read_stored(reader)?)),
-        "BlockRemoved" => Ok(Event::Removed(read_removed(reader)?)),
-        "AllBlocksCleared" => reader.raw(1).map(|_| Event::AllBlocksCleared),
-        _ => Ok(Event::Unknown(raw(reader)?)),
+        "BlockStored" => Ok(EngineEvent::Stored(read_stored(reader)?)),
+        "BlockRemoved" => Ok(EngineEvent::Removed(read_removed(reader)?)),
+        "AllBlocksCleared" => reader.raw(1).map(|_| EngineEvent::AllBlocksCleared),
+        _ => Ok(EngineEvent::Unknown(raw(reader)?)),
     }
 }
 

@@ -1,25 +1,25 @@
 //! Writing payloads as vLLM does.
 
-use super::event::{Batch, BlockRemoved, BlockStored, EngineHash, Event, Raw};
+use super::event::{BlockRemoved, BlockStored, EngineBatch, EngineEvent, EngineHash, Raw};
 use crate::msgpack::{
     write_array, write_bin, write_float, write_int, write_map, write_nil, write_str, write_uint,
 };
 
 /// Encodes a payload; its length is bounded by what the batch holds.
-pub fn encode(batch: &Batch) -> Vec<u8> {
+pub fn encode(batch: &EngineBatch) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + 256 * batch.events.len());
     write_array(&mut out, 3);
     write_float(&mut out, batch.timestamp);
     write_array(&mut out, batch.events.len());
     for event in &batch.events {
         match event {
-            Event::Stored(stored) => write_stored(&mut out, stored),
-            Event::Removed(removed) => write_removed(&mut out, removed),
-            Event::AllBlocksCleared => {
+            EngineEvent::Stored(stored) => write_stored(&mut out, stored),
+            EngineEvent::Removed(removed) => write_removed(&mut out, removed),
+            EngineEvent::AllBlocksCleared => {
                 write_map(&mut out, 1);
                 write_type(&mut out, "AllBlocksCleared");
             }
-            Event::Unknown(event) => raw(&mut out, event),
+            EngineEvent::Unknown(event) => raw(&mut out, event),
         }
     }
     option(&mut out, batch.data_parallel_rank.as_ref(), |out, rank| write_uint(out, u64::from(*rank)));

@@ -1,34 +1,34 @@
-//! `ZeroMQ` (<https://zeromq.org>): PUB/SUB without a server, and a second socket that repeats what was missed.
+//! `ZeroMQ` (<https://zeromq.org>): PUB/SUB without a server, and a second socket for replays.
 //!
-//! The messages and the replay are those of vLLM's event publisher (`docs/formats.md`), so its clients read ours and
-//! ours read its. ZMTP is spoken here directly, because a publisher's queues have to be bounded in bytes and counted, a
-//! peer's lengths are not to be believed, and its heartbeats are to be answered.
+//! The messages and the replay are those of vLLM's event publisher (`docs/formats.md`), so its
+//! clients read ours and ours read its. The protocol itself is in `kvbm-zmtp`.
 //!
-//! A transport has one thread for all of its connections; publishing never waits for it. A publisher holds the newest
-//! payloads, `history` for replays and `queue` for its slowest subscriber, whichever is longer: payloads are shared, so
-//! the number of subscribers does not matter. A subscriber that takes nothing loses the oldest, counted by
-//! [`ZmqTransport::dropped`], and after [`SILENT_BEATS`] seconds without a sign of life its connection.
+//! A transport has one thread for all of its connections; publishing never waits for it. A
+//! publisher keeps the newest payloads: `history` for replays and `queue` for its slowest
+//! subscriber, whichever is longer. Payloads are shared, so memory does not grow with the number of
+//! subscribers. A subscriber that does not read loses the oldest messages, counted by
+//! [`ZmqTransport::dropped`]. It loses its connection after [`MISSED_HEARTBEATS`] seconds without a
+//! sign of life.
 //!
-//! `ZeroMQ` asks nobody who he is: addresses that other machines reach are refused without
+//! `ZeroMQ` authenticates nobody: addresses that other machines reach are refused without
 //! [`insecure`](ZmqConfig::insecure).
 
-mod endpoint;
-mod engines;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
-mod hub;
-mod publish;
+mod config;
+mod engine_follower;
+mod fan_out;
+mod serve_events;
+mod serve_replay;
 mod subscribe;
-mod zmtp;
 
+use crate::deadline;
 use crate::queue::{Queue, QueueReceiver, Sink};
-use crate::{
-    Answering, EventReceiver, EventTransport, InProcessConfig, Payload, Responder, SourceId, TransportError,
-};
+use crate::{Answering, EventReceiver, EventTransport, Payload, Responder, SourceId, TransportError};
+pub use config::{ZmqAddress, ZmqConfig, ZmqMessage};
+use config::{config_error, parse, reachable};
 use crossbeam_channel::bounded;
-use endpoint::{Endpoint, Listener, refused};
-pub use engines::EngineFollower;
-use hub::Hub;
+pub use engine_follower::EngineFollower;
+use fan_out::FanOut;
+use kvbm_zmtp::{Endpoint, EndpointListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use subscribe::Target;
@@ -41,145 +41,65 @@ const NAME: &str = "zmq";
 const ASK: &[u8] = b"kvbm-ask";
 const ANSWER: &[u8] = b"kvbm-answer";
 
+/// Property of READY that identifies one life of a publisher of ours; others do not send it.
+const LIFE: &str = "X-Kvbm-Life";
+
 /// Time between two heartbeats of a connection without traffic.
-const BEAT: Duration = Duration::from_secs(1);
-/// Heartbeats after which a silent peer is given up.
-pub const SILENT_BEATS: u32 = 5;
-/// How long a peer may take to connect and to say who he is.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Heartbeats without an answer after which a peer loses its connection.
+pub const MISSED_HEARTBEATS: u32 = 5;
+/// Time limit of connecting and of the handshake.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// How long a dropped publisher goes on sending, and how much later than its deadline a thread may
+/// answer.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+/// How often a closing publisher looks whether everything was sent.
+const CLOSE_TICK: Duration = Duration::from_millis(5);
+/// Bytes of a message beside its payload, at most.
+const MESSAGE_OVERHEAD: usize = 1024;
 
-/// The two sockets of a publisher, as `tcp://HOST:PORT` or `ipc://PATH`. To bind, the port may be `*` for any free one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ZmqAddress {
-    /// Its PUB socket.
-    pub events: String,
-    /// Its ROUTER socket, which repeats what it has sent; without it every loss is a gap.
-    pub replay: Option<String>,
-}
-
-impl ZmqAddress {
-    /// A publisher without replay.
-    pub fn new(events: impl Into<String>) -> Self {
-        Self { events: events.into(), replay: None }
-    }
-
-    /// The same with a replay socket.
-    #[must_use]
-    pub fn with_replay(self, replay: impl Into<String>) -> Self {
-        Self { replay: Some(replay.into()), ..self }
-    }
-}
-
-/// What both sides have to say beyond addresses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ZmqConfig {
-    /// Topic of the messages; subscribers take every topic that begins so.
-    pub topic: String,
-    /// What waits for each subscriber, at the publisher, where the oldest go, and again at the subscriber, who takes no more then.
-    pub queue: InProcessConfig,
-    /// What a publisher keeps for replays.
-    pub history: InProcessConfig,
-    /// Most connections to each of a publisher's sockets.
-    pub max_peers: usize,
-    /// Allow addresses that other machines can reach, although nobody has to say who he is.
-    pub insecure: bool,
-    /// How long binding and subscribing may take. A publisher that finds its address in use tries as long.
-    pub connect_timeout: Duration,
-    /// Ask for everything that a publisher still has rather than begin with its next message.
-    pub from_start: bool,
-}
-
-impl Default for ZmqConfig {
-    /// Topic `kv-events`; queues of the default size; 10,000 messages or 64 MiB of history; 64 peers; 5 s.
-    fn default() -> Self {
-        Self {
-            topic: "kv-events".into(),
-            queue: InProcessConfig::default(),
-            history: InProcessConfig { queue_batches: 10_000, queue_bytes: 64 << 20 },
-            max_peers: 64,
-            insecure: false,
-            connect_timeout: Duration::from_secs(5),
-            from_start: false,
-        }
-    }
-}
-
-/// A message of a publisher.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Which of the addresses it came from, counted from 0.
-    pub publisher: u32,
-    /// Its topic.
-    pub topic: Vec<u8>,
-    /// The publisher's life, counted from the first that was heard. A number of another life says nothing about those before it. A
-    /// new one begins also where nobody can say whether it is the old one: over a new connection to a publisher that does not tell
-    /// its lives apart (an engine), when what it said last cannot be had by a replay and compared.
-    pub life: u64,
-    /// Its number, from 0 since the publisher's start.
-    pub sequence: u64,
-    /// What it says.
-    pub payload: Payload,
-}
-
-impl From<Message> for Payload {
-    fn from(message: Message) -> Self {
-        message.payload
-    }
-}
-
-/// Carries events over `ZeroMQ`: as a publisher with sockets of its own ([`bind`](Self::bind)), or as a subscriber of
-/// other publishers ([`connect`](Self::connect)). Dropping it sends what is queued, for a second at most, and closes its
-/// subscribers.
+/// Carries events over `ZeroMQ`: as a publisher with sockets of its own ([`bind`](Self::bind)), or
+/// as a subscriber of other publishers ([`connect`](Self::connect)). Dropping it sends the queued
+/// messages, for a second at most, and closes its subscribers.
 pub struct ZmqTransport {
     config: ZmqConfig,
     publishers: Vec<(Endpoint, Option<Endpoint>)>,
-    hub: Option<Arc<Hub>>,
+    fan_out: Option<Arc<FanOut>>,
     runtime: Handle,
-    /// Ends the thread when it goes.
+    /// Dropping it ends the thread.
     stop: Option<oneshot::Sender<()>>,
     /// Disconnected when the thread has ended.
     ended: crossbeam_channel::Receiver<()>,
 }
 
-/// How long a publisher goes on sending after it was dropped.
-const FAREWELL: Duration = Duration::from_secs(1);
-
 impl ZmqTransport {
     /// A publisher. Its own subscribers follow it over its sockets.
     pub fn bind(config: ZmqConfig, address: &ZmqAddress) -> Result<Self, TransportError> {
-        let events = Endpoint::read(&address.events, config.insecure)?;
-        let replay =
-            address.replay.as_deref().map(|text| Endpoint::read(text, config.insecure)).transpose()?;
-        let hub = Arc::new(Hub::new(config.topic.clone().into_bytes(), config.queue, config.history));
-        let mut transport = Self::start(config, Some(Arc::clone(&hub)))?;
+        let events = parse(&address.events, config.insecure)?;
+        let replay = address.replay.as_deref().map(|text| parse(text, config.insecure)).transpose()?;
+        let fan_out = Arc::new(FanOut::new(config.topic.clone().into_bytes(), config.queue, config.history));
+        let mut transport = Self::start(config, Some(Arc::clone(&fan_out)))?;
         let events = transport.listen(events)?;
         let replay = replay.map(|endpoint| transport.listen(endpoint)).transpose()?;
-        transport.publishers = vec![(events.endpoint(), replay.as_ref().map(Listener::endpoint))];
-        let most = transport.config.max_peers;
-        if let Some(replay) = replay {
-            let (hub, of_replay) = (Arc::clone(&hub), Arc::clone(&hub));
-            let serve = move |halves| publish::serve_replay(Arc::clone(&hub), halves);
-            transport.runtime.spawn(publish::accept(replay, of_replay, most, serve));
+        transport.publishers = vec![(events.endpoint(), replay.as_ref().map(EndpointListener::endpoint))];
+        let max_peers = transport.config.max_peers;
+        if let Some(listener) = replay {
+            transport.runtime.spawn(serve_replay::accept(listener, Arc::clone(&fan_out), max_peers));
         }
-        let subscribed = Arc::clone(&hub);
-        let serve = move |halves| publish::serve_subscriber(Arc::clone(&subscribed), halves, most);
-        transport.runtime.spawn(publish::accept(events, hub, most, serve));
+        transport.runtime.spawn(serve_events::accept(events, fan_out, max_peers));
         Ok(transport)
     }
 
     /// A subscriber of these publishers; it publishes nothing.
     pub fn connect(config: ZmqConfig, addresses: &[ZmqAddress]) -> Result<Self, TransportError> {
         if addresses.is_empty() {
-            return Err(refused("there is no address to subscribe to".into()));
+            return Err(config_error("there is no address to subscribe to".into()));
         }
-        let read = |text: &str| {
-            let endpoint = Endpoint::read(text, config.insecure)?;
-            match &endpoint {
-                Endpoint::Tcp { host, port } if host == "*" || *port == 0 => {
-                    Err(refused(format!("{text} is an address to bind, not one to connect to")))
-                }
-                _ => Ok(endpoint),
+        let read = |text: &str| match parse(text, config.insecure)? {
+            Endpoint::Tcp { host, port } if host == "*" || port == 0 => {
+                Err(config_error(format!("{text} is an address to bind, not one to connect to")))
             }
+            endpoint => Ok(endpoint),
         };
         let publishers = addresses
             .iter()
@@ -199,112 +119,104 @@ impl ZmqTransport {
         self.publishers.iter().map(text).collect()
     }
 
-    /// Messages that a publisher has dropped because a subscriber was too slow, each counted once a subscriber.
+    /// Messages that a publisher dropped because a subscriber was too slow, counted per subscriber.
     pub fn dropped(&self) -> u64 {
-        self.hub.as_ref().map_or(0, |hub| hub.dropped())
+        self.fan_out.as_ref().map_or(0, |fan_out| fan_out.dropped())
     }
 
-    /// Connections that a publisher has turned away: beyond `max_peers` of a socket, or of peers that speak another protocol or
-    /// mechanism, or nothing in time. Addresses that other machines reach are refused before: they are an error of `bind`.
+    /// Connections that a publisher refused: beyond `max_peers` of a socket, or peers that speak
+    /// another protocol or mechanism, or nothing in time.
     pub fn refused(&self) -> u64 {
-        self.hub.as_ref().map_or(0, |hub| hub.refused())
+        self.fan_out.as_ref().map_or(0, |fan_out| fan_out.refused())
     }
 
     /// Subscribers that a publisher serves now.
     pub fn subscribers(&self) -> usize {
-        self.hub.as_ref().map_or(0, |hub| hub.peers())
+        self.fan_out.as_ref().map_or(0, |fan_out| fan_out.subscribers())
     }
 
-    /// Bytes of payloads that a publisher holds: at most the larger of `history` and `queue`, plus what is being written.
+    /// Bytes that a publisher keeps: payloads, at most the larger of `history` and `queue` plus one
+    /// that is being written to each subscriber, and the subscriptions of all subscribers, at most
+    /// 64 KiB each.
     pub fn kept_bytes(&self) -> usize {
-        self.hub.as_ref().map_or(0, |hub| hub.kept_bytes())
+        self.fan_out.as_ref().map_or(0, |fan_out| fan_out.kept_bytes())
     }
 
-    /// Starts to collect messages with their topics and numbers. Fails when no publisher can be reached; one that can
-    /// not is tried again and again as long as another can.
+    /// Starts to collect messages with their topics and numbers. Fails when no publisher can be
+    /// reached; if some can, the others are retried in the background.
     pub fn messages(&self) -> Result<MessageReceiver, TransportError> {
         let queue = Arc::new(Queue::default());
-        let (connected, heard) = bounded(self.publishers.len());
+        let (connected, connections) = bounded(self.publishers.len());
         for (at, (events, replay)) in self.publishers.iter().enumerate() {
             let target = Target {
                 publisher: at as u32,
-                events: local(events),
-                replay: replay.as_ref().map(local),
+                events: reachable(events),
+                replay: replay.as_ref().map(reachable),
                 topic: self.config.topic.clone().into_bytes(),
                 from_start: self.config.from_start,
             };
             let sink = Sink::new(&queue, self.config.queue);
             self.runtime.spawn(subscribe::follow(target, sink, connected.clone()));
         }
-        let deadline = Instant::now() + self.config.connect_timeout;
+        let deadline = deadline::after(self.config.connect_timeout);
         let reached =
-            (0..self.publishers.len()).take_while(|_| heard.recv_deadline(deadline).is_ok()).count();
+            (0..self.publishers.len()).take_while(|_| connections.recv_deadline(deadline).is_ok()).count();
         if reached == 0 {
             let names: Vec<String> = self.publishers.iter().map(|(events, _)| events.to_string()).collect();
-            let patience = self.config.connect_timeout;
-            return Err(unavailable(format!("no publisher at {} within {patience:?}", names.join(", "))));
+            let limit = self.config.connect_timeout;
+            return Err(unavailable(format!("no publisher at {} within {limit:?}", names.join(", "))));
         }
         Ok(MessageReceiver(QueueReceiver::new(queue, NAME)))
     }
 
-    fn start(config: ZmqConfig, hub: Option<Arc<Hub>>) -> Result<Self, TransportError> {
+    fn start(config: ZmqConfig, fan_out: Option<Arc<FanOut>>) -> Result<Self, TransportError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|error| unavailable(format!("no runtime: {error}")))?;
+            .map_err(|error| unavailable(format!("cannot start a runtime: {error}")))?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = bounded::<()>(0);
-        let last = hub.clone();
+        let closing = fan_out.clone();
         std::thread::Builder::new()
             .name("kvbm-zmq".into())
             .spawn(move || {
                 runtime.block_on(async {
-                    // Ends by the sender's end.
+                    // Ends when the sender is dropped.
                     let _ = stopped.await;
-                    if let Some(hub) = last {
-                        farewell(&hub).await;
+                    if let Some(fan_out) = closing {
+                        send_the_rest(&fan_out).await;
                     }
                 });
                 drop((runtime, end));
             })
-            .map_err(|error| unavailable(format!("no thread for the connections: {error}")))?;
-        Ok(Self { config, publishers: Vec::new(), hub, runtime: handle, stop: Some(stop), ended })
+            .map_err(|error| unavailable(format!("cannot start a thread for the connections: {error}")))?;
+        Ok(Self { config, publishers: Vec::new(), fan_out, runtime: handle, stop: Some(stop), ended })
     }
 
-    fn listen(&self, endpoint: Endpoint) -> Result<Listener, TransportError> {
+    fn listen(&self, endpoint: Endpoint) -> Result<EndpointListener, TransportError> {
         let text = endpoint.to_string();
         let (answer, answered) = bounded(1);
-        let deadline = Instant::now() + self.config.connect_timeout;
+        let deadline = deadline::after(self.config.connect_timeout);
         self.runtime.spawn(async move {
-            // Nobody waits any more when that took too long.
-            let _ = answer.try_send(endpoint.listen_by(deadline).await);
+            // The caller may have given up.
+            let _ = answer.try_send(endpoint.listen(deadline).await);
         });
-        match answered.recv_deadline(deadline + FAREWELL) {
+        match answered.recv_deadline(deadline + CLOSE_LIMIT) {
             Ok(Ok(listener)) => Ok(listener),
             Ok(Err(error)) => Err(unavailable(format!(
-                "cannot bind {text}: {error}; end whoever listens there, or take another port"
+                "cannot bind {text}: {error}; end the process that listens there, or take another port"
             ))),
             Err(_) => Err(unavailable(format!("cannot bind {text} in time"))),
         }
     }
 }
 
-/// What a bound address is called by who connects to it from here.
-fn local(endpoint: &Endpoint) -> Endpoint {
-    match endpoint {
-        Endpoint::Tcp { host, port } if host == "*" || host == "0.0.0.0" => {
-            Endpoint::Tcp { host: "127.0.0.1".into(), port: *port }
-        }
-        other => other.clone(),
-    }
-}
-
-/// Waits until everything queued is written, for a second at most.
-async fn farewell(hub: &Hub) {
-    let deadline = Instant::now() + FAREWELL;
-    while !hub.is_drained() && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(5)).await;
+/// Waits until every queued message is written, for a second at most.
+async fn send_the_rest(fan_out: &FanOut) {
+    let deadline = deadline::after(CLOSE_LIMIT);
+    while !fan_out.is_drained() && Instant::now() < deadline {
+        tokio::time::sleep(CLOSE_TICK).await;
     }
 }
 
@@ -315,21 +227,24 @@ impl EventTransport for ZmqTransport {
 
     /// The address for events, then the one for replays.
     fn listens_at(&self) -> Vec<String> {
-        if self.hub.is_none() {
+        if self.fan_out.is_none() {
             return Vec::new();
         }
         self.addresses().into_iter().flat_map(|at| std::iter::once(at.events).chain(at.replay)).collect()
     }
 
     fn publish(&self, payload: &Payload, _timeout: Duration) -> Result<(), TransportError> {
-        let Some(hub) = &self.hub else {
-            return Err(refused("it is connected as a subscriber; publish through one that binds".into()));
+        let Some(fan_out) = &self.fan_out else {
+            return Err(config_error(
+                "it is connected as a subscriber; publish through one that binds".into(),
+            ));
         };
-        if payload.len() > zmtp::MAX_MESSAGE - 1024 {
-            let reason = format!("{} bytes are more than a subscriber reads", payload.len());
+        let limit = kvbm_zmtp::MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD;
+        if payload.len() > limit {
+            let reason = format!("a subscriber reads at most {limit} bytes, not {}", payload.len());
             return Err(TransportError::Refused { transport: NAME, reason });
         }
-        hub.publish(payload);
+        fan_out.publish(payload);
         Ok(())
     }
 
@@ -338,11 +253,11 @@ impl EventTransport for ZmqTransport {
     }
 
     fn answer(&self, source: SourceId, responder: Responder) -> Result<Answering, TransportError> {
-        match (&self.hub, self.publishers.first()) {
-            (Some(hub), Some((_, Some(_)))) => Ok(hub.responders.add(source, responder)),
-            (Some(_), _) => Err(refused("questions come over the replay socket: bind one".into())),
+        match (&self.fan_out, self.publishers.first()) {
+            (Some(fan_out), Some((_, Some(_)))) => Ok(fan_out.responders.add(source, responder)),
+            (Some(_), _) => Err(config_error("questions come over the replay socket: bind one".into())),
             (None, _) => {
-                Err(refused("it is connected as a subscriber; answer through one that binds".into()))
+                Err(config_error("it is connected as a subscriber; answer through one that binds".into()))
             }
         }
     }
@@ -354,44 +269,48 @@ impl EventTransport for ZmqTransport {
         timeout: Duration,
     ) -> Result<Payload, TransportError> {
         let replays: Vec<Endpoint> =
-            self.publishers.iter().filter_map(|(_, replay)| replay.as_ref().map(local)).collect();
+            self.publishers.iter().filter_map(|(_, replay)| replay.as_ref().map(reachable)).collect();
         if replays.is_empty() {
-            return Err(refused("questions go to the replay socket: say its address".into()));
+            return Err(config_error("questions go to the replay socket: give its address".into()));
         }
         let (answer, answered) = bounded(replays.len());
+        let deadline = deadline::after(timeout);
         for replay in replays {
             let (answer, question) = (answer.clone(), Arc::clone(question));
             self.runtime.spawn(async move {
-                // Not answering is an answer: the sender goes.
+                // Without an answer the sender is dropped.
                 let asked = subscribe::ask(&replay, source, &question);
-                if let Ok(Ok(Some(found))) = tokio::time::timeout(timeout, asked).await {
+                if let Ok(Ok(Some(found))) = tokio::time::timeout_at(deadline.into(), asked).await {
                     let _ = answer.try_send(found);
                 }
             });
         }
         drop(answer);
         answered
-            .recv_timeout(timeout + Duration::from_millis(50))
-            .map_err(|_| unavailable(format!("nobody answered for source {source} within {timeout:?}")))
+            .recv_deadline(deadline + Duration::from_millis(50))
+            .map_err(|_| unavailable(format!("no answer for source {source} within {timeout:?}")))
     }
 }
 
 impl Drop for ZmqTransport {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // Ends by disconnection or by time; its sockets are free then, unless the machine is very busy.
-        let _ = self.ended.recv_timeout(2 * FAREWELL);
+        // Ends by disconnection or by time; its sockets are free then, unless the machine is very
+        // busy.
+        let _ = self.ended.recv_timeout(2 * CLOSE_LIMIT);
     }
 }
 
-/// One subscriber's end: messages with their topics and numbers, or only payloads through [`EventReceiver`].
-pub struct MessageReceiver(QueueReceiver<Message>);
+/// One subscriber's end: messages with their topics and numbers, or payloads alone through
+/// [`EventReceiver`].
+pub struct MessageReceiver(QueueReceiver<ZmqMessage>);
 
 impl MessageReceiver {
-    /// The next message, or `None` when none came within `timeout`. Messages of one publisher come in order; what it
-    /// could not repeat is a gap in their numbers, and with [`life`](Message::life) their numbers begin anew. Whoever reads slowly
-    /// loses nothing here: while there is no room for more, nothing more is taken from a publisher.
-    pub fn next(&mut self, timeout: Duration) -> Result<Option<Message>, TransportError> {
+    /// The next message, or `None` when none came within `timeout`. Messages of one publisher come
+    /// in order. Messages that it could not repeat are a gap in the numbers. With a new
+    /// [`life`](ZmqMessage::life) the numbers begin again. A slow reader loses nothing here: while
+    /// the queue is full, nothing more is read from the publishers.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<ZmqMessage>, TransportError> {
         self.0.next(timeout)
     }
 }

@@ -1,16 +1,18 @@
-//! The subscriber's side: follows one publisher, comes back after every loss, asks for what it missed.
+//! The subscriber's side: follows one publisher, comes back after every loss, asks for what it
+//! missed.
 
-use super::endpoint::Endpoint;
-use super::publish::ping;
-use super::zmtp::{Fault, Incoming, Peer, Reader, Socket, Writer, shake_hands};
-use super::{ANSWER, ASK, BEAT, HANDSHAKE, Message, SILENT_BEATS};
+use super::{ANSWER, ASK, HANDSHAKE_LIMIT, HEARTBEAT, LIFE, MISSED_HEARTBEATS, ZmqMessage};
+use crate::deadline;
 use crate::queue::Sink;
 use crate::vllm::END_OF_REPLAY;
 use crate::{Payload, SourceId};
 use crossbeam_channel::Sender;
+use kvbm_zmtp::{
+    ConnectedPeer, Endpoint, Handshake, Received, SocketType, SocketWriter, ZmtpError, ZmtpReader, ZmtpWriter,
+};
 use std::hash::{DefaultHasher, Hasher};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
 /// One publisher to follow.
@@ -31,13 +33,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
 /// How long what is missing is asked for again after lost connections.
 const REPLAY_WHOLE: Duration = Duration::from_secs(10);
-/// An answer that ends at a hole after fewer messages than this has brought little: what a socket drops, it drops from a long row.
+/// An answer that ends at a hole after fewer messages than this has brought little: what a socket
+/// drops, it drops from a long row.
 const LITTLE: u64 = 64;
-/// So many of them in a row, and the holes are there for good: messages that the publisher does not have.
+/// So many of them in a row, and the holes are there for good: messages that the publisher does not
+/// have.
 const MOST_OF_LITTLE: u32 = 8;
 
-/// Follows as long as somebody reads. `connected` hears of the first time that the publisher has the subscription.
-pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sender<u32>) {
+/// Follows as long as somebody reads. `connected` hears of the first time that the publisher has
+/// the subscription.
+pub(super) async fn follow(target: Target, sink: Sink<ZmqMessage>, connected: Sender<u32>) {
     let mut follower = Follower::new(target, sink);
     follower.connected = Some(connected);
     let mut pause = FIRST_PAUSE;
@@ -45,8 +50,9 @@ pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sende
         let reached = follower.reached();
         // Whatever ended it, the publisher may come back.
         let _ = follower.session().await;
-        follower.line = None;
-        // A connection that ended before its first message may have lost just that: better too much than too little.
+        follower.connection = None;
+        // A connection that ended before its first message may have lost just that: better too much
+        // than too little.
         follower.target.from_start |= follower.connected.is_none();
         pause = if follower.reached() == reached { (pause * 2).min(LONGEST_PAUSE) } else { FIRST_PAUSE };
         tokio::time::sleep(pause).await;
@@ -55,9 +61,9 @@ pub(super) async fn follow(target: Target, sink: Sink<Message>, connected: Sende
 
 struct Follower {
     target: Target,
-    sink: Sink<Message>,
+    sink: Sink<ZmqMessage>,
     /// The way back to the publisher, as long as there is a connection.
-    line: Option<Line>,
+    connection: Option<EventConnection>,
     /// Number of the next message.
     next: Option<u64>,
     /// Hash of the message before `next`, of a publisher that does not tell its lives apart.
@@ -66,7 +72,8 @@ struct Follower {
     lives: u64,
     /// The publisher may have begun a new life, and nothing has said yet whether it has.
     in_doubt: bool,
-    /// Messages that came by a replay at this connection's start, until the first one that is none of them.
+    /// Messages that came by a replay at this connection's start, until the first one that is none
+    /// of them.
     covered: Covered,
     /// Number of the last message that came by itself over this connection.
     live: Option<u64>,
@@ -109,28 +116,28 @@ impl Covered {
 }
 
 /// The writing end of the connection to the publisher's events.
-struct Line {
-    writer: Writer<Box<dyn AsyncWrite + Send + Unpin>>,
+struct EventConnection {
+    writer: ZmtpWriter<SocketWriter>,
     /// The publisher knows heartbeats.
-    beats: bool,
+    heartbeats: bool,
 }
 
-impl Line {
+impl EventConnection {
     /// A sign of life. One that cannot be written in time is left out.
-    async fn ping(&mut self) -> Result<(), Fault> {
-        if !self.beats {
+    async fn ping(&mut self) -> Result<(), ZmtpError> {
+        if !self.heartbeats {
             return Ok(());
         }
-        timeout(BEAT, self.writer.command("PING", &ping())).await.unwrap_or(Ok(()))
+        timeout(HEARTBEAT, self.writer.ping(Duration::ZERO)).await.unwrap_or(Ok(()))
     }
 }
 
 impl Follower {
-    fn new(target: Target, sink: Sink<Message>) -> Self {
+    fn new(target: Target, sink: Sink<ZmqMessage>) -> Self {
         Self {
             target,
             sink,
-            line: None,
+            connection: None,
             next: None,
             last: None,
             lives: 0,
@@ -144,8 +151,9 @@ impl Follower {
     }
 
     /// One connection, to its end.
-    async fn session(&mut self) -> Result<(), Fault> {
-        let (mut reader, writer, Peer { beats, life }) = dial(&self.target.events, Socket::Sub).await?;
+    async fn session(&mut self) -> Result<(), ZmtpError> {
+        let Handshake { mut reader, writer, peer } = dial(&self.target.events, SocketType::Sub).await?;
+        let (heartbeats, life) = (peer.heartbeats, peer.property(LIFE).map(<[u8]>::to_vec));
         if self.next.is_some() && life != self.life {
             self.begin_anew();
         }
@@ -153,33 +161,31 @@ impl Follower {
         // Who does not tell its lives apart may have come as far in a new one as it had in the old.
         self.in_doubt |= self.last.is_some();
         (self.covered, self.live) = (Covered::default(), None);
-        let line = self.line.insert(Line { writer, beats });
-        let mut subscription = vec![1];
-        subscription.extend_from_slice(&self.target.topic);
-        line.writer.message(&[&subscription]).await?;
-        if beats {
+        let line = self.connection.insert(EventConnection { writer, heartbeats });
+        line.writer.subscribe(&self.target.topic).await?;
+        if heartbeats {
             // Peers do one thing after the other: the answer says that the subscription is there.
-            line.writer.command("PING", &ping()).await?;
+            line.writer.ping(Duration::ZERO).await?;
         } else {
             self.is_connected();
             self.catch_up().await;
         }
-        let mut is_new = beats;
+        let mut is_new = heartbeats;
         while self.sink.is_wanted() {
             match self.next_from(&mut reader).await? {
-                Incoming::Pong => {
+                Received::Pong => {
                     self.is_connected();
                     if std::mem::take(&mut is_new) {
                         self.catch_up().await;
                     }
                 }
-                Incoming::Ping(context) => {
-                    if let Some(line) = &mut self.line {
-                        line.writer.command("PONG", &context).await?;
+                Received::Ping(context) => {
+                    if let Some(line) = &mut self.connection {
+                        line.writer.pong(&context).await?;
                     }
                 }
-                Incoming::Message(frames) => self.take(frames).await,
-                Incoming::Subscribe(_) | Incoming::Cancel(_) => {}
+                Received::Message(frames) => self.take(frames).await,
+                Received::Subscribe(_) | Received::Cancel(_) => {}
             }
         }
         Ok(())
@@ -208,8 +214,8 @@ impl Follower {
         self.next.or(self.target.from_start.then_some(0))
     }
 
-    /// At the start of a connection: what was published before it is asked for at once. A publisher may have nothing more to
-    /// say for long.
+    /// At the start of a connection: what was published before it is asked for at once. A publisher
+    /// may have nothing more to say for long.
     async fn catch_up(&mut self) {
         while self.first().is_some() && self.target.replay.is_some() && self.sink.is_wanted() {
             let reached = self.reached();
@@ -221,25 +227,31 @@ impl Follower {
     }
 
     /// What the publisher says next. Silence is answered by PINGs, and lasting silence is an end.
-    async fn next_from<R: AsyncRead + Unpin>(&mut self, reader: &mut Reader<R>) -> Result<Incoming, Fault> {
+    async fn next_from<R: AsyncRead + Unpin>(
+        &mut self,
+        reader: &mut ZmtpReader<R>,
+    ) -> Result<Received, ZmtpError> {
         let mut next = std::pin::pin!(reader.next());
         let mut silent = 0;
         loop {
-            if let Ok(came) = timeout(BEAT, &mut next).await {
+            if let Ok(came) = timeout(HEARTBEAT, &mut next).await {
                 return came;
             }
             silent += 1;
-            let Some(line) = self.line.as_mut().filter(|line| !line.beats || silent < SILENT_BEATS) else {
-                return Err(Fault::Protocol("silence"));
+            let Some(line) =
+                self.connection.as_mut().filter(|line| !line.heartbeats || silent < MISSED_HEARTBEATS)
+            else {
+                return Err(ZmtpError::Timeout("heartbeats of a publisher"));
             };
             if !self.sink.is_wanted() {
-                return Err(Fault::Protocol("nobody reads"));
+                return Err(ZmtpError::Timeout("a reader"));
             }
             line.ping().await?;
         }
     }
 
-    /// Hands a message on, and before it those that are missing, as far as the publisher still has them.
+    /// Hands a message on, and before it those that are missing, as far as the publisher still has
+    /// them.
     async fn take(&mut self, frames: Vec<Vec<u8>>) {
         // Not of this protocol: what it said shows up as a gap.
         let Some((topic, sequence, payload)) = read(frames) else { return };
@@ -248,7 +260,8 @@ impl Follower {
         }
         if self.next.is_some_and(|next| sequence < next) {
             if self.life.is_some() {
-                // A publisher that names its life has one for each connection: this came by a replay before.
+                // A publisher that names its life has one for each connection: this came by a
+                // replay before.
                 return;
             }
             self.begin_anew();
@@ -260,7 +273,8 @@ impl Follower {
         }
         let is_other = self.lives != lives;
         if std::mem::take(&mut self.in_doubt) && !is_missing(self) {
-            // It may be the next message of this life or, as well, of another one. Where some are missing, that says enough.
+            // It may be the next message of this life or, as well, of another one. Where some are
+            // missing, that says enough.
             self.begin_anew();
         }
         self.hand_on(topic, sequence, payload).await;
@@ -268,8 +282,9 @@ impl Follower {
         self.in_doubt |= is_other;
     }
 
-    /// Whether a message was on its way when what is there was asked for. One that steps back is none of those, nor is another one
-    /// under the same number: an engine behind something that forwards its messages may start anew while this connection stays.
+    /// Whether a message was on its way when what is there was asked for. One that steps back is
+    /// none of those, nor is another one under the same number: an engine behind something that
+    /// forwards its messages may start anew while this connection stays.
     fn is_repeated(&mut self, number: u64, payload: &[u8]) -> bool {
         let steps_back = self.live.replace(number).is_some_and(|last| number <= last);
         let is_repeated = !steps_back && self.covered.has(number, payload);
@@ -279,39 +294,43 @@ impl Follower {
         is_repeated
     }
 
-    /// Hands a message on as soon as there is room for it, with signs of life to the publisher meanwhile. Nothing more is read until
-    /// then, so that it is the publisher who drops what is too much: that shows in the numbers and comes back by a replay.
+    /// Hands a message on as soon as there is room for it, with signs of life to the publisher
+    /// meanwhile. Nothing more is read until then, so that it is the publisher who drops what is
+    /// too much: that shows in the numbers and comes back by a replay.
     async fn hand_on(&mut self, topic: Vec<u8>, sequence: u64, payload: Payload) {
         self.next = Some(sequence.saturating_add(1));
         self.last = self.life.is_none().then(|| digest(&payload));
         let (publisher, bytes) = (self.target.publisher, payload.len());
-        let mut message = Some(Message { publisher, topic, life: self.lives, sequence, payload });
+        let mut message = Some(ZmqMessage { publisher, topic, life: self.lives, sequence, payload });
         loop {
-            let offered = timeout(BEAT, self.sink.offer(&mut message, bytes)).await;
+            let offered = timeout(HEARTBEAT, self.sink.offer(&mut message, bytes)).await;
             if offered.is_ok() || !self.sink.is_wanted() {
                 return;
             }
-            if let Some(line) = &mut self.line {
+            if let Some(line) = &mut self.connection {
                 // That it has ended shows at the next reading.
                 let _ = line.ping().await;
             }
         }
     }
 
-    /// Fetches what is missing before number `end`, however often the connection is lost meanwhile. What does not come stays a gap.
+    /// Fetches what is missing before number `end`, however often the connection is lost meanwhile.
+    /// What does not come stays a gap.
     async fn make_up_for(&mut self, end: u64) {
-        let (mut deadline, mut pause) = (Instant::now() + REPLAY_WHOLE, FIRST_PAUSE);
+        let (mut deadline, mut pause) = (deadline::after(REPLAY_WHOLE), FIRST_PAUSE);
         while self.sink.is_wanted() {
             let before = self.reached();
             let fetched = self.fetch(end).await.is_ok();
-            // A replay socket that could not be reached for so long is tried once for each loss, until it can.
+            // A replay socket that could not be reached for so long is tried once for each loss,
+            // until it can.
             self.replays |= fetched;
             if fetched || !self.replays {
                 return;
             }
             if self.reached() > before {
-                // What ended it may have been a reader that was too slow for the publisher's patience.
-                (deadline, pause) = (Instant::now() + REPLAY_WHOLE, FIRST_PAUSE);
+                // What ended it may have been a reader that was too slow for the publisher's
+                // patience.
+                (deadline, pause) = (deadline::after(REPLAY_WHOLE), FIRST_PAUSE);
             }
             if Instant::now() + pause > deadline {
                 self.replays = false;
@@ -322,12 +341,13 @@ impl Follower {
         }
     }
 
-    /// Asks for the messages from the next one to `end` and hands them on: if it shows that the publisher has started anew, for those
-    /// of its new life.
-    async fn fetch(&mut self, end: u64) -> Result<(), Fault> {
+    /// Asks for the messages from the next one to `end` and hands them on: if it shows that the
+    /// publisher has started anew, for those of its new life.
+    async fn fetch(&mut self, end: u64) -> Result<(), ZmtpError> {
         let mut of_little = 0;
         loop {
-            // After a life has ended there is nothing to compare with, and before each hole something has come.
+            // After a life has ended there is nothing to compare with, and before each hole
+            // something has come.
             match self.fetch_of_life(end, of_little == MOST_OF_LITTLE).await? {
                 Answered::All => return Ok(()),
                 Answered::Hole(messages) if messages < LITTLE => of_little += 1,
@@ -337,27 +357,28 @@ impl Follower {
     }
 
     /// The same in one answer. Without `over_holes` it ends at the first one.
-    async fn fetch_of_life(&mut self, end: u64, over_holes: bool) -> Result<Answered, Fault> {
+    async fn fetch_of_life(&mut self, end: u64, over_holes: bool) -> Result<Answered, ZmtpError> {
         let Some(replay) = &self.target.replay else { return Ok(Answered::All) };
         // A connection for each question: nothing to repair after a loss.
-        let (mut reader, mut writer, Peer { life, .. }) = dial(replay, Socket::Dealer).await?;
+        let Handshake { mut reader, mut writer, peer } = dial(replay, SocketType::Dealer).await?;
+        let life = peer.property(LIFE).map(<[u8]>::to_vec);
         if life.is_some() && self.life.is_some() && life != self.life {
             // It has started anew and has other messages under these numbers.
             return Ok(Answered::All);
         }
         let mut brought = 0;
         let next = self.next.unwrap_or(0);
-        // Who does not tell its lives apart is asked for what came last as well: an engine's messages carry the time, so another life
-        // has another message under that number, or none.
+        // Who does not tell its lives apart is asked for what came last as well: an engine's
+        // messages carry the time, so another life has another message under that number, or none.
         let mut last = self.last;
         let start = next - u64::from(last.is_some());
         writer.message(&[b"", &start.to_be_bytes()]).await?;
         while self.sink.is_wanted() {
-            let slow = |_| Fault::Protocol("a replay that does not go on");
+            let slow = |_| ZmtpError::Timeout("the next message of a replay");
             let mut frames = match timeout(REPLAY_PATIENCE, reader.next()).await.map_err(slow)?? {
-                Incoming::Message(frames) => frames,
-                Incoming::Ping(context) => {
-                    writer.command("PONG", &context).await?;
+                Received::Message(frames) => frames,
+                Received::Ping(context) => {
+                    writer.pong(&context).await?;
                     continue;
                 }
                 _ => continue,
@@ -370,7 +391,7 @@ impl Follower {
                 frames.insert(0, self.target.topic.clone());
             }
             let Some((topic, sequence, payload)) = read(frames) else {
-                return Err(Fault::Protocol("a replay that is none"));
+                return Err(ZmtpError::Protocol("a replay that is none"));
             };
             if sequence < start {
                 continue;
@@ -419,15 +440,15 @@ pub(super) async fn ask(
     replay: &Endpoint,
     source: SourceId,
     question: &[u8],
-) -> Result<Option<Payload>, Fault> {
-    let (mut reader, mut writer, _) = dial(replay, Socket::Dealer).await?;
+) -> Result<Option<Payload>, ZmtpError> {
+    let Handshake { mut reader, mut writer, .. } = dial(replay, SocketType::Dealer).await?;
     let number = source.0.to_be_bytes();
     writer.message(&[b"", ASK, &number, question]).await?;
     loop {
         let frames = match reader.next().await? {
-            Incoming::Message(frames) => frames,
-            Incoming::Ping(context) => {
-                writer.command("PONG", &context).await?;
+            Received::Message(frames) => frames,
+            Received::Ping(context) => {
+                writer.pong(&context).await?;
                 continue;
             }
             _ => continue,
@@ -441,17 +462,8 @@ pub(super) async fn ask(
     }
 }
 
-type Connection =
-    (Reader<Box<dyn AsyncRead + Send + Unpin>>, Writer<Box<dyn AsyncWrite + Send + Unpin>>, Peer);
-
-async fn dial(endpoint: &Endpoint, socket: Socket) -> Result<Connection, Fault> {
-    let dialled = timeout(HANDSHAKE, async {
-        let halves = endpoint.connect().await?;
-        let (mut reader, mut writer) = (Reader::new(halves.0), Writer::new(halves.1));
-        let peer = shake_hands(socket, &[], &mut reader, &mut writer).await?;
-        Ok((reader, writer, peer))
-    });
-    dialled.await.unwrap_or(Err(Fault::Protocol("no handshake in time")))
+async fn dial(endpoint: &Endpoint, socket: SocketType) -> Result<ConnectedPeer, ZmtpError> {
+    kvbm_zmtp::connect(endpoint, socket, &[], HANDSHAKE_LIMIT).await
 }
 
 #[cfg(test)]
@@ -462,8 +474,8 @@ mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
-    /// What is handed on of the messages `live`, which all say `payload`, after a replay has brought `replayed` and `next`
-    /// is the one to come.
+    /// What is handed on of the messages `live`, which all say `payload`, after a replay has
+    /// brought `replayed` and `next` is the one to come.
     fn taken(life: Option<&[u8]>, next: u64, replayed: &[u64], payload: u8, live: &[u64]) -> Vec<u64> {
         let life = life.map(<[u8]>::to_vec);
         let queue = Arc::new(Queue::default());
@@ -485,8 +497,8 @@ mod tests {
             let frames = vec![Vec::new(), number.to_be_bytes().to_vec(), vec![payload]];
             runtime.block_on(follower.take(frames));
         }
-        let heard = || Some(receiver.next(Duration::ZERO).unwrap()?.sequence);
-        std::iter::from_fn(heard).collect()
+        let received = || Some(receiver.next(Duration::ZERO).unwrap()?.sequence);
+        std::iter::from_fn(received).collect()
     }
 
     /// Mutations that make it fail: `is_repeated` without `steps_back`; `has` without the digests.
@@ -498,13 +510,9 @@ mod tests {
         };
         assert_eq!(taken(5..9, b'1', &[7, 8, 9, 10]), [9, 10], "two were on their way");
         assert_eq!(taken(5..9, b'1', &[8, 9, 0, 1]), [9, 0, 1], "anew, behind what was replayed");
-        assert_eq!(taken(0..9, b'1', &[7, 0, 1, 2]), [0, 1, 2], "anew, before anything new was heard");
-        assert_eq!(taken(5..9, b'1', &[0, 1, 5, 6]), [0, 1, 5, 6], "anew, before anything was heard");
-        assert_eq!(
-            taken(0..9, b'2', &[5, 6, 7]),
-            [5, 6, 7],
-            "anew, and past the first ones when it is heard"
-        );
+        assert_eq!(taken(0..9, b'1', &[7, 0, 1, 2]), [0, 1, 2], "anew, before anything new came");
+        assert_eq!(taken(5..9, b'1', &[0, 1, 5, 6]), [0, 1, 5, 6], "anew, before anything came");
+        assert_eq!(taken(0..9, b'2', &[5, 6, 7]), [5, 6, 7], "anew, and past the first ones when it comes");
     }
 
     /// Mutation that makes it fail: `take` that begins anew whoever steps back.

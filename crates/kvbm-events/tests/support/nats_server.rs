@@ -1,4 +1,5 @@
-//! A real nats-server for tests: `KVBM_NATS_SERVER` names its program. Tests of other crates use it by its path.
+//! A real nats-server for tests: `KVBM_NATS_SERVER` names its program. Tests of other crates use it
+//! by its path.
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
 use super::ports::Port;
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 /// Long enough for any machine to start a server.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// All that streams in files, and all that streams in memory, may reserve of a server: less than a single one of the default size,
-/// so that a test which needs more fails on every machine and not only on one with a full disk.
+/// All that streams in files, and all that streams in memory, may reserve of a server: less than a
+/// single one of the default size, so that a test which needs more fails on every machine and not
+/// only on one with a full disk.
 const STORAGE: u64 = 256 << 20;
 
 /// Its configuration, in its folder.
@@ -46,7 +48,8 @@ impl NatsServer {
         Self::launch("127.0.0.1", &[], &[], lines)
     }
 
-    /// At the address `host`, where `behind` starts programs there. `None` where there is no server to run.
+    /// At the address `host`, where `behind` starts programs there. `None` where there is no server
+    /// to run.
     pub(crate) fn start_at(host: &'static str, behind: &[String]) -> Option<Self> {
         Self::launch(host, behind, &[], "")
     }

@@ -1,9 +1,10 @@
-//! Ports of this machine for tests that have to know the number before anybody listens there, or listen there again later.
-//! Tests of other crates use it by its path.
+//! Ports of this machine for tests that have to know the number before anybody listens there, or
+//! listen there again later. Tests of other crates use it by its path.
 //!
-//! A port that the system gave to a socket that is closed again is anybody's: the next outgoing connection may get it. So these lie
-//! outside the range of outgoing connections, and test processes agree about them by their UDP sockets: who holds the UDP port has
-//! claimed the TCP port of that number, and the claim ends with its process, however that ends.
+//! A port that the system gave to a socket that is closed again is anybody's: the next outgoing
+//! connection may get it. So these lie outside the range of outgoing connections, and test
+//! processes agree about them by their UDP sockets: who holds the UDP port has claimed the TCP port
+//! of that number, and the claim ends with its process, however that ends.
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};

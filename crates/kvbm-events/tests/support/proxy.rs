@@ -1,4 +1,5 @@
-//! A way between two ends of a TCP connection that can be cut, held and led elsewhere. Tests of other crates use it by its path.
+//! A way between two ends of a TCP connection that can be cut, held and led elsewhere. Tests of
+//! other crates use it by its path.
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
 use std::io::{Read, Write};
@@ -19,7 +20,8 @@ struct ProxyState {
     streams: Mutex<Vec<TcpStream>>,
     /// Nothing passes: neither bytes nor new connections.
     held: AtomicBool,
-    /// Connections do not tell what kvbm's publishers say of their lives: they look like an engine's.
+    /// Connections do not tell what kvbm's publishers say of their lives: they look like an
+    /// engine's.
     nameless: AtomicBool,
     ended: AtomicBool,
     accepted: AtomicUsize,
@@ -58,7 +60,8 @@ impl Proxy {
         self.address
     }
 
-    /// The same in front of a publisher over `ZeroMQ` whose followers are not to know one life of it from another, as with engines.
+    /// The same in front of a publisher over `ZeroMQ` whose followers are not to know one life of
+    /// it from another, as with engines.
     pub(crate) fn nameless(upstream: &str) -> Self {
         let proxy = Self::start(upstream);
         proxy.shared.nameless.store(true, Ordering::SeqCst);

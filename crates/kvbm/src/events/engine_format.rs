@@ -3,7 +3,7 @@
 use super::TakeSnapshot;
 use kvbm_events::url::Speaker;
 use kvbm_events::vllm::{EngineBlocks, Publishing, PublishingStats};
-use kvbm_events::{Format, Instead, Payload, StreamId, TransportError, wire};
+use kvbm_events::{BatchEncoder, Payload, Replacement, StreamId, TransportError, wire};
 use kvbm_plan::Tier;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -19,7 +19,8 @@ pub(super) struct Translator {
 }
 
 impl Translator {
-    /// What is told comes with the tokens that `blocks` has; after a loss, what is there is asked of `take`.
+    /// What is told comes with the tokens that `blocks` has; after a loss, what is there is asked
+    /// of `take`.
     pub(super) fn new(take: Arc<TakeSnapshot>, blocks: Arc<EngineBlocks>, speaker: Speaker) -> Self {
         let Speaker { rank, kind } = speaker;
         // The memory that an engine owns is on no tier of the pool: the engine tells of it itself.
@@ -33,9 +34,10 @@ impl Translator {
         self.publishing.stats()
     }
 
-    /// Sends what a batch says; nothing for a heartbeat, which engines do not have. After an error the same batch comes again,
-    /// and only what is left of it is sent. What the transport does not carry whole goes in pieces; a block that it does not carry
-    /// at all is counted and not told of.
+    /// Sends what a batch says; nothing for a heartbeat, which engines do not have. After an error
+    /// the same batch comes again, and only what is left of it is sent. What the transport does not
+    /// carry whole goes in pieces; a block that it does not carry at all is counted and not told
+    /// of.
     pub(super) fn send(
         &mut self,
         payload: &Payload,
@@ -54,14 +56,14 @@ impl Translator {
                 Err(error @ TransportError::Refused { .. }) => {
                     let Some(message) = self.unsent.pop_front() else { break };
                     match self.publishing.refused(&message) {
-                        Instead::Smaller(smaller) => {
+                        Replacement::Smaller(smaller) => {
                             smaller.into_iter().rev().for_each(|less| self.unsent.push_front(less.into()));
                         }
-                        Instead::Nothing { .. } if !self.has_warned => {
+                        Replacement::Nothing { .. } if !self.has_warned => {
                             self.has_warned = true;
                             tracing::warn!(target: "kvbm", %error, "engines' followers are not told of blocks that are too large");
                         }
-                        Instead::Nothing { .. } => {}
+                        Replacement::Nothing { .. } => {}
                     }
                 }
                 Err(error) => return Err(error),
@@ -74,7 +76,7 @@ impl Translator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvbm_events::vllm::{EngineHash, Event, decode};
+    use kvbm_events::vllm::{EngineEvent, EngineHash, decode};
     use kvbm_events::{EventBatch, EventBlock, EventKind, KvEvent, SourceId};
     use kvbm_plan::{BlockIdentity, Epoch, GroupId, Location, NamespaceId, NodeId, SequenceHash};
 
@@ -110,7 +112,7 @@ mod tests {
         };
         let away =
             |_: &Payload| Err(TransportError::Unavailable { transport: "test", reason: "it is away".into() });
-        let mut told: Vec<Event> = Vec::new();
+        let mut told: Vec<EngineEvent> = Vec::new();
         let mut here = |message: &Payload| {
             told.extend(decode(message).unwrap().events);
             Ok(())
@@ -121,7 +123,7 @@ mod tests {
         translator.send(&batch(0..2), &mut here).unwrap();
         translator.send(&batch(2..3), &mut here).unwrap();
         let names = told.iter().map(|event| match event {
-            Event::Stored(stored) => stored.block_hashes[0].clone(),
+            EngineEvent::Stored(stored) => stored.block_hashes[0].clone(),
             other => panic!("{other:?}"),
         });
         let wanted = [1u8, 2, 3].map(|byte| EngineHash::Uint(u64::from_le_bytes([byte; 8])));
@@ -150,7 +152,7 @@ mod tests {
         };
         translator.send(&Payload::from(wire::encode(&batch).unwrap()), narrow).unwrap();
         let names = told.iter().map(|event| match event {
-            Event::Stored(stored) => stored.block_hashes[0].clone(),
+            EngineEvent::Stored(stored) => stored.block_hashes[0].clone(),
             other => panic!("{other:?}"),
         });
         let wanted = [1u8, 2, 4, 5, 6, 7, 8].map(|byte| EngineHash::Uint(u64::from_le_bytes([byte; 8])));

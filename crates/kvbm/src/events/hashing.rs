@@ -2,8 +2,9 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Sequence hashes may be an engine's own, so that a program could choose them: without the keys it does not know which ones meet
-/// in a table. The default hasher is as safe and takes several times as long, which the publisher's thread pays for every event.
+/// Sequence hashes may be an engine's own, so that a program could choose them: without the keys it
+/// does not know which ones meet in a table. The default hasher is as safe and takes several times
+/// as long, which the publisher's thread pays for every event.
 #[derive(Clone, Copy)]
 pub(super) struct Keyed {
     keys: [u64; 2],

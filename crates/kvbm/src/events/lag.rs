@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Remembers when the stream had reached which number, coarsely: a few hundred marks, however long the transport is away.
+/// Remembers when the stream had reached which number, coarsely: a few hundred marks, however long
+/// the transport is away.
 #[derive(Default)]
 pub(super) struct Marks {
     marks: VecDeque<(u64, Instant)>,

@@ -19,7 +19,7 @@ use kvbm_events::{
     InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Snapshot, SnapshotServer,
     SourceId, StreamId, Subscriber, TransportError,
 };
-use kvbm_plan::{BlockIdentity, Epoch, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockIdentity, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId};
 use kvbm_pool::Registry;
 use kvbm_tokens::{BlockChain, BlockHasher};
 use notes::Notes;
@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration names, and to subscribers in
-/// this process.
+/// Publishes what the pool writes to its ring, on a thread of its own: to whoever the configuration
+/// names, and to subscribers in this process.
 pub struct EventPump {
     outlet: Arc<Outlet>,
     publisher: Publisher,
@@ -113,7 +113,8 @@ pub enum EventsError {
 pub struct EventsStatus {
     /// Events that the transport took.
     pub published: u64,
-    /// Events that nobody will get: the ring was full, or the transport refused them for good. Followers see gaps.
+    /// Events that nobody will get: the ring was full, or the transport refused them for good.
+    /// Followers see gaps.
     pub lost: u64,
     /// Times that events were lost in the ring.
     pub gaps: u64,
@@ -123,15 +124,16 @@ pub struct EventsStatus {
     pub lag: Duration,
     /// Times that the transport could not take a batch; it was kept.
     pub unavailable: u64,
-    /// Stored blocks that were told without their tokens, in a format that says them: they were registered without, or so long
-    /// ago that they were forgotten.
+    /// Stored blocks that were told without their tokens, in a format that says them: they were
+    /// registered without, or so long ago that they were forgotten.
     pub without_tokens: u64,
     /// Stored blocks that were told by kvbm's hash, in a format that says an engine's: nobody had
     /// [described](crate::KvBlockManager::describe) them, or too long ago.
     pub without_hash: u64,
 }
 
-/// Most blocks whose local hashes (and tokens, where they are told) are remembered, beside those in the ring.
+/// Most blocks whose local hashes (and tokens, where they are told) are remembered, beside those in
+/// the ring.
 const MAX_NOTES: usize = 1 << 20;
 
 /// The pool numbers all of its events in one row.
@@ -202,7 +204,7 @@ impl EventPump {
         let notes =
             Arc::new(Notes::new(slots.min(MAX_NOTES) + config.ring_capacity as usize, speaker.is_some()));
         let take = snapshots(registry.clone(), facts, Arc::clone(&notes), held);
-        let server = Arc::new(server(Arc::clone(&take), source, registry.epoch()));
+        let server = Arc::new(server(Arc::clone(&take), source, registry.clone()));
         let translator =
             speaker.zip(notes.tokens()).map(|(speaker, blocks)| Translator::new(take, blocks, speaker));
         let engine_format = translator.as_ref().map(Translator::stats);
@@ -245,8 +247,8 @@ impl EventPump {
         })
     }
 
-    /// A subscriber in this process that sees every event from now on, and every loss. Where the configuration names a remote
-    /// transport, it sees what that has taken.
+    /// A subscriber in this process that sees every event from now on, and every loss. Where the
+    /// configuration names a remote transport, it sees what that has taken.
     ///
     /// # Errors
     /// Too many subscribers.
@@ -264,24 +266,28 @@ impl EventPump {
         Arc::clone(&self.outlet) as Arc<dyn EventTransport>
     }
 
-    /// Addresses where this manager's own sockets listen (events, then replays), with the ports that they got where the URL says
-    /// `*`. Empty where events go to a server or stay in this process.
+    /// Addresses where this manager's own sockets listen (events, then replays), with the ports
+    /// that they got where the URL says `*`. Empty where events go to a server or stay in this
+    /// process.
     pub fn listens_at(&self) -> Vec<String> {
         self.outlet.listens_at()
     }
 
-    /// What this manager holds now on the tiers of this machine, as a follower needs it that has lost events or comes late. Takes
-    /// time and memory in proportion to the tiers, in part under the pool's lock.
+    /// What this manager holds now on the tiers of this machine, as a follower needs it that has
+    /// lost events or comes late. Takes time and memory in proportion to the tiers, in part under
+    /// the pool's lock.
     pub fn snapshot(&self) -> Snapshot {
         snapshot(&self.registry, self.facts, &self.notes)
     }
 
-    /// Publishes what has happened so far rather than at the next tick. `false` if that did not work in a second.
+    /// Publishes what has happened so far rather than at the next tick. `false` if that did not
+    /// work in a second.
     pub fn pump(&self) -> bool {
         self.flush(Duration::from_secs(1))
     }
 
-    /// Publishes what has happened so far, trying until `timeout` has passed. Whether all of it was taken.
+    /// Publishes what has happened so far, trying until `timeout` has passed. Whether all of it was
+    /// taken.
     pub fn flush(&self, timeout: Duration) -> bool {
         let deadline = deadline(timeout);
         loop {
@@ -306,7 +312,8 @@ impl EventPump {
     pub fn status(&self) -> EventsStatus {
         let of_engine = self.engine_format.as_ref().map_or_else(Default::default, |stats| *stats.lock());
         let (stats, ring) = (self.publisher.stats(), self.registry.event_backlog());
-        // The publisher counts a batch as published whose blocks engines' followers were not all told of.
+        // The publisher counts a batch as published whose blocks engines' followers were not all
+        // told of.
         let untold = of_engine.refused.min(stats.events);
         let lost = stats.refused + ring.lost.max(stats.lost_in_source) + untold;
         // Every number below was published or is lost.
@@ -326,12 +333,14 @@ impl EventPump {
         }
     }
 
-    /// Why the last batch was not taken, with the URL (without what is secret) and the way out; `None` where it was.
+    /// Why the last batch was not taken, with the URL (without what is secret) and the way out;
+    /// `None` where it was.
     pub fn trouble(&self) -> Option<String> {
         self.outlet.trouble.lock().clone()
     }
 
-    /// Remembers what events will say of blocks that were committed: `blocks` of `chain` from its block `first` on.
+    /// Remembers what events will say of blocks that were committed: `blocks` of `chain` from its
+    /// block `first` on.
     pub(crate) fn note(&self, chain: &BlockChain<'_>, first: usize, blocks: usize) {
         self.notes.add(chain, first, blocks);
     }
@@ -341,13 +350,13 @@ impl EventPump {
         self.notes.describe(hash, known, hasher);
     }
 
-    /// Before blocks are registered: where the configuration says so, waits until the ring is half empty, so that there is room for
-    /// what follows on all tiers, or its patience ends.
+    /// Before blocks are registered: where the configuration says so, waits until the ring is half
+    /// empty, so that there is room for what follows on all tiers, or its patience ends.
     pub(crate) fn make_room(&self) {
         if self.full_wait.is_zero() {
             return;
         }
-        let deadline = Instant::now() + self.full_wait;
+        let deadline = deadline(self.full_wait);
         loop {
             let ring = self.registry.event_backlog();
             if ring.waiting <= ring.capacity / 2 || Instant::now() >= deadline {
@@ -410,14 +419,23 @@ fn snapshots(
     })
 }
 
-/// Answers whoever asks what this manager holds.
-fn server(take: Arc<TakeSnapshot>, source: SourceId, epoch: Epoch) -> SnapshotServer {
-    SnapshotServer::new(move |stream: StreamId| {
-        if (stream.source, stream.epoch) == (source, epoch) { take(stream.shard) } else { None }
-    })
+/// Answers questions for what this manager holds. The pool says at little cost how far its events
+/// are; those of volumes are few, and their snapshots are taken without its lock.
+fn server(take: Arc<TakeSnapshot>, source: SourceId, registry: Registry) -> SnapshotServer {
+    let epoch = registry.epoch();
+    let is_ours = move |stream: StreamId| (stream.source, stream.epoch) == (source, epoch);
+    let next_sequence = move |stream: StreamId| match stream.shard {
+        _ if !is_ours(stream) => None,
+        ONLY_SHARD => Some(registry.event_backlog().next_seq),
+        _ => Some(u64::MAX),
+    };
+    let server =
+        SnapshotServer::new(move |stream: StreamId| if is_ours(stream) { take(stream.shard) } else { None });
+    server.with_next_sequence(next_sequence)
 }
 
-/// A number that no other manager has, on this machine or another: hash keys that the system drew at random, different with every call.
+/// A number that no other manager has, on this machine or another: hash keys that the system drew
+/// at random, different with every call.
 fn fresh_source() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

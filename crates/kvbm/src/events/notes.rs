@@ -13,8 +13,9 @@ use super::hashing::Keyed;
 /// Blocks that wait to be taken into the map at most, as a rule: 24 bytes each.
 const MOST_FRESH: usize = 1 << 15;
 
-/// A side table, filled when blocks are committed: the pool's records are small and know no tokens. It holds the newest blocks, a
-/// fixed number of them; what is not there any more is left out of events.
+/// A side table, filled when blocks are committed: the pool's records are small and know no tokens.
+/// It holds the newest blocks, a fixed number of them; what is not there any more is left out of
+/// events.
 pub(super) struct Notes {
     limit: usize,
     /// Their tokens, where events say them.
@@ -24,8 +25,8 @@ pub(super) struct Notes {
     used: AtomicBool,
 }
 
-/// What was noted and not looked at yet is in `fresh`, in order: whoever commits blocks appends there and goes on, and who looks
-/// something up pays for the map.
+/// What was noted and not looked at yet is in `fresh`, in order: whoever commits blocks appends
+/// there and goes on, and who looks something up pays for the map.
 #[derive(Default)]
 struct Table {
     fresh: Vec<(SequenceHash, LocalHash)>,
@@ -35,7 +36,8 @@ struct Table {
 }
 
 impl Notes {
-    /// For `limit` blocks. Tokens are kept only where `keep_tokens` says so: nobody else asks for them.
+    /// For `limit` blocks. Tokens are kept only where `keep_tokens` says so: nobody else asks for
+    /// them.
     pub(super) fn new(limit: usize, keep_tokens: bool) -> Self {
         let tokens = keep_tokens.then(|| Arc::new(EngineBlocks::new(limit)));
         Self { limit, tokens, table: Mutex::default(), used: AtomicBool::new(false) }
@@ -46,7 +48,8 @@ impl Notes {
         self.tokens.clone()
     }
 
-    /// Notes the blocks of a chain from `first` on, as far as `blocks` go. A chain without tokens has nothing to tell.
+    /// Notes the blocks of a chain from `first` on, as far as `blocks` go. A chain without tokens
+    /// has nothing to tell.
     pub(super) fn add(&self, chain: &BlockChain<'_>, first: usize, blocks: usize) {
         let range = first..first.saturating_add(blocks).min(chain.len());
         if let Some(kept) = &self.tokens {
@@ -65,7 +68,8 @@ impl Notes {
 
     /// Notes what an engine knows of a block, as far as events say it.
     pub(super) fn describe(&self, hash: SequenceHash, known: EngineBlock, hasher: &BlockHasher) {
-        // Extra keys of an engine are not ours: a hash of the tokens alone would be that of another block.
+        // Extra keys of an engine are not ours: a hash of the tokens alone would be that of another
+        // block.
         if !known.token_ids.is_empty() && known.extra_keys.is_none() {
             self.write(std::iter::once((hash, hasher.local_hash(&known.token_ids, &[]))));
         }

@@ -2,7 +2,7 @@
 
 use super::engine_format::Translator;
 use super::ring::Progress;
-use kvbm_events::url::{EventUrl, OpenError, Side};
+use kvbm_events::url::{EventRole, EventUrl, OpenError};
 use kvbm_events::{
     Answering, EventReceiver, EventTransport, InProcessTransport, Payload, Responder, SnapshotServer,
     SourceId, TransportError,
@@ -18,8 +18,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Longest wait for an address that is in use: the engine that was here before may still be ending.
 const BIND: Duration = Duration::from_secs(5);
 
-/// A transport by its URL. It is opened by the first publish and, where that fails, by a later one: a server that is down when the
-/// manager starts costs nothing but the events that the ring cannot hold.
+/// A transport by its URL. It is opened by the first publish and, where that fails, by a later one:
+/// a server that is down when the manager starts costs nothing but the events that the ring cannot
+/// hold.
 pub(super) struct Remote {
     url: EventUrl,
     /// Answers followers that lost something or come late.
@@ -65,7 +66,7 @@ impl Remote {
         let translator = translator.map(Mutex::new);
         let remote = Self { url, source, server, translator, state: Mutex::new(nothing) };
         if remote.url.binds() {
-            let transport = remote.url.open(Side::Publisher, timeout.max(BIND))?;
+            let transport = remote.url.open(EventRole::Publisher, timeout.max(BIND))?;
             tracing::info!(target: "kvbm", url = %remote.url, at = ?transport.listens_at(), "events are published");
             remote.begin(transport);
         }
@@ -108,7 +109,7 @@ impl Remote {
             }
             State::Failed { reason, .. } => reason.clone(),
         };
-        match self.url.open(Side::Publisher, timeout) {
+        match self.url.open(EventRole::Publisher, timeout) {
             Ok(transport) => {
                 tracing::info!(target: "kvbm", url = %self.url, "events are published");
                 self.begin(Arc::clone(&transport));
@@ -131,7 +132,7 @@ impl Remote {
     }
 
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = crate::signal::deadline(timeout);
         let transport = self.open(timeout)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let sent = match &self.translator {
@@ -177,7 +178,8 @@ impl EventTransport for Outlet {
     }
 
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
-        // Every attempt is a mark on the way, failed ones too: how far the world is behind shows by them.
+        // Every attempt is a mark on the way, failed ones too: how far the world is behind shows by
+        // them.
         self.progress.note(self.registry.event_backlog().next_seq);
         if let Some(remote) = &self.remote {
             let sent = remote.publish(payload, timeout);

@@ -38,7 +38,8 @@ impl Progress {
     }
 }
 
-/// Events for which the notes are held at a time: a few microseconds that a commit may have to wait.
+/// Events for which the notes are held at a time: a few microseconds that a commit may have to
+/// wait.
 const AT_A_TIME: usize = 64;
 
 /// Drained by the publisher's thread.
@@ -85,12 +86,13 @@ impl Ring {
     }
 }
 
-/// The first block of the chain of every block that is on some tier. As large as the registry, at most twice that where events
-/// were lost, and kept off its locks.
+/// The first block of the chain of every block that is on some tier. As large as the registry, at
+/// most twice that where events were lost, and kept off its locks.
 #[derive(Default)]
 struct Roots {
     known: HashMap<SequenceHash, Root, Keyed>,
-    /// The block that was stored last and the first one of its chain: most often its child comes next.
+    /// The block that was stored last and the first one of its chain: most often its child comes
+    /// next.
     last: Option<(SequenceHash, SequenceHash)>,
 }
 
@@ -101,14 +103,16 @@ struct Root {
 }
 
 impl Roots {
-    /// Lost events leave blocks behind that are gone: beyond `limit` blocks, only those that are `there` are kept.
+    /// Lost events leave blocks behind that are gone: beyond `limit` blocks, only those that are
+    /// `there` are kept.
     fn prune(&mut self, limit: usize, there: impl Fn(SequenceHash) -> bool) {
         if self.known.len() > limit {
             self.known.retain(|hash, _| there(*hash));
         }
     }
 
-    /// The chain's first block. After lost events it may be unknown: then the earliest block that is known.
+    /// The chain's first block. After lost events it may be unknown: then the earliest block that
+    /// is known.
     fn follow(&mut self, record: &EventRecord) -> SequenceHash {
         let BlockIdentity { hash, parent, .. } = record.identity;
         let bit = 1 << record.tier.index().min(Tier::SLOTTED.len());

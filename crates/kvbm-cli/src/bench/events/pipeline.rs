@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use kvbm::config::{Blocks, Config, EvictionPolicy, ModelConfig, Secret, WhenFull};
-use kvbm::events_plane::url::Side;
+use kvbm::events_plane::url::EventRole;
 use kvbm::events_plane::{Delivery, EventUrl, KvIndex, Subscriber};
 use kvbm::{BlockChain, KvBlockManager, Owned, SequenceHash};
 
@@ -77,7 +77,7 @@ pub(super) fn run(url: &str, events: u64) -> Result<Run> {
     // The publisher's first sign of life: from then on a socket of its own is there.
     ensure!(manager.events().flush(PATIENCE), "nothing can be published to {url}");
     let url = to_follow(url, &manager.events().listens_at());
-    let transport = url.parse::<EventUrl>()?.open(Side::Subscriber, PATIENCE)?;
+    let transport = url.parse::<EventUrl>()?.open(EventRole::Subscriber, PATIENCE)?;
     let subscriber = Subscriber::new(transport.subscribe()?);
     let shared = Arc::clone(&heard);
     let follower = std::thread::Builder::new()

@@ -57,7 +57,7 @@ impl Index {
             return;
         }
         let mut follower = self.lock();
-        let heard = follower.subscriber().heard();
+        let heard = follower.subscriber().last_received();
         let silent: Vec<_> =
             heard.filter(|(_, at)| at.elapsed() > self.silence).map(|(source, _)| source).collect();
         for source in silent {
@@ -124,7 +124,7 @@ impl Served for Index {
 
     fn sources(&self) -> Vec<Value> {
         let follower = self.lock();
-        let heard: BTreeMap<_, _> = follower.subscriber().heard().collect();
+        let heard: BTreeMap<_, _> = follower.subscriber().last_received().collect();
         let suspects: Vec<_> = follower.suspects().map(|stream| stream.source).collect();
         let mut sources: Vec<_> = heard.keys().copied().chain(follower.index().sources()).collect();
         sources.sort_unstable();

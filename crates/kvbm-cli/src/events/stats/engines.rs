@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kvbm::events_plane::vllm::{Event, Heard};
+use kvbm::events_plane::vllm::{Continuity, EngineEvent};
 
 use super::Counting;
 use super::report::{Report, Source};
@@ -92,12 +92,12 @@ impl Counts {
             engine.joined_at = spoken.sequence;
         }
         match &spoken.heard {
-            Heard::Next => {}
-            Heard::Gap { missing } => {
+            Continuity::Next => {}
+            Continuity::Gap { missing } => {
                 self.gaps += 1;
                 engine.missing += missing.end - missing.start;
             }
-            Heard::Restarted { .. } => {
+            Continuity::Restarted { .. } => {
                 (engine.lives, engine.joined_at) = (engine.lives + 1, 0);
                 engine.missing += spoken.sequence;
             }
@@ -112,9 +112,9 @@ impl Counts {
         engine.events += batch.events.len() as u64;
         for event in &batch.events {
             match event {
-                Event::Stored(stored) => engine.stores += stored.block_hashes.len() as u64,
-                Event::Removed(removed) => engine.removes += removed.block_hashes.len() as u64,
-                Event::AllBlocksCleared | Event::Unknown(_) => {}
+                EngineEvent::Stored(stored) => engine.stores += stored.block_hashes.len() as u64,
+                EngineEvent::Removed(removed) => engine.removes += removed.block_hashes.len() as u64,
+                EngineEvent::AllBlocksCleared | EngineEvent::Unknown(_) => {}
             }
         }
     }
@@ -171,12 +171,12 @@ impl Counts {
 mod tests {
     use super::super::report::render;
     use super::*;
-    use kvbm::events_plane::vllm::{self, Batch, BlockRemoved, EngineHash};
+    use kvbm::events_plane::vllm::{self, BlockRemoved, EngineBatch, EngineHash};
 
-    fn spoken(engine: usize, sequence: u64, heard: Heard, timestamp: f64) -> Spoken {
+    fn spoken(engine: usize, sequence: u64, heard: Continuity, timestamp: f64) -> Spoken {
         let hashes = (0..3).map(EngineHash::Uint).collect();
-        let event = Event::Removed(BlockRemoved { block_hashes: hashes, ..BlockRemoved::default() });
-        let batch = Batch { timestamp, events: vec![event.clone(), event], data_parallel_rank: None };
+        let event = EngineEvent::Removed(BlockRemoved { block_hashes: hashes, ..BlockRemoved::default() });
+        let batch = EngineBatch { timestamp, events: vec![event.clone(), event], data_parallel_rank: None };
         let bytes = vllm::encode(&batch).len();
         Spoken { engine, topic: String::new(), sequence, heard, bytes, batch: Ok(batch) }
     }
@@ -187,8 +187,8 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut counts = Counts::new(&["tcp://a:1".into(), "tcp://b:1".into()], start);
         let now = age(0.0);
-        counts.take(&spoken(0, 3, Heard::Next, now - 2.0), at(1));
-        counts.take(&spoken(0, 8, Heard::Gap { missing: 4..8 }, now), at(1));
+        counts.take(&spoken(0, 3, Continuity::Next, now - 2.0), at(1));
+        counts.take(&spoken(0, 8, Continuity::Gap { missing: 4..8 }, now), at(1));
         let report = counts.report(at(2));
         assert_eq!((report.events, report.events_per_s, report.batches_per_s), (4, 2.0, 1.0));
         assert_eq!((report.gaps, report.missing, report.duplicates), (1, 4, 0));
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!((report.sources.len(), report.sources[0].removes), (1, 12), "the other was not heard of");
         assert_eq!((report.sources[0].joined_at, report.sources[0].next_sequence), (3, 9));
         assert!(render(&report).contains(" ms old at most\n"), "{}", render(&report));
-        let mut broken = spoken(1, 2, Heard::Restarted { expected: 9 }, now);
+        let mut broken = spoken(1, 2, Continuity::Restarted { expected: 9 }, now);
         broken.batch = vllm::decode(b"no");
         counts.take(&broken, at(3));
         let report = counts.report(at(4));

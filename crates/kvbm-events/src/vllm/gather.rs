@@ -1,15 +1,15 @@
 //! Events of an engine, gathered: blocks that follow each other travel together.
 
 use super::engine_blocks::{Adapter, EngineBlock};
-use super::event::{BlockRemoved, BlockStored, EngineHash, Event, Raw};
+use super::event::{BlockRemoved, BlockStored, EngineEvent, EngineHash, Raw};
 use crate::msgpack::{write_array, write_nil};
 use kvbm_plan::{GroupId, Tier};
 
 /// Most blocks of a payload.
 pub(super) const MAX_BLOCKS: usize = 4096;
 
-/// Most bytes of a payload of more than one block, so that it stays far below what followers read. A single block takes what its
-/// tokens take: up to 5 MiB where it has a million of them.
+/// Most bytes of a payload of more than one block, so that it stays far below what followers read.
+/// A single block takes what its tokens take: up to 5 MiB where it has a million of them.
 pub(super) const MAX_PAYLOAD: usize = 1 << 20;
 
 /// Most bytes of an event beside its blocks, its texts and a payload's frame around it.
@@ -19,7 +19,7 @@ const EVENT_BYTES: usize = 512;
 const TOKEN_BYTES: usize = 5;
 
 /// Where and what a block of an event is.
-pub(super) struct Of<'a> {
+pub(super) struct GatheredBlock<'a> {
     pub(super) tier: Tier,
     pub(super) group: GroupId,
     pub(super) name: EngineHash,
@@ -28,18 +28,18 @@ pub(super) struct Of<'a> {
 
 /// Events in their order.
 #[derive(Default)]
-pub(super) struct Telling {
-    events: Vec<Event>,
+pub(super) struct EventGatherer {
+    events: Vec<EngineEvent>,
     /// Most bytes that each of them takes.
     sizes: Vec<usize>,
     /// Extra keys of the blocks of the last event, where it stores.
     extra: Vec<Option<Raw>>,
 }
 
-impl Telling {
+impl EventGatherer {
     pub(super) fn stored(
         &mut self,
-        of: Of<'_>,
+        of: GatheredBlock<'_>,
         parent: Option<EngineHash>,
         block_size: u32,
         known: EngineBlock,
@@ -48,7 +48,8 @@ impl Telling {
         let size = hash_bytes(&of.name)
             + TOKEN_BYTES * known.token_ids.len()
             + known.extra_keys.as_ref().map_or(1, |keys| keys.bytes().len());
-        if let (Some(Event::Stored(last)), Some(bytes)) = (self.events.last_mut(), self.sizes.last_mut())
+        if let (Some(EngineEvent::Stored(last)), Some(bytes)) =
+            (self.events.last_mut(), self.sizes.last_mut())
             && *bytes + size <= MAX_PAYLOAD
             && follows(last, &of, parent.as_ref(), block_size, &known, &adapter)
         {
@@ -62,7 +63,7 @@ impl Telling {
         let texts = adapter.name.as_ref().map_or(0, String::len) + of.kind.map_or(0, str::len);
         self.sizes.push(EVENT_BYTES + texts + size);
         self.extra.push(known.extra_keys);
-        self.events.push(Event::Stored(BlockStored {
+        self.events.push(EngineEvent::Stored(BlockStored {
             block_hashes: vec![of.name],
             parent_block_hash: parent,
             token_ids: known.token_ids.into_vec(),
@@ -76,11 +77,12 @@ impl Telling {
         }));
     }
 
-    pub(super) fn removed(&mut self, of: Of<'_>) {
+    pub(super) fn removed(&mut self, of: GatheredBlock<'_>) {
         self.close();
         let medium = medium(of.tier);
         let size = hash_bytes(&of.name);
-        if let (Some(Event::Removed(last)), Some(bytes)) = (self.events.last_mut(), self.sizes.last_mut())
+        if let (Some(EngineEvent::Removed(last)), Some(bytes)) =
+            (self.events.last_mut(), self.sizes.last_mut())
             && last.medium.as_deref() == Some(medium)
             && last.group_idx == Some(of.group.0)
             && last.block_hashes.len() < MAX_BLOCKS
@@ -90,7 +92,7 @@ impl Telling {
             return;
         }
         self.sizes.push(EVENT_BYTES + size);
-        self.events.push(Event::Removed(BlockRemoved {
+        self.events.push(EngineEvent::Removed(BlockRemoved {
             block_hashes: vec![of.name],
             medium: Some(medium.to_owned()),
             group_idx: Some(of.group.0),
@@ -98,12 +100,13 @@ impl Telling {
         }));
     }
 
-    /// The events in lists of at most [`MAX_BLOCKS`] blocks and [`MAX_PAYLOAD`] bytes, or a single event.
-    pub(super) fn into_payloads(mut self) -> Vec<Vec<Event>> {
+    /// The events in lists of at most [`MAX_BLOCKS`] blocks and [`MAX_PAYLOAD`] bytes, or a single
+    /// event.
+    pub(super) fn into_payloads(mut self) -> Vec<Vec<EngineEvent>> {
         self.close();
-        let (mut payloads, mut blocks, mut bytes) = (Vec::<Vec<Event>>::new(), 0, 0);
+        let (mut payloads, mut blocks, mut bytes) = (Vec::<Vec<EngineEvent>>::new(), 0, 0);
         for (event, size) in self.events.into_iter().zip(self.sizes) {
-            let more = super::halves::blocks(&event);
+            let more = super::split::blocks(&event);
             blocks += more;
             bytes += size;
             match payloads.last_mut() {
@@ -117,11 +120,11 @@ impl Telling {
         payloads
     }
 
-    /// Writes the extra keys of the last event. vLLM lists those of its own memory always, of other media never; those of other
-    /// media are listed here where there are any.
+    /// Writes the extra keys of the last event. vLLM lists those of its own memory always, of other
+    /// media never; those of other media are listed here where there are any.
     fn close(&mut self) {
         let extra = std::mem::take(&mut self.extra);
-        let Some(Event::Stored(last)) = self.events.last_mut() else { return };
+        let Some(EngineEvent::Stored(last)) = self.events.last_mut() else { return };
         let is_gpu = last.medium.as_deref() == Some(medium(Tier::G1));
         if extra.is_empty() || !(is_gpu || extra.iter().any(Option::is_some)) {
             return;
@@ -149,7 +152,7 @@ const fn hash_bytes(hash: &EngineHash) -> usize {
 /// Whether a block is the next one of the same chain in the same place.
 fn follows(
     last: &BlockStored,
-    of: &Of<'_>,
+    of: &GatheredBlock<'_>,
     parent: Option<&EngineHash>,
     block_size: u32,
     known: &EngineBlock,

@@ -1,16 +1,18 @@
 //! Following engines that publish for themselves: vLLM, SGLang and whoever speaks as they do.
 
-use super::{Message, MessageReceiver};
-use crate::vllm::{Adapter, EngineHash, Follower, FollowerStats, Heard, Worker, token_keys};
+use super::{MessageReceiver, ZmqMessage};
+use crate::deadline;
+use crate::vllm::{Adapter, Continuity, EngineHash, Follower, FollowerStats, Worker, token_keys};
 use crate::{EventReceiver, KvIndex, PrefixMatch, TransportError};
 use kvbm_plan::{GroupId, SequenceHash};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Keeps an index from the messages of engines, one publisher each.
 ///
-/// What an engine could not repeat is lost, and engines give no snapshots: then all that is known of it is forgotten, and
-/// learnt again from what it says next. So the index may know too little of an engine for a while, and never too much.
+/// What an engine could not repeat is lost, and engines give no snapshots: then all that is known
+/// of it is forgotten, and learnt again from what it says next. So the index may know too little of
+/// an engine for a while, and never too much.
 pub struct EngineFollower {
     receiver: MessageReceiver,
     engines: Vec<Engine>,
@@ -26,8 +28,8 @@ struct Engine {
 }
 
 impl EngineFollower {
-    /// Follows `receiver`, whose publishers are `workers` in the order of the addresses. Messages of a publisher
-    /// without a worker are ignored.
+    /// Follows `receiver`, whose publishers are `workers` in the order of the addresses. Messages
+    /// of a publisher without a worker are ignored.
     pub fn new(receiver: MessageReceiver, workers: &[Worker], index: KvIndex) -> Self {
         let engine = |worker: &Worker| Engine {
             worker: *worker,
@@ -38,7 +40,8 @@ impl EngineFollower {
         Self { receiver, engines: workers.iter().map(engine).collect(), index }
     }
 
-    /// Keeps the blocks of all engines by their tokens; see [`Follower::by_tokens`]. `max_blocks` of each engine.
+    /// Keeps the blocks of all engines by their tokens; see [`Follower::by_tokens`]. `max_blocks`
+    /// of each engine.
     #[must_use]
     pub fn by_tokens(mut self, max_blocks: usize) -> Self {
         for engine in &mut self.engines {
@@ -47,8 +50,8 @@ impl EngineFollower {
         self
     }
 
-    /// How much each engine has of the chain that it calls so, the longest first. Engines of one kind with one seed have the same
-    /// hashes; an engine that has none of these is left out.
+    /// How much each engine has of the chain that it calls so, the longest first. Engines of one
+    /// kind with one seed have the same hashes; an engine that has none of these is left out.
     pub fn find_hashes(&self, group: GroupId, hashes: &[EngineHash]) -> Vec<PrefixMatch> {
         let (mut matches, mut found) = (Vec::new(), Vec::new());
         for engine in &self.engines {
@@ -59,8 +62,8 @@ impl EngineFollower {
         longest_first(matches)
     }
 
-    /// How much each engine has of a prompt, the longest first; only [by tokens](Self::by_tokens). `extra_keys` as in
-    /// [`token_keys`].
+    /// How much each engine has of a prompt, the longest first; only [by tokens](Self::by_tokens).
+    /// `extra_keys` as in [`token_keys`].
     pub fn find_tokens(
         &self,
         group: GroupId,
@@ -103,7 +106,8 @@ impl EngineFollower {
         self.engines.get(publisher).map_or_else(FollowerStats::default, |engine| engine.follower.stats())
     }
 
-    /// Tokens in a block, of all blocks of a publisher so far, ascending; known [by tokens](Self::by_tokens) only.
+    /// Tokens in a block, of all blocks of a publisher so far, ascending; known [by
+    /// tokens](Self::by_tokens) only.
     pub fn block_sizes(&self, publisher: usize) -> Vec<u32> {
         let sizes = self.engines.get(publisher).and_then(|engine| engine.follower.block_sizes());
         sizes.into_iter().flatten().copied().collect()
@@ -117,12 +121,13 @@ impl EngineFollower {
     /// Messages in one poll.
     const MAX_MESSAGES: usize = 64;
 
-    /// Takes in what has come, waiting at most `timeout` for the first message; whether there was one.
+    /// Takes in what has come, waiting at most `timeout` for the first message; whether there was
+    /// one.
     pub fn poll(&mut self, timeout: Duration) -> Result<bool, TransportError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline::after(timeout);
         let mut any = false;
         for _ in 0..Self::MAX_MESSAGES {
-            let left = if any { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
+            let left = if any { Duration::ZERO } else { deadline::remaining(deadline) };
             let Some(message) = self.receiver.next(left)? else { break };
             any = true;
             if let Some(engine) = self.engines.get_mut(message.publisher as usize) {
@@ -139,15 +144,15 @@ fn longest_first(mut matches: Vec<PrefixMatch>) -> Vec<PrefixMatch> {
 }
 
 impl Engine {
-    fn take(&mut self, index: &mut KvIndex, Message { life, sequence, payload, .. }: &Message) {
+    fn take(&mut self, index: &mut KvIndex, ZmqMessage { life, sequence, payload, .. }: &ZmqMessage) {
         if std::mem::replace(&mut self.life, *life) != *life {
-            self.follower.begin_anew();
+            self.follower.expect_restart();
         } else if *sequence > self.follower.next_sequence() {
             // What is missing may have been removals: nothing from before it can be trusted.
             self.forget(index);
         }
-        match self.follower.hear(index, *sequence, payload) {
-            Ok(Heard::Next | Heard::Gap { .. } | Heard::Restarted { .. }) => {}
+        match self.follower.receive(index, *sequence, payload) {
+            Ok(Continuity::Next | Continuity::Gap { .. } | Continuity::Restarted { .. }) => {}
             Err(_) => {
                 self.forget(index);
                 self.follower.skip(*sequence);

@@ -1,40 +1,41 @@
 //! A payload in two, for a transport that does not carry it whole.
 
-use super::event::{Batch, BlockRemoved, BlockStored, Event, Raw};
+use super::event::{BlockRemoved, BlockStored, EngineBatch, EngineEvent, Raw};
 use crate::msgpack::{Head, Reader, write_array};
 
 /// Blocks that an event tells of; 1 where it tells of no particular ones.
-pub(super) fn blocks(event: &Event) -> usize {
+pub(super) fn blocks(event: &EngineEvent) -> usize {
     match event {
-        Event::Stored(stored) => stored.block_hashes.len(),
-        Event::Removed(removed) => removed.block_hashes.len(),
-        Event::AllBlocksCleared | Event::Unknown(_) => 1,
+        EngineEvent::Stored(stored) => stored.block_hashes.len(),
+        EngineEvent::Removed(removed) => removed.block_hashes.len(),
+        EngineEvent::AllBlocksCleared | EngineEvent::Unknown(_) => 1,
     }
 }
 
-/// Two payloads that say together what one says, or the one as it is if it cannot be divided: it tells of one block.
-pub(super) fn halves(mut batch: Batch) -> Result<[Batch; 2], Batch> {
-    let Batch { timestamp, data_parallel_rank, .. } = batch;
-    let of = |events| Batch { timestamp, events, data_parallel_rank };
+/// Two payloads that say together what one says, or the one as it is if it cannot be divided: it
+/// tells of one block.
+pub(super) fn split(mut batch: EngineBatch) -> Result<[EngineBatch; 2], EngineBatch> {
+    let EngineBatch { timestamp, data_parallel_rank, .. } = batch;
+    let of = |events| EngineBatch { timestamp, events, data_parallel_rank };
     if batch.events.len() > 1 {
         let second = batch.events.split_off(batch.events.len() / 2);
         return Ok([batch, of(second)]);
     }
     match batch.events.pop() {
-        Some(Event::Stored(first)) if first.block_hashes.len() > 1 => {
-            let [first, second] = halves_of_stored(first);
-            Ok([of(vec![Event::Stored(first)]), of(vec![Event::Stored(second)])])
+        Some(EngineEvent::Stored(first)) if first.block_hashes.len() > 1 => {
+            let [first, second] = split_stored(first);
+            Ok([of(vec![EngineEvent::Stored(first)]), of(vec![EngineEvent::Stored(second)])])
         }
-        Some(Event::Removed(mut first)) if first.block_hashes.len() > 1 => {
+        Some(EngineEvent::Removed(mut first)) if first.block_hashes.len() > 1 => {
             let block_hashes = first.block_hashes.split_off(first.block_hashes.len() / 2);
             let second = BlockRemoved { block_hashes, ..first.clone() };
-            Ok([of(vec![Event::Removed(first)]), of(vec![Event::Removed(second)])])
+            Ok([of(vec![EngineEvent::Removed(first)]), of(vec![EngineEvent::Removed(second)])])
         }
         one => Err(of(one.into_iter().collect())),
     }
 }
 
-fn halves_of_stored(mut first: BlockStored) -> [BlockStored; 2] {
+fn split_stored(mut first: BlockStored) -> [BlockStored; 2] {
     let (blocks, middle) = (first.block_hashes.len(), first.block_hashes.len() / 2);
     let block_hashes = first.block_hashes.split_off(middle);
     // All of them have tokens, or none.
@@ -92,25 +93,29 @@ mod tests {
             ..BlockStored::default()
         };
         let removed = BlockRemoved { block_hashes: [1, 2].map(name).to_vec(), ..BlockRemoved::default() };
-        let events = vec![Event::Stored(stored.clone()), Event::Removed(removed), Event::AllBlocksCleared];
-        let mut rest = vec![Batch { timestamp: 1.0, events, data_parallel_rank: Some(3) }];
+        let events = vec![
+            EngineEvent::Stored(stored.clone()),
+            EngineEvent::Removed(removed),
+            EngineEvent::AllBlocksCleared,
+        ];
+        let mut rest = vec![EngineBatch { timestamp: 1.0, events, data_parallel_rank: Some(3) }];
         let mut single = Vec::new();
         while let Some(batch) = rest.pop() {
             assert_eq!((batch.timestamp, batch.data_parallel_rank), (1.0, Some(3)));
-            match halves(batch) {
+            match split(batch) {
                 Ok([first, second]) => rest.extend([second, first]),
                 Err(one) => single.extend(one.events),
             }
         }
         assert_eq!(single.len(), 6);
         for (at, event) in single.iter().enumerate().take(3) {
-            let Event::Stored(event) = event else { panic!("{event:?}") };
+            let EngineEvent::Stored(event) = event else { panic!("{event:?}") };
             assert_eq!(event.block_hashes, [name(at as u64 + 1)]);
             assert_eq!(event.parent_block_hash, Some(name(at as u64)));
             assert_eq!(event.token_ids, [2 * at as u32, 2 * at as u32 + 1]);
             let keys = if at == 1 { &[0x91, 0x91, 7][..] } else { &[0x91, 0xC0] };
             assert_eq!(event.extra_keys.as_ref().unwrap().bytes(), keys);
         }
-        assert_eq!(single[5], Event::AllBlocksCleared);
+        assert_eq!(single[5], EngineEvent::AllBlocksCleared);
     }
 }

@@ -1,8 +1,8 @@
 //! Engines' blocks by their tokens, which is what a router has.
 //!
-//! Engines hash blocks in ways of their own, many with a seed that changes at every start, so nobody else can compute
-//! those hashes. But they publish the tokens. A *token key* chains them: equal for equal tokens (and adapter, and extra
-//! keys) whoever holds them, whatever he calls them.
+//! Engines hash blocks in ways of their own, many with a seed that changes at every start, so
+//! nobody else can compute those hashes. But they publish the tokens. A *token key* chains them:
+//! equal for equal tokens (and adapter, and extra keys) whoever holds them, whatever he calls them.
 
 use super::engine_blocks::Adapter;
 use super::event::{BlockStored, EngineHash, Raw};
@@ -11,8 +11,9 @@ use kvbm_plan::{GroupId, SequenceHash};
 use kvbm_tokens::{BlockHasher, ExtraKey, Namespace};
 use std::collections::{BTreeSet, HashMap};
 
-/// Token keys of the complete blocks of a prompt. An adapter goes by its name, and by its number where it has none. `extra_keys`
-/// are the extra keys of its first blocks as JSON, without the adapter's name, `None` for a block without.
+/// Token keys of the complete blocks of a prompt. An adapter goes by its name, and by its number
+/// where it has none. `extra_keys` are the extra keys of its first blocks as JSON, without the
+/// adapter's name, `None` for a block without.
 pub fn token_keys(
     block_tokens: u32,
     adapter: &Adapter,
@@ -59,7 +60,7 @@ fn key(
 
 /// What an engine calls the blocks that it holds, and their token keys.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct TokenKeys {
     known: HashMap<(GroupId, SequenceHash), Named>,
     max_blocks: usize,
     hashers: HashMap<u32, BlockHasher>,
@@ -76,7 +77,7 @@ struct Named {
 /// Sizes of blocks of one engine: more are a lie.
 const MAX_SIZES: usize = 16;
 
-impl Names {
+impl TokenKeys {
     pub(super) fn new(max_blocks: usize) -> Self {
         Self { known: HashMap::new(), max_blocks, hashers: HashMap::new(), sizes: BTreeSet::new() }
     }
@@ -94,8 +95,9 @@ impl Names {
         self.known.clear();
     }
 
-    /// Notes that the blocks are on a tier, a bit; appends their keys to `keys`, as far as there is room. Gives the key of the
-    /// block before them. A block without tokens goes by its engine's hash.
+    /// Notes that the blocks are on a tier, a bit; appends their keys to `keys`, as far as there is
+    /// room. Gives the key of the block before them. A block without tokens goes by its engine's
+    /// hash.
     pub(super) fn store(
         &mut self,
         group: GroupId,
@@ -174,7 +176,8 @@ impl Names {
     }
 }
 
-/// Of each of the first `blocks` blocks, its extra keys as JSON, without the name of the adapter, which vLLM lists among them.
+/// Of each of the first `blocks` blocks, its extra keys as JSON, without the name of the adapter,
+/// which vLLM lists among them.
 fn extra_keys(raw: &Raw, blocks: usize, lora_name: Option<&str>) -> Vec<Option<String>> {
     let mut reader = Reader::new(raw.bytes());
     let Ok(Head::Array(said)) = reader.head() else { return Vec::new() };
@@ -220,7 +223,7 @@ mod tests {
         }
     }
 
-    fn keys(names: &mut Names, tier: u8, stored: &BlockStored) -> Vec<SequenceHash> {
+    fn keys(names: &mut TokenKeys, tier: u8, stored: &BlockStored) -> Vec<SequenceHash> {
         let mut keys = Vec::new();
         names.store(GROUP, tier, stored, &mut keys);
         keys
@@ -228,7 +231,7 @@ mod tests {
 
     #[test]
     fn equal_tokens_have_equal_keys_whatever_engines_call_them() {
-        let (mut a, mut b) = (Names::new(9), Names::new(9));
+        let (mut a, mut b) = (TokenKeys::new(9), TokenKeys::new(9));
         let first = keys(&mut a, 1, &stored(100, 0..3));
         assert_eq!(keys(&mut b, 1, &stored(7000, 0..2)), first[..2]);
         assert_eq!(keys(&mut b, 1, &stored(7000, 2..3)), first[2..], "chained behind what is known");
@@ -237,24 +240,24 @@ mod tests {
         assert_eq!(token_keys(0, &Adapter::default(), &[], &[1, 2]), []);
         let poet = Adapter { id: None, name: Some("poet".into()) };
         let adapted = BlockStored { lora_name: Some("poet".into()), ..stored(50, 0..2) };
-        let adapted = keys(&mut Names::new(9), 1, &adapted);
+        let adapted = keys(&mut TokenKeys::new(9), 1, &adapted);
         assert_eq!(adapted, token_keys(2, &poet, &[], &[0, 1, 2, 3]));
         assert!(adapted.iter().all(|key| !first.contains(key)));
         // By its name, if it has one, and else by its number: never the model without an adapter.
         let named = BlockStored { lora_id: Some(7), lora_name: Some("poet".into()), ..stored(60, 0..2) };
-        assert_eq!(keys(&mut Names::new(9), 1, &named), adapted);
+        assert_eq!(keys(&mut TokenKeys::new(9), 1, &named), adapted);
         let by_number = |id| BlockStored { lora_id: Some(id), ..stored(70, 0..2) };
-        let seven = keys(&mut Names::new(9), 1, &by_number(7));
+        let seven = keys(&mut TokenKeys::new(9), 1, &by_number(7));
         let question = Adapter { id: Some(7), name: None };
         assert_eq!(seven, token_keys(2, &question, &[], &[0, 1, 2, 3]));
-        let eight = keys(&mut Names::new(9), 1, &by_number(8));
+        let eight = keys(&mut TokenKeys::new(9), 1, &by_number(8));
         assert!(seven.iter().all(|key| ![&first, &adapted, &eight].iter().any(|other| other.contains(key))));
         assert_eq!(a.sizes().iter().copied().collect::<Vec<_>>(), [2]);
     }
 
     #[test]
     fn blocks_without_tokens_go_by_their_hashes() {
-        let mut names = Names::new(9);
+        let mut names = TokenKeys::new(9);
         let bare = BlockStored { token_ids: vec![], ..stored(100, 0..2) };
         let by_hash = [100, 101].map(|number| EngineHash::Uint(number).index_key());
         assert_eq!(keys(&mut names, 1, &bare), by_hash);
@@ -265,7 +268,7 @@ mod tests {
     /// Mutation that makes it fail: `remove` that forgets the name with the first tier.
     #[test]
     fn a_name_is_kept_as_long_as_a_tier_has_the_block() {
-        let mut names = Names::new(3);
+        let mut names = TokenKeys::new(3);
         let there = keys(&mut names, 1, &stored(100, 0..3));
         keys(&mut names, 2, &stored(100, 0..3));
         assert_eq!(keys(&mut names, 1, &stored(500, 0..1)), [], "there is no room");
@@ -299,7 +302,7 @@ mod tests {
         let wanted = [Some(r#"["tenant-a"]"#.to_owned()), None, Some(r#"[["cat",5]]"#.to_owned())];
         let tokens: Vec<u32> = (0..6).collect();
         let wanted = token_keys(2, &poet, &wanted, &tokens);
-        assert_eq!(keys(&mut Names::new(9), 1, &event), wanted);
+        assert_eq!(keys(&mut TokenKeys::new(9), 1, &event), wanted);
         assert_ne!(wanted, token_keys(2, &poet, &[], &tokens));
     }
 }
