@@ -6,15 +6,16 @@
 
 use crate::journal::{Journal, Record, RecordState};
 use crate::renew;
-use crate::shared::{Shared, after};
+use crate::shared::Shared;
 use crate::slots::Bounce;
 use crate::stripes::JOURNAL_MEMBER;
 use crate::{FlushError, FlushReport};
+use kvbm_plan::deadline_after;
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most slots of one cycle: bounds its memory and its hold of the table's lock.
 const MAX_RECORDS: usize = 16_384;
@@ -104,7 +105,7 @@ impl CommitSignals {
         let mut signals = self.signals.lock();
         let idle = |signals: &mut Signals| signals.work == Work::None && signals.life == Life::Running;
         self.wake.wait_while(&mut signals, idle);
-        let until = after(interval);
+        let until = deadline_after(Instant::now(), interval);
         let patient = |signals: &mut Signals| signals.work < Work::Urgent && signals.life == Life::Running;
         self.wake.wait_while_until(&mut signals, patient, until);
         signals.work = Work::None;
@@ -142,7 +143,7 @@ impl CommitSignals {
 
 /// Waits until everything that is dirty now was committed.
 pub(crate) fn flush(shared: &Shared, deadline: Duration) -> Result<FlushReport, FlushError> {
-    let until = after(deadline);
+    let until = deadline_after(Instant::now(), deadline);
     // First of all: what fails from here on is this flush's.
     let failures = shared.commit.signals.lock().failures;
     let (target, unsynced) = {

@@ -2,6 +2,7 @@
 
 use crate::ConfigError;
 use crate::journal::MAX_GEOMETRY_BYTES;
+use kvbm_plan::FileAccess;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -54,6 +55,9 @@ pub struct DiskConfig {
     /// order must not change while they hold blocks; one that is missing is an error at opening, and blocks on one that fails later are
     /// misses.
     pub more_dirs: Vec<PathBuf>,
+    /// Who may use the files beside their owner. Modes of files and of these directories are set at each opening.
+    /// A file of another user is refused, and so is a symbolic link.
+    pub access: FileAccess,
     /// Number of slots. May change between openings; blocks beyond a smaller number are dropped and counted.
     pub num_slots: u32,
     /// Bytes of the largest block: one rank's slice. A slot takes this, rounded up to 4096.
@@ -101,6 +105,7 @@ impl DiskConfig {
         Self {
             dir: dir.into(),
             more_dirs: Vec::new(),
+            access: FileAccess::Owner,
             num_slots,
             block_bytes,
             namespace,

@@ -4,18 +4,18 @@ use crate::commit::{self, CommitSignals};
 use crate::executor::{Executor, on_engine_thread};
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
-use crate::shared::{Alive, GivenUp, Shared, after};
+use crate::shared::{Alive, GivenUp, Shared};
 use crate::{
     BatchHandle, BlockChecksum, DirInfo, DiskConfig, EngineInfo, EngineStats, FlushError, FlushReport,
     IoBatch, IoMemory, OpenError, Recovered, Rejected,
 };
-use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
+use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, deadline_after};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Slots that are looked through under one hold of the table's lock.
 const RELEASED_AT_ONCE: u32 = 4096;
@@ -39,7 +39,7 @@ impl DiskEngine {
     pub fn open(config: DiskConfig) -> Result<(Self, Recovered), OpenError> {
         config.validate()?;
         let dirs: Vec<_> = std::iter::once(&config.dir).chain(&config.more_dirs).cloned().collect();
-        let medium = DirMedium::lock_all(&dirs)?;
+        let medium = DirMedium::lock_all(&dirs, config.access)?;
         Self::open_on(config, Arc::new(medium))
     }
 
@@ -121,10 +121,10 @@ impl DiskEngine {
         (0..num_slots).step_by(RELEASED_AT_ONCE as usize).map(release).sum()
     }
 
-    /// The slot is never read, written or recovered again. Reads that find damaged bytes do this by themselves.
-    /// Lasting with the next commit.
-    pub fn quarantine(&self, slot: BlockId) {
-        self.shared.change(|table| table.quarantine(slot));
+    /// Quarantines slots: they are never read, written or recovered again. A read that finds damaged bytes
+    /// quarantines its slot by itself. Unknown slots are ignored. Durable with the next commit.
+    pub fn quarantine(&self, slots: &[BlockId]) {
+        self.shared.change(|table| slots.iter().for_each(|&slot| table.quarantine(slot)));
     }
 
     /// Makes every block durable whose write completed before the call; waits at most `deadline`. Not to be called
@@ -175,7 +175,8 @@ impl DiskEngine {
     /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether all of that was
     /// done by `deadline`; what was not goes on by itself. From a completion it does not wait.
     pub fn shutdown(&self, deadline: Duration) -> bool {
-        let until = after(if on_engine_thread() { Duration::ZERO } else { deadline });
+        let until =
+            deadline_after(Instant::now(), if on_engine_thread() { Duration::ZERO } else { deadline });
         self.executor.close();
         let idle = self.executor.wait(until);
         self.shared.commit.stop(self.executor.outstanding() == 0);

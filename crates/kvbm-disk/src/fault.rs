@@ -206,7 +206,7 @@ impl SimMedium {
 
     /// Whether `calls` calls waited at the same time within `patience`.
     pub fn wait_for_held(&self, calls: usize, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+        let until = kvbm_plan::deadline_after(Instant::now(), patience);
         let mut state = self.0.state.lock();
         self.0.changed.wait_while_until(&mut state, |state| state.waiting < calls, until);
         state.waiting >= calls

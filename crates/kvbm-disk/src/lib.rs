@@ -55,6 +55,7 @@ pub mod medium;
 pub mod offline;
 mod open;
 mod ops;
+mod recorded;
 mod renew;
 mod scrub;
 mod shared;
@@ -73,4 +74,5 @@ pub use info::{
     DirInfo, Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, FlushReport, Recovered,
     RecoveredSlot,
 };
+pub use kvbm_plan::FileAccess;
 pub use scrub::{Scrubbed, Scrubber};

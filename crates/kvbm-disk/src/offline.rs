@@ -3,13 +3,14 @@
 use crate::archive::{Archive, failed, first, read_journal};
 use crate::journal::{Header, JOURNAL_FILE, Replayed};
 use crate::medium::DirMedium;
+use crate::recorded::{RecordedSlots, SlotRecords};
 use crate::slots::SLOT_FILE;
-use crate::table::Table;
 use crate::{DiskConfig, DiskEngine, Dropped, EngineMode, OpenError};
-use kvbm_plan::{BlockId, BlockIdentity};
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::collections::HashSet;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a repair may take to write down what it found.
@@ -76,7 +77,7 @@ pub struct Repair {
 /// # Errors
 /// The directory has no journal, or one that this build does not read.
 pub fn inspect(dirs: &[PathBuf]) -> Result<Inspection, OpenError> {
-    let (replayed, table) = read_journal(dirs)?;
+    let (replayed, table) = read_journal(dirs, None)?;
     Ok(summarize(dirs, &replayed, &table))
 }
 
@@ -85,17 +86,17 @@ pub fn inspect(dirs: &[PathBuf]) -> Result<Inspection, OpenError> {
 /// # Errors
 /// As [`inspect`]; [`OpenError::Busy`] while an engine has the directory; a device that fails to read.
 pub fn verify(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
-    let archive = Archive::open(dirs)?;
+    let archive = Archive::open_for(dirs, None)?;
     let mut inspection = summarize(dirs, &archive.replayed, &archive.table);
     // The owner is this call.
     inspection.owner = None;
-    let mut memory = vec![0; archive.block_bytes() as usize];
     let (mut verified, mut damaged) = (0, Vec::new());
     for (slot, _, content) in archive.table.blocks() {
-        let read = archive.read_content(slot, content, &mut memory);
-        match read.map_err(|error| failed("read", SLOT_FILE, error))? {
-            Some(_) => verified += 1,
-            None => damaged.push(slot),
+        let is_good = archive.verify(slot, content).map_err(|error| failed("read", SLOT_FILE, error))?;
+        if is_good {
+            verified += 1;
+        } else {
+            damaged.push(slot);
         }
         progress(verified + damaged.len() as u64, inspection.blocks);
     }
@@ -113,11 +114,15 @@ pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Re
     config.more_dirs = dirs.iter().skip(1).cloned().collect();
     config.geometry.clone_from(geometry);
     config.engine = EngineMode::Buffered;
+    // As it was configured: a repair changes nobody's access.
+    config.access = access_of(first(dirs))?;
     let (engine, recovered) = DiskEngine::open(config)?;
     let held: Vec<_> = recovered.blocks.iter().map(|block| (block.slot, block.identity)).collect();
     let lost: HashSet<BlockId> = found.damaged.iter().copied().collect();
-    for &slot in &found.damaged {
-        if found.inspection.clean { engine.quarantine(slot) } else { engine.release(&[slot]) }
+    if found.inspection.clean {
+        engine.quarantine(&found.damaged);
+    } else {
+        engine.release(&found.damaged);
     }
     let kept = held.into_iter().filter(|(slot, _)| !lost.contains(slot)).collect();
     let orphans = orphans(kept);
@@ -132,19 +137,25 @@ pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Re
     Ok(Repair { found, quarantined, freed })
 }
 
-fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &Table) -> Inspection {
-    let (blocks, _, quarantined_slots) = table.counts();
+/// The access that the journal's mode stands for.
+fn access_of(dir: &Path) -> Result<FileAccess, OpenError> {
+    let found =
+        std::fs::metadata(dir.join(JOURNAL_FILE)).map_err(|error| failed("look at", JOURNAL_FILE, error))?;
+    Ok(FileAccess::of_file_mode(found.mode()))
+}
+
+fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &RecordedSlots) -> Inspection {
     let Header { namespace, geometry, num_slots, block_bytes, slot_stride, .. } = replayed.header.clone();
-    let held = table.blocks().map(|(slot, _, content)| (slot, content.identity)).collect();
+    let held: Vec<_> = table.blocks().map(|(slot, _, content)| (slot, content.identity)).collect();
     Inspection {
         namespace,
         geometry,
         num_slots,
         block_bytes,
         slot_stride,
-        blocks,
+        blocks: held.len() as u64,
         orphans: orphans(held).len() as u64,
-        quarantined_slots,
+        quarantined_slots: table.quarantined().count() as u64,
         journal_records: replayed.records,
         dropped: replayed.dropped,
         clean: replayed.clean,

@@ -3,6 +3,7 @@
 use crate::error::hex;
 use crate::journal::{Header, JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
 use crate::medium::{BlockFile, Medium, OpenFile, full};
+use crate::recorded::SlotRecords;
 use crate::slots::SlotFile;
 use crate::stripes::{self, Stripes};
 use crate::table::{Content, Table};
@@ -65,8 +66,12 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         }
     };
     let locked = table.lock();
-    let recovered =
-        Recovered { blocks: blocks_by_age(&locked), quarantined: locked.quarantined_slots(), dropped, clean };
+    let recovered = Recovered {
+        blocks: blocks_by_age(&*locked),
+        quarantined: locked.quarantined_slots(),
+        dropped,
+        clean,
+    };
     drop(locked);
     taken.keep();
     Ok(Opened { slots, table, journal, recovered })
@@ -102,7 +107,7 @@ fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Foun
 }
 
 /// Slots whose blocks are not, or not as a whole, in files of these lengths.
-pub(crate) fn without_bytes(table: &Table, stripes: Stripes, lengths: &[u64]) -> Vec<BlockId> {
+pub(crate) fn without_bytes(table: &impl SlotRecords, stripes: Stripes, lengths: &[u64]) -> Vec<BlockId> {
     let is_lost = |slot: BlockId, content: &Content| !stripes.have(lengths, slot, content.bytes);
     table.blocks().filter(|(slot, _, content)| is_lost(*slot, content)).map(|(slot, ..)| slot).collect()
 }
@@ -337,7 +342,7 @@ fn probe_writing(file: &dyn BlockFile, alignment: usize) -> io::Result<()> {
 }
 
 /// Slots ordered by `key`, then by number. What is sorted are integers: entries of the table are large and many.
-fn slots_by(table: &Table, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, BlockId)> {
+fn slots_by(table: &impl SlotRecords, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, BlockId)> {
     let pack = |(slot, generation, content): (BlockId, u64, &Content)| {
         u128::from(key(generation, content)) << 32 | u128::from(slot.0)
     };
@@ -347,7 +352,7 @@ fn slots_by(table: &Table, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, Bloc
 }
 
 /// Frees all slots of a block but the newest; returns how many.
-pub(crate) fn drop_duplicates(table: &mut Table) -> u64 {
+pub(crate) fn drop_duplicates(table: &mut impl SlotRecords) -> u64 {
     let first_half = |hash: &SequenceHash| {
         let (first, _) = hash.as_bytes().split_first_chunk().unwrap_or((&[0; 8], &[]));
         u64::from_le_bytes(*first)
@@ -373,7 +378,7 @@ pub(crate) fn drop_duplicates(table: &mut Table) -> u64 {
 }
 
 /// Blocks, the oldest write first.
-pub(crate) fn blocks_by_age(table: &Table) -> Vec<RecoveredSlot> {
+pub(crate) fn blocks_by_age(table: &impl SlotRecords) -> Vec<RecoveredSlot> {
     let recovered = |(_, slot): (u64, BlockId)| {
         let (_, content) = table.block(slot)?;
         let Content { identity, checksum, bytes } = *content;

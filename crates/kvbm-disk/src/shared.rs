@@ -10,13 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-
-/// The time after `duration`. One that the clock cannot express is one that nobody lives to see: an hour stands for it.
-pub(crate) fn after(duration: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(duration).unwrap_or_else(|| now + Duration::from_secs(3600))
-}
+use std::time::Instant;
 
 /// Everything but the queue. The locks inside are leaves: none is taken while another is held.
 #[derive(Debug)]

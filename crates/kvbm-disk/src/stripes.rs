@@ -154,7 +154,7 @@ pub(crate) fn join(medium: &dyn Medium, names: &[String]) -> Result<(), OpenErro
 /// Makes sure that `dirs` are a whole set, in their order, and changes nothing.
 pub(crate) fn check(dirs: &[PathBuf]) -> Result<(), OpenError> {
     let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-    let marks = read_marks(&names, |member| open_read_only(&dirs[member].join(STRIPE_FILE)))?;
+    let marks = read_marks(&names, |member| open_read_only(&dirs[member].join(STRIPE_FILE), None))?;
     let has_journal: Vec<bool> = dirs.iter().map(|dir| dir.join(JOURNAL_FILE).is_file()).collect();
     examine(&marks, &has_journal, &names).map(drop)
 }

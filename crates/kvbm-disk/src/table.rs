@@ -92,8 +92,6 @@ impl Slot {
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
-    /// Slots that there may be.
-    most: u32,
     last_generation: u64,
     dirty: VecDeque<u32>,
     /// Slots ever queued as dirty: what a flush has to wait for.
@@ -108,16 +106,8 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(num_slots: u32) -> Self {
-        let mut table = Self::growing(num_slots);
-        table.slots.resize(num_slots as usize, Slot::FREE);
-        table
-    }
-
-    /// A table of at most so many slots that takes no memory for those behind the last one that a journal names.
-    pub(crate) fn growing(most: u32) -> Self {
         Self {
-            slots: Vec::new(),
-            most,
+            slots: vec![Slot::FREE; num_slots as usize],
             last_generation: 0,
             dirty: VecDeque::new(),
             dirtied: 0,
@@ -129,17 +119,9 @@ impl Table {
         }
     }
 
-    /// Slots that a journal may name.
-    pub(crate) fn most_slots(&self) -> u32 {
-        self.most
-    }
-
     /// Takes what the journal says about a slot; the highest generation wins, of equal ones the later.
     pub(crate) fn recover(&mut self, record: &Record) {
-        if record.slot.index() >= self.slots.len() {
-            self.slots.resize(record.slot.index() + 1, Slot::FREE);
-        }
-        let slot = &mut self.slots[record.slot.index()];
+        let Some(slot) = self.slots.get_mut(record.slot.index()) else { return };
         if record.generation < slot.generation {
             return;
         }
@@ -502,18 +484,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::Record;
     use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
-
-    /// A header may say that there are four thousand million slots.
-    #[test]
-    fn memory_is_taken_up_to_the_last_slot_that_a_record_names() {
-        let mut table = Table::growing(u32::MAX);
-        assert_eq!((table.num_slots(), table.most_slots()), (0, u32::MAX));
-        table.recover(&Record { slot: BlockId(6), generation: 1, state: RecordState::Quarantined });
-        assert_eq!((table.num_slots(), table.quarantined_slots()), (7, vec![BlockId(6)]));
-        assert_eq!(table.block(BlockId(7)), None);
-    }
 
     /// A device whose syncs fail, and slots that are used again and again.
     #[test]

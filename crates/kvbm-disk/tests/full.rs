@@ -253,7 +253,7 @@ fn inside_a_small_file_system() {
     let dirs = [mount.join("g3")];
     let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
     assert_eq!((found.verified, found.damaged.len()), (SLOTS.into(), 0));
-    let looking = Archive::open(&dirs).unwrap();
+    let looking = Archive::open(&dirs, kvbm_plan::FileAccess::Owner).unwrap();
     assert!(matches!(offline::verify(&dirs, &mut |_, _| {}), Err(OpenError::Busy { .. })));
     drop(looking);
 }

@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
+mod deadline;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
@@ -24,6 +26,8 @@ mod tier;
 mod volume;
 pub mod wire;
 
+pub use access::{FileAccess, FileOwner};
+pub use deadline::deadline_after;
 pub use identity::{BlockIdentity, GroupKind};
 pub use ids::{BlockId, BlockSetId, Epoch, GroupId, LeaseId, NamespaceId, NodeId, PlanId, Rank, VolumeId};
 pub use location::{Endpoint, Location};

@@ -10,7 +10,7 @@ use crate::execute::{failure_of, readable_cuts};
 use crate::hub::{Hub, Producer};
 use kvbm_plan::{
     BlockIdentity, Epoch, Failure, FailureKind, Message, NamespaceId, NamespaceTag, Rank, StoredBlock,
-    VolumeAnswer, VolumeId, VolumeRequest,
+    VolumeAnswer, VolumeId, VolumeRequest, deadline_after,
 };
 use kvbm_volume::{BlobKey, BlobScope, BlobSlice, RegistryError, Volume, VolumeDescriptor, VolumeError};
 use parking_lot::Mutex;
@@ -284,7 +284,7 @@ impl Desk {
 }
 
 fn deadline(volume: &dyn Volume) -> Instant {
-    Instant::now() + volume.descriptor().deadline
+    deadline_after(Instant::now(), volume.descriptor().deadline)
 }
 
 fn told(error: &VolumeError) -> Failure {

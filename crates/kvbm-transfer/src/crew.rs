@@ -6,7 +6,7 @@
 use crate::error::StartError;
 use crate::hub::Hub;
 use crate::start::spawn;
-use kvbm_plan::{Rank, VolumeId};
+use kvbm_plan::{Rank, VolumeId, deadline_after};
 use kvbm_storage::Processors;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
@@ -176,7 +176,7 @@ impl<J> Shared<J> {
 
     /// The next job; none when the thread is to end, and has left its crew.
     fn next(&self, volume: VolumeId) -> Option<J> {
-        let until = Instant::now() + IDLE;
+        let until = deadline_after(Instant::now(), IDLE);
         let mut state = self.state.lock();
         loop {
             let is_closed = state.is_closed;

@@ -12,7 +12,7 @@ use crate::start;
 use crate::stats::WorkerStats;
 use kvbm_device::Event;
 use kvbm_disk::DiskEngine;
-use kvbm_plan::{Command, PlanId, Tier, TransferPlan, wire};
+use kvbm_plan::{Command, PlanId, Tier, TransferPlan, deadline_after, wire};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
@@ -192,7 +192,7 @@ impl TransferManager {
 impl Drop for TransferManager {
     fn drop(&mut self) {
         if !self.threads.get_mut().is_empty()
-            && let Err(error) = self.shutdown(Instant::now() + self.drop_deadline)
+            && let Err(error) = self.shutdown(deadline_after(Instant::now(), self.drop_deadline))
         {
             tracing::warn!(%error, "a worker was dropped with work in flight");
         }

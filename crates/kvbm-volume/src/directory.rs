@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::access::Access;
 use crate::claims::{Claim, Claims};
 use crate::folders::Folders;
 use crate::object::{HEADER_BYTES, Header};
@@ -27,12 +28,15 @@ const ABANDONED_AFTER: Duration = VolumeDescriptor::MAX_DEADLINE.saturating_mul(
 /// Objects as files below a directory that exists already: `file:///path`.
 ///
 /// An object is written beside its place, synced, and renamed, and its folder is synced: after a crash it is there whole or
-/// not at all. Several processes may share the directory. The capacity counts what this process found at
+/// not at all. Several processes may share the directory. Objects have mode 0600, folders 0700; where the directory
+/// has the set-group-id bit and its group may write (mode 2770), 0660 and 0770. Links and objects of other users are
+/// refused, except those of that group. The capacity counts what this process found at
 /// [`open`](Self::open) and did since.
 #[derive(Debug)]
 pub struct DirectoryVolume {
     descriptor: VolumeDescriptor,
     root: PathBuf,
+    access: Access,
     folders: Folders,
     quota: Quota,
     /// Held where an object takes or leaves its place.
@@ -54,19 +58,21 @@ impl DirectoryVolume {
         let path =
             ["file://", "dir://", "dir:"].iter().find_map(|scheme| uri.strip_prefix(scheme)).unwrap_or(uri);
         let root = PathBuf::from(path);
-        let folders = Folders::below(root.clone());
         let open = || {
-            if !fs::metadata(&root)?.is_dir() {
-                return Err(io::Error::from(io::ErrorKind::NotADirectory));
-            }
+            let mut access = Access::of_root(&root)?;
+            access.create_dirs(&root.join(TEMPORARY))?;
+            access.try_out(&root.join(TEMPORARY))?;
+            let folders = Folders::below(root.clone(), access);
             folders.ensure(&root.join(TEMPORARY))?;
-            check_writable(&root.join(TEMPORARY))?;
-            if descriptor.capacity_bytes.is_some() { count_objects(&root) } else { Ok(Quota::default()) }
+            let is_counted = descriptor.capacity_bytes.is_some();
+            let quota = if is_counted { count_objects(&root)? } else { Quota::default() };
+            Ok((access, folders, quota))
         };
         match open() {
-            Ok(quota) => {
+            Ok((access, folders, quota)) => {
                 let volume = Self {
                     root,
+                    access,
                     folders,
                     quota,
                     claims: Claims::default(),
@@ -119,7 +125,7 @@ impl DirectoryVolume {
         let key = request.key;
         let io_error = |source| self.io_error("get", key, source);
         let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
-        let file = self.look("get", key, File::open(self.object_file(&key)))?;
+        let file = self.look("get", key, self.access.open(&self.object_file(&key)))?;
         let mut file = file.ok_or(VolumeError::NotFound { volume, key })?;
         let length = file.metadata().map_err(io_error)?.len();
         if length < HEADER_BYTES as u64 {
@@ -151,7 +157,7 @@ impl DirectoryVolume {
         self.quota.reserve(&self.descriptor, &request.key, header.object_length(), replaced)?;
 
         let temporary = self.temporary_file();
-        let placed = write_synced(&temporary, &header, &request.pieces).map_err(failed).and_then(|()| {
+        let placed = self.write_synced(&temporary, &header, &request.pieces).map_err(failed).and_then(|()| {
             let _ours = self.claim("put", &request.key, deadline)?;
             self.place(&request.key, &temporary, &path).map_err(failed)
         });
@@ -162,6 +168,15 @@ impl DirectoryVolume {
         }
         // It is there from here on, durable or not.
         placed?.sync_all().map_err(|source| self.io_error("put", request.key, source))
+    }
+
+    fn write_synced(&self, path: &Path, header: &Header, pieces: &[&[u8]]) -> io::Result<()> {
+        let mut file = self.access.create_new(path)?;
+        file.write_all(&header.encode())?;
+        for piece in pieces {
+            file.write_all(piece)?;
+        }
+        file.sync_all()
     }
 
     fn temporary_file(&self) -> PathBuf {
@@ -305,26 +320,6 @@ impl Volume for DirectoryVolume {
 
     fn facts(&self, _deadline: Instant) -> StoreFacts {
         StoreFacts { folder: Some(self.root.clone()), conditional_puts: None }
-    }
-}
-
-fn write_synced(path: &Path, header: &Header, pieces: &[&[u8]]) -> io::Result<()> {
-    let mut file = File::create_new(path)?;
-    file.write_all(&header.encode())?;
-    for piece in pieces {
-        file.write_all(piece)?;
-    }
-    file.sync_all()
-}
-
-/// Whether files can be created there. A store that is full says nothing of that.
-fn check_writable(folder: &Path) -> io::Result<()> {
-    let trial = folder.join(format!("{:016x}-trial", RandomState::new().build_hasher().finish()));
-    match File::create_new(&trial).and_then(|_| fs::remove_file(&trial)) {
-        Err(error) if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
-            Err(io::Error::new(error.kind(), format!("cannot write in {}: {error}", folder.display())))
-        }
-        _ => Ok(()),
     }
 }
 

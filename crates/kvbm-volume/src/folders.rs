@@ -1,11 +1,13 @@
 //! Folders whose names outlast a crash.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
+
+use crate::access::Access;
 
 /// Folders that are remembered; when there are more, all are forgotten, which costs syncs and nothing else.
 const MOST: usize = 1 << 16;
@@ -16,15 +18,17 @@ const MOST: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct Folders {
     root: PathBuf,
+    access: Access,
     durable: Mutex<HashSet<PathBuf>>,
 }
 
 impl Folders {
-    pub(crate) fn below(root: PathBuf) -> Self {
-        Self { root, durable: Mutex::default() }
+    pub(crate) fn below(root: PathBuf, access: Access) -> Self {
+        Self { root, access, durable: Mutex::default() }
     }
 
-    /// Creates `folder`, which lies below the root, unless it is there, and makes its name durable, and the names of those above it.
+    /// Creates `folder`, which lies below the root, unless it is there. Makes its name durable, and the names of
+    /// the folders above it. Refuses links and folders of other users.
     pub(crate) fn ensure(&self, folder: &Path) -> io::Result<()> {
         self.ensure_by(folder, |parent| File::open(parent)?.sync_all())
     }
@@ -35,10 +39,13 @@ impl Folders {
             return Ok(());
         }
         if !is_there {
-            fs::create_dir_all(folder)?;
+            self.access.create_dirs(folder)?;
         }
         for parent in folder.ancestors().skip(1).take_while(|parent| parent.starts_with(&self.root)) {
             sync(parent)?;
+        }
+        for ours in folder.ancestors().take_while(|ours| ours.starts_with(&self.root) && *ours != self.root) {
+            self.access.check_dir(ours)?;
         }
         let mut durable = self.durable.lock();
         if durable.len() >= MOST {
@@ -52,6 +59,7 @@ impl Folders {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     /// Mutation that makes it fail: a folder that is there counts as durable.
     #[test]
@@ -60,7 +68,7 @@ mod tests {
         let (above, folder) = (root.path().join("a"), root.path().join("a/b"));
         // Another writer's.
         fs::create_dir_all(&folder).unwrap();
-        let folders = Folders::below(root.path().to_owned());
+        let folders = Folders::below(root.path().to_owned(), Access::of_root(root.path()).unwrap());
         let mut synced = Vec::new();
         let mut ensure = |fails: bool| {
             synced.clear();

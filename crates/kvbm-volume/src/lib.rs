@@ -37,6 +37,7 @@
 #[doc = include_str!("../../../docs/write-a-backend.md")]
 struct WriteABackend;
 
+mod access;
 mod batch;
 mod claims;
 pub mod conformance;

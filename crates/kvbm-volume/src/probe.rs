@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash};
+use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, deadline_after};
 
 use crate::{BlobKey, BlobScope, BlobSlice, StoreFacts, Volume, VolumeError, VolumeExt};
 
@@ -31,7 +31,7 @@ pub fn probe(volume: &dyn Volume, deadline: Instant) -> Result<Probe, VolumeErro
     let put = timed(&mut took, "put", || volume.put_one(&key, &written, deadline));
     let found = put.and_then(|()| look_for(volume, &key, deadline, &mut took));
     // Whatever was found, it must not stay; nor must what a put left that failed or was late.
-    let cleaned = deadline.max(Instant::now() + volume.descriptor().deadline);
+    let cleaned = deadline.max(deadline_after(Instant::now(), volume.descriptor().deadline));
     let deleted = timed(&mut took, "delete", || volume.delete(&[key], cleaned).pop().unwrap_or(Ok(false)));
     found?;
     deleted?;

@@ -9,6 +9,7 @@ use crate::journal::{
 };
 use crate::medium::{Medium, OpenFile};
 use crate::open::{Opened, blocks_by_age, open};
+use crate::recorded::{RecordedSlots, SlotRecords};
 use crate::table::{Content, Table};
 use crate::{Dropped, RecoveredSlot};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
@@ -54,7 +55,14 @@ fn medium_with(journal: &[u8]) -> SimMedium {
 
 fn read_from(medium: &SimMedium) -> Result<(Replayed, Table), ReplayError> {
     let file = medium.open(JOURNAL_FILE, OpenFile::default())?;
-    replay(&*file, |header| Ok(Table::growing(header.num_slots.min(MOST_READ))))
+    let (sparse_replayed, sparse) =
+        replay(&*file, |header| Ok::<_, ReplayError>(RecordedSlots::new(header.num_slots.min(MOST_READ))))?;
+    let (replayed, table) =
+        replay(&*file, |header| Ok::<_, ReplayError>(Table::new(header.num_slots.min(MOST_READ))))?;
+    let blocks = SlotRecords::blocks(&sparse).map(|(slot, generation, content)| (slot, generation, *content));
+    let sparse = (blocks.collect(), sparse.quarantined().collect());
+    assert_eq!((sparse, sparse_replayed.dropped), (held(&table), replayed.dropped), "both readers agree");
+    Ok((replayed, table))
 }
 
 fn read(journal: &[u8]) -> Result<(Replayed, Table), ReplayError> {
@@ -137,7 +145,7 @@ impl Said {
 fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &Table) {
     // Not `assert_eq`: it would print all of both.
     assert!(replayed.header.encode() == bytes[..HEADER_BYTES], "a header is all that it says");
-    let said = said(bytes, &replayed.header, table.most_slots());
+    let said = said(bytes, &replayed.header, table.num_slots());
     assert_eq!(
         (replayed.dropped, replayed.clean, replayed.records),
         (said.dropped, said.clean, said.records)
@@ -252,7 +260,7 @@ fn is_kept(opened: Opened, config: &DiskConfig, medium: &SimMedium, turn: usize)
     let again = created(open(config, &seam(medium))).recovered;
     let table = table.lock();
     assert_eq!(table.counts().0, table.counts().1, "what was committed is durable");
-    assert_eq!((again.blocks, again.quarantined), (blocks_by_age(&table), table.quarantined_slots()));
+    assert_eq!((again.blocks, again.quarantined), (blocks_by_age(&*table), table.quarantined_slots()));
     assert_eq!((again.clean, again.dropped.torn_tail_bytes), (closed, 0));
 }
 

@@ -2,7 +2,7 @@
 
 use super::format::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
 use crate::medium::{BlockFile, full};
-use crate::table::Table;
+use crate::recorded::SlotRecords;
 use crate::{Dropped, FormatError};
 use kvbm_plan::BlockId;
 use std::collections::HashMap;
@@ -38,10 +38,10 @@ impl Replayed {
 }
 
 /// Reads the header and lets `accept` judge it; then every record into the table that `accept` returns.
-pub(crate) fn replay<E: From<ReplayError>>(
+pub(crate) fn replay<T: SlotRecords, E: From<ReplayError>>(
     file: &dyn BlockFile,
-    accept: impl FnOnce(&Header) -> Result<Table, E>,
-) -> Result<(Replayed, Table), E> {
+    accept: impl FnOnce(&Header) -> Result<T, E>,
+) -> Result<(Replayed, T), E> {
     let file_bytes = file.len().map_err(ReplayError::from)?;
     let mut bytes = vec![0; HEADER_BYTES];
     let read = full::read_up_to(file, 0, &mut bytes).map_err(ReplayError::from)?;
@@ -56,7 +56,11 @@ pub(crate) fn replay<E: From<ReplayError>>(
 }
 
 /// Returns the number of bytes after the last intact record.
-fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table) -> io::Result<u64> {
+fn read_records(
+    file: &dyn BlockFile,
+    replayed: &mut Replayed,
+    table: &mut impl SlotRecords,
+) -> io::Result<u64> {
     let mut chunk = vec![0; CHUNK_RECORDS * RECORD_BYTES];
     let mut offset = HEADER_BYTES as u64;
     let mut beyond = HashMap::new();
@@ -89,7 +93,7 @@ fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table
 type Beyond = HashMap<BlockId, (u64, bool)>;
 
 /// Applies an intact record; `None` is one that makes no sense.
-fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table, beyond: &mut Beyond) {
+fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut impl SlotRecords, beyond: &mut Beyond) {
     replayed.clean = record.is_some_and(|record| record.state == RecordState::Clean);
     let Some(record) = record else {
         replayed.dropped.invalid_records += 1;
@@ -103,7 +107,7 @@ fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table, bey
         && !(1..=replayed.header.block_bytes).contains(&bytes)
     {
         replayed.dropped.invalid_records += 1;
-    } else if record.slot.0 < table.most_slots() {
+    } else if record.slot.0 < table.max_slots() {
         table.recover(&record);
     } else {
         let last = beyond.entry(record.slot).or_default();

@@ -4,6 +4,7 @@
 //! completed before it survive power loss; `rename` is atomic, and lasting after `sync_dir`; everything else may be
 //! lost, torn at any byte or, once written, read back changed.
 
+mod access;
 mod dir;
 pub(crate) mod full;
 mod lasting;

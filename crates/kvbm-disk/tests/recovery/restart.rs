@@ -16,8 +16,8 @@ fn a_clean_restart_finds_everything_in_age_order() {
         assert!(all_good(&write(&engine, &[(slot, number)])));
     }
     engine.release(&[BlockId(7), BlockId(6), BlockId(99)]);
-    engine.quarantine(BlockId(1));
-    engine.quarantine(BlockId(3));
+    engine.quarantine(&[BlockId(1)]);
+    engine.quarantine(&[BlockId(3)]);
     drop(engine);
     let (engine, recovered) = open(config(8), &medium);
     assert_eq!(recovered_numbers(&recovered), [(5, 0), (2, 1)]);
@@ -43,7 +43,7 @@ fn a_namespace_is_released_wherever_its_blocks_are() {
     assert!(all_good(&write(&engine, &[(0, 0), (4_096, 1), (9_999, 2)])));
     engine.flush(PATIENCE).unwrap();
     assert!(all_good(&write(&engine, &[(7, 3)])));
-    engine.quarantine(BlockId(9_999));
+    engine.quarantine(&[BlockId(9_999)]);
     assert_eq!([1, 1].map(|namespace| engine.release_namespace(NamespaceId(namespace))), [3, 0]);
     engine.flush(PATIENCE).unwrap();
     let (_, recovered) = open(config(SLOTS), &medium.crash(1));
@@ -58,7 +58,7 @@ fn blocks_of_a_lost_slot_file_are_dropped_and_their_slots_are_good() {
     let (engine, _) = open(config(8), &medium);
     let blocks: Vec<_> = (0..8).map(|slot| (slot, u64::from(slot))).collect();
     assert!(all_good(&write(&engine, &blocks)));
-    engine.quarantine(BlockId(1));
+    engine.quarantine(&[BlockId(1)]);
     drop(engine);
     let (journal, slots) = (medium.bytes(JOURNAL_FILE), medium.bytes(SLOT_FILE));
     for keep in [0, 3 * BLOCK - 1, 8 * BLOCK] {
@@ -109,7 +109,7 @@ fn blocks_of_a_slot_file_that_is_cut_in_use_are_dropped_and_their_slots_are_good
         let (engine, _) = open(config(8), &medium);
         let blocks: Vec<_> = (0..8).map(|slot| (slot, u64::from(slot))).collect();
         assert!(all_good(&write(&engine, &blocks)));
-        engine.quarantine(BlockId(1));
+        engine.quarantine(&[BlockId(1)]);
         engine.flush(PATIENCE).unwrap();
         medium.edit(SLOT_FILE, |bytes| bytes.truncate(3 * BLOCK));
         let error = read(&engine, 5, 5).unwrap_err();

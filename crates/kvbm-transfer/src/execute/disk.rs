@@ -6,7 +6,9 @@ use crate::inbox::{Done, Inbox, Stage};
 use crate::schedule::Portion;
 use kvbm_device::Owner;
 use kvbm_disk::{DiskEngine, IoBatch, OpError, OpOutcome, SubmitError};
-use kvbm_plan::{BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, TransferPlan};
+use kvbm_plan::{
+    BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, TransferPlan, deadline_after,
+};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -237,8 +239,8 @@ impl<D: Direction> DiskCarrier<D> {
             return;
         }
         let now = Instant::now();
-        let until = flight.deadline.unwrap_or(now + PATIENCE);
-        self.waiting.push(Waiting { flight, next: now + RETRY, until });
+        let until = flight.deadline.unwrap_or_else(|| deadline_after(now, PATIENCE));
+        self.waiting.push(Waiting { flight, next: deadline_after(now, RETRY), until });
     }
 
     /// Tries the blocks again that wait for their slots and are due.

@@ -12,7 +12,7 @@ use crate::geometry::SlotGeometry;
 use chains::{Incoming, Name, common, incoming, name, newest_chains};
 use kvbm_disk::{Archive, OpenError, OwnedBuffer, RecoveredSlot};
 use kvbm_layout::{BlockLayout, CopyPlan, Selection};
-use kvbm_plan::{BlockId, BlockIdentity};
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use source::{OldRank, covering};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -99,12 +99,13 @@ pub enum PredecessorError {
 
 impl Predecessor {
     /// Opens the directories of all ranks of a deployment, in their order. `capacity`: slots that we have; `held`: blocks that all
-    /// our ranks have in them, which stay.
+    /// our ranks have in them, which stay. `access`: whose files are used.
     ///
     /// # Errors
     /// A directory is missing, in use, damaged, or holds blocks of something else than `ours`, of this `namespace`.
     pub fn open(
         folders: &[Vec<PathBuf>],
+        access: FileAccess,
         namespace: [u8; 16],
         ours: &SlotGeometry,
         capacity: u32,
@@ -112,8 +113,11 @@ impl Predecessor {
     ) -> Result<Self, PredecessorError> {
         let ranks = folders.len();
         let open = |(rank, dirs): (usize, &Vec<PathBuf>)| {
-            let archive =
-                Archive::open(dirs).map_err(|source| PredecessorError::Open { rank, ranks, source })?;
+            let archive = Archive::open(dirs, access).map_err(|source| PredecessorError::Open {
+                rank,
+                ranks,
+                source,
+            })?;
             OldRank::new(archive, namespace, ours, (rank, ranks))
                 .map_err(|reason| PredecessorError::Content { rank, ranks, reason })
         };

@@ -116,7 +116,7 @@ impl HttpService for Courtesy {
 fn pause(status: u16, header: Option<&str>, now: Instant) -> Option<Pause> {
     let seconds = header.filter(|_| matches!(status, 429 | 503))?.trim().parse().ok()?;
     let pause = Duration::from_secs(seconds).min(LONGEST_PAUSE);
-    Some(Pause { until: now + pause, status })
+    Some(Pause { until: kvbm_plan::deadline_after(now, pause), status })
 }
 
 #[cfg(test)]

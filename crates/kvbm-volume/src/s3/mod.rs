@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
-use kvbm_plan::shown_uri;
+use kvbm_plan::{deadline_after, shown_uri};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{
@@ -125,7 +125,7 @@ impl S3Volume {
     /// there later.
     fn find_bucket(&self) -> io::Result<()> {
         let patience = BUCKET_PATIENCE.min(self.descriptor.deadline);
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_after(Instant::now(), patience);
         let (store, nobodys) = (Arc::clone(&self.store), self.below(".kvbm-nobodys"));
         let ask = async move { until(deadline, store.get(&nobodys)).await };
         match self.runtime.run(deadline, ask) {
@@ -148,7 +148,7 @@ impl S3Volume {
             store.list(Some(&prefix)).try_fold(Quota::default(), add).await
         };
         // Counting takes a request for each thousand objects.
-        let deadline = Instant::now() + 12 * self.descriptor.deadline;
+        let deadline = deadline_after(Instant::now(), self.descriptor.deadline.saturating_mul(12));
         let late = || io::Error::new(io::ErrorKind::TimedOut, "its objects could not be counted in time");
         let counted = self.runtime.run(deadline, until(deadline, count));
         counted.and_then(Result::ok).ok_or_else(late)?.map_err(|error| told(&error))

@@ -19,7 +19,9 @@ use crate::inbox::{Done, Stage};
 use crate::schedule;
 use crate::slots::{disk_layout, layouts};
 use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selection};
-use kvbm_plan::{BlockIdentity, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId};
+use kvbm_plan::{
+    BlockIdentity, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId, deadline_after,
+};
 use kvbm_volume::{
     BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError, VolumeRegistry,
 };
@@ -213,7 +215,7 @@ fn transfer<T: 'static>(
     }
     let results = match registry.get(volume) {
         Ok(volume) => {
-            let ours = now + volume.descriptor().deadline;
+            let ours = deadline_after(now, volume.descriptor().deadline);
             let deadline = deadline.map_or(ours, |deadline| deadline.min(ours));
             // A volume is foreign code. What its panic leaves behind never became readable.
             catch_unwind(AssertUnwindSafe(|| mover.transfer(&*volume, blocks, deadline)))

@@ -6,7 +6,9 @@ use crate::error::SubmitError;
 use crate::schedule::gates::{EventState, point};
 use crate::schedule::history::Known;
 use crate::schedule::job::{Job, Replies};
-use kvbm_plan::{BlockOutcome, Endpoint, Failure, FailureKind, Gate, PlanId, Tier, TransferPlan};
+use kvbm_plan::{
+    BlockOutcome, Endpoint, Failure, FailureKind, Gate, PlanId, Tier, TransferPlan, deadline_after,
+};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,7 +52,8 @@ impl State {
     }
 
     fn admit(&mut self, plan: TransferPlan, reply: Reply, now: Instant) {
-        let deadline = (plan.budget_ms > 0).then(|| now + Duration::from_millis(u64::from(plan.budget_ms)));
+        let deadline = (plan.budget_ms > 0)
+            .then(|| deadline_after(now, Duration::from_millis(u64::from(plan.budget_ms))));
         self.seq += 1;
         let mut job = Job::new(Arc::new(plan), self.seq, now, deadline);
         add_reply(&mut job.replies, reply);

@@ -51,7 +51,8 @@ impl State {
     /// Drops a plan that has not started. One whose budget is over says what it waited for, whoever saw that first.
     pub(crate) fn cancel(&mut self, plan_id: PlanId, now: Instant) {
         let Some(job) = self.jobs.get(&plan_id).filter(|job| job.started.is_none()) else { return };
-        let is_over = job.deadline.is_some_and(|deadline| deadline <= now + LAST_MOMENT);
+        let is_over =
+            job.deadline.is_some_and(|deadline| deadline <= kvbm_plan::deadline_after(now, LAST_MOMENT));
         let (kind, detail) = if is_over {
             expired(job)
         } else {
