@@ -1,14 +1,15 @@
-//! A directory that no engine has open, and what was left in it: blocks to be read, by whoever wants them elsewhere or
-//! only wants to know whether they are whole.
+//! Blocks of a directory that no engine has open. A deployment with another number of ranks reads
+//! them, and `verify` checks them.
 
 use crate::checksum::{BlockChecksum, ContentCrc};
-use crate::journal::{Header, JOURNAL_FILE, ReplayError, Replayed, replay};
-use crate::medium::{BlockFile, DirMedium, full, open_read_only};
+use crate::journal::{JOURNAL_FILE, ReplayError, Replayed, replay};
+use crate::medium::{BlockFile, DirMedium, complete, open_read_only};
 use crate::open::{blocks_by_age, drop_duplicates, without_bytes};
-use crate::recorded::{RecordedSlots, SlotRecords};
-use crate::slots::SLOT_FILE;
+use crate::record::Header;
+use crate::recorded_slots::{RecordedSlots, SlotRecords};
+use crate::slot_table::Content;
+use crate::stripes::SLOT_FILE;
 use crate::stripes::{self, Stripes};
-use crate::table::Content;
 use crate::{OpenError, RecoveredSlot};
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -18,7 +19,8 @@ use std::sync::Arc;
 /// Bytes that [`Archive::verify`] reads at once.
 const VERIFY_BYTES: u64 = 1 << 20;
 
-/// The blocks of a directory, or of several that belong together. Holds their locks: no engine opens them meanwhile. Changes nothing.
+/// The blocks of a directory, or of several that belong together. Holds their locks: no engine
+/// opens them meanwhile. Changes nothing.
 #[derive(Debug)]
 pub struct Archive {
     pub(crate) replayed: Replayed,
@@ -26,7 +28,7 @@ pub struct Archive {
     files: Vec<Arc<dyn BlockFile>>,
     stripes: Stripes,
     sums: BlockChecksum,
-    /// No block is longer, whatever the header says.
+    /// Upper bound of a block's length, by the files' lengths.
     longest: u64,
     /// Holds the locks.
     medium: DirMedium,
@@ -36,8 +38,8 @@ impl Archive {
     /// Locks the directories, of which the first has the journal, and reads it.
     ///
     /// # Errors
-    /// There is no journal, or one that this build does not read; [`OpenError::Busy`] while an engine has the
-    /// directories; [`OpenError::Io`] where `access` refuses files of another user.
+    /// There is no journal, or one that this build does not read; [`OpenError::Busy`] while an
+    /// engine has the directories; [`OpenError::Io`] where `access` refuses files of another user.
     pub fn open(dirs: &[PathBuf], access: FileAccess) -> Result<Self, OpenError> {
         Self::open_for(dirs, Some(access))
     }
@@ -62,7 +64,7 @@ impl Archive {
         self.replayed.header.namespace
     }
 
-    /// What lies in a slot, as whoever wrote it said.
+    /// The geometry that the writer stored in the header.
     pub fn geometry(&self) -> &[u8] {
         &self.replayed.header.geometry
     }
@@ -77,8 +79,8 @@ impl Archive {
         blocks_by_age(&self.table)
     }
 
-    /// Reads the block `identity` of `slot` to the beginning of `memory`: its bytes, if the slot is said to hold this block and they are
-    /// what was written.
+    /// Reads the block `identity` of `slot` to the beginning of `memory`. Returns its bytes if the
+    /// slot's record names this block and the checksum matches.
     ///
     /// # Errors
     /// The device failed.
@@ -106,7 +108,8 @@ impl Archive {
         Ok((whole && self.sums.of(&content.identity, [bytes]) == content.checksum).then_some(bytes))
     }
 
-    /// Whether the bytes of a block are what was written. Reads them part by part: a record may claim any length.
+    /// Whether the bytes of a block are what was written. Reads them part by part: a record may
+    /// claim any length.
     pub(crate) fn verify(&self, slot: BlockId, content: &Content) -> io::Result<bool> {
         let mut memory = vec![0; content.bytes.min(VERIFY_BYTES) as usize];
         let mut sum = ContentCrc::new();
@@ -144,12 +147,14 @@ fn open_slots(dir: &Path, access: Option<FileAccess>) -> Result<Arc<dyn BlockFil
 
 /// Whether the file has all of these bytes; they are read.
 fn is_whole(file: &dyn BlockFile, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-    match full::read(file, offset, &mut [IoSliceMut::new(bytes)], 1) {
+    match complete::read(file, offset, &mut [IoSliceMut::new(bytes)], 1) {
         Ok(_) => Ok(true),
-        Err(full::Stopped { error: None, .. }) => Ok(false),
+        Err(complete::Stopped { error: None, .. }) => Ok(false),
         // The device cannot read these bytes: they are lost, and the others may not be.
-        Err(full::Stopped { error: Some(error), .. }) if error.raw_os_error() == Some(libc::EIO) => Ok(false),
-        Err(full::Stopped { error: Some(error), .. }) => Err(error),
+        Err(complete::Stopped { error: Some(error), .. }) if error.raw_os_error() == Some(libc::EIO) => {
+            Ok(false)
+        }
+        Err(complete::Stopped { error: Some(error), .. }) => Err(error),
     }
 }
 
@@ -170,14 +175,15 @@ fn expect_journal(dir: &Path, access: Option<FileAccess>) -> Result<Arc<dyn Bloc
     })
 }
 
-/// What the journal says. Needs no lock: an engine that writes it meanwhile only appends, or puts another in its place.
+/// Reads the journal. Needs no lock: an engine that writes it meanwhile only appends, or replaces
+/// it by a snapshot.
 pub(crate) fn read_journal(
     dirs: &[PathBuf],
     access: Option<FileAccess>,
 ) -> Result<(Replayed, RecordedSlots), OpenError> {
     stripes::check(dirs)?;
     let file = expect_journal(first(dirs), access)?;
-    // A header may lie about its slots: those count for which the slot files have room.
+    // A header may claim more slots than there are. The slot files' lengths bound them.
     let lengths: Vec<u64> =
         dirs.iter().map(|dir| std::fs::metadata(dir.join(SLOT_FILE)).map_or(0, |file| file.len())).collect();
     let stripes = |header: &Header| Stripes::new(dirs.len(), header.slot_stride);

@@ -1,10 +1,11 @@
-//! Looking at a directory, or a set of them, that no engine has open: what it holds, whether it is whole, and making it whole again.
+//! Inspects, verifies and repairs directories that no engine has open.
 
 use crate::archive::{Archive, failed, first, read_journal};
-use crate::journal::{Header, JOURNAL_FILE, Replayed};
+use crate::journal::{JOURNAL_FILE, Replayed};
 use crate::medium::DirMedium;
-use crate::recorded::{RecordedSlots, SlotRecords};
-use crate::slots::SLOT_FILE;
+use crate::record::Header;
+use crate::recorded_slots::{RecordedSlots, SlotRecords};
+use crate::stripes::SLOT_FILE;
 use crate::{DiskConfig, DiskEngine, Dropped, EngineMode, OpenError};
 use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::collections::HashSet;
@@ -42,7 +43,7 @@ pub struct Inspection {
     pub dropped: Dropped,
     /// The engine was shut down in order.
     pub clean: bool,
-    /// Who has the directory open, if somebody has.
+    /// The process that has the directory open.
     pub owner: Option<String>,
 }
 
@@ -54,25 +55,26 @@ pub struct Verification {
     pub inspection: Inspection,
     /// Blocks whose bytes are what was written.
     pub verified: u64,
-    /// Slots whose bytes are not. After a shutdown that was none in order, slots that were being overwritten then are among them.
+    /// Slots whose bytes are not. After a shutdown that was none in order, slots that were being
+    /// overwritten then are among them.
     pub damaged: Vec<BlockId>,
 }
 
 /// What a repair found, and what it did about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Repair {
+pub struct RepairReport {
     /// What was found before.
     pub found: Verification,
     /// Damaged slots that are never used again.
     pub quarantined: u64,
-    /// Blocks whose slots are free now: those without their parents, and those that were being overwritten when the last life ended
-    /// without a shutdown.
+    /// Blocks whose slots are free now: those without their parents, and those that were being
+    /// overwritten when the last life ended without a shutdown.
     pub freed: u64,
 }
 
-/// Reads the journal of a directory, the first where slots are spread over several: all of them are named, in their order. Changes
-/// nothing, and may be called while an engine has the directory.
+/// Reads the journal of a directory, the first where slots are spread over several: all of them are
+/// named, in their order. Changes nothing, and may be called while an engine has the directory.
 ///
 /// # Errors
 /// The directory has no journal, or one that this build does not read.
@@ -81,10 +83,12 @@ pub fn inspect(dirs: &[PathBuf]) -> Result<Inspection, OpenError> {
     Ok(summarize(dirs, &replayed, &table))
 }
 
-/// Reads every block and compares its checksum; `progress` gets the blocks done and their number. Changes nothing.
+/// Reads every block and compares its checksum; `progress` gets the blocks done and their number.
+/// Changes nothing.
 ///
 /// # Errors
-/// As [`inspect`]; [`OpenError::Busy`] while an engine has the directory; a device that fails to read.
+/// As [`inspect`]; [`OpenError::Busy`] while an engine has the directory; a device that fails to
+/// read.
 pub fn verify(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
     let archive = Archive::open_for(dirs, None)?;
     let mut inspection = summarize(dirs, &archive.replayed, &archive.table);
@@ -103,18 +107,19 @@ pub fn verify(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Ve
     Ok(Verification { inspection, verified, damaged })
 }
 
-/// Like [`verify`]; then takes what is damaged out of use, and what has no parent, or none any more, off the books.
+/// Like [`verify`]. Then quarantines damaged slots, or frees them after an unclean end, and
+/// releases blocks without a parent.
 ///
 /// # Errors
 /// As [`verify`]; a journal that cannot be written.
-pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Repair, OpenError> {
+pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<RepairReport, OpenError> {
     let found = verify(dirs, progress)?;
     let Inspection { namespace, geometry, num_slots, block_bytes, .. } = &found.inspection;
     let mut config = DiskConfig::new(first(dirs), *num_slots, *block_bytes, *namespace);
     config.more_dirs = dirs.iter().skip(1).cloned().collect();
     config.geometry.clone_from(geometry);
     config.engine = EngineMode::Buffered;
-    // As it was configured: a repair changes nobody's access.
+    // A repair keeps the configured access.
     config.access = access_of(first(dirs))?;
     let (engine, recovered) = DiskEngine::open(config)?;
     let held: Vec<_> = recovered.blocks.iter().map(|block| (block.slot, block.identity)).collect();
@@ -134,7 +139,7 @@ pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Re
     let (damaged, orphans) = (found.damaged.len() as u64, orphans.len() as u64);
     let (quarantined, freed) =
         if found.inspection.clean { (damaged, orphans) } else { (0, damaged + orphans) };
-    Ok(Repair { found, quarantined, freed })
+    Ok(RepairReport { found, quarantined, freed })
 }
 
 /// The access that the journal's mode stands for.

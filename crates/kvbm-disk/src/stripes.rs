@@ -1,11 +1,10 @@
-//! Slots over several directories: which file a slot lies in, and the mark by which directories know that they belong
-//! together. The mark's bytes are drawn in `docs/formats.md`.
+//! Slots over several directories: which file a slot lies in, and the mark by which directories
+//! know that they belong together. The mark's bytes are drawn in `docs/formats.md`.
 
 use crate::OpenError;
 use crate::checksum::crc64;
 use crate::journal::JOURNAL_FILE;
-use crate::medium::{BlockFile, Medium, OpenFile, full, open_read_only};
-use crate::slots::SLOT_FILE;
+use crate::medium::{BlockFile, Medium, OpenFile, complete, open_read_only};
 use kvbm_plan::BlockId;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
@@ -16,6 +15,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 
 /// The mark of a directory that is one of several.
 pub(crate) const STRIPE_FILE: &str = "stripe.kvbm";
+
+/// The slot file of each directory.
+pub(crate) const SLOT_FILE: &str = "slots.kvbm";
 
 /// The directory that has the journal.
 pub(crate) const JOURNAL_MEMBER: usize = 0;
@@ -138,15 +140,15 @@ impl Mark {
         Ok(Self { set: layout.set.get(), member: layout.member.get(), members: layout.members.get() })
     }
 
-    /// For who names it at another place.
+    /// Text for an opening that names the directory at another place.
     fn place(self) -> String {
         let Self { member, members, .. } = self;
         format!("it is number {} of {members}: name all of them, in their order", u32::from(member) + 1)
     }
 }
 
-/// Makes sure that the directories of `medium` are one set, in this order, before any of them is changed; a new set gets its
-/// marks. `names` are the directories, for messages.
+/// Makes sure that the directories of `medium` are one set, in this order, before any of them is
+/// changed; a new set gets its marks. `names` are the directories, for messages.
 pub(crate) fn join(medium: &dyn Medium, names: &[String]) -> Result<(), OpenError> {
     let open = |member: usize, name: &str| medium.open(&name_in(member, name), OpenFile::default());
     let marks = read_marks(names, |member| open(member, STRIPE_FILE))?;
@@ -170,7 +172,8 @@ pub(crate) fn check(dirs: &[PathBuf]) -> Result<(), OpenError> {
     examine(&marks, &has_journal, &names).map(drop)
 }
 
-/// The set that the directories are or, where none has blocks, become; `None` for a directory alone.
+/// The set that the directories are or, where none has blocks, become; `None` for a directory
+/// alone.
 fn examine(marks: &[Option<Mark>], has_journal: &[bool], names: &[String]) -> Result<Option<u64>, OpenError> {
     let wrong = |member: usize, reason: String| {
         Err(OpenError::Stripe {
@@ -241,7 +244,7 @@ fn read_marks(
 
 fn read_mark(file: &dyn BlockFile) -> io::Result<Result<Mark, String>> {
     let mut bytes = [0; BYTES];
-    let found = full::read_up_to(file, 0, &mut bytes)?;
+    let found = complete::read_up_to(file, 0, &mut bytes)?;
     Ok(Mark::decode(&bytes[..found]))
 }
 
@@ -250,7 +253,7 @@ fn write(medium: &dyn Medium, member: usize, mark: Mark) -> io::Result<()> {
     let (temporary, name) = (name_in(member, STRIPE_TEMP_FILE), name_in(member, STRIPE_FILE));
     let how = OpenFile { create: true, truncate: true, direct: false };
     let file = medium.open(&temporary, how)?;
-    full::write_all(&*file, 0, &mark.encode())?;
+    complete::write_all(&*file, 0, &mark.encode())?;
     file.sync_data()?;
     medium.rename(&temporary, &name)
 }

@@ -39,7 +39,8 @@ fn open(dirs: &[PathBuf], access: FileAccess) -> Result<(), OpenError> {
 
 #[test]
 fn files_and_directories_have_the_configured_mode_whatever_they_had() {
-    // SAFETY: a system call without memory. The tests of this file expect this umask or a stricter one.
+    // SAFETY: a system call without memory. The tests of this file expect this umask or a stricter
+    // one.
     unsafe { libc::umask(0o022) };
     let root = tempfile::tempdir().unwrap();
     let dirs: Vec<_> = ["a", "b"].map(|name| root.path().join("ns").join(name)).into();

@@ -1,4 +1,5 @@
-//! A journal sizes no allocation by what it says. The test measures its process, so it stands alone.
+//! A journal sizes no allocation by what it says. The test measures its process, so it stands
+//! alone.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod support;

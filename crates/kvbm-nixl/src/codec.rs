@@ -40,7 +40,8 @@ pub(crate) const MAGIC: [u8; 8] = *b"kvbmbset";
 const VERSION: u16 = 1;
 const MAX_AGENT_BYTES: usize = 255;
 const MAX_METADATA_BYTES: usize = 1 << 20;
-/// The largest set: its fixed part, three lengths, the longest agent name, metadata and layout, and the checksum.
+/// The largest set: its fixed part, three lengths, the longest agent name, metadata and layout, and
+/// the checksum.
 const MAX_BYTES: usize = 100 + MAX_AGENT_BYTES + MAX_METADATA_BYTES + MAX_MESSAGE_BYTES;
 const CHECKSUM_BYTES: usize = 8;
 
@@ -179,7 +180,8 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Checks length, magic, version and checksum. Gives the part of fixed length, and a reader of the rest.
+    /// Checks length, magic, version and checksum. Gives the part of fixed length, and a reader of
+    /// the rest.
     fn open(bytes: &'a [u8]) -> Result<(&'a FixedLayout, Self), ImportError> {
         let total = bytes.len();
         if total > MAX_BYTES {
@@ -187,7 +189,8 @@ impl<'a> Reader<'a> {
         }
         let truncated = |field| ImportError::Truncated { field, length: total };
         let (body, sum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(truncated("checksum"))?;
-        // Magic and version stand where every version has them: another version is named before its length is judged.
+        // Magic and version stand where every version has them: another version is named before its
+        // length is judged.
         let (&found, rest) = body.split_first_chunk().ok_or(truncated("magic"))?;
         if found != MAGIC {
             return Err(ImportError::Magic { found });

@@ -33,7 +33,8 @@ impl FileAccess {
         }
     }
 
-    /// The access that a file with these permission bits has. Bits that no access has mean [`FileAccess::Owner`].
+    /// The access that a file with these permission bits has. Bits that no access has mean
+    /// [`FileAccess::Owner`].
     pub const fn of_file_mode(mode: u32) -> Self {
         match mode & 0o777 {
             0o640 => Self::GroupRead,
@@ -42,8 +43,8 @@ impl FileAccess {
         }
     }
 
-    /// Why a file at `path` must not be used, if so: somebody else owns it. `ours` is the user of this process and the group
-    /// that shares the directory.
+    /// The reason to refuse the file at `path`, if another user owns it. `ours` is the user of this
+    /// process and the group that shares the directory.
     pub fn refusal(self, path: &Path, found: FileOwner, ours: FileOwner) -> Option<String> {
         let is_shared = self == Self::GroupWrite && found.gid == ours.gid;
         if found.uid == ours.uid || is_shared {

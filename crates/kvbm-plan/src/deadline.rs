@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 /// Longer than any process lives.
 const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 
-/// The time `duration` after `now`. `Instant + Duration` panics where the clock cannot express the sum; this function then
-/// returns a time 30 years ahead.
+/// The time `duration` after `now`. `Instant + Duration` panics where the clock cannot express the
+/// sum; this function then returns a time 30 years ahead.
 pub fn deadline_after(now: Instant, duration: Duration) -> Instant {
     now.checked_add(duration).or_else(|| now.checked_add(FAR)).unwrap_or(now)
 }

@@ -13,8 +13,8 @@ const SHARED: u32 = 0o2020;
 
 /// Who may use the objects, by the mode of the root directory, and whose objects this process uses.
 ///
-/// The operator who creates the root chooses: with mode 2770 its group reads and writes the objects, with any
-/// other mode their owner alone.
+/// The operator who creates the root chooses: with mode 2770 its group reads and writes the
+/// objects, with any other mode their owner alone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
     access: FileAccess,
@@ -35,8 +35,8 @@ impl Access {
         Ok(Self { access, ours: FileOwner { uid, gid: found.gid(), mode: access.file_mode() } })
     }
 
-    /// Finds out whether files can be created in `folder`, and who owns them then: network file systems map
-    /// users. A full file system tells nothing of either.
+    /// Finds out whether files can be created in `folder`, and who owns them then: network file
+    /// systems map users. A full file system tells nothing of either.
     pub(crate) fn try_out(&mut self, folder: &Path) -> io::Result<()> {
         let trial = folder.join(format!("{:016x}-trial", RandomState::new().build_hasher().finish()));
         let created = self.create_new(&trial).and_then(|file| {

@@ -18,8 +18,9 @@
 //!     88    8  CRC-64/NVME of bytes 0..88 and of the table of pieces
 //!     96   8n  table of pieces: for each, the CRC-64/NVME of bytes 0..88, its index (4 bytes) and its content
 //! ```
-//! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under another's header fails, and so do
-//! pieces that changed places. In universal order with a piece for each head, other ranks can verify the heads that they take.
+//! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under
+//! another's header fails, and so do pieces that changed places. In universal order with a piece
+//! for each head, other ranks can verify the heads that they take.
 
 use std::io;
 
@@ -28,16 +29,16 @@ use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
-use crate::{BlobKey, BlobSlice, Corruption, GetRequest, PutRequest, VolumeError};
+use crate::request::MAX_PIECES;
+use crate::{
+    BlobKey, BlobSlice, GetRequest, ObjectCorruption, PayloadForm, PutRequest, StoredOrder, VolumeError,
+};
 
 /// Bytes of a header before its table of pieces.
 pub const HEADER_BYTES: usize = 96;
 
 /// The largest alignment of payloads in their objects.
 pub const MAX_ALIGNMENT: u32 = 1 << 20;
-
-/// Most pieces of a payload.
-pub const MAX_PIECES: u32 = 4096;
 
 /// Most bytes of a header with its table of pieces.
 #[cfg(feature = "s3")]
@@ -81,51 +82,28 @@ impl HeaderLayout {
     }
 }
 
-/// In which order the elements of a block lie in a payload.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum StoredOrder {
-    /// As its writer likes: only a writer of the same configuration can use it.
-    #[default]
-    Opaque,
-    /// Head, layer, outer, token, element: what one rank wrote is a range of what a rank with more heads wrote.
-    Universal,
-}
-
-/// How a payload lies in its object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PayloadForm {
-    /// Order of the elements.
-    pub order: StoredOrder,
-    /// Pieces of equal length that have a checksum each, 1 to [`MAX_PIECES`].
-    pub pieces: u32,
-}
-
-impl Default for PayloadForm {
-    /// Opaque, in one piece.
-    fn default() -> Self {
-        Self { order: StoredOrder::Opaque, pieces: 1 }
-    }
-}
-
-/// The bytes of an object before its payload: what a volume writes, followed by the request's pieces.
+/// The bytes of an object before its payload: what a volume writes, followed by the request's
+/// pieces.
 ///
 /// # Errors
-/// [`VolumeError::BadForm`] where the payload cannot be cut into so many pieces; [`VolumeError::Io`] where no descriptor has such an
-/// alignment.
+/// [`VolumeError::BadForm`] where the payload cannot be cut into so many pieces;
+/// [`VolumeError::Io`] where no descriptor has such an alignment.
 pub fn seal(volume: VolumeId, request: &PutRequest<'_>, alignment: u32) -> Result<Vec<u8>, VolumeError> {
     Ok(Header::new(volume, request, alignment)?.encode())
 }
 
-/// Takes a whole object apart that was found under the request's key: compares everything, then fills the request's pieces.
+/// Takes a whole object apart that was found under the request's key: compares everything, then
+/// fills the request's pieces.
 ///
 /// # Errors
-/// [`VolumeError::Corrupt`], [`VolumeError::OtherForm`] or [`VolumeError::LengthMismatch`], each of them a miss.
+/// [`VolumeError::Corrupt`], [`VolumeError::OtherForm`] or [`VolumeError::LengthMismatch`], each of
+/// them a miss.
 pub fn open(volume: VolumeId, object: &[u8], request: &mut GetRequest<'_>) -> Result<(), VolumeError> {
     open_of_length(volume, object, object.len() as u64, request)
 }
 
-/// Likewise, of an object of `length` bytes of which only the first ones were fetched, because it is longer than what was asked for: its
-/// header says what it is.
+/// Likewise, of an object of `length` bytes of which only the first ones were fetched, because it
+/// is longer than what was asked for: its header says what it is.
 pub(crate) fn open_of_length(
     volume: VolumeId,
     object: &[u8],
@@ -134,7 +112,7 @@ pub(crate) fn open_of_length(
 ) -> Result<(), VolumeError> {
     let key = request.key;
     let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
-    let short = || corrupt(Corruption::NoHeader(object.len() as u64));
+    let short = || corrupt(ObjectCorruption::NoHeader(object.len() as u64));
     let (fixed, rest) = object.split_first_chunk::<HEADER_BYTES>().ok_or_else(short)?;
     let table = Header::table_bytes(fixed).map_err(corrupt)?;
     let table = rest.get(..table).ok_or_else(short)?;
@@ -206,17 +184,17 @@ impl Header {
     }
 
     /// Bytes of the table that follows, by a header that is not verified yet.
-    pub(crate) fn table_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, Corruption> {
+    pub(crate) fn table_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, ObjectCorruption> {
         let layout: &HeaderLayout = transmute_ref!(fixed);
         if layout.magic != *MAGIC {
-            return Err(Corruption::Magic);
+            return Err(ObjectCorruption::Magic);
         }
         if layout.version != VERSION {
-            return Err(Corruption::Version(layout.version.get()));
+            return Err(ObjectCorruption::Version(layout.version.get()));
         }
         let pieces = layout.pieces.get();
         if !(1..=MAX_PIECES).contains(&pieces) {
-            return Err(Corruption::HeaderField("pieces"));
+            return Err(ObjectCorruption::HeaderField("pieces"));
         }
         Ok(8 * pieces as usize)
     }
@@ -227,20 +205,20 @@ impl Header {
         table: &[u8],
         key: &BlobKey,
         object_length: u64,
-    ) -> Result<Self, Corruption> {
+    ) -> Result<Self, ObjectCorruption> {
         if Self::table_bytes(fixed)? != table.len() {
-            return Err(Corruption::HeaderField("pieces"));
+            return Err(ObjectCorruption::HeaderField("pieces"));
         }
         let layout: &HeaderLayout = transmute_ref!(fixed);
         if layout.sum != header_sum(layout.identity(), table) {
-            return Err(Corruption::HeaderChecksum);
+            return Err(ObjectCorruption::HeaderChecksum);
         }
         let order = match layout.order.get() {
             0 => StoredOrder::Opaque,
             1 => StoredOrder::Universal,
-            _ => return Err(Corruption::HeaderField("order")),
+            _ => return Err(ObjectCorruption::HeaderField("order")),
         };
-        let sums = <[U64]>::ref_from_bytes(table).map_err(|_| Corruption::HeaderField("pieces"))?;
+        let sums = <[U64]>::ref_from_bytes(table).map_err(|_| ObjectCorruption::HeaderField("pieces"))?;
         let header = Self {
             key: BlobKey {
                 namespace: NamespaceTag::from_bytes(layout.namespace),
@@ -262,25 +240,25 @@ impl Header {
         header.check(key, object_length)?;
         // Bytes without a field are zero: a later version may give them a meaning.
         if header.layout().identity() != layout.identity() {
-            return Err(Corruption::HeaderField("reserved bytes"));
+            return Err(ObjectCorruption::HeaderField("reserved bytes"));
         }
         Ok(header)
     }
 
-    fn check(&self, key: &BlobKey, object_length: u64) -> Result<(), Corruption> {
+    fn check(&self, key: &BlobKey, object_length: u64) -> Result<(), ObjectCorruption> {
         if self.key != *key {
-            return Err(Corruption::OtherKey);
+            return Err(ObjectCorruption::OtherKey);
         }
         let head = HEADER_BYTES as u32 + 8 * self.form.pieces;
         if !(head..=MAX_ALIGNMENT).contains(&self.payload_offset) {
-            return Err(Corruption::HeaderField("payload offset"));
+            return Err(ObjectCorruption::HeaderField("payload offset"));
         }
         if !self.payload_length.is_multiple_of(u64::from(self.form.pieces)) {
-            return Err(Corruption::HeaderField("payload length"));
+            return Err(ObjectCorruption::HeaderField("payload length"));
         }
         let expected = self.object_length();
         if expected != object_length {
-            return Err(Corruption::Length { expected, actual: object_length });
+            return Err(ObjectCorruption::Length { expected, actual: object_length });
         }
         Ok(())
     }
@@ -301,8 +279,11 @@ impl Header {
     }
 
     /// Whether the payload that was read is the one written.
-    pub(crate) fn verify<'a>(&self, buffers: impl IntoIterator<Item = &'a [u8]>) -> Result<(), Corruption> {
-        if self.piece_sums(buffers) == self.sums { Ok(()) } else { Err(Corruption::PayloadChecksum) }
+    pub(crate) fn verify<'a>(
+        &self,
+        buffers: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), ObjectCorruption> {
+        if self.piece_sums(buffers) == self.sums { Ok(()) } else { Err(ObjectCorruption::PayloadChecksum) }
     }
 
     /// A checksum for each piece of a payload that lies in `buffers`, wherever these are cut.

@@ -19,8 +19,9 @@ pub struct Probe {
     pub took: Vec<(&'static str, Duration)>,
 }
 
-/// Puts a small object on the volume, in a namespace that nobody else has, asks for it, reads it, lists it and deletes it. As it
-/// removes what it left in any case, it may last up to the descriptor's deadline longer than `deadline`.
+/// Puts a small object on the volume, in a namespace that nobody else has, asks for it, reads it,
+/// lists it and deletes it. As it removes what it left in any case, it may last up to the
+/// descriptor's deadline longer than `deadline`.
 ///
 /// # Errors
 /// What the first call that failed said; an object that differs, or is not listed, is one too.

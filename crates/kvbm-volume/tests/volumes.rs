@@ -207,7 +207,8 @@ fn a_directory_whose_mount_is_gone_says_nothing_of_its_objects() {
     assert_eq!(volume.get_one(&key(), 4, soon()).unwrap(), b"kept");
 }
 
-/// Mutation that makes it fail: what a put replaces is what was there before its bytes were written.
+/// Mutation that makes it fail: what a put replaces is what was there before its bytes were
+/// written.
 #[test]
 fn concurrent_changes_of_one_object_leave_the_count_right() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Opens files that hold users' KV: follows no link, uses no file of another user, and sets the configured mode.
+//! Opens files that hold users' KV: follows no link, uses no file of another user, and sets the
+//! configured mode.
 
 use kvbm_plan::{FileAccess, FileOwner};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
@@ -9,8 +10,8 @@ use std::path::Path;
 /// The file that finds out whom the file system takes this process for.
 const PROBE_FILE: &str = "probe.tmp";
 
-/// Opens the file `path` with `options` and `flags`, and refuses the file of another user. Sets the mode of
-/// `access`; without, a file that exists keeps its mode and a new one gets 0600.
+/// Opens the file `path` with `options` and `flags`, and refuses the file of another user. Sets the
+/// mode of `access`; without, a file that exists keeps its mode and a new one gets 0600.
 pub(super) fn open(
     path: &Path,
     options: &mut OpenOptions,
@@ -22,16 +23,18 @@ pub(super) fn open(
     let found = file.metadata()?;
     check_owner(path, &found, access.unwrap_or_default())?;
     if access.is_some() {
-        // Also after a creation: the umask takes bits from the mode that was asked for. Files of earlier
-        // versions were open to every user.
+        // Also after a creation: the umask takes bits from the mode that was asked for. Files of
+        // earlier versions were open to every user.
         set_mode(&found, mode, |mode| file.set_permissions(mode))?;
     }
     Ok(file)
 }
 
-/// Opens a file to read it. With `access`, the file of another user is refused; without, the system's permissions decide.
+/// Opens a file to read it. With `access`, the file of another user is refused; without, the
+/// system's permissions decide.
 pub(super) fn open_read_only(path: &Path, access: Option<FileAccess>) -> io::Result<File> {
-    // Without `O_NONBLOCK`, the open of a pipe that somebody put there waits for a writer. Reads of files do not change.
+    // Without `O_NONBLOCK`, the open of a pipe that somebody put there waits for a writer. Reads of
+    // files do not change.
     let file = open_regular(path, OpenOptions::new().read(true), libc::O_NONBLOCK)?;
     if let Some(access) = access {
         check_owner(path, &file.metadata()?, access)?;
@@ -59,8 +62,8 @@ pub(super) fn create_dirs(dir: &Path, missing: &[&Path], access: FileAccess) -> 
     Ok(())
 }
 
-/// Sets the mode of the directory that holds the files, and refuses one that another user owns. The superuser may own it:
-/// a mount point usually is theirs.
+/// Sets the mode of the directory that holds the files, and refuses one that another user owns. The
+/// superuser may own it: a mount point usually is theirs.
 pub(super) fn check_dir(dir: &Path, access: FileAccess) -> io::Result<()> {
     let found = fs::metadata(dir)?;
     if found.uid() != 0 {
@@ -82,7 +85,8 @@ fn check_owner(path: &Path, found: &Metadata, access: FileAccess) -> io::Result<
         access.refusal(path, owner_of(found), ours)
     };
     match refusal(effective_user()) {
-        // Network file systems map users: what counts is whom a file belongs to that this process creates there.
+        // Network file systems map users: what counts is whom a file belongs to that this process
+        // creates there.
         Some(_) => match user_in(dir).map_or_else(|_| refusal(effective_user()), refusal) {
             Some(refused) => Err(io::Error::new(ErrorKind::PermissionDenied, refused)),
             None => Ok(()),
@@ -105,7 +109,8 @@ fn user_in(dir: &Path) -> io::Result<u32> {
     Ok(found?.uid())
 }
 
-/// Sets the permission bits to `mode` where they differ. Files of others in a shared directory keep theirs.
+/// Sets the permission bits to `mode` where they differ. Files of others in a shared directory keep
+/// theirs.
 fn set_mode(found: &Metadata, mode: u32, set: impl FnOnce(Permissions) -> io::Result<()>) -> io::Result<()> {
     let is_ours = found.uid() == effective_user();
     if found.mode() & 0o777 == mode || !is_ours {

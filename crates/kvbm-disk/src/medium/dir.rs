@@ -1,6 +1,6 @@
 //! A real directory.
 
-use super::{BlockFile, Medium, OpenFile, access, lasting};
+use super::{BlockFile, Medium, OpenFile, access, durable};
 use crate::OpenError;
 use kvbm_plan::{FileAccess, deadline_after};
 use std::ffi::CStr;
@@ -30,8 +30,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Directories held under exclusive locks, which end with this value or with the process.
 ///
-/// A file name with a number and a slash before it is a file of that directory, counted from 0. A name
-/// without is a file of the first directory.
+/// A file name with a number and a slash before it is a file of that directory, counted from 0. A
+/// name without is a file of the first directory.
 #[derive(Debug)]
 pub struct DirMedium {
     dirs: Vec<PathBuf>,
@@ -50,8 +50,8 @@ impl DirMedium {
         Self::lock_all(&[dir.to_owned()], FileAccess::Owner)
     }
 
-    /// Creates the directories that are absent and locks each of them. Files and directories get the mode
-    /// of `access`.
+    /// Creates the directories that are absent and locks each of them. Files and directories get
+    /// the mode of `access`.
     ///
     /// # Errors
     /// As [`lock`](Self::lock), of the first directory that fails; then none stays locked.
@@ -59,7 +59,8 @@ impl DirMedium {
         Self::lock_each(dirs, Purpose::Own(access), access)
     }
 
-    /// Locks the directories for a caller that changes nothing in them: also on a read-only file system.
+    /// Locks the directories for a caller that changes nothing in them: also on a read-only file
+    /// system.
     pub(crate) fn lock_to_look(dirs: &[PathBuf]) -> Result<Self, OpenError> {
         Self::lock_each(dirs, Purpose::Look, FileAccess::Owner)
     }
@@ -84,7 +85,8 @@ impl DirMedium {
         dir.map(|dir| dir.join(name)).ok_or_else(none)
     }
 
-    /// Tries again until `deadline` has passed: a process that only reads the directory holds the lock for a moment.
+    /// Tries again until `deadline` has passed: a process that only reads the directory holds the
+    /// lock for a moment.
     fn lock_one(dir: &Path, purpose: Purpose, deadline: Duration) -> Result<File, OpenError> {
         let until = deadline_after(Instant::now(), deadline);
         loop {
@@ -108,7 +110,7 @@ impl DirMedium {
         options.read(true).write(true).create(true).truncate(false);
         let lock = match purpose {
             Purpose::Own(access) => {
-                let created = lasting::create_dir(dir, access, &mut lasting::sync_dir);
+                let created = durable::create_dir(dir, access, &mut durable::sync_dir);
                 created.map_err(|error| failed("create directory", dir, error))?;
                 access::check_dir(dir, access).map_err(|error| failed("use directory", dir, error))?;
                 access::open(&path, &mut options, 0, Some(access))
@@ -125,8 +127,8 @@ impl DirMedium {
         }
     }
 
-    /// Takes the lock; `None` where the file is not that of the directory any more, because its last owner removed it: another process may
-    /// have the one that took its place.
+    /// Takes the lock; `None` where the file is not that of the directory any more, because its
+    /// last owner removed it: another process may have the one that took its place.
     fn take(dir: &Path, purpose: Purpose, mut lock: File) -> Result<Option<File>, OpenError> {
         // SAFETY: a system call on a descriptor that is open; no memory involved.
         let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
@@ -153,21 +155,23 @@ impl DirMedium {
         }
     }
 
-    /// Who holds the lock of `dir`, if somebody does.
+    /// The holder of the lock of `dir`, if it is held.
     pub(crate) fn owner(dir: &Path) -> Option<String> {
         let mut lock = access::open_read_only(&dir.join(LOCK_FILE), None).ok()?;
-        // SAFETY: a system call on a descriptor that is open; no memory involved. The lock ends with the descriptor.
+        // SAFETY: a system call on a descriptor that is open; no memory involved. The lock ends
+        // with the descriptor.
         let free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0;
         (!free).then(|| owner_of(&mut lock))
     }
 }
 
-/// Whether this process may only read there, by the file system or because the file is of another user.
+/// Whether this process may only read there, by the file system or because the file is of another
+/// user.
 fn is_read_only(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
-/// Which file it is, whatever its names.
+/// Device and inode: identifies a file under any name.
 fn file(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
@@ -192,10 +196,11 @@ fn failed(doing: &str, dir: &Path, source: io::Error) -> OpenError {
     OpenError::Io { doing: format!("{doing} {}", dir.display()), source }
 }
 
-/// A number of a process says little where containers, or machines, share a directory.
+/// Names process and host: containers and machines that share a directory have equal process ids.
 fn ourselves() -> String {
     let mut name = [0_u8; 256];
-    // SAFETY: the memory lives through the call, which is told one byte less of it: the name ends with a zero.
+    // SAFETY: the memory lives through the call, which is told one byte less of it: the name ends
+    // with a zero.
     let named = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } == 0;
     let host = CStr::from_bytes_until_nul(&name).ok().and_then(|name| name.to_str().ok()).unwrap_or_default();
     let process = format!("process {}", std::process::id());
@@ -239,7 +244,7 @@ impl Medium for DirMedium {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        self.dirs.iter().try_for_each(|dir| lasting::sync_dir(dir))
+        self.dirs.iter().try_for_each(|dir| durable::sync_dir(dir))
     }
 }
 
@@ -255,7 +260,8 @@ impl RealFile {
 /// One call of `pwritev` or `preadv` on `fd`, of the first 1024 of `count` memory runs.
 ///
 /// # Safety
-/// There are `count` runs from `runs` on. Their memory is valid: to be read for a write, to be written by nobody else for a read.
+/// There are `count` runs from `runs` on. Their memory is valid: to be read for a write, to be
+/// written by nobody else for a read.
 pub(crate) unsafe fn move_at(
     fd: RawFd,
     write: bool,
@@ -265,7 +271,7 @@ pub(crate) unsafe fn move_at(
 ) -> io::Result<usize> {
     let offset = RealFile::offset(offset)?;
     // Callers pass at most 1024, so this never cuts; a longer list would be a short transfer.
-    let count = libc::c_int::try_from(count.min(super::full::IOV_MAX)).unwrap_or(0);
+    let count = libc::c_int::try_from(count.min(super::complete::IOV_MAX)).unwrap_or(0);
     let moved = if write {
         // SAFETY: by the caller's contract.
         unsafe { libc::pwritev(fd, runs, count, offset) }
@@ -283,13 +289,15 @@ impl BlockFile for RealFile {
 
     fn read_at(&self, offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let (runs, count) = (buffers.as_mut_ptr().cast(), buffers.len());
-        // SAFETY: `IoSliceMut` is an `iovec` by its documentation; each names memory borrowed exclusively here.
+        // SAFETY: `IoSliceMut` is an `iovec` by its documentation; each names memory borrowed
+        // exclusively here.
         unsafe { move_at(self.0.as_raw_fd(), false, offset, runs, count) }
     }
 
     fn write_at(&self, offset: u64, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         let (runs, count) = (buffers.as_ptr().cast(), buffers.len());
-        // SAFETY: `IoSlice` is an `iovec` by its documentation; each names memory borrowed here, only read.
+        // SAFETY: `IoSlice` is an `iovec` by its documentation; each names memory borrowed here,
+        // only read.
         unsafe { move_at(self.0.as_raw_fd(), true, offset, runs, count) }
     }
 
@@ -313,7 +321,8 @@ impl BlockFile for RealFile {
                     return Ok(false);
                 }
                 _ => {
-                    // What it got before the disk was full would keep it full. The first error is the one to tell.
+                    // The space that was reserved before the disk was full would keep it full. The
+                    // caller reports the first error.
                     let _ = self.0.set_len(before);
                     return Err(error);
                 }

@@ -3,7 +3,7 @@
 use crate::support::*;
 use kvbm_disk::fault::{JOURNAL_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::medium::Medium;
-use kvbm_disk::{Corruption, DiskEngine, IoBatch, OpError, OwnedBuffer};
+use kvbm_disk::{DiskEngine, IoBatch, OpError, OwnedBuffer, SlotCorruption};
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -97,9 +97,11 @@ fn blocks_of_a_lost_slot_file_are_dropped_and_their_slots_are_good() {
     }
 }
 
-/// The same where the file is cut while it is in use: one read tells of all that is gone, before a write brings the length back.
+/// The same where the file is cut while it is in use: one read tells of all that is gone, before a
+/// write brings the length back.
 ///
-/// Mutation that makes it fail: `ops::end_read` does not forget what was cut, or takes the slot out of use.
+/// Mutation that makes it fail: `ops::end_read` does not forget what was cut, or takes the slot out
+/// of use.
 #[test]
 fn blocks_of_a_slot_file_that_is_cut_in_use_are_dropped_and_their_slots_are_good() {
     for ring in [false, true] {
@@ -113,7 +115,7 @@ fn blocks_of_a_slot_file_that_is_cut_in_use_are_dropped_and_their_slots_are_good
         engine.flush(PATIENCE).unwrap();
         medium.edit(SLOT_FILE, |bytes| bytes.truncate(3 * BLOCK));
         let error = read(&engine, 5, 5).unwrap_err();
-        assert!(matches!(error, OpError::Corrupt { cause: Corruption::ShortFile { .. }, .. }), "{error}");
+        assert!(matches!(error, OpError::Corrupt { cause: SlotCorruption::ShortFile { .. }, .. }), "{error}");
         assert_eq!((engine.info().present_blocks, engine.info().quarantined_slots), (2, 1));
         // The last slot: the file has its length back.
         assert!(all_good(&write(&engine, &[(7, 17)])));
@@ -176,7 +178,8 @@ fn what_an_opening_changes_is_committed_and_so_is_what_comes_after_it() {
 
 /// A slot that was being overwritten at the crash is free; one that went bad is quarantined.
 ///
-/// Mutation that makes it fail: `Table::refute` never takes a slot for unproven, or always; or `open` keeps the mark.
+/// Mutation that makes it fail: `Table::refute` never takes a slot for unproven, or always; or
+/// `open` keeps the mark.
 #[test]
 fn slots_cut_short_by_a_crash_are_told_from_bad_ones() {
     let medium = SimMedium::new();

@@ -1,4 +1,4 @@
-//! Taking plans in: which are answered at once, which wait for what.
+//! Admits plans: some are answered at once, some wait.
 
 use super::waits::event_failure;
 use super::{Reply, State, index_of};
@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl State {
-    /// Takes a plan in, or answers it at once. Every `Ok` leads to exactly one report for `reply`; it says whether the plan
-    /// was new.
+    /// Takes a plan in, or answers it at once. Every `Ok` leads to exactly one report for `reply`;
+    /// it says whether the plan was new.
     pub(crate) fn submit(
         &mut self,
         plan: TransferPlan,

@@ -1,10 +1,10 @@
 //! The slots that a journal names, for readers that open no engine.
 //!
-//! Memory grows with the number of records, not with the slot numbers in them: a journal is untrusted, and a
-//! record of 80 bytes may name any of 4 billion slots.
+//! Memory grows with the number of records, not with the slot numbers in them: a journal is
+//! untrusted, and a record of 80 bytes may name any of 4 billion slots.
 
-use crate::journal::{Record, RecordState};
-use crate::table::{Content, Table};
+use crate::record::{Record, RecordState};
+use crate::slot_table::{Content, SlotTable};
 use kvbm_plan::BlockId;
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 pub(crate) trait SlotRecords {
     /// Slots that a record may name.
     fn max_slots(&self) -> u32;
-    /// Takes what the journal says about a slot: the highest generation wins, of equal ones the later.
+    /// Takes what the journal says about a slot: the highest generation wins, of equal ones the
+    /// later.
     fn recover(&mut self, record: &Record);
     /// Every block with its generation, in slot order.
     fn blocks(&self) -> impl Iterator<Item = (BlockId, u64, &Content)>;
@@ -22,7 +23,7 @@ pub(crate) trait SlotRecords {
     fn release(&mut self, slot: BlockId);
 }
 
-impl SlotRecords for Table {
+impl SlotRecords for SlotTable {
     fn max_slots(&self) -> u32 {
         self.num_slots()
     }

@@ -1,4 +1,4 @@
-//! Directories that are still there after a power loss.
+//! Directories whose names survive power loss.
 
 use super::access;
 use kvbm_plan::FileAccess;
@@ -7,8 +7,8 @@ use std::path::Path;
 
 /// Creates `dir` and the directories missing above it, with the mode of `access`.
 ///
-/// A new name is durable once `sync` has synced the directory that contains it. A directory that this
-/// process may write but not read cannot be synced: there the file system alone decides.
+/// A new name is durable once `sync` has synced the directory that contains it. A directory that
+/// this process may write but not read cannot be synced: there the file system alone decides.
 pub(super) fn create_dir(
     dir: &Path,
     access: FileAccess,

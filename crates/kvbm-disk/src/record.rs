@@ -88,8 +88,8 @@ impl Header {
         layout.as_bytes().to_vec()
     }
 
-    /// Reads a header from the first bytes of a file of `file_bytes` bytes. The version is judged before anything
-    /// that a later version might have moved.
+    /// Reads a header from the first bytes of a file of `file_bytes` bytes. The version is judged
+    /// before anything that a later version might have moved.
     pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
         let truncated = FormatError::Truncated { len: file_bytes, need: HEADER_BYTES as u64 };
         let (magic, rest) = bytes.split_first_chunk().ok_or(truncated.clone())?;
@@ -140,7 +140,8 @@ pub(crate) enum RecordState {
     },
     Free,
     Quarantined,
-    /// Of no slot: the engine was shut down, and no write was under way. Counts as the last record only.
+    /// Of no slot: the engine was shut down, and no write was under way. Counts as the last record
+    /// only.
     Clean,
 }
 
@@ -231,7 +232,8 @@ impl Record {
             RecordState::Clean => Self::CLEAN,
             state => Self { slot, generation: layout.generation.get(), state },
         };
-        // Bytes that a record's kind does not use are zero: a later version may give them a meaning.
+        // Bytes that a record's kind does not use are zero: a later version may give them a
+        // meaning.
         if record.layout().covered() == layout.covered() { Ok(record) } else { Err(RecordError::Invalid) }
     }
 }
@@ -256,7 +258,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN: &[u8] = include_bytes!("../../tests/golden/journal_v2.kvbm");
+    const GOLDEN: &[u8] = include_bytes!("../tests/golden/journal_v2.kvbm");
 
     /// Makes the record's checksum fit what was changed in it.
     fn reseal(journal_id: u64, bytes: &mut [u8; RECORD_BYTES]) {
@@ -313,7 +315,8 @@ mod tests {
         bytes
     }
 
-    /// After a deliberate change of format: raise [`VERSION`], write a new golden file, keep the old one refused.
+    /// After a deliberate change of format: raise [`VERSION`], write a new golden file, keep the
+    /// old one refused.
     #[test]
     fn the_golden_journal_is_written_and_read_byte_for_byte() {
         assert_eq!(VERSION, 2);
@@ -329,7 +332,7 @@ mod tests {
 
     #[test]
     fn the_golden_journal_of_version_1_is_refused() {
-        let old = include_bytes!("../../tests/golden/journal_v1.kvbm");
+        let old = include_bytes!("../tests/golden/journal_v1.kvbm");
         let refused = FormatError::Version { found: 1, supported: VERSION };
         assert_eq!(Header::decode(old, old.len() as u64), Err(refused));
     }
@@ -367,7 +370,8 @@ mod tests {
             let refused = FormatError::Field { field: "reserved bytes", value: 3 };
             assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused), "byte {at}");
         }
-        // A first block has no parent, the others have no block, a mark of a shutdown has neither slot nor generation.
+        // A first block has no parent, the others have no block, a mark of a shutdown has neither
+        // slot nor generation.
         for (record, at) in [(0, 32), (0, 47), (2, 2), (2, 16), (3, 71), (3, 1), (4, 4), (4, 15), (4, 71)] {
             let mut bytes = records()[record].encode(5);
             bytes[at] = 1;
