@@ -1,28 +1,34 @@
-//! A directory that no engine has open, and what was left in it: blocks to be read, by whoever wants them elsewhere or
-//! only wants to know whether they are whole.
+//! Blocks of a directory that no engine has open. A deployment with another number of ranks reads
+//! them, and `verify` checks them.
 
-use crate::checksum::BlockChecksum;
-use crate::journal::{Header, JOURNAL_FILE, ReplayError, Replayed, replay};
-use crate::medium::{BlockFile, DirMedium, full, open_read_only};
+use crate::checksum::{BlockChecksum, ContentCrc};
+use crate::journal::{JOURNAL_FILE, ReplayError, Replayed, replay};
+use crate::medium::{BlockFile, DirMedium, complete, open_read_only};
 use crate::open::{blocks_by_age, drop_duplicates, without_bytes};
-use crate::slots::SLOT_FILE;
+use crate::record::Header;
+use crate::recorded_slots::{RecordedSlots, SlotRecords};
+use crate::slot_table::Content;
+use crate::stripes::SLOT_FILE;
 use crate::stripes::{self, Stripes};
-use crate::table::{Content, Table};
 use crate::{OpenError, RecoveredSlot};
-use kvbm_plan::{BlockId, BlockIdentity};
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The blocks of a directory, or of several that belong together. Holds their locks: no engine opens them meanwhile. Changes nothing.
+/// Bytes that [`Archive::verify`] reads at once.
+const VERIFY_BYTES: u64 = 1 << 20;
+
+/// The blocks of a directory, or of several that belong together. Holds their locks: no engine
+/// opens them meanwhile. Changes nothing.
 #[derive(Debug)]
 pub struct Archive {
     pub(crate) replayed: Replayed,
-    pub(crate) table: Table,
+    pub(crate) table: RecordedSlots,
     files: Vec<Arc<dyn BlockFile>>,
     stripes: Stripes,
     sums: BlockChecksum,
-    /// No block is longer, whatever the header says.
+    /// Upper bound of a block's length, by the files' lengths.
     longest: u64,
     /// Holds the locks.
     medium: DirMedium,
@@ -32,13 +38,19 @@ impl Archive {
     /// Locks the directories, of which the first has the journal, and reads it.
     ///
     /// # Errors
-    /// There is no journal, or one that this build does not read; [`OpenError::Busy`] while an engine has them.
-    pub fn open(dirs: &[PathBuf]) -> Result<Self, OpenError> {
+    /// There is no journal, or one that this build does not read; [`OpenError::Busy`] while an
+    /// engine has the directories; [`OpenError::Io`] where `access` refuses files of another user.
+    pub fn open(dirs: &[PathBuf], access: FileAccess) -> Result<Self, OpenError> {
+        Self::open_for(dirs, Some(access))
+    }
+
+    /// Likewise; without `access`, the system's permissions alone decide who may read.
+    pub(crate) fn open_for(dirs: &[PathBuf], access: Option<FileAccess>) -> Result<Self, OpenError> {
         stripes::check(dirs)?;
-        expect_journal(first(dirs))?;
+        expect_journal(first(dirs), access)?;
         let medium = DirMedium::lock_to_look(dirs)?;
-        let (replayed, table) = read_journal(dirs)?;
-        let files = dirs.iter().map(|dir| open_slots(dir)).collect::<Result<Vec<_>, _>>()?;
+        let (replayed, table) = read_journal(dirs, access)?;
+        let files = dirs.iter().map(|dir| open_slots(dir, access)).collect::<Result<Vec<_>, _>>()?;
         let room = files.iter().map(|file| file.len()).sum::<io::Result<u64>>();
         let room = room.map_err(|error| failed("read", SLOT_FILE, error))?;
         let longest = room.min(replayed.header.block_bytes);
@@ -52,7 +64,7 @@ impl Archive {
         self.replayed.header.namespace
     }
 
-    /// What lies in a slot, as whoever wrote it said.
+    /// The geometry that the writer stored in the header.
     pub fn geometry(&self) -> &[u8] {
         &self.replayed.header.geometry
     }
@@ -67,8 +79,8 @@ impl Archive {
         blocks_by_age(&self.table)
     }
 
-    /// Reads the block `identity` of `slot` to the beginning of `memory`: its bytes, if the slot is said to hold this block and they are
-    /// what was written.
+    /// Reads the block `identity` of `slot` to the beginning of `memory`. Returns its bytes if the
+    /// slot's record names this block and the checksum matches.
     ///
     /// # Errors
     /// The device failed.
@@ -84,43 +96,65 @@ impl Archive {
         }
     }
 
-    pub(crate) fn read_content<'a>(
+    fn read_content<'a>(
         &self,
         slot: BlockId,
         content: &Content,
         memory: &'a mut [u8],
     ) -> io::Result<Option<&'a [u8]>> {
         let Some(bytes) = memory.get_mut(..content.bytes as usize) else { return Ok(None) };
-        let (file, offset) = self.stripes.place(slot);
-        let whole = is_whole(&*self.files[file], offset, bytes).map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!("slot {slot} of {}: {error}", crate::medium::Medium::location(&self.medium)),
-            )
-        })?;
+        let whole = self.read_part(slot, 0, bytes)?;
         let bytes = &*bytes;
         Ok((whole && self.sums.of(&content.identity, [bytes]) == content.checksum).then_some(bytes))
+    }
+
+    /// Whether the bytes of a block are what was written. Reads them part by part: a record may
+    /// claim any length.
+    pub(crate) fn verify(&self, slot: BlockId, content: &Content) -> io::Result<bool> {
+        let mut memory = vec![0; content.bytes.min(VERIFY_BYTES) as usize];
+        let mut sum = ContentCrc::new();
+        let mut at = 0;
+        while at < content.bytes {
+            let part = &mut memory[..(content.bytes - at).min(VERIFY_BYTES) as usize];
+            if !self.read_part(slot, at, part)? {
+                return Ok(false);
+            }
+            sum.update(part);
+            at += part.len() as u64;
+        }
+        Ok(self.sums.bind(&content.identity, sum.finish()) == content.checksum)
+    }
+
+    /// Reads bytes of a slot from `at` on. `false` where the file does not have them all.
+    fn read_part(&self, slot: BlockId, at: u64, bytes: &mut [u8]) -> io::Result<bool> {
+        let (file, offset) = self.stripes.place(slot);
+        is_whole(&*self.files[file], offset.saturating_add(at), bytes).map_err(|error| {
+            let dirs = crate::medium::Medium::location(&self.medium);
+            io::Error::new(error.kind(), format!("slot {slot} of {dirs}: {error}"))
+        })
     }
 }
 
 /// The slot file of a directory that has a journal.
-fn open_slots(dir: &Path) -> Result<Arc<dyn BlockFile>, OpenError> {
+fn open_slots(dir: &Path, access: Option<FileAccess>) -> Result<Arc<dyn BlockFile>, OpenError> {
     let path = dir.join(SLOT_FILE);
     let doing = |error: &io::Error| match error.kind() {
         ErrorKind::NotFound => "find the blocks of this journal (restore the file, or clear the directory):",
         _ => "open",
     };
-    open_read_only(&path).map_err(|error| failed(doing(&error), &path.display().to_string(), error))
+    open_read_only(&path, access).map_err(|error| failed(doing(&error), &path.display().to_string(), error))
 }
 
 /// Whether the file has all of these bytes; they are read.
 fn is_whole(file: &dyn BlockFile, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
-    match full::read(file, offset, &mut [IoSliceMut::new(bytes)], 1) {
+    match complete::read(file, offset, &mut [IoSliceMut::new(bytes)], 1) {
         Ok(_) => Ok(true),
-        Err(full::Stopped { error: None, .. }) => Ok(false),
+        Err(complete::Stopped { error: None, .. }) => Ok(false),
         // The device cannot read these bytes: they are lost, and the others may not be.
-        Err(full::Stopped { error: Some(error), .. }) if error.raw_os_error() == Some(libc::EIO) => Ok(false),
-        Err(full::Stopped { error: Some(error), .. }) => Err(error),
+        Err(complete::Stopped { error: Some(error), .. }) if error.raw_os_error() == Some(libc::EIO) => {
+            Ok(false)
+        }
+        Err(complete::Stopped { error: Some(error), .. }) => Err(error),
     }
 }
 
@@ -134,25 +168,28 @@ pub(crate) fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {
 }
 
 /// Refuses a directory without a journal before anything is created in it.
-fn expect_journal(dir: &Path) -> Result<Arc<dyn BlockFile>, OpenError> {
-    open_read_only(&dir.join(JOURNAL_FILE)).map_err(|error| match error.kind() {
+fn expect_journal(dir: &Path, access: Option<FileAccess>) -> Result<Arc<dyn BlockFile>, OpenError> {
+    open_read_only(&dir.join(JOURNAL_FILE), access).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => OpenError::NoJournal { dir: dir.to_owned() },
         _ => failed("open", JOURNAL_FILE, error),
     })
 }
 
-/// What the journal says. Needs no lock: an engine that writes it meanwhile only appends, or puts another in its place.
-pub(crate) fn read_journal(dirs: &[PathBuf]) -> Result<(Replayed, Table), OpenError> {
+/// Reads the journal. Needs no lock: an engine that writes it meanwhile only appends, or replaces
+/// it by a snapshot.
+pub(crate) fn read_journal(
+    dirs: &[PathBuf],
+    access: Option<FileAccess>,
+) -> Result<(Replayed, RecordedSlots), OpenError> {
     stripes::check(dirs)?;
-    let file = expect_journal(first(dirs))?;
-    // A header may lie about its slots, and a file about its length: no more are believed than the slot files have room for, and
-    // memory is taken only up to the last one that a record names.
+    let file = expect_journal(first(dirs), access)?;
+    // A header may claim more slots than there are. The slot files' lengths bound them.
     let lengths: Vec<u64> =
         dirs.iter().map(|dir| std::fs::metadata(dir.join(SLOT_FILE)).map_or(0, |file| file.len())).collect();
     let stripes = |header: &Header| Stripes::new(dirs.len(), header.slot_stride);
     let accept = |header: &Header| {
         let slots = stripes(header).end(&lengths).min(header.num_slots.into());
-        Ok::<_, ReplayError>(Table::growing(slots as u32))
+        Ok::<_, ReplayError>(RecordedSlots::new(slots as u32))
     };
     let (mut replayed, mut table) = replay(&*file, accept).map_err(|error| match error {
         ReplayError::Format(source) => {

@@ -1,7 +1,7 @@
-//! Batches of operations and what comes of them.
+//! Batches of operations and their outcomes.
 
 use crate::OpError;
-use crate::buffer::{Fragments, OwnedBuffer, ReadTarget};
+use crate::buffer::{IoFragments, OwnedBuffer, ReadTarget};
 use kvbm_plan::{BlockId, BlockIdentity};
 use std::any::Any;
 use std::fmt;
@@ -18,13 +18,13 @@ pub struct OpDone {
     pub bytes: u64,
 }
 
-/// What came of one operation of a batch.
+/// Outcome of one operation of a batch.
 pub type OpOutcome = Result<OpDone, OpError>;
 
-/// Called once per batch, from an I/O thread (or from the thread that shuts the engine down, for operations that
-/// never started), when the hardware is done with every fragment and the guards are dropped: one outcome per
-/// operation, in order. Must not block; a panic is caught and counted.
-pub type Completion = Box<dyn FnOnce(Vec<OpOutcome>) + Send>;
+/// Called once per batch, from an I/O thread (or from the thread that shuts the engine down, for
+/// operations that never started), when the hardware is done with every fragment and the guards are
+/// dropped: one outcome per operation, in order. Must not block; a panic is caught and counted.
+pub type BatchCompletion = Box<dyn FnOnce(Vec<OpOutcome>) + Send>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
@@ -33,13 +33,14 @@ pub(crate) enum OpKind {
 }
 
 impl OpKind {
-    /// Whether the engine sums the bytes up before it moves them. Those of reads are summed afterwards.
+    /// Whether the engine sums the bytes up before it moves them. Those of reads are summed
+    /// afterwards.
     pub(crate) fn sums_first(self) -> bool {
         matches!(self, Self::Write(Source::Unknown | Source::Compare(_)))
     }
 }
 
-/// What is known of the memory that a write takes its bytes from.
+/// The checksum of the memory that a write reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Unknown,
@@ -54,7 +55,7 @@ pub(crate) struct Op {
     pub(crate) kind: OpKind,
     pub(crate) slot: BlockId,
     pub(crate) identity: BlockIdentity,
-    pub(crate) fragments: Fragments,
+    pub(crate) fragments: IoFragments,
 }
 
 /// Operations that complete together. They run in any order, side by side.
@@ -62,7 +63,7 @@ pub struct IoBatch {
     pub(crate) ops: Vec<Op>,
     pub(crate) guards: Vec<Arc<dyn Any + Send + Sync>>,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) completion: Completion,
+    pub(crate) completion: BatchCompletion,
 }
 
 impl IoBatch {
@@ -71,7 +72,8 @@ impl IoBatch {
         Self { ops: Vec::new(), guards: Vec::new(), deadline: None, completion: Box::new(completion) }
     }
 
-    /// Keeps `owner` alive until the last operation of the batch is done, whatever happens to the caller.
+    /// Keeps `owner` alive until the last operation of the batch is done, also after the caller is
+    /// gone.
     pub fn guard(&mut self, owner: Arc<dyn Any + Send + Sync>) -> &mut Self {
         self.guards.push(owner);
         self
@@ -83,34 +85,36 @@ impl IoBatch {
         self
     }
 
-    /// Reads the block `identity` from `slot` into `fragments`, whose contract is in [`Fragments::from_raw`].
-    pub fn read(&mut self, slot: BlockId, identity: BlockIdentity, fragments: Fragments) -> &mut Self {
+    /// Reads the block `identity` from `slot` into `fragments`, whose contract is in
+    /// [`IoFragments::from_raw`].
+    pub fn read(&mut self, slot: BlockId, identity: BlockIdentity, fragments: IoFragments) -> &mut Self {
         self.push(OpKind::Read, slot, identity, fragments)
     }
 
     /// Writes the block `identity` from `fragments` to `slot`, whatever the slot held before.
-    pub fn write(&mut self, slot: BlockId, identity: BlockIdentity, fragments: Fragments) -> &mut Self {
+    pub fn write(&mut self, slot: BlockId, identity: BlockIdentity, fragments: IoFragments) -> &mut Self {
         self.push(OpKind::Write(Source::Unknown), slot, identity, fragments)
     }
 
-    /// Like [`IoBatch::write`], of a block whose checksum is known: refused if the memory no longer has it.
+    /// Like [`IoBatch::write`], of a block whose checksum is known: refused if the memory no longer
+    /// has it.
     pub fn write_checked(
         &mut self,
         slot: BlockId,
         identity: BlockIdentity,
-        fragments: Fragments,
+        fragments: IoFragments,
         checksum: u64,
     ) -> &mut Self {
         self.push(OpKind::Write(Source::Compare(checksum)), slot, identity, fragments)
     }
 
-    /// Like [`IoBatch::write_checked`], without the comparison, which costs a pass over the bytes. Memory that no longer has
-    /// this checksum is written, and refused by every read.
+    /// Like [`IoBatch::write_checked`], without the comparison, which costs a pass over the bytes.
+    /// Memory that no longer has this checksum is written, and refused by every read.
     pub fn write_trusted(
         &mut self,
         slot: BlockId,
         identity: BlockIdentity,
-        fragments: Fragments,
+        fragments: IoFragments,
         checksum: u64,
     ) -> &mut Self {
         self.push(OpKind::Write(Source::Trust(checksum)), slot, identity, fragments)
@@ -128,8 +132,8 @@ impl IoBatch {
         self.write(slot, identity, fragments)
     }
 
-    /// Reads the block into a target, which the batch keeps alive. `false`, and nothing added, if a read was
-    /// already planned into this target.
+    /// Reads the block into a target, which the batch keeps alive. `false`, and nothing added, if a
+    /// read was already planned into this target.
     #[must_use]
     pub fn read_target(&mut self, slot: BlockId, identity: BlockIdentity, target: &Arc<ReadTarget>) -> bool {
         let Some(fragments) = target.claim() else { return false };
@@ -153,7 +157,7 @@ impl IoBatch {
         kind: OpKind,
         slot: BlockId,
         identity: BlockIdentity,
-        fragments: Fragments,
+        fragments: IoFragments,
     ) -> &mut Self {
         self.ops.push(Op { kind, slot, identity, fragments });
         self
@@ -174,7 +178,8 @@ impl fmt::Debug for IoBatch {
 pub struct BatchHandle(pub(crate) Arc<AtomicBool>);
 
 impl BatchHandle {
-    /// Operations that have not started fail with [`OpError::Cancelled`]; those that have run to their end.
+    /// Operations that have not started fail with [`OpError::Cancelled`]; those that have run to
+    /// their end.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -183,7 +188,8 @@ impl BatchHandle {
 /// Why a batch was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The queue has no room for all of the batch. A batch larger than the queue is taken when the queue is empty.
+    /// The queue has no room for all of the batch. A batch larger than the queue is taken when the
+    /// queue is empty.
     #[error(
         "the disk queue holds {queued} of {depth} operations and has no room for the batch: retry after a completion"
     )]
@@ -204,7 +210,7 @@ pub enum SubmitError {
 /// A batch that was not taken; its completion was not called.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct Rejected {
+pub struct RejectedBatch {
     /// The batch, unchanged.
     pub batch: IoBatch,
     /// Why.

@@ -1,4 +1,5 @@
-//! Memory that takes part in I/O. The only module, beside the system calls, that handles raw pointers.
+//! Memory that takes part in I/O. The only module, beside the system calls, that handles raw
+//! pointers.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
@@ -15,32 +16,37 @@ struct Fragment {
     len: usize,
 }
 
-/// The memory of one block in order: any number of host memory runs. Not tied to a lifetime: the engine, and the
-/// kernel behind it, use the memory until the batch completes.
+/// The memory of one block in order: any number of host memory runs. Not tied to a lifetime: the
+/// engine, and the kernel behind it, use the memory until the batch completes.
 #[derive(Clone, Debug)]
-pub struct Fragments {
+pub struct IoFragments {
     /// Most blocks have one run: no allocation for it.
     first: Option<Fragment>,
     others: Box<[Fragment]>,
     bytes: u64,
 }
 
-// SAFETY: `from_raw` obliges its caller to allow access from any thread; this type itself shares no state.
-unsafe impl Send for Fragments {}
-// SAFETY: as above; a shared reference gives no access beyond what the contract of `from_raw` allows.
-unsafe impl Sync for Fragments {}
+// SAFETY: `from_raw` obliges its caller to allow access from any thread; this type itself shares no
+// state.
+unsafe impl Send for IoFragments {}
+// SAFETY: as above; a shared reference gives no access beyond what the contract of `from_raw`
+// allows.
+unsafe impl Sync for IoFragments {}
 
-impl Fragments {
-    /// Fragments over `(start, length in bytes)` runs, in the order of the block's bytes. Empty runs are skipped.
-    /// `None` if a non-empty run starts at null, is longer than `isize::MAX`, or the sum overflows.
+impl IoFragments {
+    /// Fragments over `(start, length in bytes)` runs, in the order of the block's bytes. Empty
+    /// runs are skipped. `None` if a non-empty run starts at null, is longer than `isize::MAX`, or
+    /// the sum overflows.
     ///
     /// # Safety
-    /// From the moment when a batch with these fragments is submitted until its completion is called (or the
-    /// batch is handed back or dropped unsubmitted), each run must
-    /// - be allocated, initialised host memory of that length; give the batch a guard that keeps it so
-    ///   ([`IoBatch::guard`](crate::IoBatch::guard)), because the completion may come after the caller is gone;
+    /// From the moment when a batch with these fragments is submitted until its completion is
+    /// called (or the batch is handed back or dropped unsubmitted), each run must
+    /// - be allocated, initialised host memory of that length; give the batch a guard that keeps it
+    ///   so ([`IoBatch::guard`](crate::IoBatch::guard)), because the completion may come after the
+    ///   caller is gone;
     /// - for a write: not be written by anyone;
-    /// - for a read: neither be read nor written by anyone else, nor overlap another run of a running operation;
+    /// - for a read: neither be read nor written by anyone else, nor overlap another run of a
+    ///   running operation;
     /// - be accessible from any thread.
     pub unsafe fn from_raw(runs: impl IntoIterator<Item = (*mut u8, usize)>) -> Option<Self> {
         let mut bytes = 0_u64;
@@ -86,7 +92,7 @@ impl Fragments {
     /// Copies the memory into `staged`, which is at least as long; the rest of that becomes zero.
     ///
     /// # Safety
-    /// The contract of [`Fragments::from_raw`] must hold, for a write.
+    /// The contract of [`IoFragments::from_raw`] must hold, for a write.
     pub(crate) unsafe fn gather(&self, staged: &mut [u8]) {
         let mut at = 0;
         // SAFETY: by the caller's contract.
@@ -100,7 +106,7 @@ impl Fragments {
     /// Copies the first bytes of `staged`, which is at least as long, into the memory.
     ///
     /// # Safety
-    /// The contract of [`Fragments::from_raw`] must hold, for a read.
+    /// The contract of [`IoFragments::from_raw`] must hold, for a read.
     pub(crate) unsafe fn scatter(&self, staged: &[u8]) {
         let mut rest = staged;
         // SAFETY: by the caller's contract.
@@ -114,10 +120,11 @@ impl Fragments {
     /// The memory, run by run.
     ///
     /// # Safety
-    /// The contract of [`Fragments::from_raw`] must hold, for a write, while the slices live.
+    /// The contract of [`IoFragments::from_raw`] must hold, for a write, while the slices live.
     pub(crate) unsafe fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         self.list().map(|run| {
-            // SAFETY: `run` is valid, initialised and not written meanwhile, by the contract of `from_raw`.
+            // SAFETY: `run` is valid, initialised and not written meanwhile, by the contract of
+            // `from_raw`.
             unsafe { std::slice::from_raw_parts(run.start.as_ptr(), run.len) }
         })
     }
@@ -125,7 +132,7 @@ impl Fragments {
     /// The memory as the source of a write.
     ///
     /// # Safety
-    /// As for [`Fragments::pieces`].
+    /// As for [`IoFragments::pieces`].
     pub(crate) unsafe fn as_source(&self) -> Vec<IoSlice<'_>> {
         // SAFETY: by the caller's contract.
         unsafe { self.pieces() }.map(IoSlice::new).collect()
@@ -134,11 +141,12 @@ impl Fragments {
     /// The memory as the destination of a read.
     ///
     /// # Safety
-    /// The contract of [`Fragments::from_raw`] must hold, for a read, while the slices live, and no other
-    /// slices of these fragments may live.
+    /// The contract of [`IoFragments::from_raw`] must hold, for a read, while the slices live, and
+    /// no other slices of these fragments may live.
     pub(crate) unsafe fn as_destination(&self) -> Vec<IoSliceMut<'_>> {
         let slice = |run: &Fragment| {
-            // SAFETY: `run` is valid, initialised and used by nobody else, by the contract of `from_raw`.
+            // SAFETY: `run` is valid, initialised and used by nobody else, by the contract of
+            // `from_raw`.
             let bytes = unsafe { std::slice::from_raw_parts_mut(run.start.as_ptr(), run.len) };
             IoSliceMut::new(bytes)
         };
@@ -146,15 +154,17 @@ impl Fragments {
     }
 }
 
-/// Host memory that many operations will use, such as a page-locked pool: the kernel can be told once instead of every
-/// time ([`DiskEngine::register_memory`](crate::DiskEngine::register_memory)).
+/// Host memory that many operations will use, such as a page-locked pool: the kernel can be told
+/// once instead of every time
+/// ([`DiskEngine::register_memory`](crate::DiskEngine::register_memory)).
 pub struct IoMemory {
     start: NonNull<u8>,
     len: usize,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `new` obliges its caller to allow use from any thread; the pointer is only ever given to the kernel.
+// SAFETY: `new` obliges its caller to allow use from any thread; the pointer is only ever given to
+// the kernel.
 unsafe impl Send for IoMemory {}
 
 impl IoMemory {
@@ -181,16 +191,17 @@ impl std::fmt::Debug for IoMemory {
     }
 }
 
-/// Memory of a ring in equal parts, in pieces as large as the system has them: blocks whose memory the device cannot take as it is pass
-/// through it. Where there are fewer parts than seats, who needs one waits.
+/// Memory of a ring in equal parts, in pieces as large as the system has them: blocks whose memory
+/// the device cannot take as it is pass through it. Where there are fewer parts than ring slots,
+/// who needs one waits.
 pub(crate) struct Arena {
     memory: Arc<OwnedBuffer>,
     part: usize,
-    /// Parts that no seat has.
+    /// Parts that no ring slot has.
     free: Vec<usize>,
 }
 
-/// A part that a seat has.
+/// A part that a ring slot has.
 pub(crate) struct Staging<'a> {
     start: NonNull<u8>,
     len: usize,
@@ -198,7 +209,8 @@ pub(crate) struct Staging<'a> {
 }
 
 impl Arena {
-    /// Up to `seats` parts of at least `bytes` bytes, together of `most` bytes at most; but always one.
+    /// Up to `ring slots` parts of at least `bytes` bytes, together of `most` bytes at most; but
+    /// always one.
     pub(crate) fn new(seats: usize, bytes: u64, most: u64) -> Self {
         let part = (bytes as usize).next_multiple_of(OwnedBuffer::ALIGNMENT);
         let parts = (most as usize / part).clamp(1, seats.max(1));
@@ -226,7 +238,7 @@ impl Arena {
         unsafe { IoMemory::new(self.memory.start, self.memory.len, Arc::clone(&self.memory) as _) }
     }
 
-    /// A part that a seat has. Others may be in use by the kernel meanwhile.
+    /// A part that a ring slot has. Others may be in use by the kernel meanwhile.
     pub(crate) fn part(&mut self, part: usize) -> Staging<'_> {
         assert!((part + 1) * self.part <= self.memory.len, "one of its parts");
         // SAFETY: within the allocation, as was checked.
@@ -240,10 +252,10 @@ impl Staging<'_> {
     pub(crate) fn part(&mut self, at: u64, len: u64) -> &mut [u8] {
         let (at, len) = (at as usize, len as usize);
         assert!(at + len <= self.len, "{len} bytes from {at} on are not in a part of {}", self.len);
-        // SAFETY: within the seat's part, as was checked.
+        // SAFETY: within the ring slot's part, as was checked.
         let start = unsafe { self.start.add(at) };
-        // SAFETY: initialised when it was allocated; the seat's part is ours alone, and the kernel is not at it while its seat
-        // is being loaded or unloaded.
+        // SAFETY: initialised when it was allocated; the ring slot's part is ours alone, and the
+        // kernel is not at it while its ring slot is being loaded or unloaded.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 }
@@ -251,7 +263,8 @@ impl Staging<'_> {
 /// From here on memory is asked for in huge pages.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Zeroed, page-aligned memory of its own, in huge pages if it is large and the system has some: fit for direct I/O without a copy when its length is a multiple of 4096.
+/// Zeroed, page-aligned memory of its own, in huge pages if it is large and the system has some:
+/// fit for direct I/O without a copy when its length is a multiple of 4096.
 pub struct OwnedBuffer {
     start: NonNull<u8>,
     len: usize,
@@ -281,8 +294,9 @@ impl OwnedBuffer {
         let start = unsafe { alloc(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
         if cfg!(not(miri)) {
-            // Advice, before the memory is first touched; without it there are more pieces, and that is all.
-            // SAFETY: the range is allocated, starts at a page, and the advice changes no byte.
+            // Advice, before the memory is first touched; without it there are more pieces, and
+            // that is all. SAFETY: the range is allocated, starts at a page, and the advice changes
+            // no byte.
             let _ = unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
         // SAFETY: allocated with this length.
@@ -299,7 +313,8 @@ impl OwnedBuffer {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `start` is valid for `len` initialised bytes that nobody writes while `self` is borrowed.
+        // SAFETY: `start` is valid for `len` initialised bytes that nobody writes while `self` is
+        // borrowed.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -309,14 +324,15 @@ impl OwnedBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The whole buffer as one fragment; using it is subject to the contract of [`Fragments::from_raw`].
-    pub(crate) fn fragments(&self) -> Fragments {
+    /// The whole buffer as one fragment; using it is subject to the contract of
+    /// [`IoFragments::from_raw`].
+    pub(crate) fn fragments(&self) -> IoFragments {
         let first = (self.len > 0).then_some(Fragment { start: self.start, len: self.len });
-        Fragments { first, others: Box::default(), bytes: self.len as u64 }
+        IoFragments { first, others: Box::default(), bytes: self.len as u64 }
     }
 
-    /// Whole huge pages where there may be some: the kernel handles a registered buffer page by page where its last page is a
-    /// small one.
+    /// Whole huge pages where there may be some: the kernel handles a registered buffer page by
+    /// page where its last page is a small one.
     fn layout(len: usize) -> Layout {
         let (size, alignment) = if len < HUGE_PAGE {
             (len.max(1), Self::ALIGNMENT)
@@ -340,7 +356,8 @@ impl std::fmt::Debug for OwnedBuffer {
     }
 }
 
-/// A buffer that one read fills. Its bytes are out of reach until the read is over: [`ReadTarget::into_buffer`].
+/// A buffer that one read fills. Its bytes are out of reach until the read is over:
+/// [`ReadTarget::into_buffer`].
 #[derive(Debug)]
 pub struct ReadTarget {
     buffer: OwnedBuffer,
@@ -353,7 +370,8 @@ impl ReadTarget {
         Arc::new(Self { buffer: OwnedBuffer::new(len), claimed: AtomicBool::new(false) })
     }
 
-    /// The buffer, once no batch holds it (when the completion is called, its batch no longer does).
+    /// The buffer, once no batch holds it (when the completion is called, its batch no longer
+    /// does).
     ///
     /// # Errors
     /// The target itself, while a batch holds it or another clone is there.
@@ -362,7 +380,7 @@ impl ReadTarget {
     }
 
     /// The memory, given out once only: two reads never write it side by side.
-    pub(crate) fn claim(&self) -> Option<Fragments> {
+    pub(crate) fn claim(&self) -> Option<IoFragments> {
         let claimed = self.claimed.swap(true, Ordering::AcqRel);
         (!claimed).then(|| self.buffer.fragments())
     }
@@ -377,16 +395,16 @@ mod tests {
         let mut bytes = [1_u8, 2, 3, 4];
         let start = bytes.as_mut_ptr();
         // SAFETY: the fragments are never used beyond `bytes`' life.
-        let fragments = unsafe { Fragments::from_raw([(start, 2), (std::ptr::null_mut(), 0), (start, 2)]) };
+        let fragments = unsafe { IoFragments::from_raw([(start, 2), (std::ptr::null_mut(), 0), (start, 2)]) };
         let fragments = fragments.unwrap();
         assert_eq!((fragments.bytes(), fragments.count()), (4, 2));
         // SAFETY: `bytes` lives and nobody writes it.
         let source = unsafe { fragments.as_source() };
         assert_eq!(source.iter().flat_map(|run| run.iter().copied()).collect::<Vec<_>>(), [1, 2, 1, 2]);
         // SAFETY: refused, hence never used.
-        assert!(unsafe { Fragments::from_raw([(std::ptr::null_mut(), 1)]) }.is_none());
+        assert!(unsafe { IoFragments::from_raw([(std::ptr::null_mut(), 1)]) }.is_none());
         // SAFETY: refused, hence never used.
-        assert!(unsafe { Fragments::from_raw([(start, usize::MAX)]) }.is_none());
+        assert!(unsafe { IoFragments::from_raw([(start, usize::MAX)]) }.is_none());
     }
 
     #[test]

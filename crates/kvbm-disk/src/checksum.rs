@@ -57,7 +57,8 @@ impl std::fmt::Debug for ContentCrc {
     }
 }
 
-/// Binds content to identity within one namespace, so that the right bytes of the wrong block fail too.
+/// Binds content to identity within one namespace, so that the right bytes of the wrong block fail
+/// too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockChecksum {
     namespace: [u8; 16],

@@ -1,15 +1,17 @@
 //! What an engine is opened with.
 
 use crate::ConfigError;
-use crate::journal::MAX_GEOMETRY_BYTES;
+use crate::record::MAX_GEOMETRY_BYTES;
+use kvbm_plan::FileAccess;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Slots start at multiples of this many bytes, so that direct I/O is possible on every common device.
+/// Slots start at multiples of this many bytes, so that direct I/O is possible on every common
+/// device.
 pub const SLOT_ALIGNMENT: u64 = 4096;
 
-/// Blocks of 1 MiB in pieces of 16 KiB were written at 0.70 of a device's speed straight and at 0.92 collected; in pieces of
-/// 64 KiB at 0.94 straight.
+/// Blocks of 1 MiB in pieces of 16 KiB were written at 0.70 of a device's speed straight and at
+/// 0.92 collected; in pieces of 64 KiB at 0.94 straight.
 const STRAIGHT_BYTES: u64 = 32 << 10;
 
 /// 32 blocks of 8 MiB.
@@ -18,7 +20,8 @@ const BOUNCE_BYTES: u64 = 256 << 20;
 /// Who moves bytes between memory and the slot file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineMode {
-    /// The first of the others that works here; [`EngineInfo::engine`](crate::EngineInfo::engine) says which, and why.
+    /// The first of the others that works here; [`EngineInfo::engine`](crate::EngineInfo::engine)
+    /// says which, and why.
     #[default]
     Auto,
     /// A ring of the kernel around the page cache (`O_DIRECT`), or an error.
@@ -50,11 +53,15 @@ impl Default for GroupCommit {
 pub struct DiskConfig {
     /// Directory that the engine owns alone; created if absent.
     pub dir: PathBuf,
-    /// Further directories, best on devices of their own: slots are spread over all, the journal stays in `dir`. Their number and
-    /// order must not change while they hold blocks; one that is missing is an error at opening, and blocks on one that fails later are
-    /// misses.
+    /// Further directories, best on devices of their own: slots are spread over all, the journal
+    /// stays in `dir`. Their number and order must not change while they hold blocks; one that is
+    /// missing is an error at opening, and blocks on one that fails later are misses.
     pub more_dirs: Vec<PathBuf>,
-    /// Number of slots. May change between openings; blocks beyond a smaller number are dropped and counted.
+    /// Who may use the files beside their owner. Modes of files and of these directories are set at
+    /// each opening. A file of another user is refused, and so is a symbolic link.
+    pub access: FileAccess,
+    /// Number of slots. May change between openings; blocks beyond a smaller number are dropped and
+    /// counted.
     pub num_slots: u32,
     /// Bytes of the largest block: one rank's slice. A slot takes this, rounded up to 4096.
     pub block_bytes: u64,
@@ -72,22 +79,24 @@ pub struct DiskConfig {
     /// Operations that may be queued or running; more are refused with
     /// [`SubmitError::QueueFull`](crate::SubmitError::QueueFull).
     pub queue_depth: usize,
-    /// Blocks whose memory lies in pieces of at least so many bytes, in the mean, are read and written straight, any number of
-    /// pieces. Around the page cache, shorter pieces are collected in a buffer: a device spends time on every piece. With 0
-    /// only memory that the device cannot take goes through a buffer.
+    /// Blocks whose memory lies in pieces of at least so many bytes, in the mean, are read and
+    /// written straight, any number of pieces. Around the page cache, shorter pieces are collected
+    /// in a buffer: a device spends time on every piece. With 0 only memory that the device cannot
+    /// take goes through a buffer.
     pub straight_bytes: u64,
-    /// Bytes of that buffer at most, where a ring moves the bytes; but always room for one block. It is made when the first block needs it:
-    /// half a megabyte, or a block that is larger, for each operation at a device ([`depth`](Self::depth)). Where that would be more,
-    /// operations wait for each other. A pool has room for one block in each of its threads.
+    /// Bytes of that buffer at most, where a ring moves the bytes; but always room for one block.
+    /// It is made when the first block needs it: half a megabyte, or a block that is larger, for
+    /// each operation at a device ([`depth`](Self::depth)). Where that would be more, operations
+    /// wait for each other. A pool has room for one block in each of its threads.
     pub bounce_bytes: u64,
     /// Group commit.
     pub commit: GroupCommit,
-    /// The journal is rewritten as a snapshot when it holds this many records more than there are occupied slots, and at least
-    /// a fifth more: 96 bytes an entry from five times as many slots on. While the snapshot is written it takes 80 bytes an entry
-    /// beside that.
+    /// The journal is rewritten as a snapshot when it holds this many records more than there are
+    /// occupied slots, and at least a fifth more: 96 bytes an entry from five times as many slots
+    /// on. While the snapshot is written it takes 80 bytes an entry beside that.
     pub compact_slack_records: u64,
-    /// How long dropping the engine waits for running operations and the last commit. What still runs then is
-    /// detached: it keeps its memory until the kernel is done with it.
+    /// How long dropping the engine waits for running operations and the last commit. What still
+    /// runs then is detached: it keeps its memory until the kernel is done with it.
     pub drop_deadline: Duration,
 }
 
@@ -95,12 +104,13 @@ impl DiskConfig {
     /// Longest `geometry`, in bytes.
     pub const MAX_GEOMETRY_BYTES: usize = MAX_GEOMETRY_BYTES;
 
-    /// A configuration with defaults: the best engine, 32 operations at the device (8 without a ring), 2048 queued, commit
-    /// every 50 ms.
+    /// A configuration with defaults: the best engine, 32 operations at the device (8 without a
+    /// ring), 2048 queued, commit every 50 ms.
     pub fn new(dir: impl Into<PathBuf>, num_slots: u32, block_bytes: u64, namespace: [u8; 16]) -> Self {
         Self {
             dir: dir.into(),
             more_dirs: Vec::new(),
+            access: FileAccess::Owner,
             num_slots,
             block_bytes,
             namespace,
@@ -150,7 +160,8 @@ impl DiskConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// The first field with a value that cannot be: zero, beyond its range, or slots that together are longer than a file can be.
+    /// The first field with a value that cannot be: zero, beyond its range, or slots that together
+    /// are longer than a file can be.
     pub fn validate(&self) -> Result<(), ConfigError> {
         positive("num_slots", u64::from(self.num_slots))?;
         positive("block_bytes", self.block_bytes)?;

@@ -1,29 +1,31 @@
-//! The engine's face.
+//! The engine: batches in, outcomes out.
 
-use crate::commit::{self, CommitSignals};
+use crate::commit;
+use crate::commit_signals::CommitSignals;
 use crate::executor::{Executor, on_engine_thread};
 use crate::medium::{DirMedium, Medium};
 use crate::open::{self, Opened};
-use crate::shared::{Alive, GivenUp, Shared, after};
+use crate::shared::{Alive, GivenUp, Shared};
 use crate::{
-    BatchHandle, BlockChecksum, DirInfo, DiskConfig, EngineInfo, EngineStats, FlushError, FlushReport,
-    IoBatch, IoMemory, OpenError, Recovered, Rejected,
+    BatchHandle, BlockChecksum, DirInfo, DiskConfig, DiskFlushReport, EngineInfo, EngineStats, FlushError,
+    IoBatch, IoMemory, OpenError, Recovered, RejectedBatch,
 };
-use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
+use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, deadline_after};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Slots that are looked through under one hold of the table's lock.
 const RELEASED_AT_ONCE: u32 = 4096;
 
 /// The G3 engine over one directory. All methods may be called from any thread.
 ///
-/// Dropping it is [`DiskEngine::shutdown`] with the configured deadline; then the directory is free, unless an
-/// operation is stuck in the kernel, which keeps its memory and the directory's lock to its end.
+/// Dropping it is [`DiskEngine::shutdown`] with the configured deadline; then the directory is
+/// free, unless an operation is stuck in the kernel, which keeps its memory and the directory's
+/// lock to its end.
 pub struct DiskEngine {
     shared: Arc<Shared>,
     executor: Executor,
@@ -34,16 +36,17 @@ impl DiskEngine {
     /// Opens or creates the directory and reads what it holds.
     ///
     /// # Errors
-    /// Nothing is changed when another engine has the directory, or it holds another format version, namespace or
-    /// geometry.
+    /// Nothing is changed when another engine has the directory, or it holds another format
+    /// version, namespace or geometry.
     pub fn open(config: DiskConfig) -> Result<(Self, Recovered), OpenError> {
         config.validate()?;
         let dirs: Vec<_> = std::iter::once(&config.dir).chain(&config.more_dirs).cloned().collect();
-        let medium = DirMedium::lock_all(&dirs)?;
+        let medium = DirMedium::lock_all(&dirs, config.access)?;
         Self::open_on(config, Arc::new(medium))
     }
 
-    /// Like [`DiskEngine::open`] on a medium of the caller's, which has as many directories as the configuration names.
+    /// Like [`DiskEngine::open`] on a medium of the caller's, which has as many directories as the
+    /// configuration names.
     ///
     /// # Errors
     /// As [`DiskEngine::open`].
@@ -77,32 +80,33 @@ impl DiskEngine {
     ///
     /// # Errors
     /// Gives the batch back when the queue has no room for it.
-    pub fn submit(&self, batch: IoBatch) -> Result<BatchHandle, Rejected> {
+    pub fn submit(&self, batch: IoBatch) -> Result<BatchHandle, RejectedBatch> {
         self.executor.submit(batch)
     }
 
-    /// Makes memory known to the kernel that many operations will use: they cost less CPU then. Takes effect soon, not at
-    /// once; [`EngineInfo::engine`] says for how many bytes. The engine holds the owner until it is dropped. Without a
-    /// ring this does nothing.
+    /// Makes memory known to the kernel that many operations will use: they cost less CPU then.
+    /// Takes effect soon, not at once; [`EngineInfo::engine`] says for how many bytes. The engine
+    /// holds the owner until it is dropped. Without a ring this does nothing.
     pub fn register_memory(&self, memory: IoMemory) {
         self.executor.register(memory);
     }
 
-    /// These slots no longer hold anything that may be read or found after a restart. Unknown, free and
-    /// quarantined slots are left alone; a write that runs ends with [`OpError::Released`](crate::OpError::Released).
-    /// Lasting with the next commit.
+    /// These slots no longer hold anything that may be read or found after a restart. Unknown, free
+    /// and quarantined slots are left alone; a write that runs ends with
+    /// [`OpError::Released`](crate::OpError::Released). Lasting with the next commit.
     pub fn release(&self, slots: &[BlockId]) {
         self.shared.change(|table| slots.iter().for_each(|&slot| table.release(slot)));
     }
 
-    /// Has `told` called for each block from now on that could not be made durable and is given up: its slot is free. It is called by the
-    /// thread that commits, one block at a time. Only the first one that is set counts.
+    /// Calls `told` for each block from now on that could not be made durable and is given up. Its
+    /// slot is free then. The committer calls it, one block at a time. Only the first callback that
+    /// is set counts.
     pub fn on_given_up(&self, told: impl Fn(BlockId, BlockIdentity) + Send + Sync + 'static) {
         let _is_set = self.shared.given_up.set(GivenUp(Box::new(told)));
     }
 
-    /// Releases every block of a namespace, whoever may know of it, but for what is being written; returns how many. Lasting with the next
-    /// commit. Takes time in proportion to the directory.
+    /// Releases every block of a namespace, except those that are being written. Returns their
+    /// number. Durable with the next commit. Takes time in proportion to the number of slots.
     pub fn release_namespace(&self, namespace: NamespaceId) -> u64 {
         let num_slots = self.shared.config.num_slots;
         let release = |from: u32| {
@@ -121,18 +125,21 @@ impl DiskEngine {
         (0..num_slots).step_by(RELEASED_AT_ONCE as usize).map(release).sum()
     }
 
-    /// The slot is never read, written or recovered again. Reads that find damaged bytes do this by themselves.
-    /// Lasting with the next commit.
-    pub fn quarantine(&self, slot: BlockId) {
-        self.shared.change(|table| table.quarantine(slot));
+    /// Quarantines slots: they are never read, written or recovered again. A read that finds
+    /// damaged bytes quarantines its slot by itself. Unknown slots are ignored. Durable with the
+    /// next commit.
+    pub fn quarantine(&self, slots: &[BlockId]) {
+        self.shared.change(|table| slots.iter().for_each(|&slot| table.quarantine(slot)));
     }
 
-    /// Makes every block durable whose write completed before the call; waits at most `deadline`. Not to be called
-    /// from a completion. Blocks whose sync failed before are written again for it, or given up: then they are misses.
+    /// Makes every block durable whose write completed before the call; waits at most `deadline`.
+    /// Not to be called from a completion. Blocks whose sync failed before are written again for
+    /// it, or given up: then they are misses.
     ///
     /// # Errors
-    /// A commit failed since the call, also one that had begun before; the engine ended; the deadline passed.
-    pub fn flush(&self, deadline: Duration) -> Result<FlushReport, FlushError> {
+    /// A commit failed since the call, also one that had begun before; the engine ended; the
+    /// deadline passed.
+    pub fn flush(&self, deadline: Duration) -> Result<DiskFlushReport, FlushError> {
         commit::flush(&self.shared, deadline)
     }
 
@@ -172,10 +179,12 @@ impl DiskEngine {
         self.shared.checksums
     }
 
-    /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether all of that was
-    /// done by `deadline`; what was not goes on by itself. From a completion it does not wait.
+    /// Stops admission, fails what has not started, waits for what runs, commits. Returns whether
+    /// all of that was done by `deadline`; what was not goes on by itself. From a completion it
+    /// does not wait.
     pub fn shutdown(&self, deadline: Duration) -> bool {
-        let until = after(if on_engine_thread() { Duration::ZERO } else { deadline });
+        let until =
+            deadline_after(Instant::now(), if on_engine_thread() { Duration::ZERO } else { deadline });
         self.executor.close();
         let idle = self.executor.wait(until);
         self.shared.commit.stop(self.executor.outstanding() == 0);

@@ -83,8 +83,9 @@ pub enum FormatError {
     },
 }
 
-/// An engine could not be opened. What the directory held is still there, except, after an error that comes later than
-/// the checks of the journal, blocks in slots beyond a number of slots that was lowered.
+/// An engine could not be opened. What the directory held is still there, except, after an error
+/// that comes later than the checks of the journal, blocks in slots beyond a number of slots that
+/// was lowered.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The configuration is wrong.
@@ -202,7 +203,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// How a slot failed to be the block that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Corruption {
+pub enum SlotCorruption {
     /// The bytes are not those that were written under this identity.
     #[error("checksum {found:016x}, expected {expected:016x}")]
     Checksum {
@@ -233,11 +234,13 @@ pub enum Corruption {
     },
 }
 
-/// Why an operation on one slot failed. A failed read delivers nothing: what is in its memory must not be used.
+/// Why an operation on one slot failed. A failed read delivers nothing: what is in its memory must
+/// not be used.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum OpError {
-    /// The slot does not hold the block (see the cause): a miss. Recompute the block. With a wrong checksum the slot is quarantined; where
-    /// the slot file ends too early it is free, as it is when the directory is opened again.
+    /// The slot does not hold the block (see the cause): a miss. Recompute the block. With a wrong
+    /// checksum the slot is quarantined; where the slot file ends too early it is free, as it is
+    /// when the directory is opened again.
     #[error("slot {slot} is not block {} at position {}: {cause}", identity.hash, identity.position)]
     Corrupt {
         /// The slot.
@@ -245,9 +248,10 @@ pub enum OpError {
         /// The block that was asked for.
         identity: BlockIdentity,
         /// What was found.
-        cause: Corruption,
+        cause: SlotCorruption,
     },
-    /// The source of a write does not have the checksum that the caller gave: its memory is damaged.
+    /// The source of a write does not have the checksum that the caller gave: its memory is
+    /// damaged.
     #[error(
         "source of the write to slot {slot} has checksum {found:016x}, expected {expected:016x}: nothing written"
     )]
@@ -265,7 +269,8 @@ pub enum OpError {
         /// The slot.
         slot: BlockId,
     },
-    /// The slot was being overwritten when the engine's last life ended without a shutdown: a miss. It is free now.
+    /// The slot was being overwritten when the engine's last life ended without a shutdown: a miss.
+    /// It is free now.
     #[error("slot {slot} was being overwritten when the process before this one ended: recompute the block")]
     CutShort {
         /// The slot.
@@ -283,7 +288,8 @@ pub enum OpError {
         /// The slot.
         slot: BlockId,
     },
-    /// Another operation has the slot: a write beside a read or write of the same slot is a caller's mistake.
+    /// Another operation has the slot: a write beside a read or write of the same slot is a
+    /// caller's mistake.
     #[error("slot {slot} is in use by another operation: wait for its completion")]
     Busy {
         /// The slot.
@@ -347,8 +353,9 @@ impl OpError {
     /// The kind that a transfer report carries.
     pub const fn kind(&self) -> FailureKind {
         match self {
-            // The block is gone with the end of its file, or with the file on a network mount (a stale handle); its slot is good.
-            Self::Corrupt { cause: Corruption::ShortFile { .. }, .. }
+            // The block is gone with the end of its file, or with the file on a network mount (a
+            // stale handle); its slot is good.
+            Self::Corrupt { cause: SlotCorruption::ShortFile { .. }, .. }
             | Self::Io { kind: io::ErrorKind::StaleNetworkFileHandle, .. }
             | Self::Missing { .. }
             | Self::CutShort { .. }

@@ -1,20 +1,21 @@
-//! A medium in memory that fails as it is told: for this crate's tests and those of its users.
+//! A simulated medium in memory with injected faults, for tests of this crate and of its users.
 //!
 //! | fault | how |
 //! |---|---|
-//! | the device returns an error (EIO, ENOSPC, EINTR) | [`SimMedium::inject`] with [`Fault::Error`] |
-//! | short reads and writes | [`Fault::Short`] |
-//! | a write or read lands elsewhere | [`Fault::Misdirect`] |
-//! | a write that says it happened and did not | [`Fault::Lose`] |
+//! | the device returns an error (EIO, ENOSPC, EINTR) | [`SimMedium::inject`] with [`DiskFault::Error`] |
+//! | short reads and writes | [`DiskFault::Short`] |
+//! | a write or read lands elsewhere | [`DiskFault::Misdirect`] |
+//! | a write that says it happened and did not | [`DiskFault::Lose`] |
 //! | a device that does not answer | [`SimMedium::hold`], [`SimMedium::hold_syncs`] |
-//! | a sync that fails, and takes with it what was not synced | [`Fault::Error`] of [`Call::Sync`] |
+//! | a sync that fails, and takes with it what was not synced | [`DiskFault::Error`] of [`Call::Sync`] |
 //! | damaged, swapped, stale or cut bytes | [`SimMedium::edit`] |
 //! | a full disk | [`SimMedium::set_capacity`] |
 //! | power loss: unsynced writes lost or torn, unsynced renames lost | [`SimMedium::crash`] |
 //! | no `O_DIRECT`, or its alignment rules | [`SimMedium::set_direct`] |
 //! | a ring instead of threads | [`SimMedium::set_ring`] |
 //!
-//! The engine must survive all of them: no panic, no wrong byte reported as good, nothing that was durable lost.
+//! The engine must survive all of them: no panic, no wrong byte reported as good, nothing that was
+//! durable lost.
 
 use crate::medium::{BlockFile, Medium, OpenFile};
 use parking_lot::{Condvar, Mutex};
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The slot file's name.
-pub const SLOT_FILE: &str = crate::slots::SLOT_FILE;
+pub const SLOT_FILE: &str = crate::stripes::SLOT_FILE;
 /// The journal's name.
 pub const JOURNAL_FILE: &str = crate::journal::JOURNAL_FILE;
 /// The name of a snapshot before it replaces the journal.
@@ -51,9 +52,10 @@ pub enum Call {
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The call fails and does nothing. A sync that fails drops what was not synced, as kernels do: it can be read as long as the
-    /// page cache has it, and neither a crash nor another sync finds it.
+pub enum DiskFault {
+    /// The call fails and does nothing. A sync that fails drops what was not synced, as kernels do:
+    /// it can be read as long as the page cache has it, and neither a crash nor another sync finds
+    /// it.
     Error(ErrorKind),
     /// The call moves at most this many bytes.
     Short(usize),
@@ -71,7 +73,7 @@ struct Injection {
     call: Call,
     skip: u64,
     times: u64,
-    fault: Fault,
+    fault: DiskFault,
 }
 
 #[derive(Clone, Debug)]
@@ -106,7 +108,7 @@ fn apply(bytes: &mut Vec<u8>, change: &Change) {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MediumState {
     names: BTreeMap<String, usize>,
     synced_names: BTreeMap<String, usize>,
     files: Vec<Image>,
@@ -119,8 +121,8 @@ struct State {
     waiting: usize,
 }
 
-impl State {
-    fn fault(&mut self, file: &str, call: Call) -> Option<Fault> {
+impl MediumState {
+    fn fault(&mut self, file: &str, call: Call) -> Option<DiskFault> {
         let injection = self
             .injections
             .iter_mut()
@@ -143,7 +145,7 @@ impl State {
 
 #[derive(Debug, Default)]
 struct Sim {
-    state: Mutex<State>,
+    state: Mutex<MediumState>,
     changed: Condvar,
 }
 
@@ -158,7 +160,7 @@ impl SimMedium {
     }
 
     /// Plans a fault: after `skip` calls of this kind on this file, the next `times` of them.
-    pub fn inject(&self, file: &'static str, call: Call, skip: u64, times: u64, fault: Fault) {
+    pub fn inject(&self, file: &'static str, call: Call, skip: u64, times: u64, fault: DiskFault) {
         self.0.state.lock().injections.push(Injection { file, call, skip, times, fault });
     }
 
@@ -172,7 +174,8 @@ impl SimMedium {
         self.0.state.lock().direct = direct;
     }
 
-    /// Whether the engine may run its ring over this medium, emulated. Needs [`SimMedium::set_direct`] too.
+    /// Whether the engine may run its ring over this medium, emulated. Needs
+    /// [`SimMedium::set_direct`] too.
     pub fn set_ring(&self, ring: bool) {
         self.0.state.lock().ring = ring;
     }
@@ -206,7 +209,7 @@ impl SimMedium {
 
     /// Whether `calls` calls waited at the same time within `patience`.
     pub fn wait_for_held(&self, calls: usize, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+        let until = kvbm_plan::deadline_after(Instant::now(), patience);
         let mut state = self.0.state.lock();
         self.0.changed.wait_while_until(&mut state, |state| state.waiting < calls, until);
         state.waiting >= calls
@@ -229,8 +232,8 @@ impl SimMedium {
         image.unsynced.clear();
     }
 
-    /// What is found after the power failed now: synced bytes, and of what was not synced a random part, sector by
-    /// sector. The files of this medium go on as they were.
+    /// What is found after the power failed now: synced bytes, and of what was not synced a random
+    /// part, sector by sector. The files of this medium go on as they were.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let mut random = SplitMix(seed);
@@ -248,14 +251,14 @@ impl SimMedium {
         };
         let files = state.files.iter().map(|image| survive(image, &mut random)).collect();
         let names = if random.coin() { &state.names } else { &state.synced_names };
-        let after = State {
+        let after = MediumState {
             names: names.clone(),
             synced_names: names.clone(),
             files,
             direct: state.direct,
             ring: state.ring,
             capacity: state.capacity,
-            ..State::default()
+            ..MediumState::default()
         };
         Self(Arc::new(Sim { state: Mutex::new(after), changed: Condvar::new() }))
     }
@@ -287,7 +290,7 @@ impl SplitMix {
     }
 }
 
-fn file_index(state: &mut State, name: &str) -> usize {
+fn file_index(state: &mut MediumState, name: &str) -> usize {
     let fresh = state.files.len();
     let index = *state.names.entry(name.to_owned()).or_insert(fresh);
     if index == fresh {
@@ -324,10 +327,10 @@ impl Medium for SimMedium {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.0.state.lock();
         match state.fault(from, Call::Rename) {
-            Some(Fault::Error(kind)) => return Err(kind.into()),
-            Some(Fault::Lose) => return Ok(()),
-            Some(Fault::Panic) => panic!("simulated panic"),
-            Some(Fault::Short(_) | Fault::Misdirect(_)) | None => {}
+            Some(DiskFault::Error(kind)) => return Err(kind.into()),
+            Some(DiskFault::Lose) => return Ok(()),
+            Some(DiskFault::Panic) => panic!("simulated panic"),
+            Some(DiskFault::Short(_) | DiskFault::Misdirect(_)) | None => {}
         }
         let index = state.names.remove(from).ok_or_else(|| not_found(from))?;
         state.names.insert(to.to_owned(), index);
@@ -355,7 +358,7 @@ struct SimFile {
 
 impl SimFile {
     /// Waits if calls are held, then takes the fault that is due.
-    fn enter(&self, state: &mut parking_lot::MutexGuard<'_, State>, call: Call) -> Option<Fault> {
+    fn enter(&self, state: &mut parking_lot::MutexGuard<'_, MediumState>, call: Call) -> Option<DiskFault> {
         // The name that the file has now: a snapshot becomes the journal.
         let named = state.names.iter().find(|(_, index)| **index == self.index);
         let name = named.map_or_else(|| self.name.clone(), |(name, _)| name.clone());
@@ -366,7 +369,7 @@ impl SimFile {
             state.waiting -= 1;
         }
         let fault = state.fault(&name, call);
-        assert!(fault != Some(Fault::Panic), "simulated panic");
+        assert!(fault != Some(DiskFault::Panic), "simulated panic");
         fault
     }
 
@@ -390,11 +393,11 @@ impl BlockFile for SimFile {
         let mut state = self.sim.state.lock();
         let (mut offset, mut limit) = (offset, usize::MAX);
         match self.enter(&mut state, Call::Read) {
-            Some(Fault::Error(kind)) => return Err(kind.into()),
-            Some(Fault::Short(bytes)) => limit = bytes,
-            Some(Fault::Misdirect(by)) => offset += by,
-            Some(Fault::Lose) => return Ok(buffers.iter().map(|buffer| buffer.len()).sum()),
-            Some(Fault::Panic) | None => {}
+            Some(DiskFault::Error(kind)) => return Err(kind.into()),
+            Some(DiskFault::Short(bytes)) => limit = bytes,
+            Some(DiskFault::Misdirect(by)) => offset += by,
+            Some(DiskFault::Lose) => return Ok(buffers.iter().map(|buffer| buffer.len()).sum()),
+            Some(DiskFault::Panic) | None => {}
         }
         let file = &state.files[self.index].now;
         let mut source = file.get(offset as usize..).unwrap_or_default();
@@ -415,11 +418,11 @@ impl BlockFile for SimFile {
         let mut bytes: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
         let mut offset = offset;
         match self.enter(&mut state, Call::Write) {
-            Some(Fault::Error(kind)) => return Err(kind.into()),
-            Some(Fault::Short(limit)) => bytes.truncate(limit),
-            Some(Fault::Misdirect(by)) => offset += by,
-            Some(Fault::Lose) => return Ok(bytes.len()),
-            Some(Fault::Panic) | None => {}
+            Some(DiskFault::Error(kind)) => return Err(kind.into()),
+            Some(DiskFault::Short(limit)) => bytes.truncate(limit),
+            Some(DiskFault::Misdirect(by)) => offset += by,
+            Some(DiskFault::Lose) => return Ok(bytes.len()),
+            Some(DiskFault::Panic) | None => {}
         }
         let end = offset + bytes.len() as u64;
         let grows = end > state.files[self.index].now.len() as u64;
@@ -452,12 +455,12 @@ impl BlockFile for SimFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.sim.state.lock();
         match self.enter(&mut state, Call::Sync) {
-            Some(Fault::Error(kind)) => {
+            Some(DiskFault::Error(kind)) => {
                 state.files[self.index].unsynced.clear();
                 return Err(kind.into());
             }
-            Some(Fault::Lose) => return Ok(()),
-            Some(Fault::Short(_) | Fault::Misdirect(_) | Fault::Panic) | None => {}
+            Some(DiskFault::Lose) => return Ok(()),
+            Some(DiskFault::Short(_) | DiskFault::Misdirect(_) | DiskFault::Panic) | None => {}
         }
         let image = &mut state.files[self.index];
         for change in std::mem::take(&mut image.unsynced) {

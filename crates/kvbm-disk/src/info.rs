@@ -1,4 +1,4 @@
-//! What an engine tells about itself.
+//! Status and counters of an engine.
 
 use kvbm_plan::{BlockId, BlockIdentity};
 use std::fmt;
@@ -41,12 +41,13 @@ pub struct EngineChoice {
     pub reason: String,
     /// Memory, lengths and offsets at multiples of this many bytes go without a copy.
     pub alignment: u32,
-    /// Bytes of memory that the kernel was told of beforehand.
+    /// Bytes of memory registered with the kernel.
     pub registered_bytes: u64,
-    /// Why memory that was to be registered is not, if so: it is used all the same, for a little more CPU.
+    /// Why memory that was to be registered is not, if so: it is used all the same, for a little
+    /// more CPU.
     pub unregistered: Option<String>,
-    /// Bytes of a ring's buffer for blocks whose memory the device does not get as it is; 0 until there is one
-    /// ([`DiskConfig::bounce_bytes`](crate::DiskConfig::bounce_bytes)).
+    /// Bytes of a ring's buffer for blocks whose memory the device does not get as it is; 0 until
+    /// there is one ([`DiskConfig::bounce_bytes`](crate::DiskConfig::bounce_bytes)).
     pub bounce_bytes: u64,
 }
 
@@ -58,7 +59,7 @@ pub struct DirInfo {
     pub location: String,
     /// Operations that its device failed since the engine was opened.
     pub io_errors: u64,
-    /// What it said the last time, if it ever failed.
+    /// The last error of its device.
     pub last_error: Option<String>,
 }
 
@@ -84,13 +85,15 @@ pub struct EngineInfo {
     pub block_bytes: u64,
     /// Bytes from slot to slot.
     pub slot_stride: u64,
-    /// Whether the file system reserved the slot file's space. If not, a write may still meet a full disk.
+    /// Whether the file system reserved the slot file's space. If not, a write may still meet a
+    /// full disk.
     pub preallocated: bool,
     /// Slots that hold a block.
     pub present_blocks: u64,
     /// Those whose record is synced.
     pub durable_blocks: u64,
-    /// Blocks that can be read and whose sync failed: they are written again with one of the next commits, or given up.
+    /// Blocks that can be read and whose sync failed: they are written again with one of the next
+    /// commits, or given up.
     pub unsynced_blocks: u64,
     /// Slots that are never used again.
     pub quarantined_slots: u64,
@@ -118,7 +121,7 @@ pub struct EngineStats {
     pub corrupt_length: u64,
     /// Reads refused: the slot file ends too early.
     pub corrupt_short_file: u64,
-    /// Writes refused: the source in memory does not have the checksum it was said to have.
+    /// Writes refused: the source in memory does not have the checksum that the caller gave.
     pub corrupt_source: u64,
     /// Reads of a slot that holds nothing.
     pub missing: u64,
@@ -126,11 +129,13 @@ pub struct EngineStats {
     pub cut_short: u64,
     /// Operations that the device failed.
     pub io_errors: u64,
-    /// Operations refused for another reason (busy, quarantined, deadline, cancelled, shut down, bad arguments).
+    /// Operations refused for another reason (busy, quarantined, deadline, cancelled, shut down,
+    /// bad arguments).
     pub refused: u64,
     /// Requests that a ring made of operations: those on neighbouring slots share one.
     pub requests: u64,
-    /// Operations whose memory the device cannot take, or in too short pieces, and that went through a buffer.
+    /// Operations whose memory the device cannot take, or in too short pieces, and that went
+    /// through a buffer.
     pub bounced: u64,
     /// Reads or writes that the system cut short and that were continued.
     pub continued: u64,
@@ -140,11 +145,13 @@ pub struct EngineStats {
     pub commit_failures: u64,
     /// Blocks that were written again because their sync had failed.
     pub renewed: u64,
-    /// Blocks given up because their sync had failed and they could not be written again: misses from then on.
+    /// Blocks given up because their sync had failed and they could not be written again: misses
+    /// from then on.
     pub given_up: u64,
     /// Snapshots that replaced the journal.
     pub compactions: u64,
-    /// Snapshots that could not be written or put in the journal's place: it goes on as it is, longer than it should be.
+    /// Snapshots that could not be written or put in the journal's place: it goes on as it is,
+    /// longer than it should be.
     pub failed_snapshots: u64,
     /// Blocks that scrubbing read and found good.
     pub scrubbed: u64,
@@ -191,18 +198,19 @@ pub struct Dropped {
 pub struct Recovered {
     /// The blocks, oldest write first. All of them are durable.
     pub blocks: Vec<RecoveredSlot>,
-    /// Slots that must not be used: quarantined in this or an earlier life. A write to one is refused.
+    /// Slots that must not be used: quarantined in this or an earlier life. A write to one is
+    /// refused.
     pub quarantined: Vec<BlockId>,
     /// What was dropped.
     pub dropped: Dropped,
-    /// The last life ended with a shutdown. Otherwise a slot whose bytes turn out wrong at the first read was being
-    /// overwritten then: it is free again, not quarantined.
+    /// The last life ended with a shutdown. Otherwise a slot whose bytes turn out wrong at the
+    /// first read was being overwritten then: it is free again, not quarantined.
     pub clean: bool,
 }
 
 /// Result of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlushReport {
+pub struct DiskFlushReport {
     /// Blocks whose record is synced.
     pub durable_blocks: u64,
     /// Blocks that can be read but are not durable: their writes ended after the flush began.

@@ -1,20 +1,24 @@
-//! G3: KV blocks in a preallocated slot file on an SSD, verified on every read, found again after a restart.
+//! G3: KV blocks in a preallocated slot file on an SSD, verified on every read, found again after a
+//! restart.
 //!
-//! **Knows:** one directory, its slot file and journal; which slot holds which block, its checksum and whether
-//! that is durable; how to read and write a slot from any number of memory fragments.
-//! **Must never know:** which blocks are worth keeping, what is on other tiers or ranks, how a block is laid
-//! out in memory (it sees byte fragments in order). It never chooses a slot: the caller's pool does.
+//! **Knows:** one directory, its slot file and journal; which slot holds which block, its checksum
+//! and whether that is durable; how to read and write a slot from any number of memory fragments.
+//! **Must never know:** which blocks are worth keeping, what is on other tiers or ranks, how a
+//! block is laid out in memory (it sees byte fragments in order). It never chooses a slot: the
+//! caller's pool does.
 //!
-//! What comes from the disk is untrusted. A read is `Ok` only after the slot's record named the very block that
-//! was asked for and the checksum of the bytes matched; everything else is a miss that says why. A slot whose
-//! bytes are damaged is quarantined, and the quarantine survives a restart.
+//! What comes from the disk is untrusted. A read is `Ok` only after the slot's record named the
+//! very block that was asked for and the checksum of the bytes matched; everything else is a miss
+//! that says why. A slot whose bytes are damaged is quarantined, and the quarantine survives a
+//! restart.
 //!
-//! Bytes are moved by a ring of the kernel (io_uring), by threads around the page cache, or by threads through it: what a
-//! probe finds to work ([`EngineMode`]).
+//! Bytes are moved by a ring of the kernel (io_uring), by threads around the page cache, or by
+//! threads through it: what a probe finds to work ([`EngineMode`]).
 //!
-//! Write order: data, `fdatasync` of the slot file, append the record, `fdatasync` of the journal, group-committed
-//! by a thread of its own. A block may be read as soon as its write completed; it is *durable* when its record is
-//! synced ([`DiskEngine::flush`]). Byte formats are drawn in `docs/formats.md`.
+//! Write order: data, `fdatasync` of the slot file, append the record, `fdatasync` of the journal,
+//! group-committed by a thread of its own. A block may be read as soon as its write completed; it
+//! is *durable* when its record is synced ([`DiskEngine::flush`]). Byte formats are drawn in
+//! `docs/formats.md`.
 //!
 //! ```
 //! use kvbm_disk::{DiskConfig, DiskEngine, IoBatch, OwnedBuffer};
@@ -35,12 +39,43 @@
 //! assert!(outcomes.recv().unwrap()[0].is_ok());
 //! assert_eq!(engine.flush(Duration::from_secs(10)).unwrap().durable_blocks, 1);
 //! ```
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `scrub` | reads and verifies blocks in the background | `engine`, `ops`, `shared`, `slot_file`, `slot_table`, `medium`, `error` |
+//! | `offline` | inspects, verifies and repairs a directory without an engine | `engine`, `archive`, `stripes`, `config`, `journal`, `recorded_slots`, `record`, `medium`, `error`, `info` |
+//! | `fuzz` | bodies of the fuzz targets | `fault`, `open`, `stripes`, `config`, `journal`, `recorded_slots`, `slot_table`, `record`, `medium`, `info`, `checksum` |
+//! | `fault` | a simulated medium that injects faults | `stripes`, `journal`, `medium` |
+//! | `engine` | the engine: batches in, outcomes out | `executor`, `commit`, `shared`, `commit_signals`, `batch`, `open`, `config`, `buffer`, `journal`, `medium`, `error`, `info`, `checksum` |
+//! | `executor` | io_uring ring or thread pool that executes operations | `ops`, `shared`, `batch`, `slot_file`, `config`, `buffer`, `medium`, `error`, `info` |
+//! | `commit` | the committer thread: group commits | `rewrite`, `shared`, `commit_signals`, `slot_file`, `stripes`, `journal`, `record`, `medium`, `error`, `info` |
+//! | `rewrite` | writes blocks again whose sync failed | `ops`, `shared`, `slot_file`, `slot_table`, `medium` |
+//! | `ops` | one operation on one slot | `shared`, `batch`, `open`, `slot_file`, `buffer`, `slot_table`, `medium`, `error`, `checksum` |
+//! | `shared` | state that all threads of the engine share | `commit_signals`, `slot_file`, `config`, `slot_table`, `medium`, `info`, `checksum` |
+//! | `commit_signals` | wakes the committer and reports its progress | - |
+//! | `batch` | batches of operations | `buffer`, `error` |
+//! | `archive` | reads the blocks of a directory that no engine has open | `open`, `stripes`, `journal`, `recorded_slots`, `slot_table`, `record`, `medium`, `error`, `info`, `checksum` |
+//! | `open` | opens a directory: recovery and probes | `slot_file`, `stripes`, `config`, `buffer`, `journal`, `recorded_slots`, `slot_table`, `record`, `medium`, `error`, `info` |
+//! | `slot_file` | reads and writes slots of the slot files | `stripes`, `buffer`, `medium`, `info` |
+//! | `stripes` | spreads slots over several directories | `journal`, `medium`, `error`, `checksum` |
+//! | `config` | configuration | `record`, `error` |
+//! | `buffer` | memory of reads and writes | - |
+//! | `journal` | appends, snapshots and replays records | `recorded_slots`, `slot_table`, `record`, `medium`, `error`, `info` |
+//! | `recorded_slots` | slots that a journal names, without an engine | `slot_table`, `record` |
+//! | `slot_table` | state of each slot | `record`, `error` |
+//! | `record` | bytes of the journal header and records | `error`, `checksum` |
+//! | `medium` | directories and files, real or simulated | `error` |
+//! | `error` | errors | `info` |
+//! | `info` | status and counters | - |
+//! | `checksum` | checksum of a block | - |
 
 mod archive;
 mod batch;
 mod buffer;
 mod checksum;
 mod commit;
+mod commit_signals;
 mod config;
 mod engine;
 mod error;
@@ -55,22 +90,25 @@ pub mod medium;
 pub mod offline;
 mod open;
 mod ops;
-mod renew;
+mod record;
+mod recorded_slots;
+mod rewrite;
 mod scrub;
 mod shared;
-mod slots;
+mod slot_file;
+mod slot_table;
 mod stripes;
-mod table;
 
 pub use archive::Archive;
-pub use batch::{BatchHandle, Completion, IoBatch, OpDone, OpOutcome, Rejected, SubmitError};
-pub use buffer::{Fragments, IoMemory, OwnedBuffer, ReadTarget};
+pub use batch::{BatchCompletion, BatchHandle, IoBatch, OpDone, OpOutcome, RejectedBatch, SubmitError};
+pub use buffer::{IoFragments, IoMemory, OwnedBuffer, ReadTarget};
 pub use checksum::{BlockChecksum, ContentCrc};
 pub use config::{DiskConfig, EngineMode, GroupCommit, SLOT_ALIGNMENT};
 pub use engine::DiskEngine;
-pub use error::{ConfigError, Corruption, FlushError, FormatError, OpError, OpenError};
+pub use error::{ConfigError, FlushError, FormatError, OpError, OpenError, SlotCorruption};
 pub use info::{
-    DirInfo, Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, FlushReport, Recovered,
+    DirInfo, DiskFlushReport, Dropped, EngineChoice, EngineInfo, EngineKind, EngineStats, Recovered,
     RecoveredSlot,
 };
+pub use kvbm_plan::FileAccess;
 pub use scrub::{Scrubbed, Scrubber};

@@ -1,15 +1,17 @@
-//! Looking at a directory, or a set of them, that no engine has open: what it holds, whether it is whole, and making it whole again.
+//! Inspects, verifies and repairs directories that no engine has open.
 
 use crate::archive::{Archive, failed, first, read_journal};
-use crate::journal::{Header, JOURNAL_FILE, Replayed};
+use crate::journal::{JOURNAL_FILE, Replayed};
 use crate::medium::DirMedium;
-use crate::slots::SLOT_FILE;
-use crate::table::Table;
+use crate::record::Header;
+use crate::recorded_slots::{RecordedSlots, SlotRecords};
+use crate::stripes::SLOT_FILE;
 use crate::{DiskConfig, DiskEngine, Dropped, EngineMode, OpenError};
-use kvbm_plan::{BlockId, BlockIdentity};
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use std::collections::HashSet;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a repair may take to write down what it found.
@@ -41,7 +43,7 @@ pub struct Inspection {
     pub dropped: Dropped,
     /// The engine was shut down in order.
     pub clean: bool,
-    /// Who has the directory open, if somebody has.
+    /// The process that has the directory open.
     pub owner: Option<String>,
 }
 
@@ -53,71 +55,79 @@ pub struct Verification {
     pub inspection: Inspection,
     /// Blocks whose bytes are what was written.
     pub verified: u64,
-    /// Slots whose bytes are not. After a shutdown that was none in order, slots that were being overwritten then are among them.
+    /// Slots whose bytes are not. After a shutdown that was none in order, slots that were being
+    /// overwritten then are among them.
     pub damaged: Vec<BlockId>,
 }
 
 /// What a repair found, and what it did about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Repair {
+pub struct RepairReport {
     /// What was found before.
     pub found: Verification,
     /// Damaged slots that are never used again.
     pub quarantined: u64,
-    /// Blocks whose slots are free now: those without their parents, and those that were being overwritten when the last life ended
-    /// without a shutdown.
+    /// Blocks whose slots are free now: those without their parents, and those that were being
+    /// overwritten when the last life ended without a shutdown.
     pub freed: u64,
 }
 
-/// Reads the journal of a directory, the first where slots are spread over several: all of them are named, in their order. Changes
-/// nothing, and may be called while an engine has the directory.
+/// Reads the journal of a directory, the first where slots are spread over several: all of them are
+/// named, in their order. Changes nothing, and may be called while an engine has the directory.
 ///
 /// # Errors
 /// The directory has no journal, or one that this build does not read.
 pub fn inspect(dirs: &[PathBuf]) -> Result<Inspection, OpenError> {
-    let (replayed, table) = read_journal(dirs)?;
+    let (replayed, table) = read_journal(dirs, None)?;
     Ok(summarize(dirs, &replayed, &table))
 }
 
-/// Reads every block and compares its checksum; `progress` gets the blocks done and their number. Changes nothing.
+/// Reads every block and compares its checksum; `progress` gets the blocks done and their number.
+/// Changes nothing.
 ///
 /// # Errors
-/// As [`inspect`]; [`OpenError::Busy`] while an engine has the directory; a device that fails to read.
+/// As [`inspect`]; [`OpenError::Busy`] while an engine has the directory; a device that fails to
+/// read.
 pub fn verify(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Verification, OpenError> {
-    let archive = Archive::open(dirs)?;
+    let archive = Archive::open_for(dirs, None)?;
     let mut inspection = summarize(dirs, &archive.replayed, &archive.table);
     // The owner is this call.
     inspection.owner = None;
-    let mut memory = vec![0; archive.block_bytes() as usize];
     let (mut verified, mut damaged) = (0, Vec::new());
     for (slot, _, content) in archive.table.blocks() {
-        let read = archive.read_content(slot, content, &mut memory);
-        match read.map_err(|error| failed("read", SLOT_FILE, error))? {
-            Some(_) => verified += 1,
-            None => damaged.push(slot),
+        let is_good = archive.verify(slot, content).map_err(|error| failed("read", SLOT_FILE, error))?;
+        if is_good {
+            verified += 1;
+        } else {
+            damaged.push(slot);
         }
         progress(verified + damaged.len() as u64, inspection.blocks);
     }
     Ok(Verification { inspection, verified, damaged })
 }
 
-/// Like [`verify`]; then takes what is damaged out of use, and what has no parent, or none any more, off the books.
+/// Like [`verify`]. Then quarantines damaged slots, or frees them after an unclean end, and
+/// releases blocks without a parent.
 ///
 /// # Errors
 /// As [`verify`]; a journal that cannot be written.
-pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Repair, OpenError> {
+pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<RepairReport, OpenError> {
     let found = verify(dirs, progress)?;
     let Inspection { namespace, geometry, num_slots, block_bytes, .. } = &found.inspection;
     let mut config = DiskConfig::new(first(dirs), *num_slots, *block_bytes, *namespace);
     config.more_dirs = dirs.iter().skip(1).cloned().collect();
     config.geometry.clone_from(geometry);
     config.engine = EngineMode::Buffered;
+    // A repair keeps the configured access.
+    config.access = access_of(first(dirs))?;
     let (engine, recovered) = DiskEngine::open(config)?;
     let held: Vec<_> = recovered.blocks.iter().map(|block| (block.slot, block.identity)).collect();
     let lost: HashSet<BlockId> = found.damaged.iter().copied().collect();
-    for &slot in &found.damaged {
-        if found.inspection.clean { engine.quarantine(slot) } else { engine.release(&[slot]) }
+    if found.inspection.clean {
+        engine.quarantine(&found.damaged);
+    } else {
+        engine.release(&found.damaged);
     }
     let kept = held.into_iter().filter(|(slot, _)| !lost.contains(slot)).collect();
     let orphans = orphans(kept);
@@ -129,22 +139,28 @@ pub fn repair(dirs: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Re
     let (damaged, orphans) = (found.damaged.len() as u64, orphans.len() as u64);
     let (quarantined, freed) =
         if found.inspection.clean { (damaged, orphans) } else { (0, damaged + orphans) };
-    Ok(Repair { found, quarantined, freed })
+    Ok(RepairReport { found, quarantined, freed })
 }
 
-fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &Table) -> Inspection {
-    let (blocks, _, quarantined_slots) = table.counts();
+/// The access that the journal's mode stands for.
+fn access_of(dir: &Path) -> Result<FileAccess, OpenError> {
+    let found =
+        std::fs::metadata(dir.join(JOURNAL_FILE)).map_err(|error| failed("look at", JOURNAL_FILE, error))?;
+    Ok(FileAccess::of_file_mode(found.mode()))
+}
+
+fn summarize(dirs: &[PathBuf], replayed: &Replayed, table: &RecordedSlots) -> Inspection {
     let Header { namespace, geometry, num_slots, block_bytes, slot_stride, .. } = replayed.header.clone();
-    let held = table.blocks().map(|(slot, _, content)| (slot, content.identity)).collect();
+    let held: Vec<_> = table.blocks().map(|(slot, _, content)| (slot, content.identity)).collect();
     Inspection {
         namespace,
         geometry,
         num_slots,
         block_bytes,
         slot_stride,
-        blocks,
+        blocks: held.len() as u64,
         orphans: orphans(held).len() as u64,
-        quarantined_slots,
+        quarantined_slots: table.quarantined().count() as u64,
         journal_records: replayed.records,
         dropped: replayed.dropped,
         clean: replayed.clean,

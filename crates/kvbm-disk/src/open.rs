@@ -1,11 +1,13 @@
 //! Opening a directory: judge first, change after.
 
 use crate::error::hex;
-use crate::journal::{Header, JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
-use crate::medium::{BlockFile, Medium, OpenFile, full};
-use crate::slots::SlotFile;
+use crate::journal::{JOURNAL_FILE, JOURNAL_TEMP_FILE, Journal, ReplayError, replay};
+use crate::medium::{BlockFile, Medium, OpenFile, complete};
+use crate::record::Header;
+use crate::recorded_slots::SlotRecords;
+use crate::slot_file::SlotFile;
+use crate::slot_table::{Content, SlotTable};
 use crate::stripes::{self, Stripes};
-use crate::table::{Content, Table};
 use crate::{DiskConfig, Dropped, EngineKind, EngineMode, OpenError, OwnedBuffer, Recovered, RecoveredSlot};
 use kvbm_plan::{BlockId, SequenceHash};
 use parking_lot::Mutex;
@@ -18,7 +20,7 @@ const PROBE_FILE: &str = "probe.tmp";
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) slots: SlotFile,
-    pub(crate) table: Mutex<Table>,
+    pub(crate) table: Mutex<SlotTable>,
     pub(crate) journal: Journal,
     pub(crate) recovered: Recovered,
 }
@@ -39,11 +41,11 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         Some(found) => drop_without_bytes(config, &**medium, found)?,
         None => 0,
     };
-    let mut taken = Taken::default();
-    let slots = open_slots(config, &**medium, &mut taken)?;
+    let mut reserved = ReservedSpace::default();
+    let slots = open_slots(config, &**medium, &mut reserved)?;
     let (table, dropped, clean, journal) = match found {
         None => {
-            let table = Mutex::new(Table::new(config.num_slots));
+            let table = Mutex::new(SlotTable::new(config.num_slots));
             let journal = create_journal(config, &header, medium, &table)?;
             (table, Dropped::default(), true, journal)
         }
@@ -65,22 +67,26 @@ pub(crate) fn open(config: &DiskConfig, medium: &Arc<dyn Medium>) -> Result<Open
         }
     };
     let locked = table.lock();
-    let recovered =
-        Recovered { blocks: blocks_by_age(&locked), quarantined: locked.quarantined_slots(), dropped, clean };
+    let recovered = Recovered {
+        blocks: blocks_by_age(&*locked),
+        quarantined: locked.quarantined_slots(),
+        dropped,
+        clean,
+    };
     drop(locked);
-    taken.keep();
+    reserved.keep();
     Ok(Opened { slots, table, journal, recovered })
 }
 
-/// With the torn tail goes the mark of a shutdown, before anything is written.
+/// Cuts the torn tail and the mark of a shutdown before anything is written.
 fn cut_tail(file: &dyn BlockFile, replayed: &crate::journal::Replayed) -> Result<(), OpenError> {
     file.set_len(replayed.end())
         .and_then(|()| file.sync_data())
         .map_err(|error| failed("cut the tail of", JOURNAL_FILE, error))
 }
 
-/// Frees the slots whose bytes the slot files do not have: one was removed, or cut. How many. In the file that is made in its place they
-/// would look damaged, and be out of use for good.
+/// Frees the slots whose bytes the slot files do not have: a file was removed or cut. Returns their
+/// number. In a new file these slots would read as damaged and be quarantined.
 fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Found) -> Result<u64, OpenError> {
     let names = stripes::slot_files(config.num_dirs());
     let stripes = Stripes::new(names.len(), config.slot_stride()?);
@@ -92,7 +98,8 @@ fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Foun
     let bytes = names.iter().map(bytes_of).collect::<Result<Vec<u64>, _>>()?;
     let lost = without_bytes(&found.table, stripes, &bytes);
     if !lost.is_empty() {
-        // Soon the file has its length back, and only this opening knows: after a crash, what reads wrong must be free, not bad.
+        // Opening restores the file's length, so only this opening can tell. The mark of a shutdown
+        // goes first: after a crash, slots that read wrong must become free, not quarantined.
         cut_tail(&*found.file, &found.replayed)?;
         for &slot in &lost {
             found.table.release(slot);
@@ -102,7 +109,7 @@ fn drop_without_bytes(config: &DiskConfig, medium: &dyn Medium, found: &mut Foun
 }
 
 /// Slots whose blocks are not, or not as a whole, in files of these lengths.
-pub(crate) fn without_bytes(table: &Table, stripes: Stripes, lengths: &[u64]) -> Vec<BlockId> {
+pub(crate) fn without_bytes(table: &impl SlotRecords, stripes: Stripes, lengths: &[u64]) -> Vec<BlockId> {
     let is_lost = |slot: BlockId, content: &Content| !stripes.have(lengths, slot, content.bytes);
     table.blocks().filter(|(slot, _, content)| is_lost(*slot, content)).map(|(slot, ..)| slot).collect()
 }
@@ -114,7 +121,7 @@ fn failed(doing: &str, file: &str, source: io::Error) -> OpenError {
 struct Found {
     file: Arc<dyn BlockFile>,
     replayed: crate::journal::Replayed,
-    table: Table,
+    table: SlotTable,
 }
 
 /// The journal, if there is one. Changes nothing.
@@ -126,7 +133,7 @@ fn read_journal(config: &DiskConfig, ours: &Header, medium: &dyn Medium) -> Resu
     };
     let accept = |theirs: &Header| {
         check_header(ours, theirs)?;
-        Ok(Table::new(config.num_slots))
+        Ok(SlotTable::new(config.num_slots))
     };
     let (replayed, table) = replay(&*file, accept).map_err(|error| match error {
         Refused::Replay(ReplayError::Format(source)) => {
@@ -181,7 +188,7 @@ fn create_journal(
     config: &DiskConfig,
     header: &Header,
     medium: &Arc<dyn Medium>,
-    table: &Mutex<Table>,
+    table: &Mutex<SlotTable>,
 ) -> Result<Journal, OpenError> {
     let created = Journal::create(Arc::clone(medium), header, config.compact_slack_records, table);
     created.map_err(|source| match config.slot_file_bytes() {
@@ -196,15 +203,19 @@ pub(crate) fn dir_names(config: &DiskConfig) -> Vec<String> {
 }
 
 /// Opens the slot files at their full length, directly if wanted and possible for all of them.
-fn open_slots(config: &DiskConfig, medium: &dyn Medium, taken: &mut Taken) -> Result<SlotFile, OpenError> {
+fn open_slots(
+    config: &DiskConfig,
+    medium: &dyn Medium,
+    reserved: &mut ReservedSpace,
+) -> Result<SlotFile, OpenError> {
     config.slot_file_bytes()?;
     let (stride, straight_bytes) = (config.slot_stride()?, config.straight_bytes);
     let names = stripes::slot_files(config.num_dirs());
     let stripes = Stripes::new(names.len(), stride);
     let lengths: Vec<u64> =
         (0..names.len()).map(|member| stripes.file_bytes(member, config.num_slots).max(stride)).collect();
-    let (mut files, preallocated) = reserve(medium, &names, &lengths, taken)?;
-    // A file that was made here is as lasting as what will be flushed to it.
+    let (mut files, preallocated) = reserve(medium, &names, &lengths, reserved)?;
+    // A new slot file must have a durable name before the first flush of its data.
     medium.sync_dir().map_err(|source| OpenError::Io { doing: "sync the directories".to_owned(), source })?;
     let direct = match config.engine {
         EngineMode::Buffered => Err("configured".to_owned()),
@@ -227,14 +238,14 @@ fn reserve(
     medium: &dyn Medium,
     names: &[String],
     lengths: &[u64],
-    taken: &mut Taken,
+    reserved: &mut ReservedSpace,
 ) -> Result<(Files, bool), OpenError> {
     let (mut files, mut preallocated) = (Files::new(), true);
     for (name, &bytes) in names.iter().zip(lengths) {
         let create = OpenFile { create: true, ..OpenFile::default() };
         let file = medium.open(name, create).map_err(|error| failed("open", name, error))?;
         let before = file.len().map_err(|error| failed("read the length of", name, error))?;
-        taken.0.push((Arc::clone(&file), before));
+        reserved.0.push((Arc::clone(&file), before));
         preallocated &= file.reserve(bytes).map_err(|source| {
             if is_full(&source) {
                 OpenError::NoSpace { bytes, source }
@@ -247,21 +258,21 @@ fn reserve(
     Ok((files, preallocated))
 }
 
-/// Slot files, and the lengths that they had before an opening: one that fails gives back what it took.
+/// Slot files and their lengths before the opening. An opening that fails cuts them back.
 #[derive(Default)]
-struct Taken(Vec<(Arc<dyn BlockFile>, u64)>);
+struct ReservedSpace(Vec<(Arc<dyn BlockFile>, u64)>);
 
-impl Taken {
+impl ReservedSpace {
     fn keep(mut self) {
         self.0.clear();
     }
 }
 
-impl Drop for Taken {
+impl Drop for ReservedSpace {
     fn drop(&mut self) {
         for (file, before) in &self.0 {
             if file.len().is_ok_and(|now| now > *before) {
-                // What cannot be cut stays: another error is the one to tell.
+                // A file that cannot be cut keeps its length. The caller reports the first error.
                 let _ = file.set_len(*before);
             }
         }
@@ -293,8 +304,9 @@ fn open_direct(medium: &dyn Medium, count: usize) -> Result<(Files, u32), String
     Ok((files, alignment))
 }
 
-/// Writes and reads back a block of a scratch file, aligned to 512 bytes and then to 4096. On a full disk, which has no room for that
-/// and says nothing of direct I/O by it, it only reads, from the slots: they have their space.
+/// Writes and reads back a block of a scratch file, aligned to 512 bytes and then to 4096. A full
+/// disk has no room for that, which says nothing about direct I/O: then the probe only reads, from
+/// the slots, which have their space.
 fn probe_direct(medium: &dyn Medium, name: &str, slots: &dyn BlockFile) -> Result<u32, String> {
     let how = OpenFile { create: true, truncate: true, direct: true };
     let scratch = match medium.open(name, how) {
@@ -316,28 +328,30 @@ fn probe_direct(medium: &dyn Medium, name: &str, slots: &dyn BlockFile) -> Resul
     Err(reason)
 }
 
-/// Memory, offset and length at an odd multiple of `alignment`, as below; what lies there does not matter.
+/// Reads at an odd multiple of `alignment` in memory, offset and length. The content does not
+/// matter.
 fn probe_reading(slots: &dyn BlockFile, alignment: usize) -> io::Result<()> {
     let mut memory = OwnedBuffer::new(2 * alignment);
     slots.read_at(alignment as u64, &mut [IoSliceMut::new(&mut memory.as_mut_slice()[alignment..])]).map(drop)
 }
 
 fn probe_writing(file: &dyn BlockFile, alignment: usize) -> io::Result<()> {
-    let whole = |result: Result<u64, full::Stopped>| {
+    let whole = |result: Result<u64, complete::Stopped>| {
         result.map(drop).map_err(|stopped| stopped.error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into()))
     };
     let mut memory = OwnedBuffer::new(3 * alignment);
     let (pattern, rest) = memory.as_mut_slice()[alignment..].split_at_mut(alignment);
     pattern.fill(0xA5);
-    // Memory, offset and length at an odd multiple: what is not refused here is not refused later.
+    // Odd multiples of the alignment: a device that accepts them accepts every later request.
     let offset = alignment as u64;
-    whole(full::write(file, offset, &mut [IoSlice::new(pattern)], 1))?;
-    whole(full::read(file, offset, &mut [IoSliceMut::new(rest)], 1))?;
+    whole(complete::write(file, offset, &mut [IoSlice::new(pattern)], 1))?;
+    whole(complete::read(file, offset, &mut [IoSliceMut::new(rest)], 1))?;
     if pattern == rest { Ok(()) } else { Err(io::Error::other("what was written was not read back")) }
 }
 
-/// Slots ordered by `key`, then by number. What is sorted are integers: entries of the table are large and many.
-fn slots_by(table: &Table, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, BlockId)> {
+/// Slots ordered by `key`, then by number. What is sorted are integers: entries of the table are
+/// large and many.
+fn slots_by(table: &impl SlotRecords, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, BlockId)> {
     let pack = |(slot, generation, content): (BlockId, u64, &Content)| {
         u128::from(key(generation, content)) << 32 | u128::from(slot.0)
     };
@@ -347,14 +361,14 @@ fn slots_by(table: &Table, key: impl Fn(u64, &Content) -> u64) -> Vec<(u64, Bloc
 }
 
 /// Frees all slots of a block but the newest; returns how many.
-pub(crate) fn drop_duplicates(table: &mut Table) -> u64 {
+pub(crate) fn drop_duplicates(table: &mut impl SlotRecords) -> u64 {
     let first_half = |hash: &SequenceHash| {
         let (first, _) = hash.as_bytes().split_first_chunk().unwrap_or((&[0; 8], &[]));
         u64::from_le_bytes(*first)
     };
     let slots = slots_by(table, |_, content| first_half(&content.identity.hash));
     let mut older = Vec::new();
-    // Hashes that begin alike are mostly equal; if somebody made them otherwise, this takes longer.
+    // Equal first halves almost always mean equal hashes. Forged ones only cost time.
     for alike in slots.chunk_by(|one, next| one.0 == next.0).filter(|alike| alike.len() > 1) {
         let whole = |(_, slot): &(u64, BlockId)| {
             let (generation, content) = table.block(*slot)?;
@@ -373,7 +387,7 @@ pub(crate) fn drop_duplicates(table: &mut Table) -> u64 {
 }
 
 /// Blocks, the oldest write first.
-pub(crate) fn blocks_by_age(table: &Table) -> Vec<RecoveredSlot> {
+pub(crate) fn blocks_by_age(table: &impl SlotRecords) -> Vec<RecoveredSlot> {
     let recovered = |(_, slot): (u64, BlockId)| {
         let (_, content) = table.block(slot)?;
         let Content { identity, checksum, bytes } = *content;
@@ -385,12 +399,12 @@ pub(crate) fn blocks_by_age(table: &Table) -> Vec<RecoveredSlot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Record, RecordState};
+    use crate::record::{Record, RecordState};
     use kvbm_plan::{BlockIdentity, GroupId, NamespaceId};
 
     #[test]
     fn only_the_same_block_is_a_duplicate() {
-        let mut table = Table::new(8);
+        let mut table = SlotTable::new(8);
         let mut recover = |slot: u32, generation: u64, hash: [u8; 16], group: u16| {
             let hash = SequenceHash::from_bytes(hash);
             let (namespace, group) = (NamespaceId(0), GroupId(group));

@@ -1,20 +1,22 @@
-//! One operation on one slot, from the table to the medium and back: [`begin`], the transfer, [`over`], [`end`].
+//! One operation on one slot, from the table to the medium and back: [`begin`], the transfer,
+//! [`over`], [`end`].
 
 use crate::batch::{Op, OpKind, Source};
-use crate::buffer::Fragments;
-use crate::medium::full::Stopped;
+use crate::buffer::IoFragments;
+use crate::medium::complete::{self, Stopped};
 use crate::open::without_bytes;
 use crate::shared::Shared;
-use crate::slots::Moved;
-use crate::table::{Content, Taken};
-use crate::{ContentCrc, Corruption, OpDone, OpError, OpOutcome};
-use std::io::ErrorKind;
+use crate::slot_file::{Bounce, Moved};
+use crate::slot_table::{Content, ReadPermit};
+use crate::{ContentCrc, OpDone, OpError, OpOutcome, SlotCorruption};
+use kvbm_plan::BlockId;
+use std::io::{ErrorKind, IoSliceMut};
 
 /// An operation that has its slot: the transfer may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
     /// With what the slot holds.
-    Read { taken: Taken },
+    Read { permit: ReadPermit },
     /// With the checksum of the bytes.
     Write { checksum: u64 },
 }
@@ -23,7 +25,7 @@ pub(crate) enum Begun {
 #[derive(Debug)]
 pub(crate) enum Over {
     /// With what the slot holds, and the checksum that the bytes have.
-    Read { taken: Taken, found: Result<(Moved, u64), Stopped> },
+    Read { permit: ReadPermit, found: Result<(Moved, u64), Stopped> },
     /// With the checksum of the bytes.
     Write { checksum: u64, result: Result<Moved, Stopped> },
 }
@@ -31,7 +33,7 @@ pub(crate) enum Over {
 /// Takes the slot for `op`. What was begun is ended by [`end`] or [`abandon`].
 ///
 /// # Safety
-/// The contract of [`Fragments::from_raw`] holds for the operation's fragments.
+/// The contract of [`IoFragments::from_raw`] holds for the operation's fragments.
 pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
     let (slot, bytes, max) = (op.slot, op.fragments.bytes(), shared.config.block_bytes);
     if !(1..=max).contains(&bytes) {
@@ -39,8 +41,8 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
     }
     let checksum = match op.kind {
         OpKind::Read => {
-            let taken = shared.table.lock().begin_read(slot, op.identity, bytes)?;
-            return Ok(Begun::Read { taken });
+            let permit = shared.table.lock().begin_read(slot, op.identity, bytes)?;
+            return Ok(Begun::Read { permit });
         }
         OpKind::Write(Source::Trust(checksum)) => checksum,
         OpKind::Write(source) => {
@@ -64,11 +66,11 @@ pub(crate) unsafe fn begin(op: &Op, shared: &Shared) -> Result<Begun, OpError> {
 /// As for [`begin`]; the transfer is over.
 pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>, shared: &Shared) -> Over {
     match begun {
-        Begun::Read { taken } => {
+        Begun::Read { permit } => {
             // SAFETY: by the caller's contract; the read is over and the memory still ours.
             let sum =
                 |moved| (moved, shared.checksums.bind(&op.identity, unsafe { content_crc(&op.fragments) }));
-            Over::Read { taken, found: result.map(sum) }
+            Over::Read { permit, found: result.map(sum) }
         }
         Begun::Write { checksum } => Over::Write { checksum, result },
     }
@@ -77,7 +79,7 @@ pub(crate) unsafe fn over(op: &Op, begun: Begun, result: Result<Moved, Stopped>,
 /// Gives the slot back, and says what came of the operation.
 pub(crate) fn end(op: &Op, over: Over, shared: &Shared) -> OpOutcome {
     match over {
-        Over::Read { taken, found } => end_read(op, taken, found, shared),
+        Over::Read { permit, found } => end_read(op, permit, found, shared),
         Over::Write { checksum, result } => end_write(op, checksum, result, shared),
     }
 }
@@ -97,35 +99,35 @@ pub(crate) const fn name(kind: OpKind) -> &'static str {
     }
 }
 
-fn end_read(op: &Op, taken: Taken, found: Result<(Moved, u64), Stopped>, shared: &Shared) -> OpOutcome {
+fn end_read(op: &Op, permit: ReadPermit, found: Result<(Moved, u64), Stopped>, shared: &Shared) -> OpOutcome {
     let (slot, identity, bytes) = (op.slot, op.identity, op.fragments.bytes());
     let verdict = match found {
         Ok((moved, found)) => {
             count_moved(shared, moved);
-            let expected = taken.checksum;
+            let expected = permit.checksum;
             if found == expected {
                 Ok(OpDone { checksum: found, bytes })
             } else {
-                Err(Corruption::Checksum { expected, found })
+                Err(SlotCorruption::Checksum { expected, found })
             }
         }
         Err(Stopped { done, error: None }) => {
-            Err(Corruption::ShortFile { missing: bytes.saturating_sub(done) })
+            Err(SlotCorruption::ShortFile { missing: bytes.saturating_sub(done) })
         }
         Err(Stopped { done, error: Some(error) }) => {
             shared.table.lock().end_read(slot);
             return Err(io_error(op, done, &error, shared));
         }
     };
-    if let Err(Corruption::ShortFile { .. }) = verdict {
+    if let Err(SlotCorruption::ShortFile { .. }) = verdict {
         forget_what_was_cut(shared);
     }
     let cut_short = shared.change(|table| {
         table.end_read(slot);
         match verdict {
             Ok(_) => table.prove(slot),
-            Err(Corruption::ShortFile { .. }) => table.release_taken(slot, taken),
-            Err(_) => return table.refute_taken(slot, taken),
+            Err(SlotCorruption::ShortFile { .. }) => table.release_taken(slot, permit),
+            Err(_) => return table.refute_taken(slot, permit),
         }
         false
     });
@@ -135,8 +137,9 @@ fn end_read(op: &Op, taken: Taken, found: Result<(Moved, u64), Stopped>, shared:
     }
 }
 
-/// A read met the end of a slot file: blocks whose bytes no slot file has are forgotten, and their slots are free, as they would be after the
-/// next opening. The next write behind the end brings the length back; what was lost would look damaged then, and its slots be out of use.
+/// A read met the end of a slot file: blocks whose bytes no slot file has are forgotten, and their
+/// slots are free, as they would be after the next opening. The next write behind the end brings
+/// the length back; what was lost would look damaged then, and its slots be out of use.
 pub(crate) fn forget_what_was_cut(shared: &Shared) {
     let newest = shared.table.lock().newest();
     let lengths = shared.slots.lengths();
@@ -172,8 +175,8 @@ fn end_write(op: &Op, checksum: u64, result: Result<Moved, Stopped>, shared: &Sh
     kept.map(|()| OpDone { checksum, bytes })
 }
 
-/// Safety: the contract of [`Fragments::from_raw`] holds; nobody writes the memory meanwhile.
-unsafe fn content_crc(fragments: &Fragments) -> u64 {
+/// Safety: the contract of [`IoFragments::from_raw`] holds; nobody writes the memory meanwhile.
+unsafe fn content_crc(fragments: &IoFragments) -> u64 {
     let mut crc = ContentCrc::new();
     // SAFETY: by the caller's contract.
     for run in unsafe { fragments.pieces() } {
@@ -208,10 +211,10 @@ pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
             stats.written_bytes += done.bytes;
         }
         Err(OpError::Corrupt { cause, .. }) => match cause {
-            Corruption::Checksum { .. } => stats.corrupt_checksum += 1,
-            Corruption::WrongIdentity { .. } => stats.corrupt_identity += 1,
-            Corruption::WrongLength { .. } => stats.corrupt_length += 1,
-            Corruption::ShortFile { .. } => stats.corrupt_short_file += 1,
+            SlotCorruption::Checksum { .. } => stats.corrupt_checksum += 1,
+            SlotCorruption::WrongIdentity { .. } => stats.corrupt_identity += 1,
+            SlotCorruption::WrongLength { .. } => stats.corrupt_length += 1,
+            SlotCorruption::ShortFile { .. } => stats.corrupt_short_file += 1,
         },
         Err(OpError::Source { .. }) => stats.corrupt_source += 1,
         Err(OpError::Missing { .. }) => stats.missing += 1,
@@ -219,4 +222,19 @@ pub(crate) fn count(shared: &Shared, kind: OpKind, outcome: &OpOutcome) {
         Err(OpError::Io { .. }) => stats.io_errors += 1,
         Err(_) => stats.refused += 1,
     });
+}
+
+/// The checksum of what lies in the slot, and its bytes in `memory`.
+pub(crate) fn read_slot(
+    slot: BlockId,
+    content: &Content,
+    shared: &Shared,
+    memory: &mut Bounce,
+) -> Result<u64, Stopped> {
+    let staged = memory.part(&shared.slots, content.bytes);
+    let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
+    complete::read(file, offset, &mut [IoSliceMut::new(staged)], alignment)?;
+    let mut crc = ContentCrc::new();
+    crc.update(&staged[..content.bytes as usize]);
+    Ok(shared.checksums.bind(&content.identity, crc.finish()))
 }

@@ -1,16 +1,15 @@
-//! Reading blocks that nobody asks for, so that damage is found before somebody does.
+//! Reads and verifies blocks in the background, to find damage before a request does.
 //!
-//! A scrubbing read takes no slot: a write does not wait for it, and what it saw counts only if the slot did not change
-//! meanwhile.
+//! A scrubbing read holds no slot: a write does not wait for it. Its result counts only if the slot
+//! did not change meanwhile.
 
-use crate::medium::full::{self, Stopped};
+use crate::medium::complete::Stopped;
 use crate::ops;
 use crate::shared::Shared;
-use crate::slots::Bounce;
-use crate::table::Content;
-use crate::{ContentCrc, Corruption, DiskEngine, OpError};
+use crate::slot_file::Bounce;
+use crate::slot_table::Content;
+use crate::{DiskEngine, OpError, SlotCorruption};
 use kvbm_plan::{BlockId, BlockIdentity};
-use std::io::IoSliceMut;
 
 /// Slots that are looked at for a block under one hold of the table's lock.
 const LOOK: u32 = 4096;
@@ -40,8 +39,9 @@ pub enum Scrubbed {
         /// Bytes read.
         bytes: u64,
     },
-    /// The block cannot be read as it was written. As after any other read, a damaged slot is quarantined now, and one
-    /// whose write was cut short is free; after [`OpError::Io`] nothing changed.
+    /// The block cannot be read as it was written. As after any other read, a damaged slot is
+    /// quarantined now, and one whose write was cut short is free; after [`OpError::Io`] nothing
+    /// changed.
     Bad {
         /// Where.
         slot: BlockId,
@@ -55,16 +55,16 @@ pub enum Scrubbed {
 }
 
 impl DiskEngine {
-    /// Reads and verifies the next block, in the calling thread, one at a time and only while no operation is queued or
-    /// running. The caller decides how often. A read through the page cache ([`EngineKind::Buffered`](crate::EngineKind))
-    /// may not reach the device.
+    /// Reads and verifies the next block, in the calling thread, one at a time and only while no
+    /// operation is queued or running. The caller decides how often. A read through the page cache
+    /// ([`EngineKind::Buffered`](crate::EngineKind)) may not reach the device.
     pub fn scrub(&self, scrubber: &mut Scrubber) -> Scrubbed {
         if self.is_busy() {
             return Scrubbed::Busy;
         }
         let shared = self.shared();
         let Some((slot, generation, content)) = scrubber.next_block(shared) else { return Scrubbed::Empty };
-        let read = read(slot, &content, shared, &mut scrubber.memory);
+        let read = ops::read_slot(slot, &content, shared, &mut scrubber.memory);
         let scrubbed = judge(slot, generation, &content, read, shared);
         shared.count(|stats| match scrubbed {
             Scrubbed::Good { .. } => stats.scrubbed += 1,
@@ -94,22 +94,8 @@ impl Scrubber {
     }
 }
 
-/// The checksum of what lies in the slot, and its bytes in `memory`.
-pub(crate) fn read(
-    slot: BlockId,
-    content: &Content,
-    shared: &Shared,
-    memory: &mut Bounce,
-) -> Result<u64, Stopped> {
-    let staged = memory.part(&shared.slots, content.bytes);
-    let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
-    full::read(file, offset, &mut [IoSliceMut::new(staged)], alignment)?;
-    let mut crc = ContentCrc::new();
-    crc.update(&staged[..content.bytes as usize]);
-    Ok(shared.checksums.bind(&content.identity, crc.finish()))
-}
-
-/// What the reading says about the slot, which is dealt with accordingly if it still holds what it held before.
+/// What the reading says about the slot, which is dealt with accordingly if it still holds what it
+/// held before.
 fn judge(
     slot: BlockId,
     generation: u64,
@@ -120,16 +106,16 @@ fn judge(
     let &Content { identity, checksum: expected, bytes } = content;
     let bad = |error| Scrubbed::Bad { slot, identity, bytes, error };
     let cause = match read {
-        Ok(found) => (found != expected).then_some(Corruption::Checksum { expected, found }),
+        Ok(found) => (found != expected).then_some(SlotCorruption::Checksum { expected, found }),
         Err(Stopped { done, error: None }) => {
-            Some(Corruption::ShortFile { missing: bytes.saturating_sub(done) })
+            Some(SlotCorruption::ShortFile { missing: bytes.saturating_sub(done) })
         }
         Err(Stopped { done, error: Some(error) }) => {
             let (kind, message) = (error.kind(), shared.note_failure(slot, &error));
             return bad(OpError::Io { op: "scrub", slot, at: done, kind, message });
         }
     };
-    let is_short = matches!(cause, Some(Corruption::ShortFile { .. }));
+    let is_short = matches!(cause, Some(SlotCorruption::ShortFile { .. }));
     let scrubbed = shared.change(|table| {
         if table.block(slot).is_none_or(|(now, _)| now != generation) {
             return Scrubbed::Changed { bytes };

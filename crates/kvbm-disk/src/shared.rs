@@ -1,32 +1,27 @@
 //! What the engine's threads share.
 
-use crate::commit::CommitSignals;
+use crate::commit_signals::CommitSignals;
 use crate::medium::Medium;
-use crate::slots::SlotFile;
-use crate::table::Table;
+use crate::slot_file::SlotFile;
+use crate::slot_table::SlotTable;
 use crate::{BlockChecksum, DirInfo, DiskConfig, EngineStats};
 use kvbm_plan::{BlockId, BlockIdentity};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-
-/// The time after `duration`. One that the clock cannot express is one that nobody lives to see: an hour stands for it.
-pub(crate) fn after(duration: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(duration).unwrap_or_else(|| now + Duration::from_secs(3600))
-}
+use std::time::Instant;
 
 /// Everything but the queue. The locks inside are leaves: none is taken while another is held.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: DiskConfig,
-    /// Held by every thread that may still touch the directory: its lock ends with the last of them.
+    /// Held by every thread that may still touch the directory: its lock ends with the last of
+    /// them.
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) checksums: BlockChecksum,
     pub(crate) slots: SlotFile,
-    pub(crate) table: Mutex<Table>,
+    pub(crate) table: Mutex<SlotTable>,
     pub(crate) commit: CommitSignals,
     pub(crate) stats: Mutex<EngineStats>,
     pub(crate) journal_records: AtomicU64,
@@ -35,7 +30,7 @@ pub(crate) struct Shared {
     pub(crate) given_up: OnceLock<GivenUp>,
 }
 
-/// Who is told of blocks that are given up.
+/// Callback for blocks that are given up.
 pub(crate) struct GivenUp(pub(crate) Box<dyn Fn(BlockId, BlockIdentity) + Send + Sync>);
 
 impl fmt::Debug for GivenUp {
@@ -46,7 +41,7 @@ impl fmt::Debug for GivenUp {
 
 impl Shared {
     /// Changes the table, then lets the committer know what became due.
-    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut SlotTable) -> R) -> R {
         let mut table = self.table.lock();
         let before = table.dirty();
         let result = change(&mut table);
@@ -62,7 +57,8 @@ impl Shared {
         count(&mut self.stats.lock());
     }
 
-    /// The device of `slot` failed. What to tell of it: where there are several, which.
+    /// Counts a failure of the device of `slot`. Returns the text for the log: with several
+    /// directories it names the one.
     pub(crate) fn note_failure(&self, slot: BlockId, error: &std::io::Error) -> String {
         self.note_failure_of(self.slots.place(slot).0, error)
     }

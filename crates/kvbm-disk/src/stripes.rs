@@ -1,18 +1,23 @@
-//! Slots over several directories: which file a slot lies in, and the mark by which directories know that they belong
-//! together. The mark's bytes are drawn in `docs/formats.md`.
+//! Slots over several directories: which file a slot lies in, and the mark by which directories
+//! know that they belong together. The mark's bytes are drawn in `docs/formats.md`.
 
 use crate::OpenError;
+use crate::checksum::crc64;
 use crate::journal::JOURNAL_FILE;
-use crate::medium::{BlockFile, Medium, OpenFile, full, open_read_only};
-use crate::slots::SLOT_FILE;
+use crate::medium::{BlockFile, Medium, OpenFile, complete, open_read_only};
 use kvbm_plan::BlockId;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 /// The mark of a directory that is one of several.
 pub(crate) const STRIPE_FILE: &str = "stripe.kvbm";
+
+/// The slot file of each directory.
+pub(crate) const SLOT_FILE: &str = "slots.kvbm";
 
 /// The directory that has the journal.
 pub(crate) const JOURNAL_MEMBER: usize = 0;
@@ -23,6 +28,8 @@ const STRIPE_TEMP_FILE: &str = "stripe.kvbm.tmp";
 const MAGIC: [u8; 8] = *b"KVBMSTRP";
 const VERSION: u32 = 1;
 const BYTES: usize = 32;
+/// Bytes before the mark's checksum.
+const SUMMED_BYTES: usize = 24;
 /// Neighbouring slots of about so many bytes lie in one file: large enough for a large request.
 const UNIT_BYTES: u64 = 1 << 20;
 
@@ -83,59 +90,65 @@ struct Mark {
     members: u16,
 }
 
+/// A mark as it lies in its file.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct MarkLayout {
+    magic: [u8; 8],
+    version: U32,
+    member: U16,
+    members: U16,
+    set: U64,
+    sum: U64,
+}
+
+const _: () = assert!(size_of::<MarkLayout>() == BYTES);
+
+impl MarkLayout {
+    fn expected_sum(&self) -> u64 {
+        crc64(&self.as_bytes()[..SUMMED_BYTES])
+    }
+}
+
 impl Mark {
     fn encode(self) -> [u8; BYTES] {
-        let mut bytes = [0; BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.member.to_le_bytes());
-        bytes[14..16].copy_from_slice(&self.members.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.set.to_le_bytes());
-        let sum = sum(&bytes[..24]);
-        bytes[24..].copy_from_slice(&sum.to_le_bytes());
-        bytes
+        let mut layout = MarkLayout {
+            magic: MAGIC,
+            version: U32::new(VERSION),
+            member: U16::new(self.member),
+            members: U16::new(self.members),
+            set: U64::new(self.set),
+            sum: U64::ZERO,
+        };
+        layout.sum.set(layout.expected_sum());
+        transmute!(layout)
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let Some(Ok(bytes)) = bytes.get(..BYTES).map(<[u8; BYTES]>::try_from) else {
+        let Ok((layout, _)) = MarkLayout::ref_from_prefix(bytes) else {
             return Err(format!("{STRIPE_FILE} has less than {BYTES} bytes"));
         };
-        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let u64_at = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        if bytes[..8] != MAGIC {
-            return Err(format!("{STRIPE_FILE} is none of kvbm"));
+        if layout.magic != MAGIC {
+            return Err(format!("{STRIPE_FILE} is not a file of kvbm"));
         }
-        if u64_at(8) as u32 != VERSION {
-            return Err(format!(
-                "{STRIPE_FILE} has version {}, this build reads {VERSION}",
-                u64_at(8) as u32
-            ));
+        if layout.version != VERSION {
+            return Err(format!("{STRIPE_FILE} has version {}, this build reads {VERSION}", layout.version));
         }
-        if u64_at(24) != sum(&bytes[..24]) {
+        if layout.sum != layout.expected_sum() {
             return Err(format!("{STRIPE_FILE} is damaged"));
         }
-        Ok(Self { set: u64_at(16), member: u16_at(12), members: u16_at(14) })
+        Ok(Self { set: layout.set.get(), member: layout.member.get(), members: layout.members.get() })
     }
 
-    /// For who names it at another place.
+    /// Text for an opening that names the directory at another place.
     fn place(self) -> String {
         let Self { member, members, .. } = self;
         format!("it is number {} of {members}: name all of them, in their order", u32::from(member) + 1)
     }
 }
 
-fn sum(bytes: &[u8]) -> u64 {
-    let mut crc = crate::ContentCrc::new();
-    crc.update(bytes);
-    crc.finish()
-}
-
-/// Makes sure that the directories of `medium` are one set, in this order, before any of them is changed; a new set gets its
-/// marks. `names` are the directories, for messages.
+/// Makes sure that the directories of `medium` are one set, in this order, before any of them is
+/// changed; a new set gets its marks. `names` are the directories, for messages.
 pub(crate) fn join(medium: &dyn Medium, names: &[String]) -> Result<(), OpenError> {
     let open = |member: usize, name: &str| medium.open(&name_in(member, name), OpenFile::default());
     let marks = read_marks(names, |member| open(member, STRIPE_FILE))?;
@@ -154,12 +167,13 @@ pub(crate) fn join(medium: &dyn Medium, names: &[String]) -> Result<(), OpenErro
 /// Makes sure that `dirs` are a whole set, in their order, and changes nothing.
 pub(crate) fn check(dirs: &[PathBuf]) -> Result<(), OpenError> {
     let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-    let marks = read_marks(&names, |member| open_read_only(&dirs[member].join(STRIPE_FILE)))?;
+    let marks = read_marks(&names, |member| open_read_only(&dirs[member].join(STRIPE_FILE), None))?;
     let has_journal: Vec<bool> = dirs.iter().map(|dir| dir.join(JOURNAL_FILE).is_file()).collect();
     examine(&marks, &has_journal, &names).map(drop)
 }
 
-/// The set that the directories are or, where none has blocks, become; `None` for a directory alone.
+/// The set that the directories are or, where none has blocks, become; `None` for a directory
+/// alone.
 fn examine(marks: &[Option<Mark>], has_journal: &[bool], names: &[String]) -> Result<Option<u64>, OpenError> {
     let wrong = |member: usize, reason: String| {
         Err(OpenError::Stripe {
@@ -230,7 +244,7 @@ fn read_marks(
 
 fn read_mark(file: &dyn BlockFile) -> io::Result<Result<Mark, String>> {
     let mut bytes = [0; BYTES];
-    let found = full::read_up_to(file, 0, &mut bytes)?;
+    let found = complete::read_up_to(file, 0, &mut bytes)?;
     Ok(Mark::decode(&bytes[..found]))
 }
 
@@ -239,7 +253,7 @@ fn write(medium: &dyn Medium, member: usize, mark: Mark) -> io::Result<()> {
     let (temporary, name) = (name_in(member, STRIPE_TEMP_FILE), name_in(member, STRIPE_FILE));
     let how = OpenFile { create: true, truncate: true, direct: false };
     let file = medium.open(&temporary, how)?;
-    full::write_all(&*file, 0, &mark.encode())?;
+    complete::write_all(&*file, 0, &mark.encode())?;
     file.sync_data()?;
     medium.rename(&temporary, &name)
 }

@@ -1,5 +1,6 @@
-//! Journals that are right, damaged, or lie with checksums that match (`corpus/make.py` writes them from the description of the format):
-//! each is taken for what it is, by the engine and by `offline`, without a panic and without memory that a number in it asks for.
+//! Journals that are right, damaged, or lie with checksums that match (`corpus/make.py` writes them
+//! from the description of the format): each is taken for what it is, by the engine and by
+//! `offline`, without a panic and without memory that a number in it asks for.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod support;
@@ -12,7 +13,8 @@ use support::*;
 
 const SLOTS: u32 = 8;
 
-/// What opening says: blocks by slot and number, and (torn bytes, damaged, invalid, beyond, duplicates).
+/// What opening says: blocks by slot and number, and (torn bytes, damaged, invalid, beyond,
+/// duplicates).
 enum Expected {
     Opens(&'static [(u32, u32)], [u64; 5]),
     Refused(&'static str),

@@ -1,17 +1,19 @@
-//! A disk that is full: capacity is kept, what was acknowledged stays, what cannot be kept is said, and all goes on when there is
-//! space again. On the simulated medium, and on a small tmpfs where mounting one is permitted.
+//! A disk that is full: capacity is kept, what was acknowledged stays, what cannot be kept is said,
+//! and all goes on when there is space again. On the simulated medium, and on a small tmpfs where
+//! mounting one is permitted.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod support;
 
-use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
+use kvbm_disk::fault::{Call, DiskFault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::{Archive, DiskConfig, DiskEngine, EngineMode, FlushError, OpenError, offline};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::Command;
 use support::*;
 
-/// Slots, of which half are written before the disk is full: their records do not fit what is left of a page.
+/// Slots, of which half are written before the disk is full: their records do not fit what is left
+/// of a page.
 const SLOTS: u32 = 256;
 const BEFORE: u32 = SLOTS / 2;
 /// Where the test inside a namespace of its own finds its file system.
@@ -32,7 +34,8 @@ fn served(engine: &DiskEngine) -> u32 {
     (0..SLOTS).map(|slot| u32::from(is_served(engine, slot, slot.into()))).sum()
 }
 
-/// Half of the slots are durable; the disk is full while the others are written, and has space again.
+/// Half of the slots are durable; the disk is full while the others are written, and has space
+/// again.
 fn live_through(engine: &DiskEngine, fill: impl FnOnce(), copy: impl FnOnce() -> u32, free: impl FnOnce()) {
     assert!(all_good(&write(engine, &numbers(0..BEFORE))));
     assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, u64::from(BEFORE));
@@ -107,11 +110,11 @@ fn an_opening_that_fails_takes_no_space() {
     assert!(is_served(&open(config, &medium).0, SLOTS - 1, 1));
 }
 
-/// Too little space for a snapshot, and enough for some records: those are appended, and the snapshot waits until there is
-/// more to gain.
+/// Too little space for a snapshot, and enough for some records: those are appended, and the
+/// snapshot waits until there is more to gain.
 ///
-/// Mutation that makes it fail: `Journal::persist` returns the snapshot's error, or forgets to postpone the next one;
-/// `write_new_file` changes the journal's own header.
+/// Mutation that makes it fail: `Journal::persist` returns the snapshot's error, or forgets to
+/// postpone the next one; `write_new_file` changes the journal's own header.
 #[test]
 fn a_snapshot_that_does_not_fit_keeps_nothing_from_becoming_durable() {
     const RECORD: usize = 80;
@@ -134,7 +137,7 @@ fn a_snapshot_that_does_not_fit_keeps_nothing_from_becoming_durable() {
     engine.flush(PATIENCE).unwrap();
     room(100);
     // One attempt writes the header and fails with the records; another would be noticed.
-    medium.inject(JOURNAL_TEMP_FILE, Call::Write, 2, 1, Fault::Panic);
+    medium.inject(JOURNAL_TEMP_FILE, Call::Write, 2, 1, DiskFault::Panic);
     for slot in 0..50 {
         assert!(all_good(&write(&engine, &round(slot..slot + 1, 1))));
         assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, u64::from(SLOTS));
@@ -236,7 +239,8 @@ fn inside_a_small_file_system() {
     let (engine, recovered) = DiskEngine::open(config("g3", SLOTS)).unwrap();
     all_back(&engine, &recovered);
     drop(engine);
-    // A start while others have filled the disk: the slots have their space, and their blocks are moved as before.
+    // A start while others have filled the disk: the slots have their space, and their blocks are
+    // moved as before.
     fill();
     let (engine, recovered) = DiskEngine::open(config("g3", SLOTS)).unwrap();
     all_back(&engine, &recovered);
@@ -244,8 +248,8 @@ fn inside_a_small_file_system() {
     assert_eq!(choice.kind, kind, "{}", choice.reason);
     drop(engine);
 
-    // As after errors of the device: an engine cannot have the directory, and who only looks still sees what is there.
-    // The kernel gives the files of a ring back a moment after it is gone.
+    // As after errors of the device: an engine cannot have the directory, and who only looks still
+    // sees what is there. The kernel gives the files of a ring back a moment after it is gone.
     let remounted = || Command::new("mount").args(["-o", "remount,ro"]).arg(mount).status().unwrap();
     wait_until(|| remounted().success());
     let error = DiskEngine::open(config("g3", SLOTS)).unwrap_err().to_string();
@@ -253,7 +257,7 @@ fn inside_a_small_file_system() {
     let dirs = [mount.join("g3")];
     let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
     assert_eq!((found.verified, found.damaged.len()), (SLOTS.into(), 0));
-    let looking = Archive::open(&dirs).unwrap();
+    let looking = Archive::open(&dirs, kvbm_plan::FileAccess::Owner).unwrap();
     assert!(matches!(offline::verify(&dirs, &mut |_, _| {}), Err(OpenError::Busy { .. })));
     drop(looking);
 }

@@ -3,8 +3,8 @@
 
 mod support;
 
-use kvbm_disk::fault::{Call, Fault, SLOT_FILE, SimMedium};
-use kvbm_disk::{Corruption, DiskEngine, IoBatch, OpError, OwnedBuffer, ReadTarget};
+use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};
+use kvbm_disk::{DiskEngine, IoBatch, OpError, OwnedBuffer, ReadTarget, SlotCorruption};
 use kvbm_plan::{BlockId, FailureKind};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -73,14 +73,14 @@ fn invariant_5_swapped_slots_are_never_served() {
     });
     for slot in [0, 1] {
         let error = read(&engine, slot, u64::from(slot)).unwrap_err();
-        assert!(matches!(error, OpError::Corrupt { cause: Corruption::Checksum { .. }, .. }), "{error}");
+        assert!(matches!(error, OpError::Corrupt { cause: SlotCorruption::Checksum { .. }, .. }), "{error}");
     }
     assert!(is_served(&engine, 2, 2));
     assert_eq!((engine.stats().corrupt_checksum, engine.info().quarantined_slots), (2, 2));
 }
 
-/// Mutation that makes it fail: `Table::begin_read` does not compare identities; or `ops::read` takes every checksum
-/// for the right one.
+/// Mutation that makes it fail: `Table::begin_read` does not compare identities; or `ops::read`
+/// takes every checksum for the right one.
 #[test]
 fn invariant_5_a_stale_slot_is_never_served() {
     let medium = SimMedium::new();
@@ -91,7 +91,7 @@ fn invariant_5_a_stale_slot_is_never_served() {
 
     // The caller's index is stale: the slot itself is good, and stays so.
     let error = read(&engine, 0, 0).unwrap_err();
-    let OpError::Corrupt { cause: Corruption::WrongIdentity { found }, .. } = error else {
+    let OpError::Corrupt { cause: SlotCorruption::WrongIdentity { found }, .. } = error else {
         panic!("{error}")
     };
     assert_eq!(found, identity(1));
@@ -100,13 +100,13 @@ fn invariant_5_a_stale_slot_is_never_served() {
     // The device went back to an earlier write.
     medium.edit(SLOT_FILE, |bytes| *bytes = stale);
     let error = read(&engine, 0, 1).unwrap_err();
-    assert!(matches!(error, OpError::Corrupt { cause: Corruption::Checksum { .. }, .. }), "{error}");
+    assert!(matches!(error, OpError::Corrupt { cause: SlotCorruption::Checksum { .. }, .. }), "{error}");
     assert_eq!((engine.stats().corrupt_identity, engine.stats().corrupt_checksum), (1, 1));
     assert_eq!(engine.info().quarantined_slots, 1);
 }
 
-/// Mutation that makes it fail: `ops::read` takes the end of the file for an error of the device; or `Progress` takes an end within a
-/// unit of direct I/O for a device without progress.
+/// Mutation that makes it fail: `ops::read` takes the end of the file for an error of the device;
+/// or `Progress` takes an end within a unit of direct I/O for a device without progress.
 #[test]
 fn invariant_5_a_truncated_file_is_never_served() {
     for (direct, ring) in [(false, false), (true, false), (true, true)] {
@@ -119,7 +119,7 @@ fn invariant_5_a_truncated_file_is_never_served() {
             medium.edit(SLOT_FILE, |bytes| bytes.truncate(BLOCK + 700));
             assert!(is_served(&engine, 0, 0));
             let error = read(&engine, slot, u64::from(slot)).unwrap_err();
-            let expected = Corruption::ShortFile { missing: gone as u64 };
+            let expected = SlotCorruption::ShortFile { missing: gone as u64 };
             assert!(matches!(error, OpError::Corrupt { cause, .. } if cause == expected), "{error}");
             assert_eq!((engine.stats().corrupt_short_file, error.kind()), (1, FailureKind::Missing));
         }
@@ -132,29 +132,30 @@ fn invariant_5_lost_and_misdirected_io_is_never_served() {
     let medium = SimMedium::new();
     let (engine, _) = open(config(8), &medium);
     assert!(all_good(&write(&engine, &[(0, 0), (1, 1)])));
-    medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Misdirect(BLOCK as u64));
+    medium.inject(SLOT_FILE, Call::Read, 0, 1, DiskFault::Misdirect(BLOCK as u64));
     assert!(!is_served(&engine, 0, 0));
-    medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Lose);
+    medium.inject(SLOT_FILE, Call::Read, 0, 1, DiskFault::Lose);
     assert!(!is_served(&engine, 1, 1));
-    medium.inject(SLOT_FILE, Call::Write, 0, 1, Fault::Lose);
+    medium.inject(SLOT_FILE, Call::Write, 0, 1, DiskFault::Lose);
     assert!(all_good(&write(&engine, &[(2, 2)])));
     assert!(!is_served(&engine, 2, 2));
     // The misdirected write also destroys a neighbour.
     assert!(all_good(&write(&engine, &[(4, 4)])));
-    medium.inject(SLOT_FILE, Call::Write, 0, 1, Fault::Misdirect(BLOCK as u64));
+    medium.inject(SLOT_FILE, Call::Write, 0, 1, DiskFault::Misdirect(BLOCK as u64));
     assert!(all_good(&write(&engine, &[(3, 3)])));
     assert!(!is_served(&engine, 3, 3));
     assert!(!is_served(&engine, 4, 4));
     assert_eq!(engine.stats().corrupt_checksum, 5);
 }
 
-/// Mutation that makes it fail: `ops::write` gives `Table::end_write` the content whatever came of the write.
+/// Mutation that makes it fail: `ops::write` gives `Table::end_write` the content whatever came of
+/// the write.
 #[test]
 fn invariant_1_a_failed_write_registers_nothing() {
     let medium = SimMedium::new();
     let (engine, _) = open(config(2), &medium);
     assert!(all_good(&write(&engine, &[(0, 0)])));
-    medium.inject(SLOT_FILE, Call::Write, 0, 1, Fault::Error(std::io::ErrorKind::Other));
+    medium.inject(SLOT_FILE, Call::Write, 0, 1, DiskFault::Error(std::io::ErrorKind::Other));
     let error = write(&engine, &[(0, 1)]).remove(0).unwrap_err();
     assert!(matches!(error, OpError::Io { op: "write", slot: BlockId(0), at: 0, .. }), "{error}");
     for number in [0, 1] {

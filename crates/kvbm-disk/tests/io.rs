@@ -3,9 +3,9 @@
 
 mod support;
 
-use kvbm_disk::fault::{Call, Fault, SLOT_FILE, SimMedium};
+use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};
 use kvbm_disk::{
-    DiskEngine, EngineKind, EngineMode, Fragments, IoBatch, OpError, OpOutcome, OpenError, OwnedBuffer,
+    DiskEngine, EngineKind, EngineMode, IoBatch, IoFragments, OpError, OpOutcome, OpenError, OwnedBuffer,
     SubmitError,
 };
 use kvbm_plan::{BlockId, FailureKind};
@@ -42,11 +42,12 @@ impl Scattered {
         Self { memory: Arc::new(Mutex::new(memory)), runs }
     }
 
-    fn fragments(&self) -> Fragments {
+    fn fragments(&self) -> IoFragments {
         let start = self.memory.lock().unwrap().as_mut_slice().as_mut_ptr();
         let runs = self.runs.iter().map(|&(at, len)| (start.wrapping_add(at), len));
-        // SAFETY: the memory is given to the batch as a guard, and not touched before the batch completes.
-        unsafe { Fragments::from_raw(runs) }.unwrap()
+        // SAFETY: the memory is given to the batch as a guard, and not touched before the batch
+        // completes.
+        unsafe { IoFragments::from_raw(runs) }.unwrap()
     }
 
     /// The block's bytes; asserts that the gaps are untouched.
@@ -123,8 +124,8 @@ fn a_block_of_1100_fragments_works_direct_and_buffered() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
-    /// Any fragments, with direct I/O's rules or without, with every call cut short: the same bytes come back through
-    /// any other fragments.
+    /// Any fragments, with direct I/O's rules or without, with every call cut short: the same bytes
+    /// come back through any other fragments.
     #[test]
     fn fragments_round_trip(
         lens in proptest::collection::vec(1_usize..1500, 1..6),
@@ -144,9 +145,10 @@ proptest! {
         let (engine, _) = open(config(3), &medium);
         prop_assert_eq!(engine.info().engine.kind, engine_kind);
         if let Some(bytes) = short {
-            // Below the alignment every third call makes no progress, which must not end the transfer.
-            medium.inject(SLOT_FILE, Call::Write, 0, 3, Fault::Short(bytes));
-            medium.inject(SLOT_FILE, Call::Read, 0, 3, Fault::Short(bytes));
+            // Below the alignment every third call makes no progress, which must not end the
+            // transfer.
+            medium.inject(SLOT_FILE, Call::Write, 0, 3, DiskFault::Short(bytes));
+            medium.inject(SLOT_FILE, Call::Read, 0, 3, DiskFault::Short(bytes));
         }
         let bytes = pattern(4, total);
         let source = Scattered::new(&lens, gap, &bytes);
@@ -165,10 +167,10 @@ fn interrupted_calls_are_repeated_and_a_device_without_progress_fails() {
     for not_now in [ErrorKind::Interrupted, ErrorKind::WouldBlock] {
         let medium = SimMedium::new();
         let (engine, _) = open(config(2), &medium);
-        medium.inject(SLOT_FILE, Call::Write, 0, 3, Fault::Error(not_now));
+        medium.inject(SLOT_FILE, Call::Write, 0, 3, DiskFault::Error(not_now));
         assert!(all_good(&write(&engine, &[(0, 0)])), "{not_now}");
         assert_eq!(engine.stats().continued, 3);
-        medium.inject(SLOT_FILE, Call::Read, 0, u64::MAX, Fault::Error(not_now));
+        medium.inject(SLOT_FILE, Call::Read, 0, u64::MAX, DiskFault::Error(not_now));
         let error = read(&engine, 0, 0).unwrap_err();
         assert!(matches!(error, OpError::Io { op: "read", .. }), "{error}");
         medium.heal();
@@ -181,15 +183,15 @@ fn device_errors_name_slot_and_byte_and_leave_a_good_slot_good() {
     let medium = SimMedium::new();
     let (engine, _) = open(config(2), &medium);
     assert!(all_good(&write(&engine, &[(1, 0)])));
-    medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Short(4096));
-    medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Error(ErrorKind::TimedOut));
+    medium.inject(SLOT_FILE, Call::Read, 0, 1, DiskFault::Short(4096));
+    medium.inject(SLOT_FILE, Call::Read, 0, 1, DiskFault::Error(ErrorKind::TimedOut));
     let error = read(&engine, 1, 0).unwrap_err();
     assert!(
         matches!(error, OpError::Io { slot: BlockId(1), at: 4096, kind: ErrorKind::TimedOut, .. }),
         "{error}"
     );
     assert_eq!((error.kind(), engine.stats().io_errors), (FailureKind::Io, 1));
-    medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Panic);
+    medium.inject(SLOT_FILE, Call::Read, 0, 1, DiskFault::Panic);
     assert!(matches!(read(&engine, 1, 0), Err(OpError::Io { .. })));
     assert!(is_served(&engine, 1, 0));
     assert!(all_good(&write(&engine, &[(1, 1)])));
@@ -230,7 +232,7 @@ fn a_stale_handle_of_a_network_mount_is_a_miss() {
     for (kind, means) in
         [(ErrorKind::StaleNetworkFileHandle, FailureKind::Missing), (ErrorKind::Other, FailureKind::Io)]
     {
-        medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Error(kind));
+        medium.inject(SLOT_FILE, Call::Read, 0, 1, DiskFault::Error(kind));
         assert_eq!(read(&engine, 0, 0).unwrap_err().kind(), means);
     }
     assert!(is_served(&engine, 0, 0));
@@ -362,7 +364,8 @@ fn a_completion_may_panic_submit_and_own_the_engine() {
         let mut next = IoBatch::new(move |outcomes| done.send(outcomes).unwrap());
         next.write_buffer(BlockId(2), identity(2), &Arc::new(OwnedBuffer::new(BLOCK)));
         last.submit(next).unwrap();
-        // Perhaps the last handle: dropped on the engine's own thread, which must not wait for itself.
+        // Perhaps the last handle: dropped on the engine's own thread, which must not wait for
+        // itself.
         drop(last);
     });
     batch.write_buffer(BlockId(1), identity(1), &Arc::new(OwnedBuffer::new(BLOCK)));

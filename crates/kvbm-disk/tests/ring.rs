@@ -3,10 +3,10 @@
 
 mod support;
 
-use kvbm_disk::fault::{Call, Fault, SLOT_FILE, SimMedium};
+use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};
 use kvbm_disk::{
-    Corruption, DiskConfig, DiskEngine, EngineKind, Fragments, IoBatch, IoMemory, OpError, OpOutcome,
-    OwnedBuffer, ReadTarget,
+    DiskConfig, DiskEngine, EngineKind, IoBatch, IoFragments, IoMemory, OpError, OpOutcome, OwnedBuffer,
+    ReadTarget, SlotCorruption,
 };
 use kvbm_plan::BlockId;
 use std::collections::HashMap;
@@ -62,10 +62,11 @@ impl Pool {
         (0..self.fragments).map(move |fragment| ((fragment * self.blocks + block) * len, len))
     }
 
-    fn fragments(&self, block: usize) -> Fragments {
+    fn fragments(&self, block: usize) -> IoFragments {
         let runs = self.runs(block).map(|(at, len)| (self.start.as_ptr().wrapping_add(at), len));
-        // SAFETY: every batch gets the memory as a guard; no two running operations use the same block.
-        unsafe { Fragments::from_raw(runs) }.unwrap()
+        // SAFETY: every batch gets the memory as a guard; no two running operations use the same
+        // block.
+        unsafe { IoFragments::from_raw(runs) }.unwrap()
     }
 
     fn set(&self, block: usize, bytes: &[u8]) {
@@ -163,15 +164,16 @@ fn memory_in_several_registered_parts_is_found_in_each() {
         batch.guard(Arc::clone(&pool.memory) as _);
     }
     // SAFETY: the batch guards the memory, and nobody touches it before the completion.
-    let fragments = unsafe { Fragments::from_raw([run(0, 0), run(1, 1), run(2, 2), run(2, 3)]) }.unwrap();
+    let fragments = unsafe { IoFragments::from_raw([run(0, 0), run(1, 1), run(2, 2), run(2, 3)]) }.unwrap();
     batch.write(BlockId(0), identity(9), fragments);
     engine.submit(batch).unwrap();
     assert!(all_good(&outcomes.recv_timeout(PATIENCE).unwrap()));
     assert_eq!(read(&engine, 0, 9).unwrap(), bytes);
 }
 
-/// Blocks that pass through the ring's buffer in turns with some that do not, with room for one of them at a time: none waits for ever.
-/// Mutation that makes it fail: `Arena::new` makes a part for every seat.
+/// Blocks that pass through the ring's buffer in turns with some that do not, with room for one of
+/// them at a time: none waits for ever. Mutation that makes it fail: `Arena::new` makes a part for
+/// every ring slot.
 #[test]
 fn blocks_that_need_the_rings_buffer_wait_for_each_other() {
     const BLOCKS: u64 = 48;
@@ -183,7 +185,8 @@ fn blocks_that_need_the_rings_buffer_wait_for_each_other() {
     };
     for engine in [Some(open_ring(few(), &ring_medium())), kernel_ring(few(), &dir)].into_iter().flatten() {
         assert_eq!(engine.info().engine.bounce_bytes, 0);
-        // Every second slot, so that none share a request; 512 bytes a run are less than the device gets straight.
+        // Every second slot, so that none share a request; 512 bytes a run are less than the device
+        // gets straight.
         let pool = Pool::new(2 * BLOCKS as usize, 16);
         let slots: Vec<usize> = (0..2 * BLOCKS as usize).step_by(2).collect();
         for &slot in &slots {
@@ -238,29 +241,33 @@ fn faults_on_the_ring_are_told_one_by_one() {
     assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));
     let fail = |call, fault| medium.inject(SLOT_FILE, call, 0, 1, fault);
 
-    fail(Call::Read, Fault::Error(ErrorKind::Other));
+    fail(Call::Read, DiskFault::Error(ErrorKind::Other));
     assert!(matches!(read(&engine, 0, 0), Err(OpError::Io { op: "read", at: 0, .. })));
-    fail(Call::Read, Fault::Panic);
+    fail(Call::Read, DiskFault::Panic);
     let error = read(&engine, 0, 0).unwrap_err();
     assert!(error.to_string().contains("panicked"), "{error}");
     assert!(is_served(&engine, 0, 0), "an error of the device condemns nothing");
-    fail(Call::Read, Fault::Short(4096));
+    fail(Call::Read, DiskFault::Short(4096));
     assert!(is_served(&engine, 0, 0));
     assert_eq!(engine.stats().continued, 1);
-    fail(Call::Read, Fault::Lose);
-    assert!(matches!(read(&engine, 1, 1), Err(OpError::Corrupt { cause: Corruption::Checksum { .. }, .. })));
+    fail(Call::Read, DiskFault::Lose);
+    assert!(matches!(
+        read(&engine, 1, 1),
+        Err(OpError::Corrupt { cause: SlotCorruption::Checksum { .. }, .. })
+    ));
     medium.edit(SLOT_FILE, |bytes| bytes.truncate(2 * BLOCK + 4096));
     assert!(matches!(
         read(&engine, 2, 2),
-        Err(OpError::Corrupt { cause: Corruption::ShortFile { missing: 4096 }, .. })
+        Err(OpError::Corrupt { cause: SlotCorruption::ShortFile { missing: 4096 }, .. })
     ));
-    fail(Call::Write, Fault::Error(ErrorKind::StorageFull));
+    fail(Call::Write, DiskFault::Error(ErrorKind::StorageFull));
     assert!(matches!(write(&engine, &[(3, 3)])[0], Err(OpError::Io { op: "write", .. })));
     assert!(matches!(read(&engine, 3, 3), Err(OpError::Missing { .. })));
     assert!(all_good(&write(&engine, &[(3, 3)])) && is_served(&engine, 3, 3));
 }
 
-/// Mutation that makes it fail: `Driver` keeps the port behind the seats, or drops a flight before its completion.
+/// Mutation that makes it fail: `Driver` keeps the port behind the ring slots, or drops a flight
+/// before its completion.
 #[test]
 fn invariant_3_the_ring_owns_the_memory_until_the_hardware_is_done() {
     let medium = ring_medium();
@@ -288,7 +295,8 @@ fn invariant_3_the_ring_owns_the_memory_until_the_hardware_is_done() {
     assert_eq!(target.into_buffer().unwrap().as_slice(), pattern(0, BLOCK));
 }
 
-/// Mutation that makes it fail: `Driver` asks `Queue::sleep` before it waits, though the queue is closed.
+/// Mutation that makes it fail: `Driver` asks `Queue::sleep` before it waits, though the queue is
+/// closed.
 #[test]
 fn what_is_under_way_when_the_engine_shuts_down_comes_to_its_end() {
     let medium = ring_medium();
@@ -340,7 +348,8 @@ fn a_kernel_ring_shuts_down_with_writes_under_way() {
     assert!(good >= 2);
 }
 
-/// From here on the system call `number` is refused in this thread and in those that it starts. Whether that could be arranged.
+/// From here on the system call `number` is refused in this thread and in those that it starts.
+/// Whether that could be arranged.
 fn forbid(number: libc::c_long) -> bool {
     use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
     let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
@@ -408,7 +417,7 @@ fn a_ring_that_is_forbidden_in_mid_life_is_done_without() {
     if !forbidden.recv_timeout(PATIENCE).unwrap() {
         return eprintln!("skipped: no filters of system calls");
     }
-    // More than there are seats, some of them beside each other.
+    // More than there are ring slots, some of them beside each other.
     let blocks: Vec<(u32, u64)> =
         (1..40).filter(|slot| slot % 5 != 0).map(|slot| (slot, slot.into())).collect();
     assert!(all_good(&write(&engine, &blocks)));
@@ -422,9 +431,11 @@ fn a_ring_that_is_forbidden_in_mid_life_is_done_without() {
     assert!(engine.shutdown(PATIENCE));
 }
 
-/// The same while the kernel has requests at all seats: it does them, and nobody has to enter the ring to know.
+/// The same while the kernel has requests at all ring slots: it does them, and nobody has to enter
+/// the ring to know.
 ///
-/// Mutation that makes it fail: the ring is set up with `defer_taskrun`; `wait_outside` waits for the bell alone.
+/// Mutation that makes it fail: the ring is set up with `defer_taskrun`; `wait_outside` waits for
+/// the wake event alone.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no io_uring")]
 fn requests_that_a_forbidden_ring_has_end_as_others_do() {
@@ -444,7 +455,7 @@ fn requests_that_a_forbidden_ring_has_end_as_others_do() {
             batch.guard(Arc::clone(&memory) as _);
             let piece = |at: usize| (start.wrapping_add(at), BYTES / 2);
             // SAFETY: the batch guards the memory, which nobody writes.
-            let fragments = unsafe { Fragments::from_raw([piece(0), piece(BYTES)]) }.unwrap();
+            let fragments = unsafe { IoFragments::from_raw([piece(0), piece(BYTES)]) }.unwrap();
             batch.write(BlockId(slot), identity(slot.into()), fragments);
             engine.submit(batch).unwrap();
         };
@@ -480,16 +491,16 @@ fn random_work_with_faults_agrees_with_a_map() {
         for number in 1..60_u64 {
             let slot = random.below(6) as u32;
             let fault = match random.below(6) {
-                0 => Some(Fault::Error(ErrorKind::Other)),
-                1 => Some(Fault::Short(512 * (1 + random.below(15)) as usize)),
-                2 => Some(Fault::Error(ErrorKind::Interrupted)),
+                0 => Some(DiskFault::Error(ErrorKind::Other)),
+                1 => Some(DiskFault::Short(512 * (1 + random.below(15)) as usize)),
+                2 => Some(DiskFault::Error(ErrorKind::Interrupted)),
                 _ => None,
             };
             let is_write = random.below(2) == 0;
             if let Some(fault) = fault {
                 medium.inject(SLOT_FILE, if is_write { Call::Write } else { Call::Read }, 0, 1, fault);
             }
-            let fails = fault == Some(Fault::Error(ErrorKind::Other));
+            let fails = fault == Some(DiskFault::Error(ErrorKind::Other));
             if is_write {
                 held.remove(&slot);
                 if all_good(&write(&engine, &[(slot, number)])) {
@@ -521,7 +532,7 @@ fn a_request_that_fails_fails_only_the_block_whose_fault_it_was() {
         assert!(all_good(&pool.submit(&engine, &all, false)));
         assert_eq!(engine.stats().requests, 1, "neighbours go together");
         // The request of all fails, and then one of those of each.
-        medium.inject(SLOT_FILE, Call::Read, 0, 2, Fault::Error(ErrorKind::Other));
+        medium.inject(SLOT_FILE, Call::Read, 0, 2, DiskFault::Error(ErrorKind::Other));
         let outcomes = pool.submit(&engine, &all, true);
         assert_eq!(outcomes.iter().filter(|outcome| outcome.is_err()).count(), 1, "{outcomes:?}");
         assert_eq!(engine.stats().io_errors, 1);
@@ -537,7 +548,7 @@ fn a_request_that_fails_fails_only_the_block_whose_fault_it_was() {
                 assert_eq!(pool.get(block), pattern(block as u64, BLOCK));
             } else {
                 let short =
-                    matches!(outcome, Err(OpError::Corrupt { cause: Corruption::ShortFile { .. }, .. }));
+                    matches!(outcome, Err(OpError::Corrupt { cause: SlotCorruption::ShortFile { .. }, .. }));
                 assert!(short, "{outcome:?}");
             }
         }
@@ -579,6 +590,7 @@ fn writes_under_way_do_not_make_requests_of_reads_longer() {
     for _ in 0..2 {
         assert!(all_good(&outcomes.recv_timeout(PATIENCE).unwrap()));
     }
-    // Of 1 MiB, an eighth of what is under way, and of 512 KiB: so little is under way that none is longer.
+    // Of 1 MiB, an eighth of what is under way, and of 512 KiB: so little is under way that none is
+    // longer.
     assert_eq!(engine.stats().requests - before, 8 + 2);
 }

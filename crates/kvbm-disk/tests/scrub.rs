@@ -3,14 +3,15 @@
 
 mod support;
 
-use kvbm_disk::fault::{Call, Fault, SLOT_FILE, SimMedium};
-use kvbm_disk::{Corruption, DiskEngine, IoBatch, OpError, OwnedBuffer, Scrubbed, Scrubber};
+use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};
+use kvbm_disk::{DiskEngine, IoBatch, OpError, OwnedBuffer, Scrubbed, Scrubber, SlotCorruption};
 use kvbm_plan::BlockId;
 use std::io::ErrorKind;
 use std::sync::{Arc, mpsc};
 use support::*;
 
-/// One step once nothing else is under way: an outcome is told just before its thread is done with it.
+/// One step once nothing else is under way: an outcome is told just before its thread is done with
+/// it.
 fn step(engine: &DiskEngine, scrubber: &mut Scrubber) -> Scrubbed {
     loop {
         match engine.scrub(scrubber) {
@@ -42,7 +43,7 @@ fn invariant_5_planted_bit_flips_are_found_and_stay_found() {
         match step(&engine, &mut scrubber) {
             Scrubbed::Bad { slot, identity: named, bytes, error } => {
                 assert_eq!((named, bytes), (identity(u64::from(slot.0 / 2)), BLOCK as u64));
-                assert!(matches!(error, OpError::Corrupt { cause: Corruption::Checksum { .. }, .. }));
+                assert!(matches!(error, OpError::Corrupt { cause: SlotCorruption::Checksum { .. }, .. }));
                 found.push(slot.0);
             }
             Scrubbed::Good { bytes } => assert_eq!(bytes, BLOCK as u64),
@@ -111,7 +112,7 @@ fn a_short_file_is_a_loss_and_a_failing_device_is_neither_that_nor_damage() {
     let (engine, _) = open(lazy_config(4), &medium);
     assert!(all_good(&write(&engine, &[(2, 1)])));
     let mut scrubber = Scrubber::default();
-    medium.inject(SLOT_FILE, Call::Read, 0, 1, Fault::Error(ErrorKind::Other));
+    medium.inject(SLOT_FILE, Call::Read, 0, 1, DiskFault::Error(ErrorKind::Other));
     let failed = step(&engine, &mut scrubber);
     assert!(matches!(failed, Scrubbed::Bad { slot: BlockId(2), error: OpError::Io { .. }, .. }));
     assert!(matches!(step(&engine, &mut scrubber), Scrubbed::Good { .. }), "it may have been the cable");
@@ -119,7 +120,7 @@ fn a_short_file_is_a_loss_and_a_failing_device_is_neither_that_nor_damage() {
     let Scrubbed::Bad { error: OpError::Corrupt { cause, .. }, .. } = step(&engine, &mut scrubber) else {
         panic!("half a block is no block");
     };
-    assert!(matches!(cause, Corruption::ShortFile { .. }), "{cause}");
+    assert!(matches!(cause, SlotCorruption::ShortFile { .. }), "{cause}");
     assert_eq!((engine.info().quarantined_slots, engine.info().present_blocks), (0, 0));
 }
 

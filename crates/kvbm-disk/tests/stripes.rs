@@ -3,7 +3,7 @@
 
 mod support;
 
-use kvbm_disk::fault::{Call, Fault, SimMedium};
+use kvbm_disk::fault::{Call, DiskFault, SimMedium};
 use kvbm_disk::{DiskConfig, DiskEngine, OpError, OpenError, offline};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -120,7 +120,7 @@ fn a_set_whose_first_opening_was_cut_short_is_opened_by_the_next() {
     for mark in ["stripe.kvbm", "stripe.kvbm.tmp", "1/stripe.kvbm", "1/stripe.kvbm.tmp", "2/stripe.kvbm.tmp"]
     {
         let medium = SimMedium::new();
-        medium.inject(mark, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
+        medium.inject(mark, Call::Sync, 0, 1, DiskFault::Error(ErrorKind::Other));
         if mark.ends_with("tmp") {
             open_fails(&medium);
         }
@@ -151,7 +151,8 @@ fn a_directory_with_two_names_is_none_of_two() {
     assert!(all_good(&write(&engine, &[(0, 0), (128, 1)])) && is_served(&engine, 128, 1));
 }
 
-/// Offline, as at an opening: which blocks a file has lost depends on that file alone, and nothing is wrong with their slots.
+/// Offline, as at an opening: which blocks a file has lost depends on that file alone, and nothing
+/// is wrong with their slots.
 ///
 /// Mutation that makes it fail: `archive::read_journal` takes the files for one.
 #[test]
@@ -163,7 +164,8 @@ fn a_file_that_was_cut_loses_its_own_blocks_offline_too() {
     drop(engine);
     let slots = std::fs::OpenOptions::new().write(true).open(dirs[1].join("slots.kvbm")).unwrap();
     slots.set_len(100 * BLOCK as u64 + 1).unwrap();
-    // A unit of 128 slots lies in the second directory, of which 100 are left; all others of it are behind them.
+    // A unit of 128 slots lies in the second directory, of which 100 are left; all others of it are
+    // behind them.
     let left = (0..SLOTS).filter(|slot| slot / 128 % 2 == 0 || *slot < 128 + 100).count() as u64;
     let found = offline::verify(&dirs, &mut |_, _| {}).unwrap();
     assert_eq!((found.verified, found.damaged.len()), (left, 0));
@@ -177,7 +179,8 @@ fn a_file_that_was_cut_loses_its_own_blocks_offline_too() {
     assert_eq!(recovered.quarantined, []);
 }
 
-/// Mutation that makes it fail: `reserve` gives back only what the file took that met the end of the space.
+/// Mutation that makes it fail: `reserve` gives back only what the file took that met the end of
+/// the space.
 #[test]
 fn a_set_that_does_not_fit_takes_no_space_in_the_directories_where_it_would() {
     let (config, _) = striped(Path::new("sim"), 2);
@@ -199,13 +202,13 @@ fn a_directory_that_fails_costs_its_blocks_only_and_is_named() {
     config.commit.interval = Duration::from_secs(3600);
     let (engine, _) = open(config, &medium);
     assert!(all_good(&write(&engine, &all())));
-    medium.inject(SECOND, Call::Sync, 0, u64::MAX, Fault::Error(ErrorKind::Other));
+    medium.inject(SECOND, Call::Sync, 0, u64::MAX, DiskFault::Error(ErrorKind::Other));
     let error = engine.flush(PATIENCE).unwrap_err().to_string();
     assert!(error.contains("sim/disk-1"), "{error}");
     let durable = engine.durable_blocks();
     assert!((1..u64::from(SLOTS)).contains(&durable), "{durable} of the first directory");
 
-    medium.inject(SECOND, Call::Read, 0, u64::MAX, Fault::Error(ErrorKind::Other));
+    medium.inject(SECOND, Call::Read, 0, u64::MAX, DiskFault::Error(ErrorKind::Other));
     let mut failed = 0;
     for (slot, number) in all() {
         match read(&engine, slot, number) {

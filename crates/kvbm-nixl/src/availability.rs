@@ -62,8 +62,9 @@ impl NixlOptions {
         }
     }
 
-    /// Looks for NIXL on this machine: in [`library`](Self::library) only, if that is given; else in the folders of
-    /// `LD_LIBRARY_PATH`, the active Python environment (`VIRTUAL_ENV`), and the system's. Loads nothing.
+    /// Looks for NIXL on this machine: in [`library`](Self::library) only, if that is given; else
+    /// in the folders of `LD_LIBRARY_PATH`, the active Python environment (`VIRTUAL_ENV`), and the
+    /// system's. Loads nothing.
     pub fn probe(&self) -> Availability {
         let library = match &self.library {
             Some(path) => LibrarySearch::among([path.clone()]),
@@ -77,7 +78,8 @@ impl NixlOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Availability {
-    /// This build of kvbm has no NIXL in it. Peers, GDS and NIXL's object stores cannot be used; everything else can.
+    /// This build of kvbm has no NIXL in it. Peers, GDS and NIXL's object stores cannot be used;
+    /// everything else can.
     NotCompiledIn {
         /// Whether NIXL's library is installed all the same.
         library: LibrarySearch,

@@ -31,15 +31,42 @@ use kvbm_plan::{
     BlockSetId, GroupId, HeadRange, LeaseId, NamespaceTag, NodeId, Rank, RankSlice, Replication,
 };
 
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use crate::{BlockSet, ExportError, ImportError, Lease, UnixMillis};
 
 pub(crate) const MAGIC: [u8; 8] = *b"kvbmbset";
 const VERSION: u16 = 1;
 const MAX_AGENT_BYTES: usize = 255;
 const MAX_METADATA_BYTES: usize = 1 << 20;
-/// The largest set: its fixed part, the longest agent name, metadata and layout.
+/// The largest set: its fixed part, three lengths, the longest agent name, metadata and layout, and
+/// the checksum.
 const MAX_BYTES: usize = 100 + MAX_AGENT_BYTES + MAX_METADATA_BYTES + MAX_MESSAGE_BYTES;
 const CHECKSUM_BYTES: usize = 8;
+
+/// The part of fixed length, as it is sent.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct FixedLayout {
+    magic: [u8; 8],
+    version: U16,
+    group: U16,
+    rank: U16,
+    writer: U16,
+    replicated: [u8; 4],
+    node: U32,
+    id: U64,
+    namespace: [u8; 16],
+    first_layer: U32,
+    num_layers: U32,
+    first_head: U32,
+    num_heads: U32,
+    lease: U64,
+    lease_expires: U64,
+}
+
+const _: () = assert!(size_of::<FixedLayout>() == 80);
 
 /// The rules that both sides keep.
 fn validate(set: &BlockSet) -> Result<(), ExportError> {
@@ -72,21 +99,23 @@ pub(crate) fn encode(set: &BlockSet) -> Result<Vec<u8>, ExportError> {
         Replication::None => (0, Rank(0)),
         Replication::Replicated { writer } => (1, writer),
     };
-    let mut bytes = Vec::new();
-    bytes.extend(MAGIC);
-    for number in [VERSION, set.group.0, set.slice.rank.0, writer.0] {
-        bytes.extend(number.to_le_bytes());
-    }
-    bytes.extend([replicated, 0, 0, 0]);
-    bytes.extend(set.node.0.to_le_bytes());
-    bytes.extend(set.id.0.to_le_bytes());
-    bytes.extend(set.namespace.as_bytes());
-    let RankSlice { first_layer, num_layers, heads, .. } = set.slice;
-    for number in [first_layer, num_layers, heads.start, heads.count] {
-        bytes.extend(number.to_le_bytes());
-    }
-    bytes.extend(set.lease.id.0.to_le_bytes());
-    bytes.extend(set.lease.expires.0.to_le_bytes());
+    let mut fixed = FixedLayout::new_zeroed();
+    fixed.magic = MAGIC;
+    fixed.version.set(VERSION);
+    fixed.group.set(set.group.0);
+    fixed.rank.set(set.slice.rank.0);
+    fixed.writer.set(writer.0);
+    fixed.replicated[0] = replicated;
+    fixed.node.set(set.node.0);
+    fixed.id.set(set.id.0);
+    fixed.namespace = *set.namespace.as_bytes();
+    fixed.first_layer.set(set.slice.first_layer);
+    fixed.num_layers.set(set.slice.num_layers);
+    fixed.first_head.set(set.slice.heads.start);
+    fixed.num_heads.set(set.slice.heads.count);
+    fixed.lease.set(set.lease.id.0);
+    fixed.lease_expires.set(set.lease.expires.0);
+    let mut bytes = fixed.as_bytes().to_vec();
     // `validate` has bounded the first two lengths, `LayoutDescriptor::encode` the third.
     bytes.extend((set.agent.len() as u16).to_le_bytes());
     bytes.extend(set.agent.as_bytes());
@@ -100,29 +129,22 @@ pub(crate) fn encode(set: &BlockSet) -> Result<Vec<u8>, ExportError> {
 
 /// Reads a set; every bound is checked before memory is taken for it.
 pub(crate) fn decode(bytes: &[u8]) -> Result<BlockSet, ImportError> {
-    let mut reader = Reader::open(bytes)?;
-    let group = GroupId(reader.u16("group")?);
-    let rank = Rank(reader.u16("rank")?);
-    let writer = Rank(reader.u16("writer")?);
-    let replicated: [u8; 4] = reader.take("replication")?;
-    let replication = match (replicated, writer) {
+    let (fixed, mut reader) = Reader::open(bytes)?;
+    let writer = Rank(fixed.writer.get());
+    let replication = match (fixed.replicated, writer) {
         ([0, 0, 0, 0], Rank(0)) => Replication::None,
         ([1, 0, 0, 0], writer) => Replication::Replicated { writer },
-        _ => return refuse("replication", &(replicated, writer), "0 (and no writer) or 1, then zeros"),
+        replicated => return refuse("replication", &replicated, "0 (and no writer) or 1, then zeros"),
     };
-    let node = NodeId(reader.u32("node")?);
-    let id = BlockSetId(reader.u64("block set id")?);
-    let namespace = NamespaceTag::from_bytes(reader.take("namespace tag")?);
     let slice = RankSlice {
-        rank,
-        first_layer: reader.u32("first layer")?,
-        num_layers: reader.u32("number of layers")?,
-        heads: HeadRange { start: reader.u32("first head")?, count: reader.u32("number of heads")? },
+        rank: Rank(fixed.rank.get()),
+        first_layer: fixed.first_layer.get(),
+        num_layers: fixed.num_layers.get(),
+        heads: HeadRange { start: fixed.first_head.get(), count: fixed.num_heads.get() },
         replication,
     };
-    let lease =
-        Lease { id: LeaseId(reader.u64("lease id")?), expires: UnixMillis(reader.u64("lease expiry")?) };
-    let agent_length = usize::from(reader.u16("agent name length")?);
+    let lease = Lease { id: LeaseId(fixed.lease.get()), expires: UnixMillis(fixed.lease_expires.get()) };
+    let agent_length = usize::from(u16::from_le_bytes(reader.take("agent name length")?));
     let agent = reader.bytes(agent_length, "agent name")?;
     let Ok(agent) = std::str::from_utf8(agent) else {
         return refuse("agent name", &"not UTF-8", "UTF-8 is needed");
@@ -132,7 +154,17 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<BlockSet, ImportError> {
     reader.finish()?;
     let layout = LayoutDescriptor::decode(layout)?;
     let agent = agent.to_owned();
-    let set = BlockSet { id, namespace, group, node, slice, layout, agent, agent_metadata, lease };
+    let set = BlockSet {
+        id: BlockSetId(fixed.id.get()),
+        namespace: NamespaceTag::from_bytes(fixed.namespace),
+        group: GroupId(fixed.group.get()),
+        node: NodeId(fixed.node.get()),
+        slice,
+        layout,
+        agent,
+        agent_metadata,
+        lease,
+    };
     validate(&set)?;
     Ok(set)
 }
@@ -148,28 +180,30 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Checks length, magic, version and checksum.
-    fn open(bytes: &'a [u8]) -> Result<Self, ImportError> {
+    /// Checks length, magic, version and checksum. Gives the part of fixed length, and a reader of
+    /// the rest.
+    fn open(bytes: &'a [u8]) -> Result<(&'a FixedLayout, Self), ImportError> {
         let total = bytes.len();
         if total > MAX_BYTES {
             return Err(ImportError::TooLong { length: total, limit: MAX_BYTES });
         }
-        let Some((body, sum)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else {
-            return Err(ImportError::Truncated { field: "checksum", length: total });
-        };
-        let mut reader = Self { rest: body, total };
-        let found = reader.take("magic")?;
+        let truncated = |field| ImportError::Truncated { field, length: total };
+        let (body, sum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(truncated("checksum"))?;
+        // Magic and version stand where every version has them: another version is named before its
+        // length is judged.
+        let (&found, rest) = body.split_first_chunk().ok_or(truncated("magic"))?;
         if found != MAGIC {
             return Err(ImportError::Magic { found });
         }
-        let found = reader.u16("version")?;
-        if found != VERSION {
-            return Err(ImportError::Version { found, known: VERSION });
+        let (version, _) = U16::read_from_prefix(rest).map_err(|_| truncated("version"))?;
+        if version != VERSION {
+            return Err(ImportError::Version { found: version.get(), known: VERSION });
         }
         if checksum(CrcAlgorithm::Crc64Nvme, body) != u64::from_le_bytes(*sum) {
             return Err(ImportError::Checksum);
         }
-        Ok(reader)
+        let (fixed, rest) = FixedLayout::ref_from_prefix(body).map_err(|_| truncated("fixed part"))?;
+        Ok((fixed, Self { rest, total }))
     }
 
     fn bytes(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], ImportError> {
@@ -185,21 +219,9 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn u16(&mut self, field: &'static str) -> Result<u16, ImportError> {
-        self.take(field).map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self, field: &'static str) -> Result<u32, ImportError> {
-        self.take(field).map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self, field: &'static str) -> Result<u64, ImportError> {
-        self.take(field).map(u64::from_le_bytes)
-    }
-
     /// A 32-bit length and as many bytes.
     fn prefixed(&mut self, field: &'static str) -> Result<&'a [u8], ImportError> {
-        let length = self.u32(field)?;
+        let length = u32::from_le_bytes(self.take(field)?);
         self.bytes(length as usize, field)
     }
 

@@ -1,5 +1,5 @@
-//! What must hold whatever a peer sends for its block set: the body of the fuzz target `block_set` (`cargo xtask fuzz`). It panics where it
-//! does not hold.
+//! What must hold whatever a peer sends for its block set: the body of the fuzz target `block_set`
+//! (`cargo xtask fuzz`). It panics where it does not hold.
 
 use crate::codec::{MAGIC, decode, encode};
 use crate::{BlockSet, ImportError, SerializedBlockSet, UnixMillis};
@@ -13,8 +13,9 @@ const LAYOUT: &[u8] = b"KVBMLAYT\x01\0\0\0";
 /// Cells of a layer that are looked at: a message says in few bytes that there are many.
 const CELLS: usize = 64;
 
-/// A set that is accepted has this one form, is imported for its own namespace while its lease lasts and at no other time, and its blocks lie
-/// in the memory that it names. For what the input says see [`message`].
+/// A set that is accepted has this one form, is imported for its own namespace while its lease
+/// lasts and at no other time, and its blocks lie in the memory that it names. For what the input
+/// says see [`message`].
 pub fn block_set(input: &[u8]) {
     let bytes = message(input);
     let set = match decode(&bytes) {
@@ -55,8 +56,8 @@ fn lies_in_its_memory(set: &BlockSet) {
     }
 }
 
-/// A message: the input itself, if it begins as one does. Else it says one in few bytes, whose lengths and checksums are right, for nobody
-/// guesses those:
+/// A message: the input itself, if it begins as one does. Else it says one in few bytes, whose
+/// lengths and checksums are right, for nobody guesses those:
 ///
 /// | bytes | what |
 /// |---|---|

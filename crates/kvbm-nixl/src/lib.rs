@@ -1,12 +1,15 @@
-//! Remote memory: what workers tell each other about their blocks, and whether NIXL can move them.
+//! Remote memory: descriptions of the blocks that workers offer to peers, and whether NIXL can move
+//! them.
 //!
-//! A worker *exports* a [`BlockSet`]: where its memory is, how blocks lie in it, which slice of which namespace it holds, and
-//! under which lease it may be read. A peer *imports* it from a [`SerializedBlockSet`], which is untrusted until then.
+//! A worker *exports* a [`BlockSet`]: where its memory is, how blocks lie in it, which slice of
+//! which namespace it holds, and under which lease it may be read. A peer *imports* it from a
+//! [`SerializedBlockSet`], which is untrusted until then.
 //!
 //! **Knows:** the description of remote memory, and NIXL.
 //! **Must never know:** which blocks exist or are worth reading; it decides nothing.
 //!
-//! This version links no NIXL and moves no bytes: [`Availability`] says so, and what to install.
+//! This version does not link NIXL and moves no bytes. [`Availability`] reports that, and what to
+//! install.
 //!
 //! ```
 //! use kvbm_layout::{AnyLayout, AxisOrder, DType, FullyContiguous, LayoutConfig, LayoutDescriptor, MemoryKind, RegionMemory};
@@ -37,16 +40,31 @@
 //! assert_eq!(received.import(&namespace, UnixMillis(1_000))?, set);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `fuzz` | bodies of the fuzz targets | `exchange`, `codec`, `error`, `block_set`, `lease` |
+//! | `exchange` | export and import of a block set | `codec`, `error`, `block_set`, `lease` |
+//! | `codec` | bytes of a block set | `error`, `block_set`, `lease` |
+//! | `error` | errors | `lease` |
+//! | `block_set` | description of the blocks that a node offers to peers | `lease` |
+//! | `lease` | time limit of a remote read | - |
+//! | `availability` | whether NIXL is installed | - |
 #![forbid(unsafe_code)]
 
 mod availability;
 mod block_set;
 mod codec;
 mod error;
+mod exchange;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
+mod lease;
 
 pub use availability::{Availability, LIBRARY, LibrarySearch, NixlOptions, OptionsError};
-pub use block_set::{BlockSet, Lease, SerializedBlockSet, UnixMillis};
+pub use block_set::BlockSet;
 pub use error::{ExportError, ImportError};
+pub use exchange::SerializedBlockSet;
+pub use lease::{Lease, UnixMillis};

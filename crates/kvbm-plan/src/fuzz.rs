@@ -1,4 +1,5 @@
-//! What must hold whatever comes over the wire: the body of the fuzz target `plan` (`cargo xtask fuzz`). It panics where it does not hold.
+//! What must hold whatever comes over the wire: the body of the fuzz target `plan`
+//! (`cargo xtask fuzz`). It panics where it does not hold.
 
 use crate::wire::{DecodeError, EncodeError, decode_command, decode_message, encode_command, encode_message};
 use std::fmt::Debug;

@@ -4,8 +4,9 @@ use crate::{GroupId, NamespaceId};
 use kvbm_tokens::SequenceHash;
 use serde::{Deserialize, Serialize};
 
-/// The name of a block's content. `hash` chains all tokens before the block, so equal hashes mean equal
-/// content; `parent` and `position` travel beside it so that a receiver can rebuild the chain.
+/// The name of a block's content. `hash` chains all tokens before the block, so equal hashes mean
+/// equal content; `parent` and `position` travel beside it so that a receiver can rebuild the
+/// chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BlockIdentity {
     /// Short name of the namespace that the hash is chained in: what quotas and `forget` go by.
@@ -48,7 +49,8 @@ pub enum GroupKind {
     /// Full attention: a block is useful only with every block before it.
     #[default]
     Full,
-    /// Sliding window attention over this many tokens: only the blocks inside the window are needed.
+    /// Sliding window attention over this many tokens: only the blocks inside the window are
+    /// needed.
     SlidingWindow(u32),
     /// Recurrent state: the last block alone carries everything before it.
     State,

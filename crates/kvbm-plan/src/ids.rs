@@ -37,8 +37,9 @@ id!(
 );
 id!(
     /// First four bytes (little endian) of a namespace's tag (of
-    /// [`BlockChain::namespace`](kvbm_tokens::BlockChain::namespace), for instance). A label, not a proof: the sequence hash already binds
-    /// the whole tag, so two namespaces that share a label only share their quota and their `forget`.
+    /// [`BlockChain::namespace`](kvbm_tokens::BlockChain::namespace), for instance). A label, not a
+    /// proof: the sequence hash already binds the whole tag, so two namespaces that share a label
+    /// only share their quota and their `forget`.
     NamespaceId(u32)
 );
 id!(

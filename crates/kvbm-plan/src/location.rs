@@ -3,7 +3,7 @@
 use crate::{BlockSetId, LeaseId, NodeId, Tier, VolumeId};
 use serde::{Deserialize, Serialize};
 
-/// A place that holds blocks. A peer's memory keeps its tier; the node tells it apart.
+/// The tier that holds a block. Memory of a peer keeps its tier; the node distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Location {
     /// The tier.
@@ -38,7 +38,8 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The tier that the endpoint belongs to in paths and metrics; a peer's memory counts as G2 there.
+    /// The tier that the endpoint belongs to in paths and metrics; a peer's memory counts as G2
+    /// there.
     pub const fn tier(self) -> Tier {
         match self {
             Self::Local(tier) => tier,

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 pub enum Command {
     /// Move blocks; answered by [`Message::Transfer`].
     Transfer(TransferPlan),
-    /// Drop a plan that has not started. A started one runs to its end; both are answered by [`Message::Transfer`].
+    /// Drop a plan that has not started. A started one runs to its end; both are answered by
+    /// [`Message::Transfer`].
     Cancel {
         /// The plan.
         plan_id: PlanId,
@@ -30,15 +31,17 @@ pub enum Command {
         /// Its slots, at most [`Command::MAX_RELEASE`].
         blocks: Vec<BlockId>,
     },
-    /// A persistent tier no longer holds any block of a namespace that may be found after a restart, also in slots that the leader knows
-    /// nothing of any more. Writes that have not ended are left alone.
+    /// A persistent tier no longer holds any block of a namespace that may be found after a
+    /// restart, also in slots that the leader knows nothing of any more. Writes that have not ended
+    /// are left alone.
     Forget {
         /// The tier.
         tier: Tier,
         /// The namespace.
         namespace: NamespaceId,
     },
-    /// Make every completed write of the persistent tiers durable; answered by [`Message::Flushed`].
+    /// Make every completed write of the persistent tiers durable; answered by
+    /// [`Message::Flushed`].
     Flush {
         /// Quoted in the answer.
         token: u64,
@@ -59,19 +62,23 @@ pub enum Command {
 pub enum VolumeRequest {
     /// Which of these blocks are there? At most [`Command::MAX_VOLUME_BLOCKS`].
     Probe(Vec<BlockIdentity>),
-    /// Remove these blocks, at most [`Command::MAX_VOLUME_BLOCKS`], to make room: the rank's objects, and where it has none those that
-    /// others wrote of them.
+    /// Remove these blocks, at most [`Command::MAX_VOLUME_BLOCKS`], to make room: the rank's
+    /// objects, and where it has none those that others wrote of them.
     Discard(Vec<BlockIdentity>),
-    /// Remove what reads of the rank found damaged of these blocks, at most [`Command::MAX_VOLUME_BLOCKS`], with what the same writer has
-    /// put beside it. What others wrote of them stays: they can still use it.
+    /// Remove what reads of the rank found damaged of these blocks, at most
+    /// [`Command::MAX_VOLUME_BLOCKS`], with what the same writer has put beside it. What others
+    /// wrote of them stays: they can still use it.
     DiscardDamaged(Vec<BlockIdentity>),
     /// Remove every block of a namespace, or of the whole deployment where `None`.
     Purge(Option<NamespaceId>),
-    /// Which blocks does it hold of the rank's deployment? The next ones after this one, in an order of the volume's own.
+    /// Which blocks does it hold of the rank's deployment? The next ones after this one, in an
+    /// order of the volume's own.
     List(Option<StoredBlock>),
-    /// Open it, unless it is open as this one: transfers may come. Answered by [`VolumeAnswer::Done`].
+    /// Open it, unless it is open as this one: transfers may come. Answered by
+    /// [`VolumeAnswer::Done`].
     Register(VolumePlace),
-    /// Close it: what is under way ends, and nothing comes any more. Answered by [`VolumeAnswer::Done`], also where it was not open.
+    /// Close it: what is under way ends, and nothing comes any more. Answered by
+    /// [`VolumeAnswer::Done`], also where it was not open.
     Unregister,
 }
 
@@ -93,7 +100,8 @@ pub enum VolumeAnswer {
     Present(Vec<bool>),
     /// So many objects were removed.
     Removed(u64),
-    /// Some of what is there, at most [`Command::MAX_VOLUME_BLOCKS`]; nothing where there is no more.
+    /// Some of what is there, at most [`Command::MAX_VOLUME_BLOCKS`]; nothing where there is no
+    /// more.
     Listed(Vec<StoredBlock>),
     /// It was opened, or closed.
     Done,
@@ -157,8 +165,8 @@ pub enum Message {
         /// What came of it.
         answer: VolumeAnswer,
     },
-    /// Contents of a persistent tier at start, in parts of at most [`Message::MAX_RECOVERED`] blocks and as many unusable
-    /// slots.
+    /// Contents of a persistent tier at start, in parts of at most [`Message::MAX_RECOVERED`]
+    /// blocks and as many unusable slots.
     Recovered {
         /// Who.
         rank: Rank,
@@ -166,12 +174,13 @@ pub enum Message {
         tier: Tier,
         /// Part of the contents, oldest use first.
         blocks: Vec<RecoveredBlock>,
-        /// Part of the slots that this rank never writes again (quarantined): no block may be placed there.
+        /// Part of the slots that this rank never writes again (quarantined): no block may be
+        /// placed there.
         unusable: Vec<BlockId>,
         /// Whether this is the last part.
         last: bool,
     },
-    /// A block that nobody asked for turned out to be bad: found by scrubbing.
+    /// Scrubbing found a damaged block.
     Damaged {
         /// Who.
         rank: Rank,
@@ -183,11 +192,12 @@ pub enum Message {
         block: BlockId,
         /// The block.
         identity: BlockIdentity,
-        /// What a transfer that reads the block would have said.
+        /// The failure that a transfer of the block would report.
         failure: crate::Failure,
     },
-    /// A worker has started, perhaps after others, perhaps anew: its memory holds no block, and it knows no volume but those that it was
-    /// started with. Where it takes volumes, the leader answers with [`VolumeRequest::Register`] for each.
+    /// A worker has started, perhaps after others, perhaps anew: its memory holds no block, and it
+    /// knows no volume but those that it was started with. Where it takes volumes, the leader
+    /// answers with [`VolumeRequest::Register`] for each.
     Ready {
         /// Who.
         rank: Rank,

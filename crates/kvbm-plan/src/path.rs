@@ -33,7 +33,8 @@ impl Path {
     /// The paths that a worker without peers and volumes executes.
     pub const LOCAL: [Self; 5] = [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1];
 
-    /// The paths that a worker without peers executes: [`LOCAL`](Self::LOCAL), then those of volumes.
+    /// The paths that a worker without peers executes: [`LOCAL`](Self::LOCAL), then those of
+    /// volumes.
     pub const ALL: [Self; 7] =
         [Self::G1_G2, Self::G2_G1, Self::G2_G3, Self::G3_G2, Self::G3_G1, Self::G2_G4, Self::G4_G1];
 

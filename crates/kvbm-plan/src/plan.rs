@@ -45,10 +45,10 @@ pub enum Gate {
 /// Order among queued plans of one path; within a priority, first come first served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Priority {
-    /// Nobody waits: offloads, write-back.
+    /// No caller waits: offloads, write-back.
     #[default]
     Background,
-    /// Somebody will want this soon: flush, park.
+    /// Needed soon: flush, park.
     Normal,
     /// A request waits for it: onboard.
     Urgent,
@@ -64,7 +64,8 @@ pub enum ChecksumMode {
     Required,
 }
 
-/// An order to move blocks along one path. Every rank gets the same plan and moves its own slice of each block.
+/// An order to move blocks along one path. Every rank gets the same plan and moves its own slice of
+/// each block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferPlan {
     /// Unique within `epoch`; reports quote it.
@@ -87,8 +88,9 @@ pub struct TransferPlan {
     pub after: Vec<PlanId>,
     /// Order in the queue of the path.
     pub priority: Priority,
-    /// Time from acceptance to the start of the last copy, in milliseconds; 0 means no limit. A plan that is
-    /// still queued then fails with [`FailureKind::GateShut`](crate::FailureKind::GateShut) or
+    /// Time from acceptance to the start of the last copy, in milliseconds; 0 means no limit. A
+    /// plan that is still queued then fails with
+    /// [`FailureKind::GateShut`](crate::FailureKind::GateShut) or
     /// [`FailureKind::PathBusy`](crate::FailureKind::PathBusy).
     pub budget_ms: u32,
     /// Checksums.

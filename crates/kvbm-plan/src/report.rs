@@ -7,8 +7,8 @@ use std::fmt;
 /// Why a block did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FailureKind {
-    /// The source's bytes are not those of the identity (checksum, identity or length): a miss. The source slot
-    /// must not be used again.
+    /// The source's bytes are not those of the identity (checksum, identity or length): a miss. The
+    /// source slot must not be used again.
     Corrupt,
     /// The source does not hold the block (evicted, volume lost it): a miss.
     Missing,
@@ -30,12 +30,14 @@ pub enum FailureKind {
     ShuttingDown,
     /// The destination's capacity is used up.
     Full,
-    /// The memory of a worker that holds a part of it is gone: it ended and started anew, or its rank was given up. A miss, told by the
-    /// leader.
+    /// The memory of a worker that holds a part of it is gone: it ended and started anew, or its
+    /// rank was given up. A miss, told by the leader.
     Lost,
-    /// The budget ran out while its gate was shut, or a plan named in `after` was not over. Neither end was asked.
+    /// The budget ran out while its gate was shut, or a plan named in `after` was not over. Neither
+    /// end was asked.
     GateShut,
-    /// The budget ran out before the copy started, because others on its path went first. Neither end was asked.
+    /// The budget ran out before the copy started, because others on its path went first. Neither
+    /// end was asked.
     PathBusy,
 }
 
@@ -143,8 +145,8 @@ impl fmt::Display for Failure {
 /// The fate of one block of a plan on one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BlockOutcome {
-    /// Complete at the destination, verified. `checksum` covers this rank's slice, bound to the identity;
-    /// 0 where the plan asked for none.
+    /// Complete at the destination, verified. `checksum` covers this rank's slice, bound to the
+    /// identity; 0 where the plan asked for none.
     Done {
         /// CRC-64/NVME of the slice, combined with the identity.
         checksum: u64,
@@ -160,7 +162,8 @@ impl BlockOutcome {
     }
 }
 
-/// A rank's answer to a plan. Sent once the hardware no longer touches source or destination; repeating it is harmless.
+/// A rank's answer to a plan. Sent once the hardware no longer touches source or destination;
+/// repeating it is harmless.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferReport {
     /// The plan.

@@ -22,7 +22,8 @@ impl Tier {
     /// Every tier, nearest first.
     pub const ALL: [Self; 4] = [Self::G1, Self::G2, Self::G3, Self::G4];
 
-    /// The tiers whose slots the registry tracks by block id, nearest first. G4 is addressed by hash.
+    /// The tiers whose slots the registry tracks by block id, nearest first. G4 is addressed by
+    /// hash.
     pub const SLOTTED: [Self; 3] = [Self::G1, Self::G2, Self::G3];
 
     /// 0 for G1 up to 3 for G4.

@@ -4,19 +4,20 @@ use crate::VolumeId;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A volume of G4, made and mounted by whoever owns it.
+/// A volume of G4. Its owner creates and mounts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeDescriptor {
     /// The volume's id in plans and locations.
     pub id: VolumeId,
     /// Where it is: `file:///mnt/kv`, `memory:`, or a scheme of a vendor.
     pub uri: String,
-    /// Bytes that the objects of a deployment's namespace may take there, headers included; `None`: as many as the store takes. What
-    /// others keep there is not counted.
+    /// Bytes that the objects of a deployment's namespace may take there, headers included; `None`:
+    /// as many as the store takes. What others keep there is not counted.
     pub capacity_bytes: Option<u64>,
     /// Payloads begin at a multiple of this many bytes in their object; a power of two up to 1 MiB.
     pub alignment: u32,
-    /// How long an operation may take when its caller has no better idea; more than zero, at most [`Self::MAX_DEADLINE`].
+    /// How long an operation may take when its caller has no better idea; more than zero, at most
+    /// [`Self::MAX_DEADLINE`].
     pub deadline: Duration,
 }
 
@@ -30,8 +31,8 @@ impl VolumeDescriptor {
     }
 }
 
-/// What a [`VolumeDescriptor`] says beside the id: what a worker has to know to open a volume. Credentials are named in the URI by
-/// reference, so each worker finds its own.
+/// What a [`VolumeDescriptor`] says beside the id: what a worker has to know to open a volume.
+/// Credentials are named in the URI by reference, so each worker finds its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumePlace {
     /// As in the descriptor, at most [`VolumePlace::MAX_URI`] bytes.
@@ -63,8 +64,8 @@ impl From<&VolumeDescriptor> for VolumePlace {
     }
 }
 
-/// A volume's URI as errors show it: a path as it is, of any other URI neither options nor what stands before an `@`, for somebody may have
-/// written a secret there, and errors go to logs.
+/// A volume's URI as errors show it. A path is shown as it is. Any other URI is shown without its
+/// options and without the text before an `@`: these may hold a secret, and errors go to logs.
 pub fn shown_uri(uri: &str) -> String {
     let is_path = uri
         .split_once(':')

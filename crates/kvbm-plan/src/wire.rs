@@ -1,6 +1,7 @@
 //! The wire form: `[version u16, body]` in MessagePack, structs as arrays, enums as tagged maps.
 //!
-//! A newer version may append fields; a decoder refuses a version that it does not know, with both numbers.
+//! A newer version may append fields; a decoder refuses a version that it does not know, with both
+//! numbers.
 
 use crate::{
     BlockOutcome, Command, Failure, FlushOutcome, Message, PlanError, TransferPlan, VolumeAnswer,
@@ -12,7 +13,8 @@ use serde::{Deserialize, Serialize};
 /// Version that this crate writes and the only one that it reads.
 pub const VERSION: u16 = 3;
 
-/// Largest message in bytes: a full plan takes less than half of it, a report of nothing but failures two thirds.
+/// Largest message in bytes: a full plan takes less than half of it, a report of nothing but
+/// failures two thirds.
 pub const MAX_BYTES: usize = 4 << 20;
 
 /// What is on the wire around a body.

@@ -1,4 +1,4 @@
-//! A run of blocks, whoever hashed them.
+//! Consecutive blocks of one sequence, hashed by kvbm or by an engine.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ pub struct ChainLink {
 
 /// A run of consecutive complete blocks of one sequence: what kvbm matches, registers and moves.
 ///
-/// A borrowed view of a [`TokenSequence`] or of an [`ExternalSequence`], so that both are treated alike.
+/// A borrowed view of a [`TokenSequence`] or of an [`ExternalSequence`], so that both are treated
+/// alike.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockChain<'a> {
     /// What the hashes are chained in.
@@ -31,16 +32,8 @@ pub struct BlockChain<'a> {
 }
 
 impl<'a> BlockChain<'a> {
-    pub(crate) fn of_sequence(
-        namespace: NamespaceTag,
-        hashes: &'a [SequenceHash],
-        sequence: &'a TokenSequence,
-    ) -> Self {
-        Self { namespace, hashes, start: 0, sequence: Some(sequence) }
-    }
-
-    /// The blocks from the first of a sequence, of which only the hashes are known. Their namespace is the tag of
-    /// zeros until [`in_namespace`](Self::in_namespace) names one.
+    /// The blocks from the first of a sequence, of which only the hashes are known. Their namespace
+    /// is the tag of zeros until [`in_namespace`](Self::in_namespace) names one.
     pub fn of_hashes(hashes: &'a [SequenceHash]) -> Self {
         Self { namespace: NamespaceTag::from_bytes([0; 16]), hashes, start: 0, sequence: None }
     }
@@ -83,7 +76,8 @@ impl<'a> BlockChain<'a> {
         Some(ChainLink { hash, parent: self.hash_before(at), position: position(at) })
     }
 
-    /// The hash before block `index` of the run; `None` at the start of the sequence and beyond the run's end.
+    /// The hash before block `index` of the run; `None` at the start of the sequence and beyond the
+    /// run's end.
     pub fn parent_of(&self, index: usize) -> Option<SequenceHash> {
         self.get(index).and_then(|link| link.parent)
     }
@@ -111,7 +105,8 @@ impl<'a> BlockChain<'a> {
         })
     }
 
-    /// A part of the run; positions and parents stay those of the sequence. A range beyond the end is cut.
+    /// A part of the run; positions and parents stay those of the sequence. A range beyond the end
+    /// is cut.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         let end = range.end.min(self.len());
@@ -121,6 +116,14 @@ impl<'a> BlockChain<'a> {
 
     fn hash_before(&self, at: usize) -> Option<SequenceHash> {
         at.checked_sub(1).map(|parent| self.hashes[parent])
+    }
+}
+
+impl TokenSequence {
+    /// The complete blocks as kvbm takes them.
+    pub fn chain(&self) -> BlockChain<'_> {
+        let (namespace, hashes) = (self.hasher().tag(), self.hashes());
+        BlockChain { namespace, hashes, start: 0, sequence: Some(self) }
     }
 }
 

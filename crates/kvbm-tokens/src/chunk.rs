@@ -1,12 +1,15 @@
 //! Keyed BLAKE3 of one chunk (at most 1,024 bytes), in scalar registers.
 //!
-//! Blocks of a chain are hashed one after the other, each keyed by the one before, so a chain is as slow as one compression takes
-//! from end to end: 14 half-rounds of 12 dependent operations, of which the last needs 11. Vector code computes the four columns of a
-//! half-round side by side, but each of its operations takes as long or longer, and it turns rows to diagonals in between; scalar
-//! code has the operations of all four columns in flight anyway. At 16 tokens a block and 4.27 GHz (Zen 5) that bound is 39 ns; this
-//! takes 45 ns, the crate's vector code 87 to 104 ns. Mixings one after the other instead of side by side: 48 ns, in pairs 49 ns.
+//! Blocks of a chain are hashed one after the other, each keyed by the one before, so a chain is as
+//! slow as one compression takes from end to end: 14 half-rounds of 12 dependent operations, of
+//! which the last needs 11. Vector code computes the four columns of a half-round side by side, but
+//! each of its operations takes as long or longer, and it turns rows to diagonals in between;
+//! scalar code has the operations of all four columns in flight anyway. At 16 tokens a block and
+//! 4.27 GHz (Zen 5) that bound is 39 ns; this takes 45 ns, the crate's vector code 87 to 104 ns.
+//! Mixings one after the other instead of side by side: 48 ns, in pairs 49 ns.
 //!
-//! Source: the BLAKE3 paper, sections 2.1 to 2.4. `agrees_with_the_reference` compares with the crate for every length.
+//! Source: the BLAKE3 paper, sections 2.1 to 2.4. `agrees_with_the_reference` compares with the
+//! crate for every length.
 
 use crate::Token;
 
@@ -44,8 +47,9 @@ macro_rules! mix {
     };
 }
 
-/// A round, written out so that every index is known to the compiler and the state stays in registers. First halves of the four
-/// mixings come together: the processor then starts all four before it waits for one.
+/// A round, written out so that every index is known to the compiler and the state stays in
+/// registers. First halves of the four mixings come together: the processor then starts all four
+/// before it waits for one.
 macro_rules! round {
     ($v:ident, $m:ident, $n:literal) => {
         let s = SCHEDULE[$n];
@@ -84,7 +88,8 @@ fn compress(h: [u32; 8], m: &[Token; WORDS], bytes: u32, flags: u32) -> [u32; 8]
     std::array::from_fn(|i| v[i] ^ v[i + 8])
 }
 
-/// The first 16 bytes of the keyed hash of `tokens` (little-endian), as little-endian words; so is the key.
+/// The first 16 bytes of the keyed hash of `tokens` (little-endian), as little-endian words; so is
+/// the key.
 ///
 /// `tokens` must be at most [`MAX_TOKENS`].
 #[inline(always)]

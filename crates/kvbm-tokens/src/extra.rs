@@ -5,10 +5,12 @@ use std::fmt;
 /// The most bytes that an image's content hash or a request salt may have.
 pub const MAX_EXTRA_KEY_BYTES: usize = 4096;
 
-/// An input of a block beside its tokens: an image under placeholder tokens, prompt embeddings, a request's salt.
+/// An input of a block beside its tokens: an image under placeholder tokens, prompt embeddings, a
+/// request's salt.
 ///
-/// Two blocks with equal tokens and different extra keys have different [`SequenceHash`](crate::SequenceHash)es, and so
-/// have all blocks after them. Encoded as a kind byte and a payload:
+/// Two blocks with equal tokens and different extra keys have different
+/// [`SequenceHash`](crate::SequenceHash)es, and so have all blocks after them. Encoded as a kind
+/// byte and a payload:
 ///
 /// | kind | what | payload |
 /// |---|---|---|
@@ -46,8 +48,9 @@ impl ExtraKey {
 
     /// An image (or audio, video) of which a part lies under this block's tokens.
     ///
-    /// `content_hash` is the engine's hash of the processed input. `offset` is the block's first token minus the image's
-    /// first token: how far into the image this block begins, negative when the image begins inside the block.
+    /// `content_hash` is the engine's hash of the processed input. `offset` is the block's first
+    /// token minus the image's first token: how far into the image this block begins, negative when
+    /// the image begins inside the block.
     pub fn image(content_hash: &[u8], offset: i64) -> Result<Self, ExtraKeyError> {
         check_length("image content hash", content_hash)?;
         Ok(Self::encode(IMAGE, &[&offset.to_le_bytes(), content_hash]))

@@ -5,24 +5,27 @@ use xxhash_rust::xxh3;
 use crate::chunk;
 use crate::{ExtraKey, LocalHash, NamespaceTag, SequenceHash, Token};
 
-/// How sequence hashes are computed. Part of the namespace, so blocks of different algorithms never meet.
+/// How sequence hashes are computed. Part of the namespace, so blocks of different algorithms never
+/// meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum HashAlgorithm {
     /// Keyed BLAKE3, cut to 128 bits: nobody can make two prefixes collide. The default.
     #[default]
     Blake3,
-    /// XXH3-128 (seed 0) over `parent || tag || message`, each laid out as for BLAKE3, as 16 big-endian (canonical) bytes.
+    /// XXH3-128 (seed 0) over `parent || tag || message`, each laid out as for BLAKE3, as 16
+    /// big-endian (canonical) bytes.
     ///
-    /// Not collision resistant: someone who chooses tokens can make two prefixes collide and be served another's KV. Only for
-    /// a trusted single tenant.
+    /// Not collision resistant: someone who chooses tokens can make two prefixes collide and be
+    /// served another's KV. Only for a trusted single tenant.
     Xxh3_128,
 }
 
 /// Seed of [`LocalHash`].
 const LOCAL_SEED: u64 = 1337;
 
-/// Stands in the parent's place when an engine's own hash is taken in, so that it never equals a hash of tokens.
+/// Stands in the parent's place when an engine's own hash is taken in, so that it never equals a
+/// hash of tokens.
 const EXTERNAL: SequenceHash = SequenceHash::from_bytes(*b"kvbm external v1");
 
 /// Tokens that a buffer on the stack takes; longer messages are streamed through it.
@@ -76,9 +79,11 @@ impl BlockHasher {
         self.persistable
     }
 
-    /// The hash of one block of [`page_size`](Self::page_size) tokens behind `parent` (`None` at the root).
+    /// The hash of one block of [`page_size`](Self::page_size) tokens behind `parent` (`None` at
+    /// the root).
     ///
-    /// `extra` in any order. Blocks of another length give hashes that no [`TokenSequence`](crate::TokenSequence) has.
+    /// `extra` in any order. Blocks of another length give hashes that no
+    /// [`TokenSequence`](crate::TokenSequence) has.
     pub fn hash_block(
         &self,
         parent: Option<SequenceHash>,
@@ -91,7 +96,8 @@ impl BlockHasher {
 
     /// Appends the hash of each complete block of `tokens` to `out`; returns their number.
     ///
-    /// `parent` is the hash before the first block, `None` at the root. Tokens behind the last complete block are left.
+    /// `parent` is the hash before the first block, `None` at the root. Tokens behind the last
+    /// complete block are left.
     pub fn hash_blocks(
         &self,
         parent: Option<SequenceHash>,
@@ -178,17 +184,20 @@ impl BlockHasher {
 }
 
 impl SequenceHash {
-    /// Takes in a block hash that an engine computed itself (its chain of all tokens so far), of any length.
+    /// Takes in a block hash that an engine computed itself (its chain of all tokens so far), of
+    /// any length.
     ///
-    /// Mixed with the namespace tag, so equal engine hashes of two models stay apart, and apart from every hash of tokens. The
-    /// result collides when the engine's hashes do: 64-bit engine hashes carry 64 bits of safety.
-    /// Give a number always in the same byte order; kvbm's own adapters use little-endian.
+    /// Mixed with the namespace tag, so equal engine hashes of two models stay apart, and apart
+    /// from every hash of tokens. The result collides when the engine's hashes do: 64-bit engine
+    /// hashes carry 64 bits of safety. Give a number always in the same byte order; kvbm's own
+    /// adapters use little-endian.
     pub fn from_external(hasher: &BlockHasher, bytes: &[u8]) -> Self {
         hasher.external(bytes)
     }
 }
 
-// The two loops are functions of their own so that each has all registers: what goes from block to block stays in them.
+// The two loops are functions of their own so that each has all registers: what goes from block to
+// block stays in them.
 
 #[inline(never)]
 fn chain_blake3<'a>(
@@ -253,7 +262,8 @@ fn bytes(words: [u32; 4]) -> [u8; 16] {
     (a | b << 32 | c << 64 | d << 96).to_le_bytes()
 }
 
-/// Writes the tokens little-endian to the front of `buffer`, which holds at least as many; gives that part back.
+/// Writes the tokens little-endian to the front of `buffer`, which holds at least as many; gives
+/// that part back.
 fn fill<'a>(buffer: &'a mut [u8], tokens: &[Token]) -> &'a [u8] {
     for (bytes, token) in buffer.chunks_exact_mut(4).zip(tokens) {
         bytes.copy_from_slice(&token.to_le_bytes());
@@ -271,7 +281,8 @@ fn stream(tokens: &[Token], extra: &[u8], mut update: impl FnMut(&[u8])) {
     }
 }
 
-/// Extra keys as they enter the hash: in ascending order, so that the order in which an engine names them does not matter.
+/// Extra keys as they enter the hash: in ascending order, so that the order in which an engine
+/// names them does not matter.
 fn encode_extra(extra: &[ExtraKey]) -> Vec<u8> {
     let mut sorted: Vec<&[u8]> = extra.iter().map(ExtraKey::as_bytes).collect();
     sorted.sort_unstable();
@@ -283,7 +294,8 @@ fn encode_extra(extra: &[ExtraKey]) -> Vec<u8> {
     encoded
 }
 
-/// A length in four little-endian bytes. Extra keys are bounded far below 2^32 bytes when they are made.
+/// A length in four little-endian bytes. Extra keys are bounded far below 2^32 bytes when they are
+/// made.
 fn length_prefix(length: usize) -> [u8; 4] {
     (length as u32).to_le_bytes()
 }

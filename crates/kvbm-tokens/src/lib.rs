@@ -1,10 +1,11 @@
 //! Tokens to sequence hashes: the identity of KV blocks.
 //!
-//! A *block* is `page_size` tokens. Its [`SequenceHash`] chains all tokens before it, so equal hashes in one
-//! [`Namespace`] mean equal prefixes, and a prefix that two requests share is stored once.
+//! A *block* is `page_size` tokens. Its [`SequenceHash`] chains all tokens before it, so equal
+//! hashes in one [`Namespace`] mean equal prefixes, and a prefix that two requests share is stored
+//! once.
 //!
-//! **Knows:** token ids, namespaces and hashes.
-//! **Must never know:** where a block lies (tiers, pools, layouts, ranks). It does no I/O, starts no thread, uses no runtime.
+//! **Knows:** token ids, namespaces and hashes. **Must never know:** where a block lies (tiers,
+//! pools, layouts, ranks). It does no I/O, starts no thread, uses no runtime.
 //!
 //! ```
 //! use kvbm_tokens::{Namespace, TokenSequence};
@@ -27,8 +28,19 @@
 //!     message   = token ids (u32 little-endian)
 //!                 || for each extra key of the block, in ascending order of its bytes: length (u32 little-endian) || bytes)
 //! ```
-//! The namespace fixes `page_size`, so tokens and extra keys cannot be confused. See [`HashAlgorithm`] for the opt-in
-//! alternative and [`Namespace`] for the tag.
+//! The namespace fixes `page_size`, so tokens and extra keys cannot be confused. See
+//! [`HashAlgorithm`] for the opt-in alternative and [`Namespace`] for the tag.
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `namespace` | what two blocks must have in common besides tokens, and its tag | `hasher`, `opaque` |
+//! | `chain` | consecutive blocks of one sequence, hashed here or by an engine | `sequence`, `hasher`, `opaque` |
+//! | `sequence` | the tokens of a request and the hashes of its blocks | `hasher`, `opaque`, `extra` |
+//! | `hasher` | block hashes of one namespace | `opaque`, `extra`, `chunk` |
+//! | `opaque` | sequence hashes, local hashes and namespace tags | - |
+//! | `extra` | inputs of a block besides its tokens | - |
+//! | `chunk` | keyed BLAKE3 of up to 1,024 bytes | - |
 #![forbid(unsafe_code)]
 
 mod chain;

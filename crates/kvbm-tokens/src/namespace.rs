@@ -7,7 +7,8 @@ use crate::{BlockHasher, HashAlgorithm, NamespaceTag};
 /// BLAKE3 derive-key context of namespace tags; changes with the encoding.
 const CONTEXT: &str = "kvbm 2026-11 namespace tag v1";
 
-/// The largest `page_size`: far above what engines use, and small enough for every stride computation.
+/// The largest `page_size`: far above what engines use, and small enough for every stride
+/// computation.
 const MAX_PAGE_SIZE: u32 = 1 << 20;
 
 /// The start of every chain of block hashes.
@@ -19,18 +20,21 @@ pub enum ChainRoot {
     Fixed,
     /// An engine's own root that is the same in every process (for example a configured hash seed).
     External(Vec<u8>),
-    /// An engine's root that changes with every process (for example a random hash seed): its hashes mean nothing to another
-    /// process, so this namespace refuses persistence.
+    /// An engine's root that changes with every process (for example a random hash seed): its
+    /// hashes mean nothing to another process, so this namespace refuses persistence.
     PerProcess(Vec<u8>),
 }
 
-/// Everything beside the tokens that decides a block's KV, and so its identity: build it up, then call [`hasher`](Self::hasher).
+/// Everything beside the tokens that decides a block's KV, and so its identity: build it up, then
+/// call [`hasher`](Self::hasher).
 ///
-/// Tensor- and pipeline-parallel sizes, layout, axis order and rank are *placement* and do not belong here.
+/// Tensor- and pipeline-parallel sizes, layout, axis order and rank are *placement* and do not
+/// belong here.
 ///
-/// The [tag](Self::tag) is the first 16 bytes of BLAKE3 in derive-key mode (context `kvbm 2026-11 namespace tag v1`) over all
-/// fields in the order of the methods below. Each is written as a length (u64 little-endian) and its bytes; an absent optional
-/// field as the length 2^64 - 1 alone. So no two namespaces share an encoding.
+/// The [tag](Self::tag) is the first 16 bytes of BLAKE3 in derive-key mode (context
+/// `kvbm 2026-11 namespace tag v1`) over all fields in the order of the methods below. Each is
+/// written as a length (u64 little-endian) and its bytes; an absent optional field as the length
+/// 2^64 - 1 alone. So no two namespaces share an encoding.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Namespace {
     model: String,
@@ -100,7 +104,8 @@ impl Namespace {
         }
     }
 
-    /// Version of the weights: change it with every update of the model, or old KV is served to new weights.
+    /// Version of the weights: change it with every update of the model, or old KV is served to new
+    /// weights.
     #[must_use]
     pub fn weights(mut self, version: impl Into<String>) -> Self {
         self.weights = version.into();
@@ -149,8 +154,9 @@ impl Namespace {
         self
     }
 
-    /// The part of this namespace that is one tenant's of several: `name` is its tenant salt, behind that of the namespace and "/"
-    /// where it has one. A name without "/" is never taken for another.
+    /// The part of this namespace that is one tenant's of several: `name` is its tenant salt,
+    /// behind that of the namespace and "/" where it has one. A name without "/" is never taken for
+    /// another.
     #[must_use]
     pub fn tenant(self, name: &str) -> Self {
         let salt = match &self.tenant_salt {
@@ -174,7 +180,8 @@ impl Namespace {
         self
     }
 
-    /// A secret of the deployment: who does not know it cannot compute which hash a guessed prompt has.
+    /// A secret of the deployment: who does not know it cannot compute which hash a guessed prompt
+    /// has.
     #[must_use]
     pub fn deployment_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.deployment_secret = Some(secret.into());
@@ -191,17 +198,13 @@ impl Namespace {
         self.page_size
     }
 
-    /// The element type's name; empty if none was set.
-    pub fn dtype_name(&self) -> &str {
-        &self.dtype
-    }
-
     /// Whether hashes of this namespace mean anything to another process.
     pub fn is_persistable(&self) -> bool {
         !matches!(self.chain_root, ChainRoot::PerProcess(_))
     }
 
-    /// An error if blocks of this namespace must not be stored or shared. Disk, volumes and peers call it first.
+    /// An error if blocks of this namespace must not be stored or shared. Disk, volumes and peers
+    /// call it first.
     pub fn check_persistable(&self) -> Result<(), NotPersistable> {
         if self.is_persistable() { Ok(()) } else { Err(NotPersistable { model: self.model.clone() }) }
     }
@@ -219,7 +222,8 @@ impl Namespace {
         Ok(BlockHasher::new(self.tag(), page_size, self.algorithm, self.is_persistable()))
     }
 
-    /// The namespace's 16 bytes in every block identity; see the type's documentation for the encoding.
+    /// The namespace's 16 bytes in every block identity; see the type's documentation for the
+    /// encoding.
     pub fn tag(&self) -> NamespaceTag {
         let mut encoder = Encoder(blake3::Hasher::new_derive_key(CONTEXT));
         encoder.field(Some(self.model.as_bytes()));

@@ -85,25 +85,30 @@ macro_rules! opaque_128 {
 }
 
 opaque_128! {
-    /// The identity of a block within its namespace: 128 bits that stand for all tokens up to the block's end.
+    /// The identity of a block within its namespace: 128 bits that stand for all tokens up to the
+    /// block's end.
     ///
-    /// Opaque: compare and store it, read nothing out of it. Position and parent travel beside it (see
-    /// [`ChainLink`](crate::ChainLink)). Serialized as 16 bytes in binary formats, as 32 hexadecimal digits in text.
+    /// Opaque: compare and store it, read nothing out of it. Position and parent travel beside it
+    /// (see [`ChainLink`](crate::ChainLink)). Serialized as 16 bytes in binary formats, as 32
+    /// hexadecimal digits in text.
     SequenceHash
 }
 
 opaque_128! {
-    /// The namespace's part of every block identity: what [`Namespace::tag`](crate::Namespace::tag) computes.
+    /// The namespace's part of every block identity: what [`Namespace::tag`](crate::Namespace::tag)
+    /// computes.
     ///
-    /// It stands in file headers and object keys; from it nobody can compute the namespace's salt or secret.
+    /// It stands in file headers and object keys; from it nobody can compute the namespace's salt
+    /// or secret.
     NamespaceTag
 }
 
 /// The hash of one block's tokens and extra keys *alone*, without its prefix.
 ///
-/// Two blocks with the same tokens at different places have the same local hash, so it is a key of a prefix tree
-/// (as in KV-aware routers), never an identity. XXH3-64 with seed 1337 over the token ids (u32 little-endian), then the
-/// block's extra keys as in the sequence hash; without extra keys this is what Dynamo's router calls the local block hash.
+/// Two blocks with the same tokens at different places have the same local hash, so it is a key of
+/// a prefix tree (as in KV-aware routers), never an identity. XXH3-64 with seed 1337 over the token
+/// ids (u32 little-endian), then the block's extra keys as in the sequence hash; without extra keys
+/// this is what Dynamo's router calls the local block hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct LocalHash(pub u64);

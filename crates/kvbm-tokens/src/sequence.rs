@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{BlockChain, BlockHasher, ExtraKey, ExtraKeyError, LocalHash, SequenceHash, Token};
+use crate::{BlockHasher, ExtraKey, ExtraKeyError, LocalHash, SequenceHash, Token};
 
 /// Extra keys may lie at token positions below this, far above any context length.
 pub const MAX_TOKENS: usize = 1 << 28;
@@ -42,10 +42,11 @@ pub enum SequenceError {
     ExtraKey(#[from] ExtraKeyError),
 }
 
-/// The tokens of one request, growing as it is decoded, with the [`SequenceHash`] of every complete block.
+/// The tokens of one request, growing as it is decoded, with the [`SequenceHash`] of every complete
+/// block.
 ///
-/// However the tokens arrive (one by one, in pieces, at once, or again after a truncation), the same tokens and extra keys give
-/// the same hashes.
+/// However the tokens arrive (one by one, in pieces, at once, or again after a truncation), the
+/// same tokens and extra keys give the same hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenSequence {
     hasher: BlockHasher,
@@ -95,7 +96,8 @@ impl TokenSequence {
         self.hash_complete_blocks()
     }
 
-    /// Adds an extra key to the block of token position `at`, which may lie ahead of the tokens so far.
+    /// Adds an extra key to the block of token position `at`, which may lie ahead of the tokens so
+    /// far.
     pub fn add_extra_key(&mut self, at: usize, key: ExtraKey) -> Result<(), SequenceError> {
         if at >= MAX_TOKENS {
             return Err(SequenceError::BeyondEnd { at });
@@ -109,7 +111,8 @@ impl TokenSequence {
         Ok(())
     }
 
-    /// Adds an image (or audio, video) that lies under the tokens `span`: one extra key to every block it touches.
+    /// Adds an image (or audio, video) that lies under the tokens `span`: one extra key to every
+    /// block it touches.
     ///
     /// `content_hash` is the engine's hash of the processed input. On an error nothing was added.
     pub fn add_image(&mut self, span: Range<usize>, content_hash: &[u8]) -> Result<(), SequenceError> {
@@ -128,7 +131,8 @@ impl TokenSequence {
         Ok(())
     }
 
-    /// Keeps the first `length` tokens; drops the blocks, and the extra keys, that need more. No effect if there are fewer.
+    /// Keeps the first `length` tokens; drops the blocks, and the extra keys, that need more. No
+    /// effect if there are fewer.
     pub fn truncate(&mut self, length: usize) {
         if length < self.tokens.len() {
             self.tokens.truncate(length);
@@ -175,7 +179,8 @@ impl TokenSequence {
         &self.hashes
     }
 
-    /// The hash before block `index`: `None` for the first block, and for an index beyond the block in progress.
+    /// The hash before block `index`: `None` for the first block, and for an index beyond the block
+    /// in progress.
     pub fn parent_of(&self, index: usize) -> Option<SequenceHash> {
         index.checked_sub(1).and_then(|parent| self.hashes.get(parent)).copied()
     }
@@ -191,7 +196,8 @@ impl TokenSequence {
         &self.tokens[self.hashes.len() * self.page_size()..]
     }
 
-    /// Extra keys of block `index` (complete or not), the salt among those of block 0, in the order in which they are hashed.
+    /// Extra keys of block `index` (complete or not), the salt among those of block 0, in the order
+    /// in which they are hashed.
     pub fn extra_keys(&self, index: usize) -> Vec<ExtraKey> {
         let mut keys: Vec<ExtraKey> = self.extra_of(index).iter().map(|(_, key)| key.clone()).collect();
         if index == 0 {
@@ -207,18 +213,14 @@ impl TokenSequence {
         Some(self.hasher.local_hash(tokens, &self.extra_keys(index)))
     }
 
-    /// The complete blocks as kvbm takes them.
-    pub fn chain(&self) -> BlockChain<'_> {
-        BlockChain::of_sequence(self.hasher.tag(), &self.hashes, self)
-    }
-
     /// Whether extra keys wait for tokens.
     fn has_keys_ahead(&self) -> bool {
         let in_first_block = self.hashes.is_empty() && self.salt.is_some();
         in_first_block || self.extra.last().is_some_and(|(position, _)| *position >= self.tokens.len())
     }
 
-    /// Tokens behind a complete block, without extra keys among them: copied and hashed in one pass.
+    /// Tokens behind a complete block, without extra keys among them: copied and hashed in one
+    /// pass.
     fn add_plain_tokens(&mut self, tokens: &[Token]) -> Range<usize> {
         let Self { hasher, tokens: own, hashes, .. } = self;
         let (first, parent) = (hashes.len(), hashes.last().copied());

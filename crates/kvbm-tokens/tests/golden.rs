@@ -1,4 +1,5 @@
-//! The committed golden vectors, which `golden/make_vectors.py` computed independently from the specification.
+//! The committed golden vectors, which `golden/make_vectors.py` computed independently from the
+//! specification.
 
 use kvbm_tokens::{
     BlockHasher, ChainRoot, ExtraKey, HashAlgorithm, Namespace, SequenceHash, Token, TokenSequence,

@@ -162,7 +162,8 @@ proptest! {
 
     #[test]
     fn page_sizes_beyond_the_stack_buffers(algorithm in prop_oneof![Just(HashAlgorithm::Blake3), Just(HashAlgorithm::Xxh3_128)], page_size in 60..700_u32, token in any::<Token>()) {
-        // Streaming through a buffer must equal hashing the bytes in one piece; an extra key forces streaming.
+        // Streaming through a buffer must equal hashing the bytes in one piece; an extra key forces
+        // streaming.
         let hasher = hasher(page_size, algorithm);
         let tokens: Vec<Token> = (0..page_size).map(|i| token.wrapping_add(i)).collect();
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();

@@ -11,8 +11,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// When the bytes of a host block are compared with their checksum before they go to the device. The identity of the slot
-/// is compared every time: it costs nothing.
+/// When the bytes of a host block are compared with their checksum before they go to the device.
+/// The identity of the slot is compared every time: it costs nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifyHost {
     /// Never: memory is trusted.
@@ -32,7 +32,8 @@ impl Default for VerifyHost {
 /// Bounds of one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathConfig {
-    /// Plans that may be queued; more are reported as [`QueueFull`](kvbm_plan::FailureKind::QueueFull).
+    /// Plans that may be queued; more are reported as
+    /// [`QueueFull`](kvbm_plan::FailureKind::QueueFull).
     pub queue_plans: usize,
     /// Blocks that may be queued, at least [`TransferPlan::MAX_BLOCKS`].
     pub queue_blocks: usize,
@@ -46,7 +47,8 @@ pub struct PathConfig {
     pub batch_bytes: u64,
 }
 
-/// On their way between one executor and a disk, where blocks are small: sixteen times what a fast disk needs to be busy.
+/// On their way between one executor and a disk, where blocks are small: sixteen times what a fast
+/// disk needs to be busy.
 const DISK_BYTES_IN_FLIGHT: u64 = 64 << 20;
 /// And where they are large: twice the operations that a disk has at a time.
 const DISK_BLOCKS_IN_FLIGHT: usize = 64;
@@ -58,12 +60,12 @@ const STAGING_BYTES: u64 = DISK_BYTES_IN_FLIGHT;
 const BATCHES_IN_FLIGHT: usize = 4;
 
 impl PathConfig {
-    /// For copies between memories: two threads, because one neither fills the memory's bandwidth nor computes checksums
-    /// while it copies. Larger batches and more threads were not faster.
+    /// For copies between memories: two threads, because one neither fills the memory's bandwidth
+    /// nor computes checksums while it copies. Larger batches and more threads were not faster.
     pub const MEMORY: Self =
         Self { threads: 2, depth_blocks: 64, batch_blocks: 16, batch_bytes: 4 << 20, ..Self::DISK };
-    /// For paths to and from the disk, whose engine keeps many blocks under way for one thread. Each piece of work wakes two
-    /// threads, which small pieces make felt.
+    /// For paths to and from the disk, whose engine keeps many blocks under way for one thread.
+    /// Each piece of work wakes two threads, which small pieces make felt.
     pub const DISK: Self = Self {
         queue_plans: 1024,
         queue_blocks: 65_536,
@@ -73,16 +75,17 @@ impl PathConfig {
         batch_bytes: 8 << 20,
     };
 
-    /// With the bounds that blocks of `block_bytes` bytes have between memories: large ones go in small batches, so that what
-    /// was copied is in the cache when it is looked at, and reports come early.
+    /// With the bounds that blocks of `block_bytes` bytes have between memories: large ones go in
+    /// small batches, so that what was copied is in the cache when it is looked at, and reports
+    /// come early.
     pub(crate) fn for_memory(self, block_bytes: u64) -> Self {
         let fit = usize::try_from(self.batch_bytes / block_bytes.max(1)).unwrap_or(usize::MAX);
         let batch_blocks = fit.clamp(1, self.batch_blocks.max(1));
         Self { batch_blocks, depth_blocks: self.depth_blocks.min(BATCHES_IN_FLIGHT * batch_blocks), ..self }
     }
 
-    /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk: enough for its queue, and not so
-    /// much that what comes later, and is more urgent, waits long.
+    /// With the bounds that blocks of `block_bytes` bytes have on their way from or to a disk:
+    /// enough for its queue, and not so much that what comes later, and is more urgent, waits long.
     pub(crate) fn for_disk(self, block_bytes: u64) -> Self {
         let fit = |bytes: u64| usize::try_from(bytes / block_bytes.max(1)).unwrap_or(usize::MAX);
         let depth_blocks = fit(DISK_BYTES_IN_FLIGHT).max(DISK_BLOCKS_IN_FLIGHT).min(self.depth_blocks);
@@ -163,13 +166,16 @@ pub struct DiskTier {
 pub struct VolumeTier {
     /// The volumes. They may be registered and unregistered while the worker runs.
     pub registry: Arc<VolumeRegistry>,
-    /// Layers and heads of the model that this rank holds: the part of a block that its objects are named by.
+    /// Layers and heads of the model that this rank holds: the part of a block that its objects are
+    /// named by.
     pub slice: BlobSlice,
-    /// KV heads of the whole model: how deployments with another number of ranks may have cut blocks.
+    /// KV heads of the whole model: how deployments with another number of ranks may have cut
+    /// blocks.
     pub model_heads: u32,
     /// Whether this rank writes: of ranks with the same slice, one does.
     pub writes: bool,
-    /// Threads of each path that wait for a volume, for each volume; they run while there is something to wait for.
+    /// Threads of each path that wait for a volume, for each volume; they run while there is
+    /// something to wait for.
     pub threads: usize,
 }
 
@@ -209,29 +215,32 @@ pub struct WorkerConfig {
     pub g3: Option<DiskTier>,
     /// G4. Needs `g2`, through which its blocks come and go.
     pub volumes: Option<VolumeTier>,
-    /// Bytes of each of the staging rings between G3 and G1 and between G4 and G1, outside G2; no more than the path can have in
-    /// flight, and at least a block for each of its threads. 0 leaves these paths out.
+    /// Bytes of each of the staging rings between G3 and G1 and between G4 and G1, outside G2; no
+    /// more than the path can have in flight, and at least a block for each of its threads. 0
+    /// leaves these paths out.
     pub staging_bytes: u64,
     /// Bounds of the paths.
     pub paths: PathConfigs,
     /// Verification of host memory.
     pub verify_host: VerifyHost,
-    /// How fragments of blocks get between a CUDA device and host memory. [`Backend::Auto`] follows what is measured on the
-    /// device; anything else is an error for other devices.
+    /// How fragments of blocks get between a CUDA device and host memory. [`Backend::Auto`] follows
+    /// what is measured on the device; anything else is an error for other devices.
     pub copies: Backend,
-    /// Reports and messages that may wait for the sink; more submissions are refused until it took some.
+    /// Reports and messages that may wait for the sink; more submissions are refused until it took
+    /// some.
     pub outgoing: usize,
     /// How long a flush may take.
     pub flush_deadline: Duration,
-    /// Bytes of G3 that are read and verified in the background, a second; 0 for none. Bad blocks are told to the leader
-    /// ([`Message::Damaged`](kvbm_plan::Message::Damaged)).
+    /// Bytes of G3 that are read and verified in the background, a second; 0 for none. Bad blocks
+    /// are told to the leader ([`Message::Damaged`](kvbm_plan::Message::Damaged)).
     pub scrub_bytes_per_s: u64,
     /// How long dropping the manager waits for started transfers. What runs longer is detached.
     pub drop_deadline: Duration,
 }
 
 impl WorkerConfig {
-    /// Defaults: group 0, staging rings of 64 MiB, [`PathConfig::default`], no tiers. `namespace` is the tag that checksums are bound to.
+    /// Defaults: group 0, staging rings of 64 MiB, [`PathConfig::default`], no tiers. `namespace`
+    /// is the tag that checksums are bound to.
     pub fn new(rank: Rank, epoch: Epoch, namespace: [u8; 16]) -> Self {
         Self {
             rank,

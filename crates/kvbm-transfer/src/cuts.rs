@@ -1,4 +1,5 @@
-//! How blocks are cut into objects: ours, and those of deployments with another number of ranks, whose heads lie in other objects.
+//! How blocks are cut into objects, for this number of ranks and for others, whose objects hold
+//! other heads.
 
 use crate::config::VolumeTier;
 use kvbm_volume::BlobSlice;
@@ -6,12 +7,12 @@ use kvbm_volume::BlobSlice;
 /// One way to cut a block: the objects that together hold the heads of this rank, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cut {
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<CutPart>,
 }
 
 /// An object of a cut, and which of its heads are this rank's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct CutPart {
     pub(crate) slice: BlobSlice,
     /// Heads before ours.
     pub(crate) before: u32,
@@ -26,7 +27,8 @@ pub(crate) struct Part {
 /// `alone`: objects are in an order that only ranks of the same size understand.
 pub(crate) fn cuts(tier: &VolumeTier, alone: bool) -> Vec<Cut> {
     let own = tier.slice;
-    let mut all = vec![Cut { parts: vec![Part { slice: own, before: 0, heads: own.num_heads, after: 0 }] }];
+    let mut all =
+        vec![Cut { parts: vec![CutPart { slice: own, before: 0, heads: own.num_heads, after: 0 }] }];
     let of_model = tier.model_heads;
     if alone || own.first_head.checked_add(own.num_heads).is_none_or(|end| end > of_model) {
         return all;
@@ -37,13 +39,13 @@ pub(crate) fn cuts(tier: &VolumeTier, alone: bool) -> Vec<Cut> {
 }
 
 /// The objects of `width` heads that hold those of `own`.
-fn parts(own: BlobSlice, width: u32) -> Vec<Part> {
+fn parts(own: BlobSlice, width: u32) -> Vec<CutPart> {
     let end = own.first_head + own.num_heads;
     let objects = own.first_head / width..end.div_ceil(width);
     let part = |object: u32| {
         let (start, stop) = (object * width, (object + 1) * width);
         let (first, last) = (start.max(own.first_head), stop.min(end));
-        Part {
+        CutPart {
             slice: BlobSlice { first_head: start, num_heads: width, ..own },
             before: first - start,
             heads: last - first,
@@ -74,7 +76,7 @@ mod tests {
 
     /// First head, heads before ours, ours, behind ours.
     fn shown(cut: &Cut) -> Vec<[u32; 4]> {
-        let part = |part: &Part| [part.slice.first_head, part.before, part.heads, part.after];
+        let part = |part: &CutPart| [part.slice.first_head, part.before, part.heads, part.after];
         cut.parts.iter().map(part).collect()
     }
 
@@ -99,7 +101,7 @@ mod tests {
                 for rank in 0..of_model / width {
                     for cut in cuts(&tier(rank * width, width, of_model), false) {
                         let mut next = rank * width;
-                        for Part { slice, before, heads, after } in cut.parts {
+                        for CutPart { slice, before, heads, after } in cut.parts {
                             assert_eq!(slice.first_head + before, next);
                             assert_eq!(before + heads + after, slice.num_heads);
                             next += heads;

@@ -78,7 +78,8 @@ pub enum SubmitError {
         /// The worker's epoch.
         current: Epoch,
     },
-    /// The plan was executed so long ago that its report is no longer kept. It is not executed again.
+    /// The plan was executed so long ago that its report is no longer kept. It is not executed
+    /// again.
     #[error(
         "plan {plan_id} was already executed or skipped, and its report is no longer kept: use a new plan id"
     )]
@@ -107,8 +108,8 @@ pub enum SubmitError {
     ShuttingDown,
 }
 
-/// Work that was not over at the deadline of a shutdown. It goes on in the background and owns its memory until the
-/// hardware is done; its reports still reach the sink.
+/// Work that was not over at the deadline of a shutdown. It goes on in the background and owns its
+/// memory until the hardware is done; its reports still reach the sink.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{running} transfers were still running at the deadline: they keep their memory until the hardware is done; not \

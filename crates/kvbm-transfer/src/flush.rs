@@ -1,4 +1,4 @@
-//! Flushes, on a thread of their own: a sync may take seconds, and commands must not wait for it.
+//! Flushes G3 on a thread of its own: a sync may take seconds, and commands must not wait for it.
 
 use crate::error::SubmitError;
 use crate::hub::{Hub, Producer};

@@ -1,10 +1,11 @@
-//! What must hold whatever a journal says about its slots: the body of the fuzz target `geometry` (`cargo xtask fuzz`). It panics where it
-//! does not hold.
+//! What must hold whatever a journal says about its slots: the body of the fuzz target `geometry`
+//! (`cargo xtask fuzz`). It panics where it does not hold.
 
 use crate::SlotGeometry;
 use kvbm_layout::BlockLayout;
 
-/// A geometry that is read is written, and read again as the same but for the model's name; a slot has as many bytes as it says.
+/// A geometry that is read is written, and read again as the same but for the model's name; a slot
+/// has as many bytes as it says.
 pub fn geometry(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let read: SlotGeometry = match text.parse() {

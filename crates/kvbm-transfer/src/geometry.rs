@@ -1,5 +1,5 @@
-//! What lies in a slot of a disk, in the words of a journal's header (`docs/formats.md`): how ranks of another deployment tell
-//! which part of the model's blocks they read, and in which order.
+//! What lies in a slot of a disk, in the words of a journal's header (`docs/formats.md`): how ranks
+//! of another deployment tell which part of the model's blocks they read, and in which order.
 
 use kvbm_layout::{AxisOrder, BlockPart, DType, FullyContiguous, LayoutConfig, LayoutError};
 use std::fmt;
@@ -11,8 +11,8 @@ pub(crate) const SLOT_ALIGNMENT: u64 = 4096;
 /// Characters of the model's name that are kept: it is for people.
 const MODEL_CHARS: usize = 128;
 
-/// The content of a slot: a rank's part of a block, and the order of its bytes. Its text and [`SlotGeometry::from_str`] are
-/// inverse to each other.
+/// The content of a slot: a rank's part of a block, and the order of its bytes. Its text and
+/// [`SlotGeometry::from_str`] are inverse to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotGeometry {
     /// The model's name, for people: the namespace tag tells models apart.
@@ -66,7 +66,8 @@ impl SlotGeometry {
         FullyContiguous::new(config, self.order)
     }
 
-    /// Why blocks of `other` are no blocks of this model, if they are not: the field, what it says and what it should.
+    /// Why blocks of `other` are no blocks of this model, if they are not: the field, what it says
+    /// and what it should.
     pub fn differs(&self, other: &Self) -> Option<String> {
         let fields = [
             ("layers of the model", self.of_layers, other.of_layers),

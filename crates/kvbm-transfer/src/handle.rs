@@ -1,13 +1,13 @@
-//! A transfer in the hands of whoever asked for it: future, poll, wait, cancel.
+//! A submitted plan: future, poll, wait, cancel.
 
 use crate::hub::Hub;
+use crate::report_slot::ReportSlot;
 use kvbm_plan::{PlanId, TransferReport};
-use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 /// The report was not there at the deadline. The transfer goes on.
@@ -18,54 +18,21 @@ pub struct NotYet {
     pub plan_id: PlanId,
 }
 
-/// Where a report is put for a handle.
-#[derive(Default)]
-pub(crate) struct Slot {
-    state: Mutex<SlotState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct SlotState {
-    report: Option<Arc<TransferReport>>,
-    waker: Option<Waker>,
-}
-
-impl Slot {
-    /// The report, if it is there.
-    pub(crate) fn get(&self) -> Option<Arc<TransferReport>> {
-        self.state.lock().report.clone()
-    }
-
-    /// Puts the report and tells whoever waits. The waker runs without the lock.
-    pub(crate) fn put(&self, report: Arc<TransferReport>) {
-        let waker = {
-            let mut state = self.state.lock();
-            state.report = Some(report);
-            state.waker.take()
-        };
-        self.changed.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
-/// A submitted plan. Resolves to its report, as a [`Future`], by [`TransferHandle::poll_report`] or by
-/// [`TransferHandle::wait`]; no runtime is needed.
+/// A submitted plan. Resolves to its report, as a [`Future`], by [`TransferHandle::poll_report`] or
+/// by [`TransferHandle::wait`]; no runtime is needed.
 ///
-/// Dropping the handle of a plan that has not started cancels it. A started one is detached: it runs to its end and
-/// owns source and destination until then.
+/// Dropping the handle of a plan that has not started cancels it. A started one is detached: it
+/// runs to its end and owns source and destination until then.
 #[must_use = "dropping the handle cancels a transfer that has not started"]
 pub struct TransferHandle {
-    slot: Arc<Slot>,
+    slot: Arc<ReportSlot>,
     hub: Weak<Hub>,
     plan_id: PlanId,
     cancel_on_drop: bool,
 }
 
 impl TransferHandle {
-    pub(crate) fn new(slot: Arc<Slot>, hub: Weak<Hub>, plan_id: PlanId, cancel_on_drop: bool) -> Self {
+    pub(crate) fn new(slot: Arc<ReportSlot>, hub: Weak<Hub>, plan_id: PlanId, cancel_on_drop: bool) -> Self {
         Self { slot, hub, plan_id, cancel_on_drop }
     }
 

@@ -1,14 +1,14 @@
-//! G2 as this worker knows it: which identity and checksum each slot holds, and who is using it right now.
+//! G2 on this worker: identity and checksum of each slot, and its claims.
 //!
-//! Every access of the worker to host memory happens under a claim, so that bytes are never read while they are written,
-//! whatever the leader asks for. The table also catches what a checksum alone cannot name: a slot that was swapped or
-//! is stale.
+//! Every access of the worker to host memory happens under a claim, so that bytes are never read
+//! while they are written, whatever the leader asks for. The table also catches what a checksum
+//! alone cannot name: a slot that was swapped or is stale.
 
 use crate::config::VerifyHost;
 use crate::error::StartError;
-use crate::slots::{disk_layout, layouts};
+use crate::slot_layout::{disk_layout, layouts};
 use kvbm_device::{DeviceError, HostRegion};
-use kvbm_disk::{BlockChecksum, ContentCrc, Fragments};
+use kvbm_disk::{BlockChecksum, ContentCrc, IoFragments};
 use kvbm_layout::{CopyPlan, Fragment, FragmentList, Selection};
 use kvbm_plan::{BlockIdentity, Failure, FailureKind, LayerRange, Tier};
 use kvbm_storage::{BoundLayout, RegionBytes};
@@ -83,7 +83,8 @@ impl HostTier {
         &self.bound
     }
 
-    /// Whether `plan`, into this tier, copies a block in the order in which its checksum takes the bytes.
+    /// Whether `plan`, into this tier, copies a block in the order in which its checksum takes the
+    /// bytes.
     pub(crate) fn sums_in_order_of(&self, plan: &CopyPlan) -> bool {
         let (Ok(runs), Ok(fragments)) = (plan.runs(0, 0), self.fragments.fragments(0)) else { return false };
         let mut places = fragments.map(|fragment| (fragment.region, fragment.offset, fragment.len));
@@ -186,8 +187,8 @@ impl HostTier {
     /// Checksum of the whole slot, in the byte order of the disk.
     ///
     /// # Safety
-    /// The caller holds a claim that keeps writers away from all of `slot` (a read claim of a filled slot, or the only write
-    /// claim after its copy is complete).
+    /// The caller holds a claim that keeps writers away from all of `slot` (a read claim of a
+    /// filled slot, or the only write claim after its copy is complete).
     unsafe fn checksum(&self, slot: u32, identity: &BlockIdentity) -> Result<u64, Failure> {
         let failed =
             |error: String| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {error}"));
@@ -202,7 +203,7 @@ impl HostTier {
     }
 
     /// The memory of `slot`, in the byte order of the disk.
-    fn io_memory(&self, slot: u32) -> Result<Fragments, Failure> {
+    fn io_memory(&self, slot: u32) -> Result<IoFragments, Failure> {
         io_memory(&self.regions, &self.fragments, slot)
             .map_err(|why| Failure::new(FailureKind::Unsupported, format!("slot {slot} of G2: {why}")))
     }
@@ -217,13 +218,13 @@ pub(crate) fn host_regions(bound: &BoundLayout) -> Option<Vec<HostRegion>> {
     bound.memory().iter().map(host).collect()
 }
 
-/// Disk fragments over `slot`. Whoever submits them must hold a claim on the slot, and guard the batch with what holds
-/// `regions`, until the completion.
+/// Disk fragments over `slot`. Whoever submits them must hold a claim on the slot, and guard the
+/// batch with what holds `regions`, until the completion.
 pub(crate) fn io_memory(
     regions: &[HostRegion],
     fragments: &FragmentList,
     slot: u32,
-) -> Result<Fragments, String> {
+) -> Result<IoFragments, String> {
     let mut wrong = None;
     let place = |fragment: Fragment| {
         let region = regions.get(fragment.region as usize).ok_or("a fragment lies in no region")?;
@@ -232,14 +233,16 @@ pub(crate) fn io_memory(
     };
     let runs = fragments.fragments(slot).map_err(|error| error.to_string())?;
     let runs = runs.map_while(|fragment| place(fragment).map_err(|why: String| wrong = Some(why)).ok());
-    // SAFETY: `ptr_at` checked every run against a live region, which the guard of the caller's batch keeps allocated; regions
-    // are initialised memory that any thread may use. The caller's claim (a slot of G2, or a slot of its own staging ring)
-    // keeps others away from the bytes until the completion.
-    let memory = unsafe { Fragments::from_raw(runs) };
+    // SAFETY: `ptr_at` checked every run against a live region, which the guard of the caller's
+    // batch keeps allocated; regions are initialised memory that any thread may use. The caller's
+    // claim (a slot of G2, or a slot of its own staging ring) keeps others away from the bytes
+    // until the completion.
+    let memory = unsafe { IoFragments::from_raw(runs) };
     wrong.map_or_else(|| memory.ok_or_else(|| "its fragments are no memory".into()), Err)
 }
 
-/// Visits the pieces of `slot`: where each is in memory, and where in a block of the byte order of `order`.
+/// Visits the pieces of `slot`: where each is in memory, and where in a block of the byte order of
+/// `order`.
 pub(crate) fn each_fragment(
     regions: &[HostRegion],
     order: &FragmentList,
@@ -285,19 +288,20 @@ impl ReadClaim {
         }
     }
 
-    /// Compares bytes and checksum, if the policy says so this time. Whether it was compared.
+    /// Compares bytes and checksum if the policy asks for it. Returns whether it did.
     pub(crate) fn verify(&self) -> Result<bool, Failure> {
         let Some(expected) = self.checksum else { return Ok(false) };
         if self.is_due() { self.compare(expected).map(|()| true) } else { Ok(false) }
     }
 
-    /// Compares bytes and checksum, whatever the policy says: for what leaves this machine.
+    /// Always compares bytes and checksum: for blocks that leave this machine.
     pub(crate) fn verify_always(&self) -> Result<(), Failure> {
         self.checksum.map_or(Ok(()), |expected| self.compare(expected))
     }
 
     fn compare(&self, expected: u64) -> Result<(), Failure> {
-        // SAFETY: this claim is on a filled slot (only those have a checksum), so nobody writes any of it.
+        // SAFETY: this claim is on a filled slot (only those have a checksum), so nobody writes any
+        // of it.
         let found = unsafe { self.tier.checksum(self.slot, &self.identity) }?;
         if found == expected {
             return Ok(());
@@ -321,12 +325,12 @@ impl ReadClaim {
         copied.map(|()| bytes).map_err(failed)
     }
 
-    /// The slot's bytes turned out to be damaged: nobody reads them again.
+    /// Marks the slot as damaged: it is never read again.
     pub(crate) fn condemn(&self) {
         self.tier.slots.lock()[self.slot as usize].content = Content::Empty;
     }
 
-    pub(crate) fn io_memory(&self) -> Result<Fragments, Failure> {
+    pub(crate) fn io_memory(&self) -> Result<IoFragments, Failure> {
         self.tier.io_memory(self.slot)
     }
 }
@@ -337,7 +341,8 @@ impl Drop for ReadClaim {
     }
 }
 
-/// The right to write (part of) a slot. Dropped unfinished, it leaves the slot without those layers.
+/// The right to write (part of) a slot. Dropped unfinished, it leaves the slot without those
+/// layers.
 #[derive(Debug)]
 pub(crate) struct WriteClaim {
     tier: Arc<HostTier>,
@@ -348,7 +353,7 @@ pub(crate) struct WriteClaim {
 }
 
 impl WriteClaim {
-    pub(crate) fn io_memory(&self) -> Result<Fragments, Failure> {
+    pub(crate) fn io_memory(&self) -> Result<IoFragments, Failure> {
         self.tier.io_memory(self.slot)
     }
 
@@ -357,14 +362,16 @@ impl WriteClaim {
         self.close(true, Some(checksum));
     }
 
-    /// The bytes arrived. With `compute`, a whole block gets its checksum now, from that of its `content` if that was computed
-    /// on the way; it is returned. A block that came in parts gets it with the last part.
+    /// The bytes arrived. With `compute`, a whole block gets its checksum now, from that of its
+    /// `content` if that was computed on the way; it is returned. A block that came in parts gets
+    /// it with the last part.
     pub(crate) fn finish(mut self, compute: bool, content: Option<u64>) -> Result<Option<u64>, Failure> {
         if self.span == self.tier.all_layers() {
             let checksum = match content {
                 _ if !compute => None,
                 Some(content) => Some(self.tier.sums.bind(&self.identity, content)),
-                // SAFETY: this claim is on all layers and its copy is complete, so nobody writes the slot.
+                // SAFETY: this claim is on all layers and its copy is complete, so nobody writes
+                // the slot.
                 None => Some(unsafe { self.tier.checksum(self.slot, &self.identity) }?),
             };
             self.close(true, checksum);

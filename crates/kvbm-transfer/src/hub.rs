@@ -1,9 +1,10 @@
-//! The lock around the plans' state, and the thread that lives off it: reports and deadlines.
+//! The lock around all plans, and the thread that sends reports and watches deadlines.
 //!
-//! One lock, held for bookkeeping only. The sink, wakers and executors are called after it was released.
+//! One lock, held for bookkeeping only. The sink, wakers and executors are called after it was
+//! released.
 
+use crate::completion_queue::CompletionQueue;
 use crate::error::{ShutdownError, SubmitError};
-use crate::inbox::Inbox;
 use crate::schedule::{Delivery, Portion, Reply, State};
 use crate::stats::WorkerStats;
 use kvbm_plan::{BlockOutcome, Message, Path, PlanId, TransferPlan, TransferReport, VolumeId, wire};
@@ -14,8 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Takes the encoded messages of a worker. Called from one thread of the worker, one message at a time; it may block, and
-/// then submissions are refused once too many messages wait. It may submit commands.
+/// Takes the encoded messages of a worker. Called from one thread of the worker, one message at a
+/// time; it may block, and then submissions are refused once too many messages wait. It may submit
+/// commands.
 pub type Sink = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
 
 /// What threads of a worker share.
@@ -23,7 +25,7 @@ pub(crate) struct Hub {
     inner: Mutex<Inner>,
     /// Something for the reporter: a delivery, an earlier deadline, the end of a thread.
     changed: Condvar,
-    executors: [Vec<Arc<Inbox>>; Path::ALL.len()],
+    executors: [Vec<Arc<CompletionQueue>>; Path::ALL.len()],
     sink: Sink,
     sink_panics: AtomicU64,
     host_verified: AtomicU64,
@@ -40,8 +42,12 @@ struct Inner {
 }
 
 impl Hub {
-    /// With the inboxes of the executors of each path, whose bells are rung.
-    pub(crate) fn new(state: State, executors: [Vec<Arc<Inbox>>; Path::ALL.len()], sink: Sink) -> Self {
+    /// With the completion queues of the executors of each path, which the hub wakes.
+    pub(crate) fn new(
+        state: State,
+        executors: [Vec<Arc<CompletionQueue>>; Path::ALL.len()],
+        sink: Sink,
+    ) -> Self {
         Self {
             inner: Mutex::new(Inner { state, producers: 0, reporting: false }),
             changed: Condvar::new(),
@@ -69,9 +75,9 @@ impl Hub {
         if report {
             self.changed.notify_all();
         }
-        for (inboxes, _) in self.executors.iter().zip(wakes).filter(|(_, woken)| *woken) {
-            for inbox in inboxes {
-                inbox.ring();
+        for (completion_queues, _) in self.executors.iter().zip(wakes).filter(|(_, woken)| *woken) {
+            for completions in completion_queues {
+                completions.wake();
             }
         }
         for (slot, report) in notices {
@@ -140,7 +146,8 @@ impl Hub {
         self.host_verified.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A volume is called until the returned guard is dropped: what a shutdown waits for has a name.
+    /// A volume is called until the returned guard is dropped: what a shutdown waits for has a
+    /// name.
     pub(crate) fn call<'a>(&'a self, what: &str, volume: VolumeId) -> Call<'a> {
         let call = (what.to_owned(), volume);
         *self.calls.lock().entry(call.clone()).or_default() += 1;
@@ -196,7 +203,8 @@ impl Hub {
         Reporter(Arc::clone(self))
     }
 
-    /// The next delivery; `None` when there will be no more. Fails what is over its deadline meanwhile.
+    /// The next delivery; `None` when there will be no more. Fails what is over its deadline
+    /// meanwhile.
     fn next_delivery(&self) -> Option<Delivery> {
         loop {
             let mut inner = self.inner.lock();

@@ -1,9 +1,9 @@
 //! The worker: takes plans from a leader and moves the bytes of KV blocks between tiers.
 //!
-//! **Knows:** one rank's tiers as bound memory and a disk engine; queues, gates, deadlines; which identity and checksum each
-//! slot of host memory holds.
-//! **Must never know:** why a block moves, what else is cached, what other ranks do. It chooses no slot and evicts nothing:
-//! plans name slots, and the leader keeps them from being used for anything else meanwhile.
+//! **Knows:** one rank's tiers as bound memory and a disk engine; queues, gates, deadlines; which
+//! identity and checksum each slot of host memory holds. **Must never know:** why a block moves,
+//! what else is cached, what other ranks do. It chooses no slot and evicts nothing: plans name
+//! slots, and the leader keeps them from being used for anything else meanwhile.
 //!
 //! | what | where |
 //! |---|---|
@@ -14,16 +14,45 @@
 //! | what a deployment of another size left on the disk | `predecessor`, `geometry` |
 //!
 //! Rules that hold for every path:
-//! - A report comes after the hardware let go of source and destination, and says for each block whether it arrived.
+//! - A report comes after the hardware let go of source and destination, and says for each block
+//!   whether it arrived.
 //! - A plan that has not started can be cancelled and can expire; a started one runs to its end.
-//! - Queues are bounded: a full one answers [`QueueFull`](kvbm_plan::FailureKind::QueueFull) at once.
-//! - No executor blocks on the hardware: completions come back as messages. Only the thread that flushes waits for the disk.
+//! - Queues are bounded: a full one answers [`QueueFull`](kvbm_plan::FailureKind::QueueFull) at
+//!   once.
+//! - No executor blocks on the hardware: completions come back as messages. Only the thread that
+//!   flushes waits for the disk.
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `start` | builds a worker: tiers, executors, threads | `manager`, `volume_requests`, `scrub`, `flush`, `execute`, `threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `config`, `error`, `completion_queue` |
+//! | `predecessor` | blocks that a deployment with another number of ranks left on disk | `geometry`, `config` |
+//! | `manager` | the worker: commands in, reports out | `volume_requests`, `scrub`, `handle`, `flush`, `hub`, `schedule`, `stats`, `report_slot`, `error` |
+//! | `volume_requests` | probes, removals, opening and closing of volumes | `execute`, `volume_threads`, `hub`, `damaged_objects`, `cuts`, `config`, `error` |
+//! | `scrub` | verifies G3 in the background | `hub` |
+//! | `handle` | a submitted plan: future, wait, cancel | `hub`, `report_slot` |
+//! | `fuzz` | bodies of the fuzz targets | `geometry` |
+//! | `flush` | flushes G3 on its own thread | `hub`, `error` |
+//! | `execute` | moves blocks: one executor per path | `volume_threads`, `hub`, `schedule`, `host`, `slot_layout`, `damaged_objects`, `cuts`, `config`, `error`, `completion_queue` |
+//! | `volume_threads` | threads that call volumes | `threads`, `hub`, `error` |
+//! | `threads` | names and starts threads | `error` |
+//! | `hub` | the lock around all plans, and the thread that reports | `schedule`, `stats`, `error`, `completion_queue` |
+//! | `schedule` | state of all plans: queues, gates, deadlines | `stats`, `report_slot`, `error` |
+//! | `stats` | counters | - |
+//! | `report_slot` | where a report waits for its handle | - |
+//! | `host` | G2: identity, checksum and users of each slot | `slot_layout`, `config`, `error` |
+//! | `slot_layout` | layout of a block in a slot of G3 | `geometry`, `error` |
+//! | `geometry` | text form of a slot layout in the journal | - |
+//! | `damaged_objects` | objects that a read found damaged | - |
+//! | `cuts` | how blocks are cut into objects | `config` |
+//! | `config` | configuration | `error` |
+//! | `error` | errors | - |
+//! | `completion_queue` | finished stages of an executor, and its wake-up | - |
 
-mod asks;
+mod completion_queue;
 mod config;
-mod crew;
 mod cuts;
-mod damaged;
+mod damaged_objects;
 mod error;
 mod execute;
 mod flush;
@@ -34,14 +63,17 @@ mod geometry;
 mod handle;
 mod host;
 mod hub;
-mod inbox;
 mod manager;
 mod predecessor;
+mod report_slot;
 mod schedule;
 mod scrub;
-mod slots;
+mod slot_layout;
 mod start;
 mod stats;
+mod threads;
+mod volume_requests;
+mod volume_threads;
 
 pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
 pub use error::{ShutdownError, StartError, SubmitError};
@@ -51,5 +83,5 @@ pub use hub::Sink;
 pub use kvbm_kernels::Backend;
 pub use manager::TransferManager;
 pub use predecessor::{LeftOut, Predecessor, PredecessorError, TakenOver};
-pub use slots::disk_layout;
+pub use slot_layout::disk_layout;
 pub use stats::{PathStats, WorkerStats};

@@ -1,18 +1,17 @@
-//! The worker's face: commands in, reports out.
+//! The worker: commands in, reports out.
 
-use crate::asks::Asks;
-use crate::config::WorkerConfig;
-use crate::error::{ShutdownError, StartError, SubmitError};
+use crate::error::{ShutdownError, SubmitError};
 use crate::flush::Flusher;
-use crate::handle::{Slot, TransferHandle};
-use crate::hub::{Hub, Sink};
+use crate::handle::TransferHandle;
+use crate::hub::Hub;
+use crate::report_slot::ReportSlot;
 use crate::schedule::Reply;
 use crate::scrub::Scrub;
-use crate::start;
 use crate::stats::WorkerStats;
+use crate::volume_requests::VolumeRequests;
 use kvbm_device::Event;
 use kvbm_disk::DiskEngine;
-use kvbm_plan::{Command, PlanId, Tier, TransferPlan, wire};
+use kvbm_plan::{Command, PlanId, Tier, TransferPlan, deadline_after, wire};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
@@ -21,10 +20,11 @@ use std::time::{Duration, Instant};
 
 /// A worker: executes the plans of one leader on one rank.
 ///
-/// Every accepted submission of a plan is answered by exactly one report. A plan id that is already known is answered with
-/// the same report and never executed twice, so a leader may repeat itself (a plan that was refused with
-/// [`QueueFull`](kvbm_plan::FailureKind::QueueFull) is retried under a new id). Ids need not be dense, but an id far
-/// below the 65,536 last ones is refused. Dropping the manager shuts it down within
+/// Every accepted submission of a plan is answered by exactly one report. A plan id that is already
+/// known is answered with the same report and never executed twice, so a leader may repeat itself
+/// (a plan that was refused with [`QueueFull`](kvbm_plan::FailureKind::QueueFull) is retried under
+/// a new id). Ids need not be dense, but an id far below the 65,536 last ones is refused. Dropping
+/// the manager shuts it down within
 /// [`WorkerConfig::drop_deadline`](crate::WorkerConfig::drop_deadline).
 ///
 /// ```
@@ -67,22 +67,14 @@ pub struct TransferManager {
     pub(crate) flusher: Option<Arc<Flusher>>,
     pub(crate) scrub: Option<Arc<Scrub>>,
     /// Taken away when the worker shuts down.
-    pub(crate) volumes: Mutex<Option<Asks>>,
-    /// Taken by whoever shuts the worker down first.
+    pub(crate) volumes: Mutex<Option<VolumeRequests>>,
+    /// The first shutdown takes it.
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) drop_deadline: Duration,
     pub(crate) staging_bytes: u64,
 }
 
 impl TransferManager {
-    /// Starts the threads of a worker. Its encoded messages go to `sink`; with a G3, what that held comes first.
-    ///
-    /// # Errors
-    /// See [`StartError`].
-    pub fn start(config: WorkerConfig, sink: Sink) -> Result<Self, StartError> {
-        start::start(config, sink)
-    }
-
     /// Takes a command in its wire form. Returns at once; a plan's fate is in its report.
     ///
     /// # Errors
@@ -121,27 +113,29 @@ impl TransferManager {
         }
     }
 
-    /// Executes a plan for a caller without a leader: the report goes to the handle, not to the sink. A plan id that is
-    /// already known is not executed again; the handle gets its report.
+    /// Executes a plan for a caller without a leader: the report goes to the handle, not to the
+    /// sink. A plan id that is already known is not executed again; the handle gets its report.
     ///
     /// # Errors
     /// As [`TransferManager::submit`].
     pub fn execute(&self, plan: TransferPlan) -> Result<TransferHandle, SubmitError> {
         plan.validate()?;
         let plan_id = plan.plan_id;
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(ReportSlot::default());
         let first = self.hub.submit(plan, Reply::Handle(Arc::clone(&slot)))?;
         Ok(TransferHandle::new(slot, Arc::downgrade(&self.hub), plan_id, first))
     }
 
-    /// Drops a plan that has not started; its report says so. A started or unknown one is left alone.
+    /// Cancels a plan that has not started; its report says so. Started and unknown plans are not
+    /// changed.
     pub fn cancel(&self, plan_id: PlanId) {
         self.hub.cancel(plan_id);
     }
 
-    /// Makes `event` known as `id` to [`Gate::DeviceEvent`](kvbm_plan::Gate::DeviceEvent). Plans may name it before or
-    /// after; one that names an event which is never registered waits until its budget ends or it is cancelled. A later
-    /// event of the same number takes its place. The last 65,536 events are remembered.
+    /// Makes `event` known as `id` to [`Gate::DeviceEvent`](kvbm_plan::Gate::DeviceEvent). Plans
+    /// may name it before or after; one that names an event which is never registered waits until
+    /// its budget ends or it is cancelled. A later event of the same number takes its place. The
+    /// last 65,536 events are remembered.
     pub fn register_event(&self, id: u64, event: &Event) {
         self.hub.register_event(id, event);
     }
@@ -157,11 +151,12 @@ impl TransferManager {
     }
 
     /// Takes no more plans, reports those that have not started as
-    /// [`ShuttingDown`](kvbm_plan::FailureKind::ShuttingDown), waits for started ones and for the sink to take every report.
+    /// [`ShuttingDown`](kvbm_plan::FailureKind::ShuttingDown), waits for started ones and for the
+    /// sink to take every report.
     ///
     /// # Errors
-    /// [`ShutdownError`] at the deadline. What still runs owns its memory until the hardware is done, and is reported then.
-    /// Calling it again waits again.
+    /// [`ShutdownError`] at the deadline. What still runs owns its memory until the hardware is
+    /// done, and is reported then. Calling it again waits again.
     pub fn shutdown(&self, deadline: Instant) -> Result<(), ShutdownError> {
         self.hub.close();
         if let Some(flusher) = &self.flusher {
@@ -175,7 +170,8 @@ impl TransferManager {
         self.hub.wait_idle(deadline)?;
         let own = std::thread::current().id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
-            // Idle means that every thread is past its work, so this does not wait; a panic was logged where it happened.
+            // Idle means that every thread is past its work, so this does not wait; a panic was
+            // logged where it happened.
             drop(thread.join());
         }
         Ok(())
@@ -192,7 +188,7 @@ impl TransferManager {
 impl Drop for TransferManager {
     fn drop(&mut self) {
         if !self.threads.get_mut().is_empty()
-            && let Err(error) = self.shutdown(Instant::now() + self.drop_deadline)
+            && let Err(error) = self.shutdown(deadline_after(Instant::now(), self.drop_deadline))
         {
             tracing::warn!(%error, "a worker was dropped with work in flight");
         }

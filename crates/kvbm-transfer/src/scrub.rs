@@ -1,4 +1,4 @@
-//! Scrubbing of G3, on a thread of its own: blocks that nobody asks for are read and verified, so much a second.
+//! Scrubs G3 on a thread of its own: reads and verifies so many bytes a second.
 
 use crate::hub::{Hub, Producer};
 use kvbm_disk::{DiskEngine, Scrubbed, Scrubber};

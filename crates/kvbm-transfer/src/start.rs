@@ -1,8 +1,8 @@
-//! Puts a worker together: routes between its tiers, carriers, threads.
+//! Builds a worker: routes between its tiers, executors, threads.
 
-use crate::asks;
+use crate::completion_queue::CompletionQueue;
 use crate::config::{DiskTier, PathConfig, WorkerConfig, bad};
-use crate::damaged::DamagedObjects;
+use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{
     Carrier, DiskCarrier, Executor, Kernels, Lane, MemoryCarrier, Reads, Route, Site, StagedCarrier,
@@ -11,11 +11,12 @@ use crate::execute::{
 use crate::flush::Flusher;
 use crate::host::{HostTier, host_regions};
 use crate::hub::{Hub, Sink};
-use crate::inbox::Inbox;
 use crate::manager::TransferManager;
 use crate::schedule::{Limits, PathLimits, State};
 use crate::scrub::Scrub;
-use crate::slots::{disk_layout, layouts};
+use crate::slot_layout::{disk_layout, layouts};
+use crate::threads::spawn;
+use crate::volume_requests;
 use kvbm_device::{CopyEngine, Direction};
 use kvbm_disk::{BlockChecksum, DiskEngine, Dropped, IoMemory, Recovered};
 use kvbm_kernels::Backend;
@@ -30,8 +31,20 @@ use std::num::NonZeroU64;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Starts the worker's threads, and those of its streams, near host memory: they copy from and to it, and sum it up.
-pub(crate) fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
+impl TransferManager {
+    /// Starts the threads of a worker. Its encoded messages go to `sink`; with a G3, what that held
+    /// comes first.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: WorkerConfig, sink: Sink) -> Result<Self, StartError> {
+        start(config, sink)
+    }
+}
+
+/// Starts the worker's threads, and those of its streams, near host memory: they copy from and to
+/// it, and sum it up.
+fn start(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
     config.validate()?;
     let rank = config.rank;
     near(memory_node(&config), |placement| {
@@ -57,18 +70,18 @@ fn memory_node(config: &WorkerConfig) -> Option<u32> {
 fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartError> {
     let parts = Parts::new(config)?;
     let config = &parts.config;
-    let mut inboxes: [Vec<_>; Path::ALL.len()] = Default::default();
+    let mut completion_queues: [Vec<_>; Path::ALL.len()] = Default::default();
     let mut executors = Vec::new();
     for (index, (path, limits)) in config.paths.in_order().into_iter().enumerate() {
         if parts.has(path).is_ok() {
             for _ in 0..limits.threads {
-                let inbox: Arc<Inbox> = Arc::default();
-                inboxes[index].push(Arc::clone(&inbox));
-                executors.push((path, limits, inbox));
+                let completions: Arc<CompletionQueue> = Arc::default();
+                completion_queues[index].push(Arc::clone(&completions));
+                executors.push((path, limits, completions));
             }
         }
     }
-    let hub = Arc::new(Hub::new(State::new(parts.limits()), inboxes, sink));
+    let hub = Arc::new(Hub::new(State::new(parts.limits()), completion_queues, sink));
     let mut manager = TransferManager {
         hub: Arc::clone(&hub),
         disk: config.g3.as_ref().map(|tier| Arc::clone(&tier.engine)),
@@ -85,13 +98,13 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
     let reporter = hub.reporter();
     manager.threads.get_mut().push(spawn(config.rank, "reports", move || reporter.run())?);
     let block_bytes = parts.block_bytes();
-    for (path, mut limits, inbox) in executors {
+    for (path, mut limits, completions) in executors {
         if [path.src, path.dst].iter().all(|tier| matches!(tier, Tier::G1 | Tier::G2)) {
             limits = limits.for_memory(block_bytes);
         } else if path.src == Tier::G3 || path.dst == Tier::G3 {
             limits = limits.for_disk(block_bytes);
         }
-        let site = Site { hub: Arc::clone(&hub), path, inbox };
+        let site = Site { hub: Arc::clone(&hub), path, completions };
         let carrier = parts.carrier(site.clone(), limits, &mut manager.staging_bytes)?;
         let executor = Executor { site, carrier, batch_blocks: limits.batch_blocks };
         let alive = hub.producer();
@@ -112,26 +125,14 @@ fn assemble(config: WorkerConfig, sink: Sink) -> Result<TransferManager, StartEr
         manager.threads.get_mut().push(spawn(config.rank, "scrub", move || scrub.run(&hub, &alive))?);
     }
     if let Some(tier) = &config.volumes {
-        manager.volumes = Mutex::new(Some(asks::start(&hub, tier, &parts.damaged, config)?));
+        manager.volumes = Mutex::new(Some(volume_requests::start(&hub, tier, &parts.damaged, config)?));
     }
     let volumes = config.volumes.is_some();
     hub.send(Message::Ready { rank: config.rank, epoch: config.epoch, volumes });
     Ok(manager)
 }
 
-pub(crate) fn spawn(
-    rank: Rank,
-    what: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> Result<std::thread::JoinHandle<()>, StartError> {
-    let name = format!("kvbm-{rank}-{what}");
-    std::thread::Builder::new()
-        .name(name.clone())
-        .spawn(body)
-        .map_err(|source| StartError::Thread { name, source })
-}
-
-/// Has the leader told of blocks that the disk could not make durable and gave up: they are not there any more.
+/// Sends the leader each block that the disk gave up because it could not be made durable.
 fn tell_given_up(disk: &DiskEngine, hub: &Arc<Hub>, config: &WorkerConfig) {
     let (hub, rank, epoch) = (Arc::downgrade(hub), config.rank, config.epoch);
     disk.on_given_up(move |block, identity| {
@@ -143,7 +144,7 @@ fn tell_given_up(disk: &DiskEngine, hub: &Arc<Hub>, config: &WorkerConfig) {
     });
 }
 
-/// What the disk held at opening, in parts; the last one says so even if there is nothing.
+/// Sends the recovered blocks in parts. The last part is marked, even if there are none.
 fn tell_recovered(hub: &Hub, rank: Rank, recovered: &Recovered) {
     if recovered.dropped != Dropped::default() {
         tracing::warn!(%rank, dropped = ?recovered.dropped, "the disk's journal held what cannot be used");
@@ -381,7 +382,8 @@ fn on_device(config: &WorkerConfig) -> bool {
     config.g1.as_ref().is_some_and(|g1| g1.kind() == StorageKind::Device)
 }
 
-/// Tells the disk's engine of memory that its operations use, if it is page-locked: the kernel locks what it is told of.
+/// Tells the disk's engine of memory that its operations use, if it is page-locked: the kernel
+/// locks what it is told of.
 fn register(engine: &DiskEngine, bound: &BoundLayout) {
     if bound.kind() != StorageKind::Pinned {
         return;

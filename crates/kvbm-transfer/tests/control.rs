@@ -136,7 +136,7 @@ fn the_disk_tells_what_it_holds_and_flushes_on_request() {
     assert_eq!(outcome, FlushOutcome::Durable { blocks: 2 }, "of another namespace");
 
     let Rig { dir, manager, disk, medium, .. } = rig;
-    disk.quarantine(kvbm_plan::BlockId(7));
+    disk.quarantine(&[kvbm_plan::BlockId(7)]);
     drop((manager, disk, medium));
     let rig = Rig::at(dir, Shape::default(), |_| {});
     let Message::Recovered { blocks, unusable, last: true, .. } = rig.inbox.next() else {

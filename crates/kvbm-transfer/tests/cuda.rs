@@ -1,5 +1,5 @@
-//! Blocks between a CUDA device, its driver being the test driver, and host memory: every way of copying, every order of
-//! axes, compared with the CPU's conversion.
+//! Blocks between a CUDA device, its driver being the test driver, and host memory: every way of
+//! copying, every order of axes, compared with the CPU's conversion.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::sync::Arc;
@@ -35,7 +35,8 @@ fn shape(alignment: u64, head_dim: u32) -> LayoutConfig {
     shape.inner_dim(4 * head_dim).dtype(DType::BF16).alignment(alignment).build().unwrap()
 }
 
-/// A worker whose G1 and host memory have these orders, and a plain copy of G1's content in host memory.
+/// A worker whose G1 and host memory have these orders, and a plain copy of G1's content in host
+/// memory.
 struct Rig {
     device: Arc<dyn Device>,
     g1: BoundLayout,

@@ -1,4 +1,5 @@
-//! Planted faults: never served as good bytes, said with their place and reason, and no other block suffers.
+//! Planted faults: never served as good bytes, said with their place and reason, and no other block
+//! suffers.
 
 mod support;
 
@@ -96,8 +97,8 @@ fn a_block_whose_offload_failed_cannot_be_read_from_its_slot() {
     }
 }
 
-/// Mutation that makes it fail: `ReadClaim::verify` skips the comparison; `HostTier::read` skips the identity; `DiskWrites` writes
-/// without the known checksum.
+/// Mutation that makes it fail: `ReadClaim::verify` skips the comparison; `HostTier::read` skips
+/// the identity; `DiskWrites` writes without the known checksum.
 #[test]
 fn invariant_5_a_damaged_swapped_or_stale_host_slot_is_never_served() {
     let rig = filled(false, |worker| worker.verify_host = VerifyHost::Always);
@@ -299,7 +300,8 @@ fn a_write_to_a_slot_that_is_written_again_waits_and_others_do_not() {
     rig.assert_g2(12, 6);
 }
 
-/// Mutations that make them fail: `DiskCarrier::retry_waiting` takes all for due; or it does not look whether the worker closes.
+/// Mutations that make them fail: `DiskCarrier::retry_waiting` takes all for due; or it does not
+/// look whether the worker closes.
 #[test]
 fn a_write_that_waits_for_its_slot_is_tried_now_and_then_and_ends_with_the_worker() {
     let rig = filled(true, |_| {});
@@ -401,6 +403,15 @@ fn invariant_3_dropping_the_worker_with_work_in_flight_neither_hangs_nor_frees_m
     assert_eq!(handle.poll_report(), None, "not over, so not reported");
     ticket.release();
     assert_eq!(kinds(&handle.wait(soon()).unwrap()), [None]);
+    rig.assert_g1(9, 1);
+}
+
+/// Mutation that makes it fail: the deadline is `Instant::now() + drop_deadline`, which panics.
+#[test]
+fn invariant_6_no_drop_deadline_is_too_long() {
+    let mut rig = filled(false, |worker| worker.drop_deadline = Duration::MAX);
+    rig.must(Path::G2_G1, &[(1, 1, 9)]);
+    drop(rig.manager.take());
     rig.assert_g1(9, 1);
 }
 

@@ -1,4 +1,5 @@
-//! Bytes arrive, along every path and between layouts, and whoever asks can wait for them in any style.
+//! Bytes arrive, along every path and between layouts, and whoever asks can wait for them in any
+//! style.
 
 mod support;
 

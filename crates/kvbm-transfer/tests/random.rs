@@ -1,5 +1,6 @@
-//! Random plans, side by side wherever they touch different slots, against a naive copy: what is reported as done is
-//! there, byte for byte, and what is not was asked of a slot that did not hold it.
+//! Random plans, side by side wherever they touch different slots, against a naive copy: what is
+//! reported as done is there, byte for byte, and what is not was asked of a slot that did not hold
+//! it.
 
 mod support;
 
@@ -55,7 +56,8 @@ impl Model {
         let mut written = HashSet::new();
         for &(src, dst, honest) in &step.moves {
             let held = self.held.get(&(path.src, src)).copied();
-            // Memory of the engine carries no label: G1 is taken at the leader's word, so lies about it prove nothing.
+            // Memory of the engine carries no label: G1 is taken at the leader's word, so lies
+            // about it prove nothing.
             let unlabelled = path.src == Tier::G1 && !(honest && held.is_some());
             let suspect = path.src == Tier::G3 && self.suspect.contains(&src)
                 || path.dst == Tier::G3 && self.suspect.contains(&dst);

@@ -42,8 +42,9 @@ impl<K: Keyed> Keyed for &mut K {
     }
 }
 
-/// Serves a batch one request after the other, as [`Volume`](crate::Volume) asks for: a result for each, in order, whatever became of
-/// the others; from the deadline on, [`DeadlineExceeded`](VolumeError::DeadlineExceeded) for those whose turn has not come.
+/// Serves a batch one request after the other, as [`Volume`](crate::Volume) asks for: a result for
+/// each, in order, whatever became of the others; from the deadline on,
+/// [`DeadlineExceeded`](VolumeError::DeadlineExceeded) for those whose turn has not come.
 pub fn one_by_one<R: Keyed, T>(
     volume: VolumeId,
     operation: &'static str,

@@ -16,7 +16,8 @@ pub trait Subject {
     /// A new volume without objects, of this descriptor; its URI is the subject's to replace.
     fn open(&self, descriptor: VolumeDescriptor) -> Arc<dyn Volume>;
 
-    /// Changes an object's stored bytes behind the volume's back; `false` where the store cannot be reached so.
+    /// Changes an object's stored bytes behind the volume's back; `false` where the store cannot be
+    /// reached so.
     fn tamper(&self, key: &BlobKey, change: &mut dyn FnMut(&mut Vec<u8>)) -> bool;
 }
 
@@ -255,7 +256,8 @@ fn puts_are_idempotent(subject: &dyn Subject) {
     results.into_iter().for_each(must);
     assert_eq!(used(), once, "one object");
     assert_eq!(must(volume.get_one(&key(1), 5_000, soon())), bytes);
-    // An object that was cut is no object: the same put heals it, whether or not somebody has read it.
+    // An object that was cut is no object: the same put heals it, whether or not somebody has read
+    // it.
     if subject.tamper(&key(1), &mut |object| object.truncate(HEAD + 100)) {
         must(volume.put_one(&key(1), &bytes, soon()));
         assert_eq!(must(volume.get_one(&key(1), 5_000, soon())), bytes, "a torn object is replaced");

@@ -1,4 +1,4 @@
-//! A volume in a directory: a local disk, or a network file system that somebody mounted.
+//! A volume in a directory: a local disk or a mounted network file system.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -7,74 +7,83 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::claims::{Claim, Claims};
-use crate::folders::Folders;
+use crate::access::Access;
+use crate::durable_folders::DurableFolders;
+use crate::key_locks::{KeyLock, KeyLocks};
 use crate::object::{HEADER_BYTES, Header};
 use crate::quota::Quota;
 use crate::volume::{check, in_time};
 use crate::{
-    BlobKey, BlobScope, Corruption, GetRequest, PutRequest, RegistryError, StoreFacts, Volume,
+    BlobKey, BlobScope, GetRequest, ObjectCorruption, PutRequest, RegistryError, StoreFacts, Volume,
     VolumeDescriptor, VolumeError, one_by_one,
 };
 
 /// Where objects are written before they are complete.
 const TEMPORARY: &str = ".incomplete";
 
-/// An unfinished file that nobody has written to for so long is of a writer that crashed: no put takes longer than
-/// [`MAX_DEADLINE`](VolumeDescriptor::MAX_DEADLINE), and clocks of machines that share a directory may differ.
+/// Age at which an unfinished file belongs to a writer that crashed. No put takes longer than
+/// [`MAX_DEADLINE`](VolumeDescriptor::MAX_DEADLINE), and clocks of machines that share a directory
+/// may differ.
 const ABANDONED_AFTER: Duration = VolumeDescriptor::MAX_DEADLINE.saturating_mul(24);
 
 /// Objects as files below a directory that exists already: `file:///path`.
 ///
-/// An object is written beside its place, synced, and renamed, and its folder is synced: after a crash it is there whole or
-/// not at all. Several processes may share the directory. The capacity counts what this process found at
-/// [`open`](Self::open) and did since.
+/// An object is written beside its place, synced, and renamed, and its folder is synced: after a
+/// crash it is there whole or not at all. Several processes may share the directory. Objects have
+/// mode 0600, folders 0700; where the directory has the set-group-id bit and its group may write
+/// (mode 2770), 0660 and 0770. Links and objects of other users are refused, except those of that
+/// group. The capacity counts what this process found at [`open`](Self::open) and did since.
 #[derive(Debug)]
 pub struct DirectoryVolume {
     descriptor: VolumeDescriptor,
     root: PathBuf,
-    folders: Folders,
+    access: Access,
+    folders: DurableFolders,
     quota: Quota,
     /// Held where an object takes or leaves its place.
-    claims: Claims,
-    /// A random number, for the names of unfinished files: writers on several machines may share the directory.
+    key_locks: KeyLocks,
+    /// A random number, for the names of unfinished files: writers on several machines may share
+    /// the directory.
     writer: u64,
     next_temporary: AtomicU64,
 }
 
 impl DirectoryVolume {
-    /// Opens the directory that the descriptor's URI names (`dir:///path`, `file:///path`, or just a path). What writers that crashed a day
-    /// ago or more have left unfinished is removed.
+    /// Opens the directory that the descriptor's URI names (`dir:///path`, `file:///path`, or just
+    /// a path). What writers that crashed a day ago or more have left unfinished is removed.
     ///
     /// # Errors
-    /// [`RegistryError::Open`] where the directory is not there, is none, or cannot be written; [`RegistryError::Descriptor`].
+    /// [`RegistryError::Open`] where the directory is not there, is none, or cannot be written;
+    /// [`RegistryError::Descriptor`].
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         let uri = &descriptor.uri;
         let path =
             ["file://", "dir://", "dir:"].iter().find_map(|scheme| uri.strip_prefix(scheme)).unwrap_or(uri);
         let root = PathBuf::from(path);
-        let folders = Folders::below(root.clone());
         let open = || {
-            if !fs::metadata(&root)?.is_dir() {
-                return Err(io::Error::from(io::ErrorKind::NotADirectory));
-            }
+            let mut access = Access::of_root(&root)?;
+            access.create_dirs(&root.join(TEMPORARY))?;
+            access.try_out(&root.join(TEMPORARY))?;
+            let folders = DurableFolders::below(root.clone(), access);
             folders.ensure(&root.join(TEMPORARY))?;
-            check_writable(&root.join(TEMPORARY))?;
-            if descriptor.capacity_bytes.is_some() { count_objects(&root) } else { Ok(Quota::default()) }
+            let is_counted = descriptor.capacity_bytes.is_some();
+            let quota = if is_counted { count_objects(&root)? } else { Quota::default() };
+            Ok((access, folders, quota))
         };
         match open() {
-            Ok(quota) => {
+            Ok((access, folders, quota)) => {
                 let volume = Self {
                     root,
+                    access,
                     folders,
                     quota,
-                    claims: Claims::default(),
+                    key_locks: KeyLocks::default(),
                     writer: RandomState::new().build_hasher().finish(),
                     next_temporary: AtomicU64::new(0),
                     descriptor,
                 };
-                // What cannot be removed is in nobody's way: it is tried again at the next opening.
+                // Files that cannot be removed do no harm. The next opening tries again.
                 let _removed = volume.remove_unfinished(ABANDONED_AFTER, SystemTime::now());
                 Ok(volume)
             }
@@ -119,15 +128,15 @@ impl DirectoryVolume {
         let key = request.key;
         let io_error = |source| self.io_error("get", key, source);
         let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
-        let file = self.look("get", key, File::open(self.object_file(&key)))?;
+        let file = self.look("get", key, self.access.open(&self.object_file(&key)))?;
         let mut file = file.ok_or(VolumeError::NotFound { volume, key })?;
         let length = file.metadata().map_err(io_error)?.len();
         if length < HEADER_BYTES as u64 {
-            return Err(corrupt(Corruption::NoHeader(length)));
+            return Err(corrupt(ObjectCorruption::NoHeader(length)));
         }
         // The file may have been cut since: an early end is damage too.
         let cut = |source: io::Error| match source.kind() {
-            io::ErrorKind::UnexpectedEof => corrupt(Corruption::Cut),
+            io::ErrorKind::UnexpectedEof => corrupt(ObjectCorruption::Cut),
             _ => io_error(source),
         };
         let mut head = [0; HEADER_BYTES];
@@ -151,7 +160,7 @@ impl DirectoryVolume {
         self.quota.reserve(&self.descriptor, &request.key, header.object_length(), replaced)?;
 
         let temporary = self.temporary_file();
-        let placed = write_synced(&temporary, &header, &request.pieces).map_err(failed).and_then(|()| {
+        let placed = self.write_synced(&temporary, &header, &request.pieces).map_err(failed).and_then(|()| {
             let _ours = self.claim("put", &request.key, deadline)?;
             self.place(&request.key, &temporary, &path).map_err(failed)
         });
@@ -160,8 +169,17 @@ impl DirectoryVolume {
             // It may not even exist, and the write's error is the one to report.
             let _ = fs::remove_file(&temporary);
         }
-        // It is there from here on, durable or not.
+        // The object is visible from here on, durable or not.
         placed?.sync_all().map_err(|source| self.io_error("put", request.key, source))
+    }
+
+    fn write_synced(&self, path: &Path, header: &Header, pieces: &[&[u8]]) -> io::Result<()> {
+        let mut file = self.access.create_new(path)?;
+        file.write_all(&header.encode())?;
+        for piece in pieces {
+            file.write_all(piece)?;
+        }
+        file.sync_all()
     }
 
     fn temporary_file(&self) -> PathBuf {
@@ -169,18 +187,19 @@ impl DirectoryVolume {
         self.root.join(TEMPORARY).join(format!("{:016x}-{number}", self.writer))
     }
 
-    /// The change of an object, which nobody else begins meanwhile.
+    /// Locks the key for a change of its object.
     fn claim(
         &self,
         operation: &'static str,
         key: &BlobKey,
         deadline: Instant,
-    ) -> Result<Claim<'_>, VolumeError> {
+    ) -> Result<KeyLock<'_>, VolumeError> {
         let late = VolumeError::DeadlineExceeded { volume: self.descriptor.id, operation, key: *key };
-        self.claims.take(key, deadline).ok_or(late)
+        self.key_locks.take(key, deadline).ok_or(late)
     }
 
-    /// Gives an object its name, in place of what had it, which counts no more. The folder, whose names are to be made durable.
+    /// Renames an object to its path, and removes a former one from the quota. Returns the folder,
+    /// whose names the caller syncs.
     fn place(&self, key: &BlobKey, temporary: &Path, path: &Path) -> io::Result<File> {
         let path_of_folder = path.parent().unwrap_or(&self.root);
         self.folders.ensure(path_of_folder)?;
@@ -214,8 +233,8 @@ impl DirectoryVolume {
         }
     }
 
-    /// Whether this is still the directory that was opened. Where its mount is gone, nothing is in its place, and that says nothing of
-    /// the objects.
+    /// Whether this is still the directory that was opened. Where its mount is gone, nothing is in
+    /// its place, and that says nothing of the objects.
     fn check_mounted(&self) -> io::Result<()> {
         match fs::metadata(self.root.join(TEMPORARY)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -229,7 +248,8 @@ impl DirectoryVolume {
         }
     }
 
-    /// A full file system is no failure: what is there can be read, and what is used least makes room.
+    /// A full file system is no failure: what is there can be read, and what is used least makes
+    /// room.
     fn put_error(&self, key: &BlobKey, needed: u64, source: io::Error) -> VolumeError {
         let error = self.io_error("put", *key, source);
         if error.is_full() {
@@ -308,28 +328,8 @@ impl Volume for DirectoryVolume {
     }
 }
 
-fn write_synced(path: &Path, header: &Header, pieces: &[&[u8]]) -> io::Result<()> {
-    let mut file = File::create_new(path)?;
-    file.write_all(&header.encode())?;
-    for piece in pieces {
-        file.write_all(piece)?;
-    }
-    file.sync_all()
-}
-
-/// Whether files can be created there. A store that is full says nothing of that.
-fn check_writable(folder: &Path) -> io::Result<()> {
-    let trial = folder.join(format!("{:016x}-trial", RandomState::new().build_hasher().finish()));
-    match File::create_new(&trial).and_then(|_| fs::remove_file(&trial)) {
-        Err(error) if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
-            Err(io::Error::new(error.kind(), format!("cannot write in {}: {error}", folder.display())))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Adds the objects below `root/prefix` whose path comes after `after`, in the order of paths. Folders that are not there, or vanish
-/// meanwhile, hold nothing.
+/// Adds the objects below `root/prefix` whose path comes after `after`, in the order of paths.
+/// Folders that are not there, or vanish meanwhile, hold nothing.
 fn list_below(
     root: &Path,
     prefix: &str,
@@ -398,7 +398,8 @@ mod tests {
     use crate::BlobSlice;
     use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
-    /// Mutation that makes it fail: every failed write is one of the store, which is left alone then with all that it holds.
+    /// Mutation that makes it fail: every failed write is one of the store, which is left alone
+    /// then with all that it holds.
     #[test]
     fn a_full_file_system_has_no_room_and_does_not_fail() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -26,9 +26,10 @@ pub enum VolumeError {
         /// The object.
         key: BlobKey,
         /// What is wrong with it.
-        reason: Corruption,
+        reason: ObjectCorruption,
     },
-    /// The object is sound but holds another number of bytes. A miss: the block was written by a different configuration.
+    /// The object is sound but holds another number of bytes. A miss: the block was written by a
+    /// different configuration.
     #[error(
         "volume {volume}: object {key} holds {stored} bytes, {asked} were asked for; \
          model or layout differ from those of the writer: check the namespace"
@@ -43,7 +44,8 @@ pub enum VolumeError {
         /// Bytes in the caller's buffers.
         asked: u64,
     },
-    /// The object is sound but its payload lies in another order or in other pieces. A miss: another configuration wrote the block.
+    /// The object is sound but its payload lies in another order or in other pieces. A miss:
+    /// another configuration wrote the block.
     #[error(
         "volume {volume}: object {key} has the form {stored:?}, {asked:?} was asked for; recompute the block"
     )]
@@ -72,7 +74,8 @@ pub enum VolumeError {
         /// Payload bytes.
         length: u64,
     },
-    /// The volume's capacity is used up, or the room of its store: delete objects, or raise what is used up.
+    /// The volume's capacity is used up, or the room of its store: delete objects, or raise what is
+    /// used up.
     #[error(
         "volume {volume}: full, {needed} bytes needed, {free} free; delete objects, or raise the volume's capacity or make room in its store"
     )]
@@ -96,7 +99,8 @@ pub enum VolumeError {
         /// The object.
         key: BlobKey,
     },
-    /// The store failed. After a failed put the object may or may not be there; putting again is harmless.
+    /// The store failed. After a failed put the object may or may not be there; putting again is
+    /// harmless.
     #[error("volume {volume}: {operation} of {key}: {source}")]
     Io {
         /// The volume.
@@ -115,13 +119,15 @@ pub enum VolumeError {
         volume: VolumeId,
         /// What was to be listed.
         scope: BlobScope,
-        /// The store's error; of kind [`TimedOut`](io::ErrorKind::TimedOut) where the deadline passed.
+        /// The store's error; of kind [`TimedOut`](io::ErrorKind::TimedOut) where the deadline
+        /// passed.
         source: io::Error,
     },
 }
 
 impl VolumeError {
-    /// Whether the block simply is not there for the caller: recompute it, nothing needs an operator.
+    /// Whether the block simply is not there for the caller: recompute it, nothing needs an
+    /// operator.
     pub fn is_miss(&self) -> bool {
         match self {
             Self::NotFound { .. }
@@ -144,7 +150,8 @@ impl VolumeError {
         }
     }
 
-    /// Whether there is no room for the object, by the volume's capacity or by that of its store: it was not written.
+    /// Whether there is no room for the object, by the volume's capacity or by that of its store:
+    /// it was not written.
     pub fn is_full(&self) -> bool {
         const FULL: [io::ErrorKind; 2] = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
         match self {
@@ -154,7 +161,7 @@ impl VolumeError {
         }
     }
 
-    /// Whether the store lets nobody change anything, or not us: what it holds can be read all the same.
+    /// Whether the store refuses writes of this process. Reads may still work.
     pub fn is_forbidden(&self) -> bool {
         const FORBIDDEN: [io::ErrorKind; 2] =
             [io::ErrorKind::ReadOnlyFilesystem, io::ErrorKind::PermissionDenied];
@@ -173,7 +180,7 @@ impl VolumeError {
 /// What is wrong with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Corruption {
+pub enum ObjectCorruption {
     /// Shorter than its header.
     #[error("{0} bytes are too few for a header")]
     NoHeader(u64),

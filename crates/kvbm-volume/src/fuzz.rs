@@ -1,5 +1,5 @@
-//! What must hold whatever a store gives back: the bodies of the fuzz targets `object` and `blob_key` (`cargo xtask fuzz`). They panic where
-//! it does not hold.
+//! What must hold whatever a store gives back: the bodies of the fuzz targets `object` and
+//! `blob_key` (`cargo xtask fuzz`). They panic where it does not hold.
 
 use crate::object::{HEADER_BYTES, open, seal};
 use crate::{BlobKey, BlobScope, BlobSlice, GetRequest, PayloadForm, PutRequest, StoredOrder};
@@ -8,8 +8,9 @@ use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
 
 const VOLUME: VolumeId = VolumeId(1);
 
-/// An object is served, byte for byte, or is a miss; what is served would be written the same, and not with a bit flipped. So it is for
-/// the input as it is, with the header's checksum made right, and with all of them made right: nobody guesses those.
+/// An object is served, byte for byte, or is a miss; what is served would be written the same, and
+/// not with a bit flipped. So it is for the input as it is, with the header's checksum made right,
+/// and with all of them made right: nobody guesses those.
 pub fn object(input: &[u8]) {
     let mut object = input.to_vec();
     is_served_or_missed(&object);

@@ -4,7 +4,8 @@ use std::fmt;
 
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, NamespaceTag, RankSlice, SequenceHash};
 
-/// The layers and heads of a block that an object holds. The whole block when it names all of the model's.
+/// The layers and heads of a block that an object holds. The whole block when it names all of the
+/// model's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlobSlice {
     /// First layer of the model in the object.
@@ -30,12 +31,14 @@ impl From<&RankSlice> for BlobSlice {
 
 /// The name of an object.
 ///
-/// The slice is named by content, not by rank, so replicated ranks name the same object and writing it twice is harmless.
+/// The slice is named by content, not by rank, so replicated ranks name the same object and writing
+/// it twice is harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlobKey {
     /// The namespace of the deployment that wrote the block: two models never meet in a volume.
     pub namespace: NamespaceTag,
-    /// Short name of the namespace that the hash is chained in (a tenant or an adapter may have its own): what is forgotten together.
+    /// Short name of the namespace that the hash is chained in (a tenant or an adapter may have its
+    /// own): what is forgotten together.
     pub label: NamespaceId,
     /// The block's cache group.
     pub group: GroupId,
@@ -52,9 +55,11 @@ impl BlobKey {
         Self { namespace, label, group, hash, slice }
     }
 
-    /// The object's path in a store: `NAMESPACE/LABEL/gGROUP/HH/HASH.lFIRST+COUNT.hFIRST+COUNT`, `HH` being the hash's first byte.
+    /// The object's path in a store: `NAMESPACE/LABEL/gGROUP/HH/HASH.lFIRST+COUNT.hFIRST+COUNT`,
+    /// `HH` being the hash's first byte.
     ///
-    /// Made of hexadecimal digits, numbers and `./+glh` only, at most 140 bytes: valid in every file system and S3.
+    /// Made of hexadecimal digits, numbers and `./+glh` only, at most 140 bytes: valid in every
+    /// file system and S3.
     pub fn object_path(&self) -> String {
         let BlobSlice { first_layer, num_layers, first_head, num_heads } = self.slice;
         format!(
@@ -67,7 +72,8 @@ impl BlobKey {
         )
     }
 
-    /// The key whose [`object_path`](Self::object_path) is `path`; `None` for anything else that lies in a store.
+    /// The key whose [`object_path`](Self::object_path) is `path`; `None` for anything else that
+    /// lies in a store.
     pub fn parse(path: &str) -> Option<Self> {
         let mut parts = path.split('/');
         let [namespace, label, group, _, name] = std::array::from_fn(|_| parts.next().unwrap_or_default());

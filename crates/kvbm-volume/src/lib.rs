@@ -1,15 +1,17 @@
 //! G4: KV blocks in blob stores.
 //!
-//! A *volume* keeps blobs by key: [`Volume::get`], [`put`](Volume::put), [`exists`](Volume::exists) and
-//! [`delete`](Volume::delete), all in batches with a deadline, and lists them. Volumes are made, mounted and formatted by whoever owns
-//! them; a [`VolumeRegistry`] makes them known by descriptor and forgets them again.
+//! A *volume* keeps blobs by key: [`Volume::get`], [`put`](Volume::put), [`exists`](Volume::exists)
+//! and [`delete`](Volume::delete), all in batches with a deadline. It also lists them. Operators
+//! create, mount and format volumes. A [`VolumeRegistry`] registers them by descriptor and
+//! unregisters them.
 //!
-//! **Knows:** keys, objects and their headers.
-//! **Must never know:** which blocks are worth keeping, where else they lie, how their bytes are laid out; and it never
-//! mounts, formats or creates a store.
+//! **Knows:** keys, objects and their headers. **Must never know:** which blocks are worth keeping,
+//! where else they lie, how their bytes are laid out; and it never mounts, formats or creates a
+//! store.
 //!
-//! What comes back from a volume is untrusted: every object names its key, length and checksum, and is checked before its
-//! bytes are used. A missing or damaged object is an error for which [`VolumeError::is_miss`] holds: recompute the block.
+//! What comes back from a volume is untrusted: every object names its key, length and checksum, and
+//! is checked before its bytes are used. A missing or damaged object is an error for which
+//! [`VolumeError::is_miss`] holds: recompute the block.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -30,6 +32,27 @@
 //! assert_eq!(volume.get_one(&key, 15, deadline)?, b"keys and values");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Modules
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `registry` | volumes that a worker knows, by id | `s3`, `memory`, `directory`, `volume`, `error` |
+//! | `s3` | a volume in a bucket of an S3-compatible store | `quota`, `volume`, `object`, `error`, `request`, `key` |
+//! | `probe` | puts, reads and deletes an object to test a volume | `volume`, `error`, `key` |
+//! | `memory` | a volume in memory, for tests | `quota`, `volume`, `object`, `batch`, `error`, `request`, `key` |
+//! | `fuzz` | bodies of the fuzz targets | `object`, `request`, `key` |
+//! | `directory` | a volume in a directory | `quota`, `key_locks`, `durable_folders`, `volume`, `object`, `batch`, `error`, `request`, `key`, `access` |
+//! | `quota` | bytes used of a capacity | `error`, `key` |
+//! | `key_locks` | one change of an object at a time | `key` |
+//! | `durable_folders` | folders whose names are synced | `access` |
+//! | `conformance` | tests that every volume must pass | `volume`, `object`, `error`, `request`, `key` |
+//! | `volume` | the trait of a blob store | `object`, `error`, `request`, `key` |
+//! | `object` | bytes of an object: header and payload | `error`, `request`, `key` |
+//! | `batch` | batches over stores that take one object at a time | `error`, `request`, `key` |
+//! | `error` | errors | `request`, `key` |
+//! | `request` | what to read and to write | `key` |
+//! | `key` | name of an object | - |
+//! | `access` | opens private files and folders | - |
 #![forbid(unsafe_code)]
 
 // The page for implementers is compiled and run with the tests.
@@ -37,34 +60,37 @@
 #[doc = include_str!("../../../docs/write-a-backend.md")]
 struct WriteABackend;
 
+mod access;
 mod batch;
-mod claims;
 pub mod conformance;
 mod directory;
+mod durable_folders;
 mod error;
-mod folders;
 #[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
 mod key;
+mod key_locks;
 mod memory;
 pub mod object;
 mod probe;
 mod quota;
 mod registry;
+mod request;
 #[cfg(feature = "s3")]
 mod s3;
 mod volume;
 
 pub use batch::{Keyed, one_by_one};
 pub use directory::DirectoryVolume;
-pub use error::{Corruption, RegistryError, VolumeError};
+pub use error::{ObjectCorruption, RegistryError, VolumeError};
 pub use key::{BlobKey, BlobScope, BlobSlice};
 pub use kvbm_plan::VolumeDescriptor;
 pub use memory::MemoryVolume;
-pub use object::{HEADER_BYTES, MAX_ALIGNMENT, MAX_PIECES, PayloadForm, StoredOrder};
+pub use object::{HEADER_BYTES, MAX_ALIGNMENT};
 pub use probe::{Probe, probe};
 pub use registry::{OpenVolume, VolumeRegistry};
+pub use request::{GetRequest, MAX_PIECES, PayloadForm, PutRequest, StoredOrder};
 #[cfg(feature = "s3")]
 pub use s3::S3Volume;
-pub use volume::{GetRequest, PutRequest, StoreFacts, Volume, VolumeExt};
+pub use volume::{StoreFacts, Volume, VolumeExt};

@@ -31,8 +31,8 @@ impl MemoryVolume {
         Ok(Self { descriptor, objects: Mutex::default(), quota: Quota::default() })
     }
 
-    /// Changes the stored bytes of an object, header included, as a faulty store would; `false` if there is none. What it takes of the
-    /// capacity stays.
+    /// Changes the stored bytes of an object, header included, as a faulty store would; `false` if
+    /// there is none. What it takes of the capacity stays.
     ///
     /// For failure tests.
     pub fn tamper(&self, key: &BlobKey, change: impl FnOnce(&mut Vec<u8>)) -> bool {

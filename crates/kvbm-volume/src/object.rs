@@ -18,24 +18,27 @@
 //!     88    8  CRC-64/NVME of bytes 0..88 and of the table of pieces
 //!     96   8n  table of pieces: for each, the CRC-64/NVME of bytes 0..88, its index (4 bytes) and its content
 //! ```
-//! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under another's header fails, and so do
-//! pieces that changed places. In universal order with a piece for each head, other ranks can verify the heads that they take.
+//! Integers are little-endian. Every piece's checksum covers the key, so an intact payload under
+//! another's header fails, and so do pieces that changed places. In universal order with a piece
+//! for each head, other ranks can verify the heads that they take.
 
 use std::io;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, VolumeId};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
-use crate::{BlobKey, BlobSlice, Corruption, GetRequest, PutRequest, VolumeError};
+use crate::request::MAX_PIECES;
+use crate::{
+    BlobKey, BlobSlice, GetRequest, ObjectCorruption, PayloadForm, PutRequest, StoredOrder, VolumeError,
+};
 
 /// Bytes of a header before its table of pieces.
 pub const HEADER_BYTES: usize = 96;
 
 /// The largest alignment of payloads in their objects.
 pub const MAX_ALIGNMENT: u32 = 1 << 20;
-
-/// Most pieces of a payload.
-pub const MAX_PIECES: u32 = 4096;
 
 /// Most bytes of a header with its table of pieces.
 #[cfg(feature = "s3")]
@@ -47,51 +50,60 @@ const VERSION: u16 = 1;
 const IDENTITY_BYTES: usize = 88;
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
-/// In which order the elements of a block lie in a payload.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum StoredOrder {
-    /// As its writer likes: only a writer of the same configuration can use it.
-    #[default]
-    Opaque,
-    /// Head, layer, outer, token, element: what one rank wrote is a range of what a rank with more heads wrote.
-    Universal,
+/// The header before its table of pieces, as it lies in the object.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct HeaderLayout {
+    magic: [u8; 8],
+    version: U16,
+    group: U16,
+    payload_offset: U32,
+    namespace: [u8; 16],
+    hash: [u8; 16],
+    first_layer: U32,
+    num_layers: U32,
+    first_head: U32,
+    num_heads: U32,
+    payload_length: U64,
+    label: U32,
+    order: U16,
+    zero: U16,
+    pieces: U32,
+    zero_too: U32,
+    sum: U64,
 }
 
-/// How a payload lies in its object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PayloadForm {
-    /// Order of the elements.
-    pub order: StoredOrder,
-    /// Pieces of equal length that have a checksum each, 1 to [`MAX_PIECES`].
-    pub pieces: u32,
-}
+const _: () = assert!(size_of::<HeaderLayout>() == HEADER_BYTES);
 
-impl Default for PayloadForm {
-    /// Opaque, in one piece.
-    fn default() -> Self {
-        Self { order: StoredOrder::Opaque, pieces: 1 }
+impl HeaderLayout {
+    /// The bytes that every checksum covers.
+    fn identity(&self) -> &[u8] {
+        &self.as_bytes()[..IDENTITY_BYTES]
     }
 }
 
-/// The bytes of an object before its payload: what a volume writes, followed by the request's pieces.
+/// The bytes of an object before its payload: what a volume writes, followed by the request's
+/// pieces.
 ///
 /// # Errors
-/// [`VolumeError::BadForm`] where the payload cannot be cut into so many pieces; [`VolumeError::Io`] where no descriptor has such an
-/// alignment.
+/// [`VolumeError::BadForm`] where the payload cannot be cut into so many pieces;
+/// [`VolumeError::Io`] where no descriptor has such an alignment.
 pub fn seal(volume: VolumeId, request: &PutRequest<'_>, alignment: u32) -> Result<Vec<u8>, VolumeError> {
     Ok(Header::new(volume, request, alignment)?.encode())
 }
 
-/// Takes a whole object apart that was found under the request's key: compares everything, then fills the request's pieces.
+/// Takes a whole object apart that was found under the request's key: compares everything, then
+/// fills the request's pieces.
 ///
 /// # Errors
-/// [`VolumeError::Corrupt`], [`VolumeError::OtherForm`] or [`VolumeError::LengthMismatch`], each of them a miss.
+/// [`VolumeError::Corrupt`], [`VolumeError::OtherForm`] or [`VolumeError::LengthMismatch`], each of
+/// them a miss.
 pub fn open(volume: VolumeId, object: &[u8], request: &mut GetRequest<'_>) -> Result<(), VolumeError> {
     open_of_length(volume, object, object.len() as u64, request)
 }
 
-/// Likewise, of an object of `length` bytes of which only the first ones were fetched, because it is longer than what was asked for: its
-/// header says what it is.
+/// Likewise, of an object of `length` bytes of which only the first ones were fetched, because it
+/// is longer than what was asked for: its header says what it is.
 pub(crate) fn open_of_length(
     volume: VolumeId,
     object: &[u8],
@@ -100,7 +112,7 @@ pub(crate) fn open_of_length(
 ) -> Result<(), VolumeError> {
     let key = request.key;
     let corrupt = |reason| VolumeError::Corrupt { volume, key, reason };
-    let short = || corrupt(Corruption::NoHeader(object.len() as u64));
+    let short = || corrupt(ObjectCorruption::NoHeader(object.len() as u64));
     let (fixed, rest) = object.split_first_chunk::<HEADER_BYTES>().ok_or_else(short)?;
     let table = Header::table_bytes(fixed).map_err(corrupt)?;
     let table = rest.get(..table).ok_or_else(short)?;
@@ -163,29 +175,26 @@ impl Header {
 
     /// The bytes before the payload, padding included.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.payload_offset as usize];
-        bytes[..IDENTITY_BYTES].copy_from_slice(&self.identity());
-        for (place, sum) in bytes[HEADER_BYTES..].chunks_exact_mut(8).zip(&self.sums) {
-            place.copy_from_slice(&sum.to_le_bytes());
-        }
-        let end = HEADER_BYTES + 8 * self.sums.len();
-        let sum = header_sum(&bytes[..IDENTITY_BYTES], &bytes[HEADER_BYTES..end]);
-        bytes[88..96].copy_from_slice(&sum.to_le_bytes());
+        let mut layout = self.layout();
+        let table: Vec<U64> = self.sums.iter().copied().map(U64::new).collect();
+        layout.sum.set(header_sum(layout.identity(), table.as_bytes()));
+        let mut bytes = [layout.as_bytes(), table.as_bytes()].concat();
+        bytes.resize(self.payload_offset as usize, 0);
         bytes
     }
 
     /// Bytes of the table that follows, by a header that is not verified yet.
-    pub(crate) fn table_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, Corruption> {
-        if &fixed[..8] != MAGIC {
-            return Err(Corruption::Magic);
+    pub(crate) fn table_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, ObjectCorruption> {
+        let layout: &HeaderLayout = transmute_ref!(fixed);
+        if layout.magic != *MAGIC {
+            return Err(ObjectCorruption::Magic);
         }
-        let version = u16::from_le_bytes(take(fixed, 8));
-        if version != VERSION {
-            return Err(Corruption::Version(version));
+        if layout.version != VERSION {
+            return Err(ObjectCorruption::Version(layout.version.get()));
         }
-        let pieces = u32::from_le_bytes(take(fixed, 80));
+        let pieces = layout.pieces.get();
         if !(1..=MAX_PIECES).contains(&pieces) {
-            return Err(Corruption::HeaderField("pieces"));
+            return Err(ObjectCorruption::HeaderField("pieces"));
         }
         Ok(8 * pieces as usize)
     }
@@ -196,60 +205,60 @@ impl Header {
         table: &[u8],
         key: &BlobKey,
         object_length: u64,
-    ) -> Result<Self, Corruption> {
+    ) -> Result<Self, ObjectCorruption> {
         if Self::table_bytes(fixed)? != table.len() {
-            return Err(Corruption::HeaderField("pieces"));
+            return Err(ObjectCorruption::HeaderField("pieces"));
         }
-        if u64::from_le_bytes(take(fixed, 88)) != header_sum(&fixed[..IDENTITY_BYTES], table) {
-            return Err(Corruption::HeaderChecksum);
+        let layout: &HeaderLayout = transmute_ref!(fixed);
+        if layout.sum != header_sum(layout.identity(), table) {
+            return Err(ObjectCorruption::HeaderChecksum);
         }
-        let number = |at| u32::from_le_bytes(take(fixed, at));
-        let order = match u16::from_le_bytes(take(fixed, 76)) {
+        let order = match layout.order.get() {
             0 => StoredOrder::Opaque,
             1 => StoredOrder::Universal,
-            _ => return Err(Corruption::HeaderField("order")),
+            _ => return Err(ObjectCorruption::HeaderField("order")),
         };
-        let sum = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+        let sums = <[U64]>::ref_from_bytes(table).map_err(|_| ObjectCorruption::HeaderField("pieces"))?;
         let header = Self {
             key: BlobKey {
-                namespace: NamespaceTag::from_bytes(take(fixed, 16)),
-                label: NamespaceId(number(72)),
-                group: GroupId(u16::from_le_bytes(take(fixed, 10))),
-                hash: SequenceHash::from_bytes(take(fixed, 32)),
+                namespace: NamespaceTag::from_bytes(layout.namespace),
+                label: NamespaceId(layout.label.get()),
+                group: GroupId(layout.group.get()),
+                hash: SequenceHash::from_bytes(layout.hash),
                 slice: BlobSlice {
-                    first_layer: number(48),
-                    num_layers: number(52),
-                    first_head: number(56),
-                    num_heads: number(60),
+                    first_layer: layout.first_layer.get(),
+                    num_layers: layout.num_layers.get(),
+                    first_head: layout.first_head.get(),
+                    num_heads: layout.num_heads.get(),
                 },
             },
-            form: PayloadForm { order, pieces: number(80) },
-            payload_offset: number(12),
-            payload_length: u64::from_le_bytes(take(fixed, 64)),
-            sums: table.chunks_exact(8).map(sum).collect(),
+            form: PayloadForm { order, pieces: layout.pieces.get() },
+            payload_offset: layout.payload_offset.get(),
+            payload_length: layout.payload_length.get(),
+            sums: sums.iter().map(|sum| sum.get()).collect(),
         };
         header.check(key, object_length)?;
-        // What it says is all that is in it: its checksums cover these bytes too.
-        if header.identity() != fixed[..IDENTITY_BYTES] {
-            return Err(Corruption::HeaderField("reserved bytes"));
+        // Bytes without a field are zero: a later version may give them a meaning.
+        if header.layout().identity() != layout.identity() {
+            return Err(ObjectCorruption::HeaderField("reserved bytes"));
         }
         Ok(header)
     }
 
-    fn check(&self, key: &BlobKey, object_length: u64) -> Result<(), Corruption> {
+    fn check(&self, key: &BlobKey, object_length: u64) -> Result<(), ObjectCorruption> {
         if self.key != *key {
-            return Err(Corruption::OtherKey);
+            return Err(ObjectCorruption::OtherKey);
         }
         let head = HEADER_BYTES as u32 + 8 * self.form.pieces;
         if !(head..=MAX_ALIGNMENT).contains(&self.payload_offset) {
-            return Err(Corruption::HeaderField("payload offset"));
+            return Err(ObjectCorruption::HeaderField("payload offset"));
         }
         if !self.payload_length.is_multiple_of(u64::from(self.form.pieces)) {
-            return Err(Corruption::HeaderField("payload length"));
+            return Err(ObjectCorruption::HeaderField("payload length"));
         }
         let expected = self.object_length();
         if expected != object_length {
-            return Err(Corruption::Length { expected, actual: object_length });
+            return Err(ObjectCorruption::Length { expected, actual: object_length });
         }
         Ok(())
     }
@@ -270,16 +279,19 @@ impl Header {
     }
 
     /// Whether the payload that was read is the one written.
-    pub(crate) fn verify<'a>(&self, buffers: impl IntoIterator<Item = &'a [u8]>) -> Result<(), Corruption> {
-        if self.piece_sums(buffers) == self.sums { Ok(()) } else { Err(Corruption::PayloadChecksum) }
+    pub(crate) fn verify<'a>(
+        &self,
+        buffers: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), ObjectCorruption> {
+        if self.piece_sums(buffers) == self.sums { Ok(()) } else { Err(ObjectCorruption::PayloadChecksum) }
     }
 
     /// A checksum for each piece of a payload that lies in `buffers`, wherever these are cut.
     fn piece_sums<'a>(&self, buffers: impl IntoIterator<Item = &'a [u8]>) -> Vec<u64> {
-        let identity = self.identity();
+        let layout = self.layout();
         let start = |index: u32| {
             let mut digest = Digest::new(ALGORITHM);
-            digest.update(&identity);
+            digest.update(layout.identity());
             digest.update(&index.to_le_bytes());
             digest
         };
@@ -305,28 +317,24 @@ impl Header {
         sums
     }
 
-    fn identity(&self) -> [u8; IDENTITY_BYTES] {
-        let mut bytes = [0; IDENTITY_BYTES];
-        bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[10..12].copy_from_slice(&self.key.group.0.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.payload_offset.to_le_bytes());
-        bytes[16..32].copy_from_slice(self.key.namespace.as_bytes());
-        bytes[32..48].copy_from_slice(self.key.hash.as_bytes());
-        let slice = &self.key.slice;
-        for (place, number) in bytes[48..64].chunks_exact_mut(4).zip([
-            slice.first_layer,
-            slice.num_layers,
-            slice.first_head,
-            slice.num_heads,
-        ]) {
-            place.copy_from_slice(&number.to_le_bytes());
-        }
-        bytes[64..72].copy_from_slice(&self.payload_length.to_le_bytes());
-        bytes[72..76].copy_from_slice(&self.key.label.0.to_le_bytes());
-        bytes[76..78].copy_from_slice(&(self.form.order as u16).to_le_bytes());
-        bytes[80..84].copy_from_slice(&self.form.pieces.to_le_bytes());
-        bytes
+    /// All fields but the checksum.
+    fn layout(&self) -> HeaderLayout {
+        let mut layout = HeaderLayout::new_zeroed();
+        layout.magic = *MAGIC;
+        layout.version.set(VERSION);
+        layout.group.set(self.key.group.0);
+        layout.payload_offset.set(self.payload_offset);
+        layout.namespace = *self.key.namespace.as_bytes();
+        layout.hash = *self.key.hash.as_bytes();
+        layout.first_layer.set(self.key.slice.first_layer);
+        layout.num_layers.set(self.key.slice.num_layers);
+        layout.first_head.set(self.key.slice.first_head);
+        layout.num_heads.set(self.key.slice.num_heads);
+        layout.payload_length.set(self.payload_length);
+        layout.label.set(self.key.label.0);
+        layout.order.set(self.form.order as u16);
+        layout.pieces.set(self.form.pieces);
+        layout
     }
 }
 
@@ -335,13 +343,6 @@ fn header_sum(identity: &[u8], table: &[u8]) -> u64 {
     digest.update(identity);
     digest.update(table);
     digest.finalize()
-}
-
-/// `N` bytes at a fixed place of a header; every use lies within it.
-fn take<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
-    let mut taken = [0; N];
-    taken.copy_from_slice(&bytes[at..at + N]);
-    taken
 }
 
 #[cfg(test)]

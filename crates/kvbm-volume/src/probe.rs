@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
-use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash};
+use kvbm_plan::{GroupId, NamespaceId, NamespaceTag, SequenceHash, deadline_after};
 
 use crate::{BlobKey, BlobScope, BlobSlice, StoreFacts, Volume, VolumeError, VolumeExt};
 
@@ -19,8 +19,9 @@ pub struct Probe {
     pub took: Vec<(&'static str, Duration)>,
 }
 
-/// Puts a small object on the volume, in a namespace that nobody else has, asks for it, reads it, lists it and deletes it. As it
-/// removes what it left in any case, it may last up to the descriptor's deadline longer than `deadline`.
+/// Puts a small object on the volume, in a namespace that nobody else has, asks for it, reads it,
+/// lists it and deletes it. As it removes what it left in any case, it may last up to the
+/// descriptor's deadline longer than `deadline`.
 ///
 /// # Errors
 /// What the first call that failed said; an object that differs, or is not listed, is one too.
@@ -31,7 +32,7 @@ pub fn probe(volume: &dyn Volume, deadline: Instant) -> Result<Probe, VolumeErro
     let put = timed(&mut took, "put", || volume.put_one(&key, &written, deadline));
     let found = put.and_then(|()| look_for(volume, &key, deadline, &mut took));
     // Whatever was found, it must not stay; nor must what a put left that failed or was late.
-    let cleaned = deadline.max(Instant::now() + volume.descriptor().deadline);
+    let cleaned = deadline.max(deadline_after(Instant::now(), volume.descriptor().deadline));
     let deleted = timed(&mut took, "delete", || volume.delete(&[key], cleaned).pop().unwrap_or(Ok(false)));
     found?;
     deleted?;

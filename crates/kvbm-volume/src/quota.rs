@@ -13,7 +13,7 @@ use crate::{BlobKey, VolumeDescriptor, VolumeError};
 #[cfg(feature = "s3")]
 const TURNS: usize = 64;
 
-/// What an object was before and what it is now are one step for whoever counts: of the changes of a key one at a time has the turn.
+/// The quota counts a change of an object as one step, so only one change of a key runs at a time.
 #[cfg(feature = "s3")]
 #[derive(Debug)]
 pub(crate) struct Turns<L>(Vec<L>);
@@ -35,14 +35,16 @@ impl<L> Turns<L> {
     }
 }
 
-/// Counts the bytes of a volume's objects against its capacity, each namespace by itself: neither takes another's room.
+/// Counts the bytes of a volume's objects against its capacity, each namespace by itself: neither
+/// takes another's room.
 #[derive(Debug, Default)]
 pub(crate) struct Quota {
     used: Mutex<HashMap<NamespaceTag, u64>>,
 }
 
 impl Quota {
-    /// Counts in an object that is there already, by its path in the store. What is none of ours does not count.
+    /// Counts in an object that is there already, by its path in the store. What is none of ours
+    /// does not count.
     pub(crate) fn found(&mut self, path: &str, bytes: u64) {
         if let Some(key) = BlobKey::parse(path) {
             let used = self.used.get_mut().entry(key.namespace).or_default();
@@ -55,7 +57,8 @@ impl Quota {
         self.used.lock().values().fold(0, |sum, used| sum.saturating_add(*used))
     }
 
-    /// Counts `needed` bytes of `key` in, or says that there is no room; `replaced` bytes will become free.
+    /// Counts `needed` bytes of `key` in, or says that there is no room; `replaced` bytes will
+    /// become free.
     pub(crate) fn reserve(
         &self,
         descriptor: &VolumeDescriptor,
@@ -92,7 +95,8 @@ impl Quota {
         Ok(Room { quota: std::sync::Arc::clone(quota), key, bytes: needed })
     }
 
-    /// `bytes` of `key` are there no more. Other processes may have written what we delete, so the count may be below it.
+    /// `bytes` of `key` are there no more. Other processes may have written what we delete, so the
+    /// count may be below it.
     pub(crate) fn release(&self, key: &BlobKey, bytes: u64) {
         if let Some(used) = self.used.lock().get_mut(&key.namespace) {
             *used = used.saturating_sub(bytes);
@@ -100,8 +104,8 @@ impl Quota {
     }
 }
 
-/// Room for an object, free again when this is dropped: its writer may give up anywhere. What has landed nevertheless counts from the
-/// next opening on.
+/// Room for an object, free again when this is dropped: its writer may give up anywhere. What has
+/// landed nevertheless counts from the next opening on.
 #[cfg(feature = "s3")]
 #[derive(Debug)]
 pub(crate) struct Room {

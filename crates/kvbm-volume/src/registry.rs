@@ -10,7 +10,8 @@ use parking_lot::RwLock;
 use crate::volume::check;
 use crate::{DirectoryVolume, MemoryVolume, RegistryError, Volume, VolumeDescriptor};
 
-/// Makes a volume of the store that a descriptor's URI names. It must not create, mount or format that store.
+/// Makes a volume of the store that a descriptor's URI names. It must not create, mount or format
+/// that store.
 pub type OpenVolume = Box<dyn Fn(VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> + Send + Sync>;
 
 /// Volumes by id. Unregistering one does not disturb operations in progress: they hold it.
@@ -20,7 +21,8 @@ pub struct VolumeRegistry {
 }
 
 impl VolumeRegistry {
-    /// An empty registry that opens `dir:` and `file:` (or a bare path) and `memory:` URIs, and `s3:` with the feature `s3`.
+    /// An empty registry that opens `dir:` and `file:` (or a bare path) and `memory:` URIs, and
+    /// `s3:` with the feature `s3`.
     pub fn new() -> Self {
         let registry = Self { schemes: HashMap::new(), volumes: RwLock::default() };
         let registry = registry
@@ -46,7 +48,8 @@ impl VolumeRegistry {
     /// [`RegistryError`]: the id is taken, nobody knows the scheme, a field of the descriptor cannot be, or the store cannot be opened.
     /// Nothing changed.
     pub fn register_volume(&self, descriptor: VolumeDescriptor) -> Result<Arc<dyn Volume>, RegistryError> {
-        // Before opening: a duplicate should cost nothing, and who opens it need not know the rules.
+        // Before opening: a duplicate should cost nothing, and who opens it need not know the
+        // rules.
         self.check_free(&descriptor)?;
         check(&descriptor)?;
         let scheme = scheme_of(&descriptor.uri).and_then(|scheme| self.schemes.get(scheme));

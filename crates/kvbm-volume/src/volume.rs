@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvbm_plan::{VolumeDescriptor, VolumeId};
 
 use crate::object::MAX_ALIGNMENT;
-use crate::{BlobKey, BlobScope, PayloadForm, RegistryError, VolumeError};
+use crate::{BlobKey, BlobScope, GetRequest, PayloadForm, PutRequest, RegistryError, VolumeError};
 
 /// What a descriptor says must make sense.
 pub(crate) fn check(descriptor: &VolumeDescriptor) -> Result<(), RegistryError> {
@@ -21,35 +21,14 @@ pub(crate) fn check(descriptor: &VolumeDescriptor) -> Result<(), RegistryError> 
     Ok(())
 }
 
-/// A blob to read.
-#[derive(Debug)]
-pub struct GetRequest<'a> {
-    /// The object.
-    pub key: BlobKey,
-    /// The form that its payload must have.
-    pub form: PayloadForm,
-    /// Where its payload goes, in order; together exactly as long as the payload. After an error the content is unspecified
-    /// and must not be used.
-    pub pieces: Vec<&'a mut [u8]>,
-}
-
-/// A blob to write.
-#[derive(Debug)]
-pub struct PutRequest<'a> {
-    /// The object.
-    pub key: BlobKey,
-    /// The form of its payload.
-    pub form: PayloadForm,
-    /// Its payload, in order.
-    pub pieces: Vec<&'a [u8]>,
-}
-
-/// A blob store: the least an implementer has to write. [`VolumeExt`] has the conveniences, [`crate::conformance`] the tests.
+/// A blob store: the least an implementer has to write. [`VolumeExt`] has the conveniences,
+/// [`crate::conformance`] the tests.
 ///
-/// Calls block and come from many threads at once. Each gives one result per request, in order; one request's failure does not
-/// touch the others. When `deadline` passes, requests whose turn has not come get
-/// [`DeadlineExceeded`](VolumeError::DeadlineExceeded); a store that can abort an operation in progress does so.
-/// [`one_by_one`](crate::one_by_one) is all that for a store that takes one object at a time.
+/// Calls block and come from many threads at once. Each gives one result per request, in order; one
+/// request's failure does not touch the others. When `deadline` passes, requests whose turn has not
+/// come get [`DeadlineExceeded`](VolumeError::DeadlineExceeded); a store that can abort an
+/// operation in progress does so. [`one_by_one`](crate::one_by_one) is all that for a store that
+/// takes one object at a time.
 pub trait Volume: Send + Sync {
     /// What the volume was registered with.
     fn descriptor(&self) -> &VolumeDescriptor;
@@ -57,9 +36,9 @@ pub trait Volume: Send + Sync {
     /// Reads blobs, each verified against its key, length and checksum before `Ok`.
     fn get(&self, requests: &mut [GetRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>>;
 
-    /// Writes blobs. An object appears whole or not at all, and survives power loss after `Ok` if the store can do that.
-    /// Writing an object again leaves it whole, whatever was there: objects of a key are equal, so one that is whole may stay, and
-    /// retries are harmless.
+    /// Writes blobs. An object appears whole or not at all, and survives power loss after `Ok` if
+    /// the store can do that. Writing an object again leaves it whole, whatever was there: objects
+    /// of a key are equal, so one that is whole may stay, and retries are harmless.
     fn put(&self, requests: &[PutRequest<'_>], deadline: Instant) -> Vec<Result<(), VolumeError>>;
 
     /// Whether objects are there: a hint, for `get` may still fail.
@@ -68,8 +47,9 @@ pub trait Volume: Send + Sync {
     /// Deletes objects; `false` where there was none.
     fn delete(&self, keys: &[BlobKey], deadline: Instant) -> Vec<Result<bool, VolumeError>>;
 
-    /// Objects of `scope` whose [path](BlobKey::object_path) comes after that of `after`, in the order of paths, at most `max`; fewer
-    /// where there are no more. What else lies in the store is left out.
+    /// Objects of `scope` whose [path](BlobKey::object_path) comes after that of `after`, in the
+    /// order of paths, at most `max`; fewer where there are no more. What else lies in the store is
+    /// left out.
     fn list(
         &self,
         scope: &BlobScope,
@@ -78,17 +58,19 @@ pub trait Volume: Send + Sync {
         deadline: Instant,
     ) -> Result<Vec<BlobKey>, VolumeError>;
 
-    /// Bytes that objects take by the volume's own count, headers included; `None` if it does not count.
+    /// Bytes that objects take by the volume's own count, headers included; `None` if it does not
+    /// count.
     fn used_bytes(&self) -> Option<u64>;
 
-    /// What the store is, tried out where need be, for `kvbm doctor`. What a trial left is removed after it, so this may last up to the
-    /// descriptor's deadline longer than `deadline`.
+    /// What the store is, tried out where need be, for `kvbm doctor`. What a trial left is removed
+    /// after it, so this may last up to the descriptor's deadline longer than `deadline`.
     fn facts(&self, _deadline: Instant) -> StoreFacts {
         StoreFacts::default()
     }
 }
 
-/// What a volume knows of its store; `None` for what it does not know, or what makes no sense there.
+/// What a volume knows of its store; `None` for what it does not know, or what makes no sense
+/// there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoreFacts {
     /// The folder of this machine in which objects lie.

@@ -1,6 +1,7 @@
-//! Objects that are right, damaged, or lie with checksums that match (`corpus/make.py` writes them from the description of the format),
-//! and whatever comes of changing them at random: each is taken for what it is, without a panic and without memory that a number in it
-//! asks for. `KVBM_FUZZ_ROUNDS` says how often they are changed.
+//! Objects that are right, damaged, or lie with checksums that match (`corpus/make.py` writes them
+//! from the description of the format), and whatever comes of changing them at random: each is
+//! taken for what it is, without a panic and without memory that a number in it asks for.
+//! `KVBM_FUZZ_ROUNDS` says how often they are changed.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 #[path = "support/random.rs"]
@@ -177,7 +178,8 @@ fn small_number(object: &[u8], at: usize) -> usize {
     u32::from_le_bytes(object[at..at + 4].try_into().unwrap()) as usize
 }
 
-/// What an object in `form` has to hold for its payload to be served: docs/formats.md, word by word.
+/// What an object in `form` has to hold for its payload to be served: docs/formats.md, word by
+/// word.
 fn served(object: &[u8], form: PayloadForm) -> Option<&[u8]> {
     let pieces = form.pieces as usize;
     let head = 96 + 8 * pieces;

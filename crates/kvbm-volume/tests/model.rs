@@ -164,7 +164,8 @@ fn random_calls_do_what_a_naive_model_does() {
     assert!(full > 0 && missing > 0, "{full} times full, {missing} misses");
 }
 
-/// Puts, deletes and gets of a few keys until the thread's calls are over. What is read is what somebody put.
+/// Puts, deletes and gets of a few keys until the thread's calls are over. What is read is what
+/// somebody put.
 fn meddle(volume: &dyn Volume, mut random: Random) {
     for _ in 0..40 {
         let key = random_key(&mut random);
@@ -189,7 +190,8 @@ fn meddle(volume: &dyn Volume, mut random: Random) {
     }
 }
 
-/// Mutation that makes it fail: `DirectoryVolume::place` measures what it replaces before it takes the turn of the key.
+/// Mutation that makes it fail: `DirectoryVolume::place` measures what it replaces before it takes
+/// the turn of the key.
 #[test]
 fn calls_from_several_threads_leave_whole_objects_and_a_count_that_is_right() {
     for seed in 0..rounds() {

@@ -1,6 +1,8 @@
 //! Both volumes under the conformance suite, and what is special to each.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -205,7 +207,8 @@ fn a_directory_whose_mount_is_gone_says_nothing_of_its_objects() {
     assert_eq!(volume.get_one(&key(), 4, soon()).unwrap(), b"kept");
 }
 
-/// Mutation that makes it fail: what a put replaces is what was there before its bytes were written.
+/// Mutation that makes it fail: what a put replaces is what was there before its bytes were
+/// written.
 #[test]
 fn concurrent_changes_of_one_object_leave_the_count_right() {
     let folder = tempfile::tempdir().unwrap();
@@ -246,16 +249,87 @@ fn a_volume_is_never_created() {
     assert!(!missing.exists());
 }
 
-/// Mutation that makes it fail: only that its folder is there is looked at.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_directory_that_cannot_be_written_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
     // Nobody creates files there, as on a file system that is mounted for reading.
-    std::os::unix::fs::symlink("/proc/self/task", folder.path().join(".incomplete")).unwrap();
-    let uri = folder.path().display().to_string();
+    let uri = "/proc/self/task".to_owned();
     let refused = DirectoryVolume::open(VolumeDescriptor { uri, ..descriptor() }).unwrap_err();
-    assert!(refused.to_string().contains("cannot write in"), "{refused}");
+    assert!(matches!(refused, RegistryError::Open { .. }), "{refused}");
+}
+
+/// Modes of the folders and files below `root`.
+fn modes(root: &Path, found: &mut Vec<(PathBuf, u32)>) {
+    for entry in fs::read_dir(root).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        found.push((path.clone(), fs::metadata(&path).expect("it is there").permissions().mode() & 0o777));
+        if path.is_dir() {
+            modes(&path, found);
+        }
+    }
+}
+
+#[test]
+fn objects_are_private_unless_the_directory_is_shared_by_its_group() {
+    for (root_mode, file_mode, dir_mode) in
+        [(0o755, 0o600, 0o700), (0o777, 0o600, 0o700), (0o2750, 0o600, 0o700), (0o2770, 0o660, 0o770)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(root_mode)).unwrap();
+        let volume = open_directory(&folder, &descriptor());
+        volume.put_one(&key(), b"keys and values", soon()).unwrap();
+        assert_eq!(volume.get_one(&key(), 15, soon()).unwrap(), b"keys and values");
+        let mut found = Vec::new();
+        modes(folder.path(), &mut found);
+        assert!(found.len() >= 3, "{found:?}");
+        for (path, mode) in found {
+            let expected = if path.is_dir() { dir_mode } else { file_mode };
+            assert_eq!(mode, expected, "{} has {mode:o} below {root_mode:o}", path.display());
+        }
+        let root = fs::metadata(folder.path()).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(root, root_mode, "the operator's directory stays as it is");
+    }
+}
+
+#[test]
+fn links_and_what_another_user_owns_are_refused() {
+    const OTHER: u32 = 12_345;
+    let folder = tempfile::tempdir().unwrap();
+    let volume = open_directory(&folder, &descriptor());
+    volume.put_one(&key(), b"kept", soon()).unwrap();
+    let object = volume.object_file(&key());
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&object, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &object).unwrap();
+    let error = volume.get_one(&key(), 4, soon()).unwrap_err();
+    assert!(error.to_string().contains("symbolic link") && !error.is_miss(), "{error}");
+    // A put takes the link's place.
+    volume.put_one(&key(), b"anew", soon()).unwrap();
+    assert_eq!(volume.get_one(&key(), 4, soon()).unwrap(), b"anew");
+    // A folder that is a link could lead anywhere.
+    let parent = object.parent().unwrap();
+    fs::rename(parent, folder.path().join("moved")).unwrap();
+    std::os::unix::fs::symlink(folder.path().join("moved"), parent).unwrap();
+    let error = open_directory(&folder, &descriptor()).put_one(&key(), b"kept", soon()).unwrap_err();
+    assert!(error.to_string().contains("not a directory"), "{error}");
+    fs::remove_file(parent).unwrap();
+    fs::rename(folder.path().join("moved"), parent).unwrap();
+    // The rest needs the superuser, who alone can give files away.
+    if std::os::unix::fs::chown(&object, Some(OTHER), None).is_err() {
+        return;
+    }
+    let error = volume.get_one(&key(), 4, soon()).unwrap_err().to_string();
+    for part in ["user 12345", "mode 0600", "chown", object.to_str().unwrap()] {
+        assert!(error.contains(part), "{error} names {part}");
+    }
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o2770)).unwrap();
+    let shared = open_directory(&folder, &descriptor());
+    assert_eq!(shared.get_one(&key(), 4, soon()).unwrap(), b"anew", "a group that may write is trusted");
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::chown(folder.path().join(".incomplete"), Some(OTHER), None).unwrap();
+    let uri = folder.path().display().to_string();
+    let refused = DirectoryVolume::open(VolumeDescriptor { uri, ..descriptor() }).unwrap_err().to_string();
+    assert!(refused.contains("user 12345"), "{refused}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use kvbm_disk::FileAccess;
 use kvbm_disk::medium::DirMedium;
 
 /// `disk.dir`, its namespaces, their ranks.
@@ -72,7 +73,7 @@ pub(super) fn present(set: &[PathBuf]) -> Result<Set> {
 /// Wherever it is interrupted, an opening finds an empty disk and a clearing finds what is left: the journal is gone before any block, and
 /// the first directory, by which the others are found, keeps its mark until they are empty.
 pub(super) fn clear(set: &[PathBuf]) -> Result<u64> {
-    let locks = DirMedium::lock_all(set)?;
+    let locks = DirMedium::lock_all(set, FileAccess::Owner)?;
     let Some((first, others)) = set.split_first() else { return Ok(0) };
     let mut bytes = remove(first, &[JOURNAL])?;
     for dir in others {

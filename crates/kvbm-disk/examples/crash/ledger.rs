@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Longest time that an opening may take: as the variable says, in milliseconds, else long enough for any disk.
+/// Longest time that an opening may take: as the variable says, in milliseconds, else long enough
+/// for any disk.
 fn max_open() -> Duration {
     let named = std::env::var("KVBM_CRASH_OPEN_WITHIN_MS").ok().and_then(|text| text.parse().ok());
     Duration::from_millis(named.unwrap_or(60_000))

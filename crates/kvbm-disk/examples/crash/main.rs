@@ -7,8 +7,9 @@
 //! crash turmoil SEEDS SEED         the same, and power that fails in the middle of anything, over turmoil-fs
 //! crash write DIR SEED ENGINE      the process that writes: says on standard output what it did
 //! ```
-//! All but the last print one line of JSON. Exit status 1: something that was acknowledged as durable is gone, or
-//! something was served that is not what was written, or an opening took too long.
+//! All but the last print one line of JSON. Exit status 1: something that was acknowledged as
+//! durable is gone, or something was served that is not what was written, or an opening took too
+//! long.
 #![allow(clippy::unwrap_used, reason = "a program for tests: a panic is a failed test")]
 
 mod kill;

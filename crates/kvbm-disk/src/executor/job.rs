@@ -1,6 +1,6 @@
-//! Operations on their way through the executor. Whatever becomes of one, its batch gets exactly one outcome for it.
+//! Operations in the executor. Each gives its batch exactly one outcome.
 
-use crate::batch::{Completion, IoBatch, Op};
+use crate::batch::{BatchCompletion, IoBatch, Op};
 use crate::ops;
 use crate::shared::Shared;
 use crate::{BatchHandle, OpError, OpOutcome};
@@ -13,32 +13,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// A batch whose operations are under way.
-struct Running {
+struct RunningBatch {
     ops: Box<[Op]>,
-    state: Mutex<RunningState>,
+    state: Mutex<BatchState>,
     cancelled: Arc<AtomicBool>,
     deadline: Option<Instant>,
     shared: Arc<Shared>,
 }
 
-struct RunningState {
+struct BatchState {
     outcomes: Vec<Option<OpOutcome>>,
     left: usize,
     guards: Vec<Arc<dyn Any + Send + Sync>>,
-    completion: Option<Completion>,
+    completion: Option<BatchCompletion>,
 }
 
-impl Running {
-    /// Records an outcome. After the last one there is something to tell.
-    fn complete(self: &Arc<Self>, index: usize, outcome: OpOutcome) -> Option<News> {
+impl RunningBatch {
+    /// Records an outcome. After the last one it returns the end of the batch.
+    fn complete(self: &Arc<Self>, index: usize, outcome: OpOutcome) -> Option<BatchEnd> {
         let mut state = self.state.lock();
         state.outcomes[index] = Some(outcome);
         state.left -= 1;
-        (state.left == 0).then(|| News(Arc::clone(self)))
+        (state.left == 0).then(|| BatchEnd(Arc::clone(self)))
     }
 
     /// Drops the guards and calls the completion.
-    fn tell(&self) {
+    fn complete_batch(&self) {
         let mut state = self.state.lock();
         let outcomes = std::mem::take(&mut state.outcomes);
         let guards = std::mem::take(&mut state.guards);
@@ -61,20 +61,21 @@ impl Running {
     }
 }
 
-/// A batch that is over and whose caller does not know it yet: told when this is dropped.
+/// A batch whose operations are all over. Dropping this calls its completion.
 #[must_use = "a caller waits for it"]
-pub(super) struct News(Arc<Running>);
+pub(super) struct BatchEnd(Arc<RunningBatch>);
 
-impl Drop for News {
+impl Drop for BatchEnd {
     fn drop(&mut self) {
-        self.0.tell();
+        self.0.complete_batch();
     }
 }
 
-/// One operation of a batch, small, because it goes from list to list. The batch that it belongs to is submitted and not completed while
-/// the job lives, so the contract of [`Fragments::from_raw`](crate::Fragments::from_raw) holds for its fragments.
+/// One operation of a batch, small, because it goes from list to list. The batch that it belongs to
+/// is submitted and not completed while the job lives, so the contract of
+/// [`IoFragments::from_raw`](crate::IoFragments::from_raw) holds for its fragments.
 pub(super) struct Job {
-    batch: Arc<Running>,
+    batch: Arc<RunningBatch>,
     index: usize,
     finished: bool,
 }
@@ -104,11 +105,11 @@ impl Job {
         }
     }
 
-    pub(super) fn finish(mut self, outcome: OpOutcome) -> Option<News> {
+    pub(super) fn finish(mut self, outcome: OpOutcome) -> Option<BatchEnd> {
         self.end(outcome)
     }
 
-    fn end(&mut self, outcome: OpOutcome) -> Option<News> {
+    fn end(&mut self, outcome: OpOutcome) -> Option<BatchEnd> {
         self.finished = true;
         ops::count(&self.batch.shared, self.op().kind, &outcome);
         self.batch.complete(self.index, outcome)
@@ -127,9 +128,9 @@ impl Drop for Job {
 pub(super) fn jobs_of(batch: IoBatch, shared: &Arc<Shared>) -> (BatchHandle, Vec<Job>) {
     let count = batch.ops.len();
     let cancelled = Arc::new(AtomicBool::new(false));
-    let running = Arc::new(Running {
+    let running = Arc::new(RunningBatch {
         ops: batch.ops.into(),
-        state: Mutex::new(RunningState {
+        state: Mutex::new(BatchState {
             outcomes: vec![None; count],
             left: count,
             guards: batch.guards,

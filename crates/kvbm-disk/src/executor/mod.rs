@@ -7,7 +7,7 @@ mod ring;
 
 use crate::batch::IoBatch;
 use crate::shared::{Alive, Shared};
-use crate::{BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpenError, Rejected};
+use crate::{BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpenError, RejectedBatch};
 use job::jobs_of;
 use queue::Queue;
 use std::cell::Cell;
@@ -93,9 +93,9 @@ impl Executor {
     }
 
     /// Queues all operations of a batch, or none.
-    pub(crate) fn submit(&self, batch: IoBatch) -> Result<BatchHandle, Rejected> {
+    pub(crate) fn submit(&self, batch: IoBatch) -> Result<BatchHandle, RejectedBatch> {
         if let Err(error) = self.queue.admit(batch.len()) {
-            return Err(Rejected { batch, error });
+            return Err(RejectedBatch { batch, error });
         }
         let (handle, jobs) = jobs_of(batch, &self.shared);
         self.queue.push(jobs);

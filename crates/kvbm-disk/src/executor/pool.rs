@@ -6,7 +6,7 @@ use super::spawn;
 use crate::OpOutcome;
 use crate::ops::{self, Begun};
 use crate::shared::{Alive, Shared};
-use crate::slots::Bounce;
+use crate::slot_file::Bounce;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

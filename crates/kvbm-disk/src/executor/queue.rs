@@ -1,7 +1,7 @@
 //! What waits for the executor's threads.
 
 use super::job::Job;
-use super::ring::Bell;
+use super::ring::WakeEvent;
 use crate::batch::{OpKind, Source};
 use crate::{IoMemory, SubmitError};
 use parking_lot::{Condvar, Mutex};
@@ -9,12 +9,13 @@ use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Reads go first, because a request waits for them; but every so many a write does, so that none starves.
+/// Reads go first, because a request waits for them; but every so many a write does, so that none
+/// starves.
 const READS_PER_WRITE: u32 = 8;
 
 /// Operations in one direction.
 #[derive(Default)]
-struct Side {
+struct DirectionQueue {
     waiting: VecDeque<Job>,
     /// That wait or run.
     busy: usize,
@@ -22,8 +23,8 @@ struct Side {
 
 #[derive(Default)]
 struct Jobs {
-    reads: Side,
-    writes: Side,
+    reads: DirectionQueue,
+    writes: DirectionQueue,
     /// Admitted and not finished.
     outstanding: usize,
     reads_in_a_row: u32,
@@ -59,7 +60,7 @@ impl Jobs {
         Some(group)
     }
 
-    fn side(&mut self, kind: OpKind) -> &mut Side {
+    fn side(&mut self, kind: OpKind) -> &mut DirectionQueue {
         if kind == OpKind::Read { &mut self.reads } else { &mut self.writes }
     }
 
@@ -85,20 +86,20 @@ impl Ended {
 
 /// What a ring takes at a time.
 #[derive(Default)]
-pub(super) struct Taken {
+pub(super) struct TakenJobs {
     /// In groups.
     pub(super) jobs: Vec<Vec<Job>>,
     pub(super) memory: Vec<IoMemory>,
     pub(super) closed: bool,
 }
 
-/// The queue. Threads of a pool wait on its condition; a ring is woken by its bell.
+/// The queue. Threads of a pool wait on its condition; a ring is woken by its wake event.
 pub(super) struct Queue {
     depth: usize,
     jobs: Mutex<Jobs>,
     more: Condvar,
-    bell: OnceLock<Bell>,
-    /// The ring is about to wait, or waits, and wants the bell for every news.
+    wake_event: OnceLock<WakeEvent>,
+    /// The ring is about to wait, or waits, and wants the wake event for every change.
     ring_sleeps: AtomicBool,
 }
 
@@ -108,7 +109,7 @@ impl Queue {
             depth,
             jobs: Mutex::default(),
             more: Condvar::new(),
-            bell: OnceLock::new(),
+            wake_event: OnceLock::new(),
             ring_sleeps: AtomicBool::new(false),
         }
     }
@@ -149,10 +150,10 @@ impl Queue {
     }
 
     fn wake(&self, count: usize) {
-        if let Some(bell) = self.bell.get() {
-            // A ring that has not said so looks at the queue before it waits.
+        if let Some(wake_event) = self.wake_event.get() {
+            // A ring that has not set `ring_sleeps` checks the queue before it waits.
             if self.ring_sleeps.swap(false, Ordering::AcqRel) {
-                bell.ring();
+                wake_event.ring();
             }
         } else {
             for _ in 0..count.min(self.depth) {
@@ -165,7 +166,8 @@ impl Queue {
         self.jobs.lock().outstanding
     }
 
-    /// So many operations are over. To be said before their outcomes are told: who hears of that may submit others.
+    /// Frees the room of these operations. Call it before their outcomes are delivered: a caller
+    /// may submit again at once.
     pub(super) fn done(&self, ended: Ended) {
         let mut jobs = self.jobs.lock();
         jobs.outstanding -= ended.reads + ended.writes;
@@ -210,17 +212,17 @@ impl Queue {
 
 /// A ring's part.
 impl Queue {
-    /// From here on `bell` says that there is news.
-    pub(super) fn set_bell(&self, bell: Bell) {
+    /// From here on `bell` says that there is a change.
+    pub(super) fn set_wake_event(&self, wake_event: WakeEvent) {
         // There is one ring and it does this once.
-        let _already = self.bell.set(bell);
+        let _already = self.wake_event.set(wake_event);
     }
 
-    /// Takes up to `room` groups of operations of one kind. An operation joins the group before it as `joins` decides, which is
-    /// told how many of that kind wait or run.
-    pub(super) fn take(&self, room: usize, joins: impl Fn(&[Job], &Job, usize) -> bool) -> Taken {
+    /// Takes up to `room` groups of operations of one kind. An operation joins the group before it
+    /// as `joins` decides, which is told how many of that kind wait or run.
+    pub(super) fn take(&self, room: usize, joins: impl Fn(&[Job], &Job, usize) -> bool) -> TakenJobs {
         let mut jobs = self.jobs.lock();
-        let mut taken = Taken { closed: jobs.closed, ..Taken::default() };
+        let mut taken = TakenJobs { closed: jobs.closed, ..TakenJobs::default() };
         while taken.jobs.len() < room
             && let Some(group) = jobs.next_group(&joins)
         {
@@ -230,7 +232,8 @@ impl Queue {
         taken
     }
 
-    /// Announces that the ring is about to wait. `false` if it must not, because there is news already.
+    /// Announces that the ring is about to wait. `false` if it must not, because there is a change
+    /// already.
     pub(super) fn sleep(&self) -> bool {
         self.ring_sleeps.store(true, Ordering::Release);
         let jobs = self.jobs.lock();
@@ -242,7 +245,7 @@ impl Queue {
         false
     }
 
-    /// The ring is awake for another reason than the bell.
+    /// The ring is awake for another reason than the wake event.
     pub(super) fn awake(&self) {
         self.ring_sleeps.store(false, Ordering::Release);
     }

@@ -1,7 +1,7 @@
 //! Files from the fuzzer's bytes, with checksums that match: nobody guesses those.
 
 use crate::checksum::crc64;
-use crate::journal::{HEADER_BYTES, MAGIC, RECORD_BYTES, Record};
+use crate::record::{HEADER_BYTES, MAGIC, RECORD_BYTES, Record};
 
 /// Bytes from the front of an input; zeros behind its end.
 pub(super) struct Input<'a>(pub(super) &'a [u8]);

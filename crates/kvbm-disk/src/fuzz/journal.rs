@@ -3,20 +3,20 @@
 use super::input;
 use crate::config::{DiskConfig, EngineMode};
 use crate::fault::{JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
-use crate::journal::{
-    HEADER_BYTES, Header, Journal, RECORD_BYTES, Record, RecordError, RecordState, ReplayError, Replayed,
-    replay,
-};
+use crate::journal::{Journal, ReplayError, Replayed, replay};
 use crate::medium::{Medium, OpenFile};
 use crate::open::{Opened, blocks_by_age, open};
-use crate::table::{Content, Table};
+use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
+use crate::recorded_slots::{RecordedSlots, SlotRecords};
+use crate::slot_table::{Content, SlotTable};
 use crate::{Dropped, RecoveredSlot};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Slots and bytes of a block of the largest directory that is opened: what it takes is zeroed for every input.
+/// Slots and bytes of a block of the largest directory that is opened: what it takes is zeroed for
+/// every input.
 const MOST_SLOTS: u32 = 16;
 const MOST_BYTES: u64 = 8192;
 /// Bytes of the slot file that is found: fewer than those slots take.
@@ -24,8 +24,9 @@ const SLOT_FILE_BYTES: usize = 10 * 4096 + 1;
 /// Slots of a table that is read without opening.
 const MOST_READ: u32 = 64;
 
-/// What is read of a journal is what `docs/formats.md` says, written again it is the same, and a directory that it opens keeps what is
-/// done there. For what the input says see [`input::journal`].
+/// What is read of a journal is what `docs/formats.md` says, written again it is the same, and a
+/// directory that it opens keeps what is done there. For what the input says see
+/// [`input::journal`].
 pub fn journal(input: &[u8]) {
     let bytes = input::journal(input);
     let header = match read(&bytes) {
@@ -52,19 +53,26 @@ fn medium_with(journal: &[u8]) -> SimMedium {
     medium
 }
 
-fn read_from(medium: &SimMedium) -> Result<(Replayed, Table), ReplayError> {
+fn read_from(medium: &SimMedium) -> Result<(Replayed, SlotTable), ReplayError> {
     let file = medium.open(JOURNAL_FILE, OpenFile::default())?;
-    replay(&*file, |header| Ok(Table::growing(header.num_slots.min(MOST_READ))))
+    let (sparse_replayed, sparse) =
+        replay(&*file, |header| Ok::<_, ReplayError>(RecordedSlots::new(header.num_slots.min(MOST_READ))))?;
+    let (replayed, table) =
+        replay(&*file, |header| Ok::<_, ReplayError>(SlotTable::new(header.num_slots.min(MOST_READ))))?;
+    let blocks = SlotRecords::blocks(&sparse).map(|(slot, generation, content)| (slot, generation, *content));
+    let sparse = (blocks.collect(), sparse.quarantined().collect());
+    assert_eq!((sparse, sparse_replayed.dropped), (held(&table), replayed.dropped), "both readers agree");
+    Ok((replayed, table))
 }
 
-fn read(journal: &[u8]) -> Result<(Replayed, Table), ReplayError> {
+fn read(journal: &[u8]) -> Result<(Replayed, SlotTable), ReplayError> {
     read_from(&medium_with(journal))
 }
 
 type Held = (Vec<(BlockId, u64, Content)>, Vec<BlockId>);
 
 /// Blocks and quarantined slots.
-fn held(table: &Table) -> Held {
+fn held(table: &SlotTable) -> Held {
     let blocks = table.blocks().map(|(slot, generation, content)| (slot, generation, *content));
     (blocks.collect(), table.quarantined_slots())
 }
@@ -134,10 +142,10 @@ impl Said {
     }
 }
 
-fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &Table) {
+fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &SlotTable) {
     // Not `assert_eq`: it would print all of both.
     assert!(replayed.header.encode() == bytes[..HEADER_BYTES], "a header is all that it says");
-    let said = said(bytes, &replayed.header, table.most_slots());
+    let said = said(bytes, &replayed.header, table.num_slots());
     assert_eq!(
         (replayed.dropped, replayed.clean, replayed.records),
         (said.dropped, said.clean, said.records)
@@ -147,7 +155,7 @@ fn is_what_the_page_says(bytes: &[u8], replayed: &Replayed, table: &Table) {
 }
 
 /// As a snapshot, and then with the mark of a shutdown.
-fn is_written_and_read_again(header: &Header, table: Table) {
+fn is_written_and_read_again(header: &Header, table: SlotTable) {
     let (medium, before) = (SimMedium::new(), held(&table));
     let records = (before.0.len() + before.1.len()) as u64;
     let mut journal = created(Journal::create(seam(&medium), header, 0, &Mutex::new(table)));
@@ -172,7 +180,8 @@ fn seam(medium: &SimMedium) -> Arc<dyn Medium> {
     Arc::new(medium.clone())
 }
 
-/// Opens the directory as its header wants it, if that is not too large. `turn` says what is done in it then.
+/// Opens the directory as its header wants it, if that is not too large. `turn` says what is done
+/// in it then.
 fn is_opened_or_left_alone(bytes: &[u8], header: Option<&Header>, turn: usize) {
     let medium = medium_with(bytes);
     medium.edit(SLOT_FILE, |bytes| bytes.resize(SLOT_FILE_BYTES, 0));
@@ -206,7 +215,8 @@ fn config_for(header: Option<&Header>, turn: usize) -> DiskConfig {
     config
 }
 
-/// All that the records say, but blocks whose bytes the file does not have, and the older ones of a block in two slots.
+/// All that the records say, but blocks whose bytes the file does not have, and the older ones of a
+/// block in two slots.
 fn is_recovered(opened: &Opened, said: Option<Said>, stride: u64) {
     let Some(said) = said else { panic!("opened without a header") };
     let (mut blocks, quarantined) = said.held();
@@ -252,12 +262,12 @@ fn is_kept(opened: Opened, config: &DiskConfig, medium: &SimMedium, turn: usize)
     let again = created(open(config, &seam(medium))).recovered;
     let table = table.lock();
     assert_eq!(table.counts().0, table.counts().1, "what was committed is durable");
-    assert_eq!((again.blocks, again.quarantined), (blocks_by_age(&table), table.quarantined_slots()));
+    assert_eq!((again.blocks, again.quarantined), (blocks_by_age(&*table), table.quarantined_slots()));
     assert_eq!((again.clean, again.dropped.torn_tail_bytes), (closed, 0));
 }
 
 /// The first block goes, the slot of the second is bad, the oldest that stays is replaced.
-fn change(table: &mut Table, blocks: &[RecoveredSlot], turn: usize, config: &DiskConfig) {
+fn change(table: &mut SlotTable, blocks: &[RecoveredSlot], turn: usize, config: &DiskConfig) {
     if let Some(block) = blocks.first().filter(|_| turn & 4 != 0) {
         table.release(block.slot);
     }

@@ -1,5 +1,5 @@
-//! What must hold whatever the disk says: the bodies of the fuzz targets `journal` and `stripes` (`cargo xtask fuzz`). They panic where it
-//! does not hold.
+//! What must hold whatever the disk says: the bodies of the fuzz targets `journal` and `stripes`
+//! (`cargo xtask fuzz`). They panic where it does not hold.
 
 mod input;
 mod journal;

@@ -1,14 +1,14 @@
 //! Reading a journal of unknown history.
 
-use super::format::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
-use crate::medium::{BlockFile, full};
-use crate::table::Table;
+use crate::medium::{BlockFile, complete};
+use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordError, RecordState};
+use crate::recorded_slots::SlotRecords;
 use crate::{Dropped, FormatError};
 use kvbm_plan::BlockId;
 use std::collections::HashMap;
 use std::io;
 
-/// Records read at once: bounds the memory of a replay, whatever the file's length.
+/// Records read at once: bounds the memory of a replay for any file length.
 const CHUNK_RECORDS: usize = 8192;
 
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ pub(crate) struct Replayed {
     pub(crate) dropped: Dropped,
     /// Records up to the last intact one, damaged ones included. What follows is torn.
     pub(crate) records: u64,
-    /// The journal was closed in order. The mark that says so is not among the records.
+    /// The journal ends with the mark of a shutdown, which `records` does not count.
     pub(crate) clean: bool,
 }
 
@@ -37,14 +37,15 @@ impl Replayed {
     }
 }
 
-/// Reads the header and lets `accept` judge it; then every record into the table that `accept` returns.
-pub(crate) fn replay<E: From<ReplayError>>(
+/// Reads the header and lets `accept` judge it; then every record into the table that `accept`
+/// returns.
+pub(crate) fn replay<T: SlotRecords, E: From<ReplayError>>(
     file: &dyn BlockFile,
-    accept: impl FnOnce(&Header) -> Result<Table, E>,
-) -> Result<(Replayed, Table), E> {
+    accept: impl FnOnce(&Header) -> Result<T, E>,
+) -> Result<(Replayed, T), E> {
     let file_bytes = file.len().map_err(ReplayError::from)?;
     let mut bytes = vec![0; HEADER_BYTES];
-    let read = full::read_up_to(file, 0, &mut bytes).map_err(ReplayError::from)?;
+    let read = complete::read_up_to(file, 0, &mut bytes).map_err(ReplayError::from)?;
     let header = Header::decode(&bytes[..read], file_bytes).map_err(ReplayError::from)?;
     let mut table = accept(&header)?;
     let mut replayed = Replayed { header, dropped: Dropped::default(), records: 0, clean: false };
@@ -56,14 +57,19 @@ pub(crate) fn replay<E: From<ReplayError>>(
 }
 
 /// Returns the number of bytes after the last intact record.
-fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table) -> io::Result<u64> {
+fn read_records(
+    file: &dyn BlockFile,
+    replayed: &mut Replayed,
+    table: &mut impl SlotRecords,
+) -> io::Result<u64> {
     let mut chunk = vec![0; CHUNK_RECORDS * RECORD_BYTES];
     let mut offset = HEADER_BYTES as u64;
     let mut beyond = HashMap::new();
-    // Records that do not verify, until an intact one follows: damage in the middle then, a torn tail otherwise.
+    // Records that do not verify, until an intact one follows: damage in the middle then, a torn
+    // tail otherwise.
     let mut suspicious = 0;
     loop {
-        let read = full::read_up_to(file, offset, &mut chunk)?;
+        let read = complete::read_up_to(file, offset, &mut chunk)?;
         let (records, rest) = chunk[..read].as_chunks::<RECORD_BYTES>();
         for bytes in records {
             match Record::decode(replayed.header.journal_id, bytes) {
@@ -89,7 +95,7 @@ fn read_records(file: &dyn BlockFile, replayed: &mut Replayed, table: &mut Table
 type Beyond = HashMap<BlockId, (u64, bool)>;
 
 /// Applies an intact record; `None` is one that makes no sense.
-fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table, beyond: &mut Beyond) {
+fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut impl SlotRecords, beyond: &mut Beyond) {
     replayed.clean = record.is_some_and(|record| record.state == RecordState::Clean);
     let Some(record) = record else {
         replayed.dropped.invalid_records += 1;
@@ -103,7 +109,7 @@ fn apply(record: Option<Record>, replayed: &mut Replayed, table: &mut Table, bey
         && !(1..=replayed.header.block_bytes).contains(&bytes)
     {
         replayed.dropped.invalid_records += 1;
-    } else if record.slot.0 < table.most_slots() {
+    } else if record.slot.0 < table.max_slots() {
         table.recover(&record);
     } else {
         let last = beyond.entry(record.slot).or_default();

@@ -1,8 +1,8 @@
 //! Writing the journal: append and sync, or replace the whole by a snapshot.
 
-use super::format::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordState};
-use crate::medium::{BlockFile, Medium, OpenFile, full};
-use crate::table::Table;
+use crate::medium::{BlockFile, Medium, OpenFile, complete};
+use crate::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordState};
+use crate::slot_table::SlotTable;
 use parking_lot::Mutex;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -24,10 +24,10 @@ pub(crate) struct Journal {
     file: Arc<dyn BlockFile>,
     header: Header,
     records: u64,
-    /// What the file's end or the directory says is unknown, since a sync or a rename failed: nothing is appended until the
-    /// journal is replaced.
+    /// A sync or a rename failed, so the end of the file is unknown. Nothing is appended until a
+    /// snapshot replaces the journal.
     broken: bool,
-    /// A snapshot failed: the next is tried when there are more records than so many.
+    /// After a failed snapshot: the number of records at which the next one is tried.
     postponed_to: u64,
     slack_records: u64,
     compactions: u64,
@@ -40,7 +40,7 @@ impl Journal {
         medium: Arc<dyn Medium>,
         header: &Header,
         slack_records: u64,
-        table: &Mutex<Table>,
+        table: &Mutex<SlotTable>,
     ) -> io::Result<Self> {
         let Snapshot { file, header, records } = write_snapshot(&*medium, header, table, &[])?;
         put_in_place(&*medium)?;
@@ -72,13 +72,13 @@ impl Journal {
         self.records
     }
 
-    /// How many took the journal's place, and how many could not.
+    /// Snapshots that replaced the journal, and snapshots that failed.
     pub(crate) fn snapshots(&self) -> (u64, u64) {
         (self.compactions, self.failed_snapshots)
     }
 
-    /// Makes `records` lasting. After an error none of them may count as lasting.
-    pub(crate) fn persist(&mut self, table: &Mutex<Table>, records: &[Record]) -> io::Result<()> {
+    /// Makes `records` durable. After an error none of them counts as durable.
+    pub(crate) fn persist(&mut self, table: &Mutex<SlotTable>, records: &[Record]) -> io::Result<()> {
         let (present, _, quarantined) = table.lock().counts();
         let slack = slack_records(present + quarantined, self.slack_records);
         let needed = self.records + records.len() as u64;
@@ -87,7 +87,7 @@ impl Journal {
             self.failed_snapshots += 1;
             match self.replace(table, records) {
                 Err(error) if self.broken => return Err(error),
-                // On a full disk: there may be space for a few records where there is none for all of them.
+                // A full disk may have space for a few records where it has none for a snapshot.
                 Err(_) => self.postponed_to = needed + slack,
                 Ok(()) => {
                     self.failed_snapshots -= 1;
@@ -98,12 +98,12 @@ impl Journal {
         self.append(records)
     }
 
-    /// Says that the directory is left in order. The next record that is appended takes the mark's place.
+    /// Appends the mark of a shutdown. The next record overwrites it.
     pub(crate) fn mark_clean(&mut self) -> io::Result<()> {
         if self.broken {
             return Ok(());
         }
-        full::write_all(&*self.file, self.end(), &Record::CLEAN.encode(self.header.journal_id))?;
+        complete::write_all(&*self.file, self.end(), &Record::CLEAN.encode(self.header.journal_id))?;
         self.file.sync_data()
     }
 
@@ -116,10 +116,10 @@ impl Journal {
         for record in records {
             bytes.extend_from_slice(&record.encode(self.header.journal_id));
         }
-        // Until it is known that all went well: the medium may panic.
+        // Set until all calls succeeded: the medium may panic.
         self.broken = true;
-        if let Err(error) = full::write_all(&*self.file, self.end(), &bytes) {
-            // With the end of the file goes what was written of it; the next records stand there.
+        if let Err(error) = complete::write_all(&*self.file, self.end(), &bytes) {
+            // Cuts what was written of the records: the next ones start there.
             self.broken = self.file.set_len(self.end()).is_err();
             return Err(error);
         }
@@ -130,9 +130,10 @@ impl Journal {
     }
 
     /// Until the snapshot is complete, an error leaves the journal as it was.
-    fn replace(&mut self, table: &Mutex<Table>, records: &[Record]) -> io::Result<()> {
+    fn replace(&mut self, table: &Mutex<SlotTable>, records: &[Record]) -> io::Result<()> {
         let snapshot = write_snapshot(&*self.medium, &self.header, table, records)?;
-        // After an error, which of the two files is the journal is not known; and the medium may panic.
+        // After an error it is unknown which of the two files is the journal. The medium may also
+        // panic.
         self.broken = true;
         put_in_place(&*self.medium)?;
         (self.file, self.header, self.records) = (snapshot.file, snapshot.header, snapshot.records);
@@ -142,9 +143,10 @@ impl Journal {
     }
 }
 
-/// Records that a journal of `occupied` slots may have beside one for each. Few enough that an entry of a large cache takes
-/// less than 100 bytes on the disk and that opening reads little in vain; a snapshot then writes each entry about six times
-/// before all of them were replaced, which is still less than a hundredth of the blocks' own bytes.
+/// Records that a journal of `occupied` slots may hold beyond one for each slot. An entry of a
+/// large cache then takes less than 100 bytes on the disk, and an opening reads few dead records. A
+/// snapshot writes each entry about six times before all slots were replaced: less than a hundredth
+/// of the blocks' bytes.
 fn slack_records(occupied: u64, least: u64) -> u64 {
     least.max(occupied / 5)
 }
@@ -156,23 +158,23 @@ struct Snapshot {
     records: u64,
 }
 
-/// Writes what is durable, and `records`, to a new file. What could not be completed is removed: on a full disk it would
-/// keep it full.
+/// Writes all durable slots and `records` to a new file. Removes an incomplete one: on a full disk
+/// it would keep the disk full.
 fn write_snapshot(
     medium: &dyn Medium,
     header: &Header,
-    table: &Mutex<Table>,
+    table: &Mutex<SlotTable>,
     records: &[Record],
 ) -> io::Result<Snapshot> {
     let written = write_new_file(medium, header, table, records);
     if written.is_err() {
-        // The first error is the one to tell.
+        // The caller reports the first error.
         let _ = medium.remove(JOURNAL_TEMP_FILE);
     }
     written
 }
 
-/// The old journal stays until here. Whatever fails, the temporary name is free again.
+/// The old journal stays until this rename. After an error the temporary name is free again.
 fn put_in_place(medium: &dyn Medium) -> io::Result<()> {
     if let Err(error) = medium.rename(JOURNAL_TEMP_FILE, JOURNAL_FILE) {
         let _ = medium.remove(JOURNAL_TEMP_FILE);
@@ -184,20 +186,20 @@ fn put_in_place(medium: &dyn Medium) -> io::Result<()> {
 fn write_new_file(
     medium: &dyn Medium,
     header: &Header,
-    table: &Mutex<Table>,
+    table: &Mutex<SlotTable>,
     records: &[Record],
 ) -> io::Result<Snapshot> {
     let file = medium.open(JOURNAL_TEMP_FILE, OpenFile { create: true, truncate: true, direct: false })?;
     let journal_id = RandomState::new().hash_one(std::process::id());
     let header = Header { journal_id, ..header.clone() };
-    full::write_all(&*file, 0, &header.encode())?;
+    complete::write_all(&*file, 0, &header.encode())?;
     let mut written = 0;
     let mut write = |records: &[Record]| {
         let lasting = records.iter().filter(|record| record.state != RecordState::Free);
         let bytes: Vec<u8> = lasting.flat_map(|record| record.encode(journal_id)).collect();
         let at = HEADER_BYTES as u64 + written * RECORD_BYTES as u64;
         written += (bytes.len() / RECORD_BYTES) as u64;
-        full::write_all(&*file, at, &bytes)
+        complete::write_all(&*file, at, &bytes)
     };
     let num_slots = table.lock().num_slots() as usize;
     let mut chunk = Vec::with_capacity(SNAPSHOT_SLOTS);

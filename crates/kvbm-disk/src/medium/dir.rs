@@ -1,12 +1,13 @@
 //! A real directory.
 
-use super::{BlockFile, Medium, OpenFile, lasting};
+use super::{BlockFile, Medium, OpenFile, access, durable};
 use crate::OpenError;
+use kvbm_plan::{FileAccess, deadline_after};
 use std::ffi::CStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,57 +17,65 @@ const LOCK_FILE: &str = "LOCK";
 /// What a lock is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    Own,
-    /// To keep owners away.
+    /// To read and write the files with this access.
+    Own(FileAccess),
+    /// To read the files and keep owners away, also where this process may not write.
     Look,
 }
 
-/// How long a lock that is held is tried again, and how often.
-const PATIENCE: Duration = Duration::from_millis(250);
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long [`DirMedium`] tries again to take a lock that is held.
+const LOCK_DEADLINE: Duration = Duration::from_millis(250);
+/// Time between two attempts to take a lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Directories held under exclusive locks, which end with this value or with the process. A name with a number and a slash before it
-/// is a file of that directory, counted from 0; one without is a file of the first.
+/// Directories held under exclusive locks, which end with this value or with the process.
+///
+/// A file name with a number and a slash before it is a file of that directory, counted from 0. A
+/// name without is a file of the first directory.
 #[derive(Debug)]
 pub struct DirMedium {
     dirs: Vec<PathBuf>,
+    access: FileAccess,
     /// Hold the locks while open.
     _locks: Vec<File>,
 }
 
 impl DirMedium {
-    /// Creates the directory if absent and locks it.
+    /// Creates the directory if absent and locks it. Its owner alone has access.
     ///
     /// # Errors
-    /// [`OpenError::Busy`] with the owner's name where somebody else has it and keeps it; that it cannot be created or read.
+    /// [`OpenError::Busy`] with the owner's name where another process holds the lock;
+    /// [`OpenError::Io`] where the directory cannot be created or read, or another user owns it.
     pub fn lock(dir: &Path) -> Result<Self, OpenError> {
-        Self::lock_all(&[dir.to_owned()])
+        Self::lock_all(&[dir.to_owned()], FileAccess::Owner)
     }
 
-    /// The same with several directories, of which each is locked.
+    /// Creates the directories that are absent and locks each of them. Files and directories get
+    /// the mode of `access`.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), of the first one that is at fault; then none stays locked.
-    pub fn lock_all(dirs: &[PathBuf]) -> Result<Self, OpenError> {
-        Self::lock_each(dirs, Purpose::Own)
+    /// As [`lock`](Self::lock), of the first directory that fails; then none stays locked.
+    pub fn lock_all(dirs: &[PathBuf], access: FileAccess) -> Result<Self, OpenError> {
+        Self::lock_each(dirs, Purpose::Own(access), access)
     }
 
-    /// The same for who changes nothing in them: also where a file system lets nobody do so.
+    /// Locks the directories for a caller that changes nothing in them: also on a read-only file
+    /// system.
     pub(crate) fn lock_to_look(dirs: &[PathBuf]) -> Result<Self, OpenError> {
-        Self::lock_each(dirs, Purpose::Look)
+        Self::lock_each(dirs, Purpose::Look, FileAccess::Owner)
     }
 
-    fn lock_each(dirs: &[PathBuf], purpose: Purpose) -> Result<Self, OpenError> {
+    fn lock_each(dirs: &[PathBuf], purpose: Purpose, access: FileAccess) -> Result<Self, OpenError> {
         let mut locks = Vec::with_capacity(dirs.len());
         for dir in dirs {
-            locks.push(match Self::lock_one(dir, purpose, PATIENCE) {
+            locks.push(match Self::lock_one(dir, purpose, LOCK_DEADLINE) {
                 Err(OpenError::Busy { .. }) if has_lock_of(&locks, dir) => {
                     return Err(named_twice(dirs, locks.len()));
                 }
                 lock => lock?,
             });
         }
-        Ok(Self { dirs: dirs.to_vec(), _locks: locks })
+        Ok(Self { dirs: dirs.to_vec(), access, _locks: locks })
     }
 
     fn path(&self, name: &str) -> io::Result<PathBuf> {
@@ -76,9 +85,10 @@ impl DirMedium {
         dir.map(|dir| dir.join(name)).ok_or_else(none)
     }
 
-    /// Tries again for a moment: whoever only looks at a directory holds its lock for as long as that takes.
-    fn lock_one(dir: &Path, purpose: Purpose, patience: Duration) -> Result<File, OpenError> {
-        let until = Instant::now() + patience;
+    /// Tries again until `deadline` has passed: a process that only reads the directory holds the
+    /// lock for a moment.
+    fn lock_one(dir: &Path, purpose: Purpose, deadline: Duration) -> Result<File, OpenError> {
+        let until = deadline_after(Instant::now(), deadline);
         loop {
             let last = Instant::now() >= until;
             match Self::open_lock(dir, purpose)?.map(|lock| Self::take(dir, purpose, lock)).transpose() {
@@ -88,30 +98,37 @@ impl DirMedium {
                     return Err(OpenError::Busy { dir: dir.to_owned(), owner });
                 }
                 Err(error) if last || !matches!(error, OpenError::Busy { .. }) => return Err(error),
-                Ok(_) | Err(_) => std::thread::sleep(PAUSE),
+                Ok(_) | Err(_) => std::thread::sleep(LOCK_PAUSE),
             }
         }
     }
 
     /// The lock file; `None` where the directory was removed meanwhile.
     fn open_lock(dir: &Path, purpose: Purpose) -> Result<Option<File>, OpenError> {
-        let created = lasting::create_dir(dir, &mut lasting::sync_dir);
-        created.map_err(|error| failed("create directory", dir, error))?;
-        let lock =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join(LOCK_FILE));
+        let path = dir.join(LOCK_FILE);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let lock = match purpose {
+            Purpose::Own(access) => {
+                let created = durable::create_dir(dir, access, &mut durable::sync_dir);
+                created.map_err(|error| failed("create directory", dir, error))?;
+                access::check_dir(dir, access).map_err(|error| failed("use directory", dir, error))?;
+                access::open(&path, &mut options, 0, Some(access))
+            }
+            Purpose::Look => match access::open(&path, &mut options, 0, None) {
+                Err(error) if is_read_only(&error) => access::open_read_only(&path, None),
+                lock => lock,
+            },
+        };
         match lock {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem && purpose == Purpose::Look => {
-                let lock = File::open(dir.join(LOCK_FILE));
-                lock.map(Some).map_err(|error| failed("open the lock file in", dir, error))
-            }
             Err(error) => Err(failed("open the lock file in", dir, error)),
         }
     }
 
-    /// Takes the lock; `None` where the file is not that of the directory any more, because its last owner removed it: another process may
-    /// have the one that took its place.
+    /// Takes the lock; `None` where the file is not that of the directory any more, because its
+    /// last owner removed it: another process may have the one that took its place.
     fn take(dir: &Path, purpose: Purpose, mut lock: File) -> Result<Option<File>, OpenError> {
         // SAFETY: a system call on a descriptor that is open; no memory involved.
         let taken = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
@@ -131,22 +148,30 @@ impl DirMedium {
         if file(&ours) != there {
             return Ok(None);
         }
+        // Fails where the lock file is open to be read only, which is enough to look.
         match lock.set_len(0).and_then(|()| writeln!(lock, "{}", ourselves())) {
-            Err(error) if purpose == Purpose::Own => Err(failed("write the lock file in", dir, error)),
+            Err(error) if purpose != Purpose::Look => Err(failed("write the lock file in", dir, error)),
             _ => Ok(Some(lock)),
         }
     }
 
-    /// Who holds the lock of `dir`, if somebody does.
+    /// The holder of the lock of `dir`, if it is held.
     pub(crate) fn owner(dir: &Path) -> Option<String> {
-        let mut lock = File::open(dir.join(LOCK_FILE)).ok()?;
-        // SAFETY: a system call on a descriptor that is open; no memory involved. The lock ends with the descriptor.
+        let mut lock = access::open_read_only(&dir.join(LOCK_FILE), None).ok()?;
+        // SAFETY: a system call on a descriptor that is open; no memory involved. The lock ends
+        // with the descriptor.
         let free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0;
         (!free).then(|| owner_of(&mut lock))
     }
 }
 
-/// Which file it is, whatever its names.
+/// Whether this process may only read there, by the file system or because the file is of another
+/// user.
+fn is_read_only(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
+}
+
+/// Device and inode: identifies a file under any name.
 fn file(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
@@ -171,10 +196,11 @@ fn failed(doing: &str, dir: &Path, source: io::Error) -> OpenError {
     OpenError::Io { doing: format!("{doing} {}", dir.display()), source }
 }
 
-/// A number of a process says little where containers, or machines, share a directory.
+/// Names process and host: containers and machines that share a directory have equal process ids.
 fn ourselves() -> String {
     let mut name = [0_u8; 256];
-    // SAFETY: the memory lives through the call, which is told one byte less of it: the name ends with a zero.
+    // SAFETY: the memory lives through the call, which is told one byte less of it: the name ends
+    // with a zero.
     let named = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } == 0;
     let host = CStr::from_bytes_until_nul(&name).ok().and_then(|name| name.to_str().ok()).unwrap_or_default();
     let process = format!("process {}", std::process::id());
@@ -190,9 +216,9 @@ fn owner_of(lock: &mut File) -> String {
     }
 }
 
-/// A file that is only looked at.
-pub(crate) fn open_read_only(path: &Path) -> io::Result<Arc<dyn BlockFile>> {
-    Ok(Arc::new(RealFile(File::open(path)?)))
+/// Opens a file to read it. With `access`, the file of another user is refused.
+pub(crate) fn open_read_only(path: &Path, access: Option<FileAccess>) -> io::Result<Arc<dyn BlockFile>> {
+    Ok(Arc::new(RealFile(access::open_read_only(path, access)?)))
 }
 
 impl Medium for DirMedium {
@@ -202,14 +228,11 @@ impl Medium for DirMedium {
     }
 
     fn open(&self, name: &str, how: OpenFile) -> io::Result<Arc<dyn BlockFile>> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(how.create)
-            .truncate(how.truncate)
-            .custom_flags(if how.direct { libc::O_DIRECT } else { 0 })
-            .open(self.path(name)?)?;
-        Ok(Arc::new(RealFile(file)))
+        let path = self.path(name)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(how.create).truncate(how.truncate);
+        let flags = if how.direct { libc::O_DIRECT } else { 0 };
+        Ok(Arc::new(RealFile(access::open(&path, &mut options, flags, Some(self.access))?)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -221,7 +244,7 @@ impl Medium for DirMedium {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        self.dirs.iter().try_for_each(|dir| lasting::sync_dir(dir))
+        self.dirs.iter().try_for_each(|dir| durable::sync_dir(dir))
     }
 }
 
@@ -237,7 +260,8 @@ impl RealFile {
 /// One call of `pwritev` or `preadv` on `fd`, of the first 1024 of `count` memory runs.
 ///
 /// # Safety
-/// There are `count` runs from `runs` on. Their memory is valid: to be read for a write, to be written by nobody else for a read.
+/// There are `count` runs from `runs` on. Their memory is valid: to be read for a write, to be
+/// written by nobody else for a read.
 pub(crate) unsafe fn move_at(
     fd: RawFd,
     write: bool,
@@ -247,7 +271,7 @@ pub(crate) unsafe fn move_at(
 ) -> io::Result<usize> {
     let offset = RealFile::offset(offset)?;
     // Callers pass at most 1024, so this never cuts; a longer list would be a short transfer.
-    let count = libc::c_int::try_from(count.min(super::full::IOV_MAX)).unwrap_or(0);
+    let count = libc::c_int::try_from(count.min(super::complete::IOV_MAX)).unwrap_or(0);
     let moved = if write {
         // SAFETY: by the caller's contract.
         unsafe { libc::pwritev(fd, runs, count, offset) }
@@ -265,13 +289,15 @@ impl BlockFile for RealFile {
 
     fn read_at(&self, offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let (runs, count) = (buffers.as_mut_ptr().cast(), buffers.len());
-        // SAFETY: `IoSliceMut` is an `iovec` by its documentation; each names memory borrowed exclusively here.
+        // SAFETY: `IoSliceMut` is an `iovec` by its documentation; each names memory borrowed
+        // exclusively here.
         unsafe { move_at(self.0.as_raw_fd(), false, offset, runs, count) }
     }
 
     fn write_at(&self, offset: u64, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         let (runs, count) = (buffers.as_ptr().cast(), buffers.len());
-        // SAFETY: `IoSlice` is an `iovec` by its documentation; each names memory borrowed here, only read.
+        // SAFETY: `IoSlice` is an `iovec` by its documentation; each names memory borrowed here,
+        // only read.
         unsafe { move_at(self.0.as_raw_fd(), true, offset, runs, count) }
     }
 
@@ -295,7 +321,8 @@ impl BlockFile for RealFile {
                     return Ok(false);
                 }
                 _ => {
-                    // What it got before the disk was full would keep it full. The first error is the one to tell.
+                    // The space that was reserved before the disk was full would keep it full. The
+                    // caller reports the first error.
                     let _ = self.0.set_len(before);
                     return Err(error);
                 }
@@ -319,18 +346,20 @@ impl BlockFile for RealFile {
 mod tests {
     use super::*;
 
+    const OWN: Purpose = Purpose::Own(FileAccess::Owner);
+
     /// As an engine that opened the file just before `kvbm disk clear`, which had it, removed it.
     #[test]
     fn the_lock_of_a_file_that_was_removed_is_nobodys() -> Result<(), OpenError> {
         let dir = tempfile::tempdir().expect("a directory");
-        let late = DirMedium::open_lock(dir.path(), Purpose::Own)?.expect("it is there");
+        let late = DirMedium::open_lock(dir.path(), OWN)?.expect("it is there");
         let removed = || std::fs::remove_file(dir.path().join(LOCK_FILE)).expect("it was there");
         removed();
-        assert!(DirMedium::take(dir.path(), Purpose::Own, late)?.is_none());
-        let late = DirMedium::open_lock(dir.path(), Purpose::Own)?.expect("it is there");
+        assert!(DirMedium::take(dir.path(), OWN, late)?.is_none());
+        let late = DirMedium::open_lock(dir.path(), OWN)?.expect("it is there");
         removed();
         let owner = DirMedium::lock(dir.path())?;
-        assert!(DirMedium::take(dir.path(), Purpose::Own, late)?.is_none(), "another has the directory");
+        assert!(DirMedium::take(dir.path(), OWN, late)?.is_none(), "another has the directory");
         assert!(matches!(DirMedium::lock(dir.path()), Err(OpenError::Busy { .. })));
         drop(owner);
         DirMedium::lock(dir.path()).map(drop)
@@ -339,15 +368,15 @@ mod tests {
     #[test]
     fn who_only_looks_does_not_keep_an_engine_out() -> Result<(), OpenError> {
         let dir = tempfile::tempdir().expect("a directory");
-        let looking = DirMedium::open_lock(dir.path(), Purpose::Own)?.expect("it is there");
+        let looking = DirMedium::open_lock(dir.path(), OWN)?.expect("it is there");
         // SAFETY: a system call on a descriptor that is open; no memory involved.
         assert_eq!(unsafe { libc::flock(looking.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }, 0);
         let looked = std::thread::spawn(move || {
-            std::thread::sleep(5 * PAUSE);
+            std::thread::sleep(5 * LOCK_PAUSE);
             drop(looking);
         });
         // Long beside what a busy machine may do to the other thread.
-        let locked = DirMedium::lock_one(dir.path(), Purpose::Own, Duration::from_secs(30));
+        let locked = DirMedium::lock_one(dir.path(), OWN, Duration::from_secs(30));
         looked.join().expect("no panic");
         locked.map(drop)
     }

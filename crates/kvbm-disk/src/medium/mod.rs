@@ -1,12 +1,14 @@
-//! The seam under the engine: a directory of files, real ([`DirMedium`]) or simulated ([`crate::fault::SimMedium`]).
+//! The seam under the engine: a directory of files, real ([`DirMedium`]) or simulated
+//! ([`crate::fault::SimMedium`]).
 //!
-//! What the engine assumes about a medium, and nothing more: a completed `sync_data` makes all writes that
-//! completed before it survive power loss; `rename` is atomic, and lasting after `sync_dir`; everything else may be
-//! lost, torn at any byte or, once written, read back changed.
+//! What the engine assumes about a medium, and nothing more: a completed `sync_data` makes all
+//! writes that completed before it survive power loss; `rename` is atomic, and lasting after
+//! `sync_dir`; everything else may be lost, torn at any byte or, once written, read back changed.
 
+mod access;
+pub(crate) mod complete;
 mod dir;
-pub(crate) mod full;
-mod lasting;
+mod durable;
 
 pub use dir::DirMedium;
 pub(crate) use dir::{move_at, open_read_only};
@@ -49,24 +51,26 @@ pub trait BlockFile: Debug + Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Fills `buffers` in order from `offset`; returns how many bytes, which may be less than asked; 0 at the end.
-    /// At most 1024 buffers are passed.
+    /// Fills `buffers` in order from `offset`; returns how many bytes, which may be less than
+    /// asked; 0 at the end. At most 1024 buffers are passed.
     fn read_at(&self, offset: u64, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
     /// Writes `buffers` in order at `offset`; returns how many bytes, which may be less than asked.
     /// At most 1024 buffers are passed.
     fn write_at(&self, offset: u64, buffers: &[IoSlice<'_>]) -> io::Result<usize>;
     /// Cuts or extends the file.
     fn set_len(&self, bytes: u64) -> io::Result<()>;
-    /// Makes the file `bytes` long with its space reserved; `false` if the medium cannot reserve (the length is
-    /// set all the same).
+    /// Makes the file `bytes` long with its space reserved; `false` if the medium cannot reserve
+    /// (the length is set all the same).
     fn reserve(&self, bytes: u64) -> io::Result<bool>;
     /// `fdatasync`.
     fn sync_data(&self) -> io::Result<()>;
-    /// The descriptor, for executors that talk to the kernel themselves. `None` for a simulated file.
+    /// The descriptor, for executors that talk to the kernel themselves. `None` for a simulated
+    /// file.
     fn raw_fd(&self) -> Option<RawFd> {
         None
     }
-    /// Without a descriptor: whether the ring's logic may run over [`BlockFile::read_at`] and [`BlockFile::write_at`].
+    /// Without a descriptor: whether the ring's logic may run over [`BlockFile::read_at`] and
+    /// [`BlockFile::write_at`].
     fn emulates_ring(&self) -> bool {
         false
     }

@@ -45,7 +45,7 @@ fn compaction_keeps_the_state_and_bounds_the_journal() {
     for number in 0..40 {
         assert!(all_good(&write(&engine, &[((number % 3) as u32, number)])));
         if number == 30 {
-            engine.quarantine(BlockId(3));
+            engine.quarantine(&[BlockId(3)]);
         }
         engine.flush(PATIENCE).unwrap();
         assert!(medium.bytes(JOURNAL_FILE).len() <= HEADER + (4 + 3) * RECORD);
@@ -88,7 +88,7 @@ fn journal() -> Vec<u8> {
         engine.flush(PATIENCE).unwrap();
     }
     engine.release(&[BlockId(0)]);
-    engine.quarantine(BlockId(1));
+    engine.quarantine(&[BlockId(1)]);
     drop(engine);
     medium.bytes(JOURNAL_FILE)
 }

@@ -3,7 +3,7 @@
 use crate::support::*;
 use kvbm_disk::fault::{JOURNAL_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::medium::Medium;
-use kvbm_disk::{Corruption, DiskEngine, IoBatch, OpError, OwnedBuffer};
+use kvbm_disk::{DiskEngine, IoBatch, OpError, OwnedBuffer, SlotCorruption};
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -16,8 +16,8 @@ fn a_clean_restart_finds_everything_in_age_order() {
         assert!(all_good(&write(&engine, &[(slot, number)])));
     }
     engine.release(&[BlockId(7), BlockId(6), BlockId(99)]);
-    engine.quarantine(BlockId(1));
-    engine.quarantine(BlockId(3));
+    engine.quarantine(&[BlockId(1)]);
+    engine.quarantine(&[BlockId(3)]);
     drop(engine);
     let (engine, recovered) = open(config(8), &medium);
     assert_eq!(recovered_numbers(&recovered), [(5, 0), (2, 1)]);
@@ -43,7 +43,7 @@ fn a_namespace_is_released_wherever_its_blocks_are() {
     assert!(all_good(&write(&engine, &[(0, 0), (4_096, 1), (9_999, 2)])));
     engine.flush(PATIENCE).unwrap();
     assert!(all_good(&write(&engine, &[(7, 3)])));
-    engine.quarantine(BlockId(9_999));
+    engine.quarantine(&[BlockId(9_999)]);
     assert_eq!([1, 1].map(|namespace| engine.release_namespace(NamespaceId(namespace))), [3, 0]);
     engine.flush(PATIENCE).unwrap();
     let (_, recovered) = open(config(SLOTS), &medium.crash(1));
@@ -58,7 +58,7 @@ fn blocks_of_a_lost_slot_file_are_dropped_and_their_slots_are_good() {
     let (engine, _) = open(config(8), &medium);
     let blocks: Vec<_> = (0..8).map(|slot| (slot, u64::from(slot))).collect();
     assert!(all_good(&write(&engine, &blocks)));
-    engine.quarantine(BlockId(1));
+    engine.quarantine(&[BlockId(1)]);
     drop(engine);
     let (journal, slots) = (medium.bytes(JOURNAL_FILE), medium.bytes(SLOT_FILE));
     for keep in [0, 3 * BLOCK - 1, 8 * BLOCK] {
@@ -97,9 +97,11 @@ fn blocks_of_a_lost_slot_file_are_dropped_and_their_slots_are_good() {
     }
 }
 
-/// The same where the file is cut while it is in use: one read tells of all that is gone, before a write brings the length back.
+/// The same where the file is cut while it is in use: one read tells of all that is gone, before a
+/// write brings the length back.
 ///
-/// Mutation that makes it fail: `ops::end_read` does not forget what was cut, or takes the slot out of use.
+/// Mutation that makes it fail: `ops::end_read` does not forget what was cut, or takes the slot out
+/// of use.
 #[test]
 fn blocks_of_a_slot_file_that_is_cut_in_use_are_dropped_and_their_slots_are_good() {
     for ring in [false, true] {
@@ -109,11 +111,11 @@ fn blocks_of_a_slot_file_that_is_cut_in_use_are_dropped_and_their_slots_are_good
         let (engine, _) = open(config(8), &medium);
         let blocks: Vec<_> = (0..8).map(|slot| (slot, u64::from(slot))).collect();
         assert!(all_good(&write(&engine, &blocks)));
-        engine.quarantine(BlockId(1));
+        engine.quarantine(&[BlockId(1)]);
         engine.flush(PATIENCE).unwrap();
         medium.edit(SLOT_FILE, |bytes| bytes.truncate(3 * BLOCK));
         let error = read(&engine, 5, 5).unwrap_err();
-        assert!(matches!(error, OpError::Corrupt { cause: Corruption::ShortFile { .. }, .. }), "{error}");
+        assert!(matches!(error, OpError::Corrupt { cause: SlotCorruption::ShortFile { .. }, .. }), "{error}");
         assert_eq!((engine.info().present_blocks, engine.info().quarantined_slots), (2, 1));
         // The last slot: the file has its length back.
         assert!(all_good(&write(&engine, &[(7, 17)])));
@@ -176,7 +178,8 @@ fn what_an_opening_changes_is_committed_and_so_is_what_comes_after_it() {
 
 /// A slot that was being overwritten at the crash is free; one that went bad is quarantined.
 ///
-/// Mutation that makes it fail: `Table::refute` never takes a slot for unproven, or always; or `open` keeps the mark.
+/// Mutation that makes it fail: `Table::refute` never takes a slot for unproven, or always; or
+/// `open` keeps the mark.
 #[test]
 fn slots_cut_short_by_a_crash_are_told_from_bad_ones() {
     let medium = SimMedium::new();

@@ -1,7 +1,7 @@
 //! Syncs that fail: what is called durable, and what becomes of blocks that are not.
 
 use crate::support::*;
-use kvbm_disk::fault::{Call, Fault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
+use kvbm_disk::fault::{Call, DiskFault, JOURNAL_FILE, JOURNAL_TEMP_FILE, SLOT_FILE, SimMedium};
 use kvbm_disk::{FlushError, OpError};
 use kvbm_plan::BlockId;
 use std::io::ErrorKind;
@@ -11,7 +11,7 @@ use std::time::Duration;
 #[test]
 fn a_failed_journal_is_replaced_and_nothing_is_called_durable_before() {
     let calls = [(JOURNAL_FILE, Call::Write), (JOURNAL_FILE, Call::Sync), (JOURNAL_TEMP_FILE, Call::Rename)];
-    let faults = [Fault::Error(ErrorKind::StorageFull), Fault::Panic];
+    let faults = [DiskFault::Error(ErrorKind::StorageFull), DiskFault::Panic];
     for ((file, call), fault) in calls.into_iter().flat_map(|call| faults.map(|fault| (call, fault))) {
         let medium = SimMedium::new();
         let mut config = lazy_config(4);
@@ -41,7 +41,7 @@ fn a_failed_journal_is_replaced_and_nothing_is_called_durable_before() {
 
 #[test]
 fn a_block_whose_sync_failed_is_durable_only_after_it_was_written_again() {
-    for fault in [Fault::Error(ErrorKind::Other), Fault::Panic] {
+    for fault in [DiskFault::Error(ErrorKind::Other), DiskFault::Panic] {
         let medium = SimMedium::new();
         let (engine, _) = open(lazy_config(4), &medium);
         medium.inject(SLOT_FILE, Call::Sync, 0, 1, fault);
@@ -70,7 +70,7 @@ fn a_flush_is_true_though_a_commit_failed_before_it() {
     let mut config = config(8);
     config.commit.interval = Duration::from_millis(2);
     let (engine, _) = open(config, &medium);
-    medium.inject(SLOT_FILE, Call::Sync, 0, u64::MAX, Fault::Error(ErrorKind::Other));
+    medium.inject(SLOT_FILE, Call::Sync, 0, u64::MAX, DiskFault::Error(ErrorKind::Other));
     assert!(all_good(&write(&engine, &[(0, 0)])));
     wait_until(|| engine.stats().commit_failures > 0);
     assert!(matches!(engine.flush(PATIENCE), Err(FlushError::Io { durable_blocks: 0, .. })));
@@ -92,13 +92,14 @@ fn group_commits_write_what_they_could_not_sync_again_by_themselves() {
     let mut config = config(8);
     config.commit.interval = Duration::from_millis(2);
     let (engine, _) = open(config, &medium);
-    medium.inject(SLOT_FILE, Call::Sync, 0, 3, Fault::Error(ErrorKind::Other));
+    medium.inject(SLOT_FILE, Call::Sync, 0, 3, DiskFault::Error(ErrorKind::Other));
     assert!(all_good(&write(&engine, &[(0, 0)])));
     wait_until(|| engine.durable_blocks() == 1);
     assert_eq!(engine.stats().commit_failures, 3);
 }
 
-/// Mutation that makes it fail: `commit::distrust_unsynced` does nothing, or only for blocks that are there already.
+/// Mutation that makes it fail: `commit::distrust_unsynced` does nothing, or only for blocks that
+/// are there already.
 #[test]
 fn what_was_written_while_a_sync_failed_is_not_durable_with_the_next() {
     let medium = SimMedium::new();
@@ -106,7 +107,7 @@ fn what_was_written_while_a_sync_failed_is_not_durable_with_the_next() {
     assert!(all_good(&write(&engine, &[(3, 3)])));
     assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 1);
     assert!(all_good(&write(&engine, &[(0, 0)])));
-    medium.inject(SLOT_FILE, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
+    medium.inject(SLOT_FILE, Call::Sync, 0, 1, DiskFault::Error(ErrorKind::Other));
     medium.hold_syncs();
     std::thread::scope(|scope| {
         let flush = scope.spawn(|| engine.flush(PATIENCE));
@@ -133,7 +134,7 @@ fn what_was_written_while_a_sync_failed_is_not_durable_with_the_next() {
 fn a_block_whose_sync_failed_and_that_the_system_forgot_is_given_up() {
     let medium = SimMedium::new();
     let (engine, _) = open(lazy_config(4), &medium);
-    medium.inject(SLOT_FILE, Call::Sync, 0, 1, Fault::Error(ErrorKind::Other));
+    medium.inject(SLOT_FILE, Call::Sync, 0, 1, DiskFault::Error(ErrorKind::Other));
     assert!(all_good(&write(&engine, &[(0, 0), (1, 1), (2, 2)])));
     engine.flush(PATIENCE).unwrap_err();
     medium.edit(SLOT_FILE, |bytes| bytes[..BLOCK].fill(0));
@@ -161,9 +162,9 @@ fn a_block_whose_sync_failed_does_not_bring_back_the_one_before_it() {
         let (engine, _) = open(lazy_config(4), &medium);
         assert!(all_good(&write(&engine, &[(0, 0), (1, 1)])));
         assert_eq!(engine.flush(PATIENCE).unwrap().durable_blocks, 2);
-        medium.inject(SLOT_FILE, Call::Sync, 0, 2, Fault::Error(ErrorKind::Other));
+        medium.inject(SLOT_FILE, Call::Sync, 0, 2, DiskFault::Error(ErrorKind::Other));
         if journal_fails {
-            medium.inject(JOURNAL_FILE, Call::Write, 0, 1, Fault::Error(ErrorKind::StorageFull));
+            medium.inject(JOURNAL_FILE, Call::Write, 0, 1, DiskFault::Error(ErrorKind::StorageFull));
         }
         assert!(all_good(&write(&engine, &[(0, 7)])));
         // When it is written again its sync fails once more.

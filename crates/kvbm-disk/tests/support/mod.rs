@@ -1,4 +1,5 @@
-//! What the tests of the engine share: blocks whose bytes follow from their number, and waiting with patience.
+//! What the tests of the engine share: blocks whose bytes follow from their number, and waiting
+//! with patience.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; a panic is a failed test")]
 
 use kvbm_disk::fault::SimMedium;
@@ -129,10 +130,12 @@ pub(crate) fn recovered_numbers(recovered: &Recovered) -> Vec<(u32, u32)> {
     recovered.blocks.iter().map(|block| (block.slot.0, block.identity.position)).collect()
 }
 
-/// Random life, power loss at a random moment: everything flushed and not touched since is back and verified; nothing
-/// is served that is not exactly what was written. How many blocks had to be there.
+/// Random life, power loss at a random moment: everything flushed and not touched since is back and
+/// verified; nothing is served that is not exactly what was written. How many blocks had to be
+/// there.
 ///
-/// Every other life is one over three directories. Mutation that makes it fail: `cycle` syncs the first slot file alone.
+/// Every other life is one over three directories. Mutation that makes it fail: `cycle` syncs the
+/// first slot file alone.
 pub(crate) fn crash_and_recover(seed: u64) -> usize {
     const SLOTS: u32 = 6;
     /// Slots so far apart lie in different directories, where there are several.

@@ -11,7 +11,8 @@ const SLOTS: u32 = 6;
 const MOST_LIVES: u64 = 5;
 /// Most operations of a life.
 const OPERATIONS: u64 = 40;
-/// Most changes of the medium before its power fails in the middle of one. A life has about so many.
+/// Most changes of the medium before its power fails in the middle of one. A life has about so
+/// many.
 const CHANGES: u64 = 90;
 
 /// What is known of a slot.
@@ -44,7 +45,8 @@ pub(crate) fn live_all(seeds: Range<u64>) -> Sum {
     sum
 }
 
-/// All lives of `seed`. Panics where one finds less than was durable before, serves other bytes than were written, or does not open.
+/// All lives of `seed`. Panics where one finds less than was durable before, serves other bytes
+/// than were written, or does not open.
 fn live(seed: u64, sum: &mut Sum) {
     let mut random = Random(seed);
     let machine = Machine::new(random.next());
@@ -168,7 +170,8 @@ impl World {
     }
 
     fn flush(&mut self, engine: &DiskEngine, life: u64) {
-        // A flush says of how many blocks it is sure; it is sure of each slot only where it says so of all.
+        // A flush says of how many blocks it is sure; it is sure of each slot only where it says so
+        // of all.
         let Ok(report) = engine.flush(PATIENCE) else { return };
         assert_eq!(report.pending_blocks, 0, "seed {}: no sync fails here", self.seed);
         assert_eq!(self.machine.failures(), life, "seed {}: a flush after a power failure", self.seed);

@@ -1,5 +1,5 @@
-//! Lost and torn writes, power that fails in the middle of anything, on a file system that others simulate: `turmoil-fs`.
-//! `cargo xtask crash-test` runs the same with thousands of seeds.
+//! Lost and torn writes, power that fails in the middle of anything, on a file system that others
+//! simulate: `turmoil-fs`. `cargo xtask crash-test` runs the same with thousands of seeds.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod lives;
@@ -9,8 +9,9 @@ mod support;
 
 const SEEDS: u64 = 300;
 
-/// Mutations that make it fail within a few seeds: no sync of the slot files before their records; none of the journal after an append;
-/// none of a snapshot before it is renamed; none of the directory after that.
+/// Mutations that make it fail within a few seeds: no sync of the slot files before their records;
+/// none of the journal after an append; none of a snapshot before it is renamed; none of the
+/// directory after that.
 #[test]
 fn what_is_durable_survives_power_that_fails_in_the_middle_of_anything() {
     let sum = lives::live_all(0..SEEDS);

@@ -1,8 +1,10 @@
-//! The engine's medium over `turmoil-fs`, a file system that is simulated by others, whose power fails when it is told to.
+//! The engine's medium over `turmoil-fs`, a file system that is simulated by others, whose power
+//! fails when it is told to.
 //!
-//! turmoil-fs keeps what was written apart from what was synced. At a crash it forgets what was not, except for a random number
-//! of blocks at the beginning of each write, each write by itself (torn, and in another order than they came); creations,
-//! renames and removals are forgotten until the directory was synced. While it runs it may sync behind our back, read less than asked, fail
+//! turmoil-fs keeps what was written apart from what was synced. At a crash it forgets what was
+//! not, except for a random number of blocks at the beginning of each write, each write by itself
+//! (torn, and in another order than they came); creations, renames and removals are forgotten until
+//! the directory was synced. While it runs it may sync behind our back, read less than asked, fail
 //! a call, flip a bit.
 
 use crate::support::Random;
@@ -17,8 +19,8 @@ use std::sync::Arc;
 use turmoil_fs::shim::std::fs::{self, File, OpenOptions};
 use turmoil_fs::{Fs, FsConfig, FsContext, FsEnterGuard};
 
-/// Where an open file lies now; nowhere once it was removed or replaced. turmoil-fs knows an open file by the path that it was
-/// opened at, so the path is kept up to date here.
+/// Where an open file lies now; nowhere once it was removed or replaced. turmoil-fs knows an open
+/// file by the path that it was opened at, so the path is kept up to date here.
 type Place = Arc<Mutex<Option<PathBuf>>>;
 
 /// How a machine misbehaves while it runs.
@@ -82,7 +84,8 @@ impl Machine {
         });
     }
 
-    /// The power fails at the `calls`-th change of the medium from here on, just before it happened or just after; or stays.
+    /// The power fails at the `calls`-th change of the medium from here on, just before it happened
+    /// or just after; or stays.
     pub(crate) fn fail_after(&self, calls: Option<u64>) {
         self.power.lock().calls_left = calls;
     }
@@ -171,7 +174,8 @@ impl Medium for Turmoil {
         }
         let open = || {
             if self.machine.removed.lock().contains(name) {
-                // It takes a new file for the removed one of that name, whose removal lasts with the next sync: so it lasts before.
+                // It takes a new file for the removed one of that name, whose removal lasts with
+                // the next sync: so it lasts before.
                 self.machine.sync_dir()?;
             }
             let mut options = OpenOptions::new();
@@ -238,7 +242,8 @@ impl TurmoilFile {
     }
 }
 
-/// Moves the buffers one by one until one moves less than its length. What went before an error counts.
+/// Moves the buffers one by one until one moves less than its length. What went before an error
+/// counts.
 fn moved<T>(
     buffers: impl Iterator<Item = T>,
     len: impl Fn(&T) -> usize,

@@ -1,8 +1,9 @@
-//! Copies between two memories: batched and scattered on a device stream, or by the CPU where both are host memory.
+//! Copies between two memories: batched and scattered on a device stream, or by the CPU where both
+//! are host memory.
 
 use super::fused::Way;
 use super::sums::{PassingSums, Summed};
-use crate::inbox::{Done, Inbox, Stage};
+use crate::completion_queue::{CompletionQueue, Done, Stage};
 use kvbm_device::{CopyBatch, CudaStream, Device, DeviceError, Direction, Event, Stream};
 use kvbm_layout::{CopyPlan, PlanError, Run, Selection};
 use kvbm_plan::{ChecksumMode, LayerRange, TransferPlan};
@@ -12,7 +13,8 @@ use std::sync::Arc;
 
 /// Times that blocks are issued again because a block before them stopped their stream.
 const MAX_ATTEMPTS: u8 = 8;
-/// Shorter runs are summed faster when the whole block has arrived: each piece costs as much as some hundred bytes.
+/// Shorter runs are summed faster when the whole block has arrived: each piece costs as much as
+/// some hundred bytes.
 const MIN_SUMMED_RUN: u64 = 1 << 10;
 /// Copy plans of layer ranges that are kept.
 const MAX_RANGES: usize = 1024;
@@ -33,7 +35,8 @@ impl Route {
         Ok(Self { src, dst, whole: Arc::new(whole), ranges: HashMap::new(), summed: false })
     }
 
-    /// Lets whole blocks be summed while they are copied, if `in_order` says of their plan that it has the right order.
+    /// Lets whole blocks be summed while they are copied, if `in_order` says of their plan that it
+    /// has the right order.
     pub(crate) fn summed_if(mut self, in_order: impl FnOnce(&CopyPlan) -> bool) -> Self {
         let run = self.whole.bytes_per_block() / self.whole.num_runs().max(1);
         self.summed = run >= MIN_SUMMED_RUN && in_order(&self.whole);
@@ -124,7 +127,7 @@ pub(crate) type Copied = Result<Option<u64>, DeviceError>;
 pub(crate) struct Copier<T> {
     route: Route,
     lane: Lane,
-    inbox: Arc<Inbox>,
+    completions: Arc<CompletionQueue>,
     next_ticket: u64,
     flying: HashMap<u64, Flying<T>>,
     parked: VecDeque<Batch<T>>,
@@ -134,11 +137,11 @@ pub(crate) struct Copier<T> {
 
 impl<T> Copier<T> {
     /// Tickets are even from 0, so that a carrier may use odd ones.
-    pub(crate) fn new(route: Route, lane: Lane, inbox: Arc<Inbox>) -> Self {
+    pub(crate) fn new(route: Route, lane: Lane, completions: Arc<CompletionQueue>) -> Self {
         Self {
             route,
             lane,
-            inbox,
+            completions,
             next_ticket: 0,
             flying: HashMap::new(),
             parked: VecDeque::new(),
@@ -197,8 +200,8 @@ impl<T> Copier<T> {
         }
     }
 
-    /// One bad block must not fail the others: those that were not run are issued again, and those that shared a batch
-    /// with a failure are issued one by one.
+    /// One bad block must not fail the others: those that were not run are issued again, and those
+    /// that shared a batch with a failure are issued one by one.
     fn recover(&mut self, batch: Batch<T>, error: &DeviceError) {
         let not_run = matches!(error, DeviceError::Poisoned { .. } | DeviceError::Closed { .. });
         let attempts = batch.attempts + 1;
@@ -302,9 +305,9 @@ impl<T> Copier<T> {
                 let ticket = self.next_ticket;
                 self.next_ticket += 2;
                 self.flying.insert(ticket, Flying { batch, sums });
-                let inbox = Arc::clone(&self.inbox);
+                let completions = Arc::clone(&self.completions);
                 event.on_complete(move |result| {
-                    inbox.put(Done { ticket, result: Stage::Copy(result) });
+                    completions.put(Done { ticket, result: Stage::Copy(result) });
                 });
             }
             Err(DeviceError::QueueFull { .. }) => self.parked.push_back(batch),

@@ -1,12 +1,14 @@
 //! G2 and G3: straight between the fragments of host memory and the disk, without a staging copy.
 
 use super::{Carrier, RETRY, Site};
+use crate::completion_queue::{CompletionQueue, Done, Stage};
 use crate::host::{HostTier, ReadClaim, WriteClaim};
-use crate::inbox::{Done, Inbox, Stage};
 use crate::schedule::Portion;
 use kvbm_device::Owner;
 use kvbm_disk::{DiskEngine, IoBatch, OpError, OpOutcome, SubmitError};
-use kvbm_plan::{BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, TransferPlan};
+use kvbm_plan::{
+    BlockId, BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, TransferPlan, deadline_after,
+};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +23,7 @@ pub(crate) struct Batch {
 /// Hands batches of operations to the engine and keeps those that found its queue full.
 pub(crate) struct DiskPort {
     engine: Arc<DiskEngine>,
-    inbox: Arc<Inbox>,
+    completions: Arc<CompletionQueue>,
     next_ticket: u64,
     parked: VecDeque<Batch>,
 }
@@ -40,18 +42,18 @@ impl Batch {
 
 impl DiskPort {
     /// Tickets are odd.
-    pub(super) fn new(engine: Arc<DiskEngine>, inbox: Arc<Inbox>) -> Self {
-        Self { engine, inbox, next_ticket: 1, parked: VecDeque::new() }
+    pub(super) fn new(engine: Arc<DiskEngine>, completions: Arc<CompletionQueue>) -> Self {
+        Self { engine, completions, next_ticket: 1, parked: VecDeque::new() }
     }
 
-    /// An empty batch on memory that `owner` keeps allocated. Its ticket, under which it completes, is told once, with an outcome
-    /// for each operation in order.
+    /// An empty batch on memory that `owner` keeps allocated. Its ticket, under which it completes,
+    /// is told once, with an outcome for each operation in order.
     pub(super) fn batch(&mut self, owner: Owner, deadline: Option<Instant>) -> Batch {
         let ticket = self.next_ticket;
         self.next_ticket += 2;
-        let inbox = Arc::clone(&self.inbox);
+        let completions = Arc::clone(&self.completions);
         let mut batch = IoBatch::new(move |outcomes: Vec<OpOutcome>| {
-            inbox.put(Done { ticket, result: Stage::Disk(outcomes) });
+            completions.put(Done { ticket, result: Stage::Disk(outcomes) });
         });
         batch.guard(owner);
         if let Some(deadline) = deadline {
@@ -70,7 +72,7 @@ impl DiskPort {
             // The batch was not taken: its completion will not come, so this says it instead.
             SubmitError::Empty | SubmitError::ShuttingDown => {
                 let outcomes = slots.into_iter().map(|slot| Err(OpError::ShuttingDown { slot })).collect();
-                self.inbox.put(Done { ticket, result: Stage::Disk(outcomes) });
+                self.completions.put(Done { ticket, result: Stage::Disk(outcomes) });
             }
         }
     }
@@ -128,8 +130,9 @@ impl Direction for Writes {
         let fragments = claim.io_memory()?;
         let (known, compare) = (claim.checksum(), claim.is_due());
         batch.add(block.dst, |batch| {
-            // The checksum from when the slot was filled goes to the disk: memory that changed since is refused by every
-            // read, and found out here as often as the policy for host memory says.
+            // The checksum from when the slot was filled goes to the disk: memory that changed
+            // since is refused by every read, and found out here as often as the policy for host
+            // memory says.
             match known {
                 Some(checksum) if compare => {
                     batch.write_checked(block.dst, block.identity, fragments, checksum)
@@ -178,10 +181,12 @@ struct Flight<C> {
     deadline: Option<Instant>,
 }
 
-/// Blocks of one plan whose slots the engine is writing again by itself, since a sync failed: they go when that is over.
+/// Blocks of one plan whose slots the engine is writing again by itself, since a sync failed: they
+/// go when that is over.
 struct Waiting<C> {
     flight: Flight<C>,
-    /// When they are tried again, and not before: being refused is a completion too, and the next try must not follow from it at once.
+    /// When they are tried again, and not before: being refused is a completion too, and the next
+    /// try must not follow from it at once.
     next: Instant,
     until: Instant,
 }
@@ -199,7 +204,7 @@ pub(crate) struct DiskCarrier<D: Direction> {
 
 impl<D: Direction> DiskCarrier<D> {
     pub(crate) fn new(site: Site, host: Arc<HostTier>, engine: Arc<DiskEngine>, depth: usize) -> Self {
-        let port = DiskPort::new(engine, Arc::clone(&site.inbox));
+        let port = DiskPort::new(engine, Arc::clone(&site.completions));
         Self { site, host, port, depth, blocks: 0, flying: HashMap::new(), waiting: Vec::new() }
     }
 
@@ -237,8 +242,8 @@ impl<D: Direction> DiskCarrier<D> {
             return;
         }
         let now = Instant::now();
-        let until = flight.deadline.unwrap_or(now + PATIENCE);
-        self.waiting.push(Waiting { flight, next: now + RETRY, until });
+        let until = flight.deadline.unwrap_or_else(|| deadline_after(now, PATIENCE));
+        self.waiting.push(Waiting { flight, next: deadline_after(now, RETRY), until });
     }
 
     /// Tries the blocks again that wait for their slots and are due.

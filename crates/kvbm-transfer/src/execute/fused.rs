@@ -1,10 +1,11 @@
-//! Blocks between a GPU and host memory through a staging area on the GPU: a kernel gathers, scatters or converts there, and
-//! what crosses the link is whole blocks in the order of host memory.
+//! Blocks between a GPU and host memory through a staging area on the GPU: a kernel gathers,
+//! scatters or converts there, and what crosses the link is whole blocks in the order of host
+//! memory.
 
 use super::copy::{Item, Route, push_block, refused};
 use crate::config::bad;
 use crate::error::StartError;
-use crate::slots::layouts;
+use crate::slot_layout::layouts;
 use kvbm_device::{CopyBatch, CopyEngine, CudaDevice, CudaStream, DeviceError, Direction, Event, Stream};
 use kvbm_kernels::{Backend, BlockForm, BlockShape, Conversion, Converter, CudaKernels, Operand, Piece};
 use kvbm_layout::{AxisOrder, BlockLayout, Cell, LayoutType};
@@ -51,7 +52,8 @@ impl Kernels {
         Ok(Some(Self { device, converter, wanted }))
     }
 
-    /// The way for a route between the device and host memory, for batches of up to `blocks` blocks.
+    /// The way for a route between the device and host memory, for batches of up to `blocks`
+    /// blocks.
     ///
     /// # Errors
     /// No memory for the staging area.
@@ -125,7 +127,7 @@ impl Fused {
             reason,
         };
         let slots = u32::try_from(blocks).unwrap_or(u32::MAX);
-        let layout = crate::slots::disk_layout(host.layout().as_ref(), slots)
+        let layout = crate::slot_layout::disk_layout(host.layout().as_ref(), slots)
             .map_err(|error| failed(error.to_string()))?;
         let allocator = DeviceAllocator::new(Arc::new(kernels.device.clone()));
         let staging =
@@ -156,8 +158,9 @@ impl Fused {
         self.slots
     }
 
-    /// Queues blocks, at most as many as there are slots. Work of a stream is done in order, so whatever was in the slots has
-    /// left them before. The event is complete when the blocks are where they belong.
+    /// Queues blocks, at most as many as there are slots. Work of a stream is done in order, so
+    /// whatever was in the slots has left them before. The event is complete when the blocks are
+    /// where they belong.
     pub(crate) fn issue<T>(
         &mut self,
         stream: &CudaStream,
@@ -205,8 +208,9 @@ impl Fused {
                 .map_err(|error| failed(&error))?;
             let conversion =
                 Conversion::new(*shape, conversion.0, conversion.1).map_err(|error| failed(&error))?;
-            // SAFETY: the routes hold the memory of both sides until the copier is dropped, which is after the last event of
-            // its stream came back; the plan's claims keep others away from the blocks, the order of the stream from the slots.
+            // SAFETY: the routes hold the memory of both sides until the copier is dropped, which
+            // is after the last event of its stream came back; the plan's claims keep others away
+            // from the blocks, the order of the stream from the slots.
             let queued = unsafe { self.converter.convert(stream, &conversion, Backend::Kernel) };
             return queued.map(|_kernel| ()).map_err(|error| failed(&error));
         }

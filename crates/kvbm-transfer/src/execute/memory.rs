@@ -2,8 +2,8 @@
 
 use super::copy::{Copied, Copier, Item, Lane, Route};
 use super::{Carrier, Settled, Site};
+use crate::completion_queue::{Done, Stage};
 use crate::host::{HostTier, ReadClaim, WriteClaim};
-use crate::inbox::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_plan::{BlockOutcome, BlockTransfer, ChecksumMode, Failure, FailureKind, Tier, TransferPlan};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct MemoryCarrier {
 
 impl MemoryCarrier {
     pub(crate) fn new(site: Site, host: Arc<HostTier>, route: Route, lane: Lane, depth: usize) -> Self {
-        let copier = Copier::new(route, lane, Arc::clone(&site.inbox));
+        let copier = Copier::new(route, lane, Arc::clone(&site.completions));
         Self { site, host, copier, depth }
     }
 

@@ -1,7 +1,8 @@
-//! Executors: one loop per thread, which issues blocks of its path and takes completions, and never blocks on either.
+//! Executors: one loop per thread, which issues blocks of its path and takes completions, and never
+//! blocks on either.
 //!
-//! What moves the bytes is a [`Carrier`]. The hardware owns source and destination of what a carrier has in flight; an
-//! executor ends only when nothing is.
+//! What moves the bytes is a [`Carrier`]. The hardware owns source and destination of what a
+//! carrier has in flight; an executor ends only when nothing is.
 
 mod copy;
 mod disk;
@@ -18,8 +19,8 @@ pub(crate) use memory::MemoryCarrier;
 pub(crate) use staged::StagedCarrier;
 pub(crate) use volume::{VolumeReader, VolumeWriter, failure_of, readable_cuts};
 
+use crate::completion_queue::{CompletionQueue, Done};
 use crate::hub::{Hub, Producer};
-use crate::inbox::{Done, Inbox};
 use crate::schedule::Portion;
 use kvbm_plan::{BlockOutcome, BlockTransfer, Failure, FailureKind, Path, PlanId, TransferPlan};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +36,7 @@ pub(crate) struct Site {
     pub(crate) hub: Arc<Hub>,
     pub(crate) path: Path,
     /// Completions come back here.
-    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) completions: Arc<CompletionQueue>,
 }
 
 impl Site {
@@ -74,7 +75,8 @@ pub(crate) struct Settled {
 pub(crate) trait Carrier: Send {
     /// Blocks that may be issued now.
     fn room(&self) -> usize;
-    /// Blocks of this plan that may be issued now, where that is less; as many as of any other of its volume.
+    /// Blocks of this plan that may be issued now, where that is less; as many as of any other of
+    /// its volume.
     fn room_for(&self, _plan: &TransferPlan) -> usize {
         usize::MAX
     }
@@ -102,8 +104,9 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Runs until the worker closes. A panic, which only a defect can cause, retires the path instead of leaving it silent;
-    /// what the carrier had in flight stays claimed for good, because the hardware may still be at it.
+    /// Runs until the worker closes. A panic, which only a defect can cause, retires the path
+    /// instead of leaving it silent; what the carrier had in flight stays claimed for good, because
+    /// the hardware may still be at it.
     pub(crate) fn run(mut self, _alive: &Producer) {
         if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
             tracing::error!(path = %self.site.path, "an executor panicked");
@@ -126,7 +129,7 @@ impl Executor {
                 return;
             }
             let wait = if self.carrier.is_waiting() { RETRY } else { Duration::from_secs(3600) };
-            self.site.inbox.wait(wait);
+            self.site.completions.wait(wait);
             self.complete_some();
             if self.carrier.is_waiting() {
                 self.carrier.retry();
@@ -135,7 +138,7 @@ impl Executor {
     }
 
     fn complete_some(&mut self) {
-        for done in self.site.inbox.take() {
+        for done in self.site.completions.take() {
             self.carrier.complete(done);
         }
     }
@@ -161,7 +164,7 @@ impl Executor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handle::Slot;
+    use crate::report_slot::ReportSlot;
     use crate::schedule::{Limits, PathLimits, Reply, State};
     use kvbm_plan::{
         BlockId, BlockIdentity, ChecksumMode, Endpoint, Epoch, Gate, GroupId, NamespaceId, Priority, Rank,
@@ -220,11 +223,15 @@ mod tests {
             outgoing: 16,
         };
         let hub = Arc::new(Hub::new(State::new(limits), Default::default(), Arc::new(|_| {})));
-        let slots = [Arc::new(Slot::default()), Arc::new(Slot::default()), Arc::new(Slot::default())];
+        let slots = [
+            Arc::new(ReportSlot::default()),
+            Arc::new(ReportSlot::default()),
+            Arc::new(ReportSlot::default()),
+        ];
         for (id, slot) in (0..2).zip(&slots) {
             hub.submit(plan(id), Reply::Handle(Arc::clone(slot))).unwrap();
         }
-        let site = Site { hub: Arc::clone(&hub), path: Path::G1_G2, inbox: Arc::default() };
+        let site = Site { hub: Arc::clone(&hub), path: Path::G1_G2, completions: Arc::default() };
         let executor = Executor { site, carrier: Box::new(Broken), batch_blocks: 1 };
         executor.run(&hub.producer());
         hub.submit(plan(2), Reply::Handle(Arc::clone(&slots[2]))).unwrap();

@@ -1,12 +1,12 @@
-//! G3 to G1: disk to a bounded ring of staging slots outside G2, verified there, then to the device. Blocks overlap: while
-//! one is on its way to the device, others are read.
+//! G3 to G1: disk to a bounded ring of staging slots outside G2, verified there, then to the
+//! device. Blocks overlap: while one is on its way to the device, others are read.
 
 use super::copy::{Copier, Item, Lane, Route};
 use super::disk::{Batch, DiskPort, done};
 use super::{Carrier, Settled, Site};
+use crate::completion_queue::{Done, Stage};
 use crate::error::StartError;
 use crate::host::{host_regions, io_memory};
-use crate::inbox::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_device::{HostRegion, Owner};
 use kvbm_disk::{DiskEngine, OpOutcome};
@@ -55,13 +55,15 @@ struct Reading {
     blocks: Vec<(u32, u32)>,
 }
 
-/// Moves blocks from G3 to G1. Each slot of its ring belongs to one block from the read until the copy is over.
+/// Moves blocks from G3 to G1. Each slot of its ring belongs to one block from the read until the
+/// copy is over.
 pub(crate) struct StagedCarrier {
     site: Site,
     regions: Arc<Vec<HostRegion>>,
     fragments: FragmentList,
     free: Vec<u32>,
-    /// Blocks that are read, and then copied, together: a part of the ring, so that both go on at a time.
+    /// Blocks that are read, and then copied, together: a part of the ring, so that both go on at a
+    /// time.
     portion: usize,
     port: DiskPort,
     reading: HashMap<u64, Reading>,
@@ -72,7 +74,8 @@ pub(crate) struct StagedCarrier {
 const PORTIONS: usize = 4;
 
 impl StagedCarrier {
-    /// `ring` is host memory whose blocks are laid out like slots of the disk; all its slots are this carrier's.
+    /// `ring` is host memory whose blocks are laid out like slots of the disk; all its slots are
+    /// this carrier's.
     pub(crate) fn new(
         site: Site,
         ring: &BoundLayout,
@@ -85,8 +88,8 @@ impl StagedCarrier {
         let layout = ring.layout().as_ref();
         let fragments = FragmentList::between(layout, layout, &Selection::all())
             .map_err(|error| failed(error.to_string()))?;
-        let port = DiskPort::new(engine, Arc::clone(&site.inbox));
-        let copier = Copier::new(route, lane, Arc::clone(&site.inbox));
+        let port = DiskPort::new(engine, Arc::clone(&site.completions));
+        let copier = Copier::new(route, lane, Arc::clone(&site.completions));
         let free: Vec<u32> = (0..ring.num_blocks()).rev().collect();
         let portion = free.len().div_ceil(PORTIONS);
         let (regions, reading) = (Arc::new(regions), HashMap::new());

@@ -15,11 +15,13 @@ pub(crate) struct PassingSums {
     result: Arc<Mutex<Vec<u64>>>,
 }
 
-/// What [`PassingSums`] leaves behind: the content's checksums of whole blocks, in order, as far as they were seen.
+/// What [`PassingSums`] leaves behind: the content's checksums of whole blocks, in order, as far as
+/// they were seen.
 pub(crate) struct Summed(Arc<Mutex<Vec<u64>>>);
 
 impl PassingSums {
-    /// Of blocks of `block_bytes` bytes, each in so many pieces, in the order in which their content is summed.
+    /// Of blocks of `block_bytes` bytes, each in so many pieces, in the order in which their
+    /// content is summed.
     pub(crate) fn new(pieces_per_block: usize, block_bytes: u64) -> (Self, Summed) {
         let result = Arc::default();
         let summed = Summed(Arc::clone(&result));
@@ -39,7 +41,8 @@ impl Summed {
 impl CopyObserver for PassingSums {
     fn passed(&mut self, piece: usize, bytes: &[u8]) {
         if piece / self.pieces_per_block != self.finished.len() {
-            // Not what was promised: what follows would be of another block. That something is missing shows at the end.
+            // Not what was promised: what follows would be of another block. That something is
+            // missing shows at the end.
             self.finished.clear();
             return;
         }

@@ -1,4 +1,4 @@
-//! Which blocks of a predecessor move in, in which order, and to which slots.
+//! Chooses which blocks of a predecessor are taken over, in which order, and to which slots.
 
 use super::source::OldRank;
 use kvbm_disk::RecoveredSlot;
@@ -44,8 +44,9 @@ pub(super) fn name(identity: &BlockIdentity, hash: SequenceHash) -> Name {
     (identity.namespace, identity.group, hash)
 }
 
-/// Of these blocks, the oldest first, at most `room`, as indices: the chains of the newest blocks first, parents before children. And how
-/// many have no parent, neither here nor among those `held`.
+/// Of these blocks, the oldest first, at most `room`, as indices: the chains of the newest blocks
+/// first, parents before children. And how many have no parent, neither here nor among those
+/// `held`.
 pub(super) fn newest_chains(
     blocks: &[(BlockId, BlockIdentity)],
     held: &HashSet<Name>,

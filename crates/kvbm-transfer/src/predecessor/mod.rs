@@ -1,7 +1,9 @@
-//! Blocks that a deployment with another number of ranks left on disks: read, verified, cut anew and written as ours.
+//! Blocks that a deployment with another number of ranks left on disks: read, verified, cut anew
+//! and written as ours.
 //!
-//! It is done where a rank's directory is new, before anything else uses it. The predecessor's directories are read and not
-//! changed. A block gets the same slot on all our ranks; a rank leaves out what one before it did not get.
+//! It is done where a rank's directory is new, before anything else uses it. The predecessor's
+//! directories are read and not changed. A block gets the same slot on all our ranks; a rank leaves
+//! out what one before it did not get.
 
 mod chains;
 mod source;
@@ -12,7 +14,7 @@ use crate::geometry::SlotGeometry;
 use chains::{Incoming, Name, common, incoming, name, newest_chains};
 use kvbm_disk::{Archive, OpenError, OwnedBuffer, RecoveredSlot};
 use kvbm_layout::{BlockLayout, CopyPlan, Selection};
-use kvbm_plan::{BlockId, BlockIdentity};
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess};
 use source::{OldRank, covering};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -37,7 +39,8 @@ pub struct LeftOut {
     pub incomplete: u64,
     /// Their parent is gone.
     pub orphans: u64,
-    /// There is no room for them here; the oldest go first, and no block without those after it in its chain.
+    /// There is no room for them here; the oldest go first, and no block without those after it in
+    /// its chain.
     pub beyond_capacity: u64,
 }
 
@@ -66,7 +69,8 @@ pub struct TakenOver {
 /// Why blocks of a predecessor cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum PredecessorError {
-    /// A rank's directory does not open. [`OpenError::NoJournal`]: its blocks lie on another machine, or nowhere.
+    /// A rank's directory does not open. [`OpenError::NoJournal`]: its blocks lie on another
+    /// machine, or nowhere.
     #[error("rank {rank} of {ranks}: {source}")]
     Open {
         /// The rank.
@@ -98,13 +102,16 @@ pub enum PredecessorError {
 }
 
 impl Predecessor {
-    /// Opens the directories of all ranks of a deployment, in their order. `capacity`: slots that we have; `held`: blocks that all
-    /// our ranks have in them, which stay.
+    /// Opens the directories of all ranks of a deployment, in their order. `capacity`: slots that
+    /// we have; `held`: blocks that all our ranks have in them, which stay. `access`: whose files
+    /// are used.
     ///
     /// # Errors
-    /// A directory is missing, in use, damaged, or holds blocks of something else than `ours`, of this `namespace`.
+    /// A directory is missing, in use, damaged, or holds blocks of something else than `ours`, of
+    /// this `namespace`.
     pub fn open(
         folders: &[Vec<PathBuf>],
+        access: FileAccess,
         namespace: [u8; 16],
         ours: &SlotGeometry,
         capacity: u32,
@@ -112,8 +119,11 @@ impl Predecessor {
     ) -> Result<Self, PredecessorError> {
         let ranks = folders.len();
         let open = |(rank, dirs): (usize, &Vec<PathBuf>)| {
-            let archive =
-                Archive::open(dirs).map_err(|source| PredecessorError::Open { rank, ranks, source })?;
+            let archive = Archive::open(dirs, access).map_err(|source| PredecessorError::Open {
+                rank,
+                ranks,
+                source,
+            })?;
             OldRank::new(archive, namespace, ours, (rank, ranks))
                 .map_err(|reason| PredecessorError::Content { rank, ranks, reason })
         };
@@ -157,8 +167,9 @@ impl Predecessor {
         self.sources(ours).map(drop)
     }
 
-    /// Writes the part `ours` of the blocks to the disk of `tier` until `deadline`. What was written is added to what opening the disk
-    /// found; of that, what our other ranks do not have is released.
+    /// Writes the part `ours` of the blocks to the disk of `tier` until `deadline`. What was
+    /// written is added to what opening the disk found; of that, what our other ranks do not have
+    /// is released.
     ///
     /// # Errors
     /// The predecessor does not have our part of its blocks.

@@ -1,4 +1,5 @@
-//! What ranks of a predecessor have: their disks, and which of their parts of a block make one of ours.
+//! What ranks of a predecessor have: their disks, and which of their parts of a block make one of
+//! ours.
 
 use super::PredecessorError;
 use crate::geometry::SlotGeometry;
@@ -41,7 +42,8 @@ impl OldRank {
         }
     }
 
-    /// Copies this rank's part of a block to where it belongs in ours. `false`: it is not what was written, or cannot be read.
+    /// Copies this rank's part of a block to where it belongs in ours. `false`: it is not what was
+    /// written, or cannot be read.
     pub(super) fn gather(
         &self,
         slot: BlockId,

@@ -1,4 +1,4 @@
-//! Writing the blocks that move in.
+//! Writes the blocks that are taken over.
 
 use kvbm_disk::{DiskEngine, IoBatch, OpOutcome, OwnedBuffer, RecoveredSlot, SubmitError};
 use kvbm_plan::{BlockId, BlockIdentity};

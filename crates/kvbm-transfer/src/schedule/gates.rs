@@ -1,4 +1,4 @@
-//! What plans wait for besides a free executor: iterations and layers of the model, device events.
+//! Gates: iterations and layers of the model, device events.
 
 use kvbm_plan::PlanId;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -53,7 +53,8 @@ impl Gates {
         self.by_progress.entry(point).or_default().push(plan);
     }
 
-    /// The model got to `point`: the plans whose gates open. An earlier point than known changes nothing.
+    /// The model got to `point`: the plans whose gates open. An earlier point than known changes
+    /// nothing.
     pub(crate) fn advance(&mut self, point: Progress) -> Vec<PlanId> {
         self.progress = self.progress.max(point);
         let mut opened = Vec::new();
@@ -76,8 +77,9 @@ impl Gates {
         self.events.entry(id).or_insert_with(fresh).waiting.push(plan);
     }
 
-    /// Registers event `id` and returns its generation, by which [`Gates::finish_event`] tells it from an older event of
-    /// the same number, and the plans that lose an event which had to be forgotten to keep the number of events bounded.
+    /// Registers event `id` and returns its generation, by which [`Gates::finish_event`] tells it
+    /// from an older event of the same number, and the plans that lose an event which had to be
+    /// forgotten to keep the number of events bounded.
     pub(crate) fn register_event(&mut self, id: u64) -> (u64, Vec<PlanId>) {
         self.generation += 1;
         let generation = self.generation;

@@ -1,4 +1,5 @@
-//! Which plans are known, and their reports while these are kept: a repeated plan is answered, never executed again.
+//! Which plans are known, and their reports while these are kept: a repeated plan is answered,
+//! never executed again.
 
 use kvbm_plan::{PlanId, TransferReport};
 use std::collections::{HashMap, VecDeque};

@@ -1,6 +1,6 @@
-//! One accepted plan on its way to a report.
+//! One accepted plan until its report.
 
-use crate::handle::Slot;
+use crate::report_slot::ReportSlot;
 use kvbm_plan::{BlockOutcome, Failure, FailureKind, TransferPlan};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ pub(crate) struct Replies {
     /// Times that the sink gets it: once per submission.
     pub(crate) sink: u32,
     /// Handles that get it.
-    pub(crate) handles: Vec<Arc<Slot>>,
+    pub(crate) handles: Vec<Arc<ReportSlot>>,
 }
 
 /// Blocks of one plan, for an executor.

@@ -1,7 +1,8 @@
-//! Decides what runs when: queues, gates, predecessors, deadlines, cancellation, and which plans were seen.
+//! Decides what runs when: queues, gates, predecessors, deadlines, cancellation, and which plans
+//! were seen.
 //!
-//! Everything here is plain state behind one lock of [`Hub`](crate::hub::Hub): no thread, no clock, no I/O. Callers say
-//! what time it is.
+//! Everything here is plain state behind one lock of [`Hub`](crate::hub::Hub): no thread, no clock,
+//! no I/O. Callers say what time it is.
 
 mod gates;
 mod history;

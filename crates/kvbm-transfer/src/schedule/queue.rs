@@ -28,7 +28,8 @@ pub(crate) fn volume_of(plan: &TransferPlan) -> Option<VolumeId> {
     })
 }
 
-/// Plans of one volume, or all of a path without volumes: there is room for all of them, or for none.
+/// Plans of one volume, or all of a path without volumes: there is room for all of them, or for
+/// none.
 #[derive(Default)]
 struct Lane {
     /// Those that may be issued.
@@ -38,7 +39,8 @@ struct Lane {
     blocks: usize,
 }
 
-/// Plans of one path that may be issued, and the path's counters. Plans behind a gate are counted, not listed.
+/// Plans of one path that may be issued, and the path's counters. Plans behind a gate are counted,
+/// not listed.
 pub(crate) struct PathQueue {
     /// Bounds; `None` where this worker does not have the path, with the reason.
     pub(crate) limits: Result<PathLimits, String>,
@@ -126,7 +128,8 @@ impl PathQueue {
         self.lanes.values().any(|lane| !lane.ready.is_empty())
     }
 
-    /// The plan to issue next, of those that there is `room` for, which is asked once for each volume; and how much there is.
+    /// The plan to issue next, of those that there is `room` for, which is asked once for each
+    /// volume; and how much there is.
     pub(crate) fn next(&self, room: impl Fn(PlanId) -> usize) -> Option<(PlanId, usize)> {
         let firsts = self.lanes.values().filter_map(|lane| lane.ready.first());
         let rooms = firsts.map(|place| (place, room(place.2))).filter(|(_, room)| *room > 0);

@@ -1,4 +1,5 @@
-//! A worker on an emulated device, with a host tier and a directory, and an oracle that knows nothing of runs or strides.
+//! A worker on an emulated device, with a host tier and a directory, and an oracle that knows
+//! nothing of runs or strides.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -305,7 +306,8 @@ fn all(region: &HostRegion) -> Vec<u8> {
     bytes
 }
 
-/// Calls `visit(region, offset, bytes)` for every element of a block, one by one, from the strides alone.
+/// Calls `visit(region, offset, bytes)` for every element of a block, one by one, from the strides
+/// alone.
 fn for_each_element(bound: &BoundLayout, slot: u32, mut visit: impl FnMut(usize, usize, usize)) {
     let layout = bound.layout();
     for layer in 0..layout.config().num_layers {

@@ -122,7 +122,8 @@ fn what_was_removed_or_written_again_since_it_was_damaged_stays() {
     }
 }
 
-/// Mutations that make it fail: `Unregister` closes whatever has the id; or what was open as the leader has it counts as opened for it.
+/// Mutations that make it fail: `Unregister` closes whatever has the id; or what was open as the
+/// leader has it counts as opened for it.
 #[test]
 fn a_volume_of_the_ranks_own_is_not_the_leaders_to_close() {
     let volume = Faulty::new(None);

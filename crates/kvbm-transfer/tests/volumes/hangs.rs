@@ -18,7 +18,8 @@ fn on(volume: VolumeId, mut plan: TransferPlan) -> TransferPlan {
     plan
 }
 
-/// Mutations that make it fail: crews are found by no volume, or `Hands::room_for` says that all is free.
+/// Mutations that make it fail: crews are found by no volume, or `Hands::room_for` says that all is
+/// free.
 #[test]
 fn a_volume_that_hangs_takes_nobody_elses_threads_or_room_and_is_named_at_the_end() {
     const OTHER: VolumeId = VolumeId(9);

@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 /// Where the credentials of a volume are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reference {
-    /// `env:PREFIX`: in the variables `PREFIX_ACCESS_KEY_ID`, `PREFIX_SECRET_ACCESS_KEY` and, where there is one, `PREFIX_SESSION_TOKEN`.
+    /// `env:PREFIX`: in the variables `PREFIX_ACCESS_KEY_ID`, `PREFIX_SECRET_ACCESS_KEY` and, where
+    /// there is one, `PREFIX_SESSION_TOKEN`.
     Variables(String),
     /// `file:PATH`: in a file as the AWS tools have it, read anew when it has changed.
     File(PathBuf),
@@ -31,7 +32,8 @@ impl Reference {
         }
     }
 
-    /// Who hands them out. Fails where there are none, so that a volume is not opened that nobody can use.
+    /// Who hands them out. Fails where there are none, so that a volume is not opened that nobody
+    /// can use.
     pub(super) fn provider(&self) -> io::Result<AwsCredentialProvider> {
         match self {
             Self::Variables(prefix) => {
@@ -87,8 +89,8 @@ impl CredentialFile {
         Self { path, seen: Mutex::default(), trouble: Mutex::default() }
     }
 
-    /// What the file says now. While it cannot be used, because it is being replaced, what it said last: the store knows whether that
-    /// still holds.
+    /// What the file says now. While it cannot be used, because it is being replaced, what it said
+    /// last: the store knows whether that still holds.
     fn current(&self) -> io::Result<Arc<AwsCredential>> {
         let seen = self.seen.lock().clone();
         match (self.read(seen.as_ref()), seen) {
@@ -183,7 +185,7 @@ fn of_text(text: &str, path: &Path) -> io::Result<AwsCredential> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::heard::heard;
+    use super::super::log_capture::heard;
     use super::*;
     use std::time::Duration;
 
@@ -223,7 +225,8 @@ mod tests {
         assert_eq!(parts(&file.current().unwrap()), ("a", "b", None));
         write("aws_access_key_id = d\naws_secret_access_key = e\naws_session_token = f\n", 2);
         assert_eq!(parts(&file.current().unwrap()), ("d", "e", Some("f")));
-        // Half written, and not there for a moment: the last one may still hold. The log tells of it once.
+        // Half written, and not there for a moment: the last one may still hold. The log tells of
+        // it once.
         let lines = heard(|| {
             let keeps = || (0..3).for_each(|_| assert_eq!(parts(&file.current().unwrap()).0, "d"));
             write("[default]\naws_access_key_id = a\n", 3);

@@ -1,5 +1,5 @@
-//! What went wrong with a request, in few words. The client's own name the object three times before the reason, which a log may cut off,
-//! and leave out what a connection failed with.
+//! What went wrong with a request, in few words. The client's own name the object three times
+//! before the reason, which a log may cut off, and leave out what a connection failed with.
 
 use std::error::Error as StdError;
 use std::io;
@@ -13,7 +13,7 @@ const MAX_WORDS: usize = 120;
 /// Where a machine in a cloud asks for its credentials.
 const METADATA: &str = "169.254.169.254";
 
-/// Codes of answers to somebody whom the store does not know, whatever was asked for.
+/// Error codes for a caller that the store does not know.
 const UNKNOWN_CALLER: [&str; 4] =
     ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"];
 const WRONG_CLOCK: &str = "RequestTimeTooSkewed";
@@ -60,13 +60,14 @@ impl Refusal {
         self.status() == 507 || self.code().is_some_and(|code| FULL.contains(&code))
     }
 
-    /// Whether the store does not permit what it was asked for to whom it knows: it may permit other things.
+    /// Whether the store does not permit what it was asked for to whom it knows: it may permit
+    /// other things.
     fn forbids(&self) -> bool {
         let knows_caller = |code| code != WRONG_CLOCK && !UNKNOWN_CALLER.contains(&code);
         self.status() == 403 && self.code().is_none_or(knows_caller)
     }
 
-    /// As which error callers hear of it.
+    /// The kind of error that callers get.
     fn kind(&self) -> io::ErrorKind {
         if self.is_full() {
             io::ErrorKind::StorageFull
@@ -110,7 +111,8 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Status and body of an answer, out of the client's words for it: the type that holds them is its own secret. Tests keep to the words.
+/// Status and body of an answer, out of the client's words for it: the type that holds them is its
+/// own secret. Tests keep to the words.
 fn status_and_body(text: &str) -> Option<(String, String)> {
     if text.starts_with("Received redirect without LOCATION") {
         return Some(("301 Moved Permanently".into(), String::new()));

@@ -1,10 +1,10 @@
 //! A volume in a bucket of an S3-compatible store.
 
-mod courtesy;
 mod credentials;
 mod failure;
 #[cfg(test)]
-mod heard;
+mod log_capture;
+mod rate_limit;
 mod runtime;
 mod upload;
 mod uri;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
-use kvbm_plan::shown_uri;
+use kvbm_plan::{deadline_after, shown_uri};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{
@@ -36,8 +36,8 @@ use crate::{
     BlobKey, BlobScope, GetRequest, PutRequest, RegistryError, StoreFacts, Volume, VolumeDescriptor,
     VolumeError,
 };
-use courtesy::{Courteous, until};
 use failure::{Refusal, told};
+use rate_limit::{Courteous, until};
 use runtime::Runtime;
 use upload::{Conditional, Upload, Uploaded, is_unknown_to_store};
 use uri::S3Uri;
@@ -55,18 +55,22 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Objects in a bucket: `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`.
 ///
-/// Credentials come from the variables `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, where these are not set from the machine, as clouds
-/// give it some, or from where the option `credentials` says: `env:PREFIX` in variables with another prefix than `AWS`, `file:PATH` in a
-/// file as the AWS tools have it (its first section; read again when it has changed; not looked for where nothing names it). They never
-/// stand in the URI, which is shown in logs. Its other options: `endpoint` (of a store that is not AWS; only one that begins with
-/// `http://` is spoken to without TLS), `region`, `anonymous=true` (requests are not signed), `concurrency` (objects, and requests, at a time, 32),
-/// `part_bytes` (larger objects go up in parts of it, 16 MiB). A store that asks with `Retry-After` to be left alone is not asked until then,
-/// for a minute at most; who cannot wait for that fails at once.
+/// Credentials come from the variables `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, where these
+/// are not set from the machine, as clouds give it some, or from where the option `credentials`
+/// says: `env:PREFIX` in variables with another prefix than `AWS`, `file:PATH` in a file as the AWS
+/// tools have it (its first section; read again when it has changed; not looked for where nothing
+/// names it). They never stand in the URI, which is shown in logs. Its other options: `endpoint`
+/// (of a store that is not AWS; only one that begins with `http://` is spoken to without TLS),
+/// `region`, `anonymous=true` (requests are not signed), `concurrency` (objects, and requests, at a
+/// time, 32), `part_bytes` (larger objects go up in parts of it, 16 MiB). A store that asks with
+/// `Retry-After` to be left alone is not asked until then, for a minute at most; who cannot wait
+/// for that fails at once.
 ///
-/// A put writes under the condition that there is no such object (`If-None-Match`), so of two writers one writes. Where there is one,
-/// its header is read: the same one stays, another one is replaced, and so is one that a read found to be damaged. A store that does not
-/// know the condition is written to without it, and an object that goes up in parts is looked for before. The bytes are gathered once,
-/// since a request outlives its caller when that gives up.
+/// A put writes under the condition that there is no such object (`If-None-Match`), so of two
+/// writers one writes. Where there is one, its header is read: the same one stays, another one is
+/// replaced, and so is one that a read found to be damaged. A store that does not know the
+/// condition is written to without it, and an object that goes up in parts is looked for before.
+/// The bytes are gathered once, since a request outlives its caller when that gives up.
 #[derive(Debug)]
 pub struct S3Volume {
     descriptor: VolumeDescriptor,
@@ -77,7 +81,8 @@ pub struct S3Volume {
     conditional: Arc<Conditional>,
     /// Objects that a read found damaged, until they are written again.
     damaged: Mutex<HashSet<BlobKey>>,
-    /// Bounds the objects that are on their way for all callers together: those that come take more time than their requests.
+    /// Bounds the objects that are on their way for all callers together: those that come take more
+    /// time than their requests.
     permits: Arc<Semaphore>,
     quota: Arc<Quota>,
     /// Held from the look at an object until its change is counted.
@@ -86,12 +91,13 @@ pub struct S3Volume {
 }
 
 impl S3Volume {
-    /// Makes a client of the store; with a capacity, the objects are counted first. A store that does not answer may come later, unless
-    /// they are to be counted.
+    /// Makes a client of the store; with a capacity, the objects are counted first. A store that
+    /// does not answer may come later, unless they are to be counted.
     ///
     /// # Errors
     /// [`RegistryError::Open`]: a URI or options that make no sense; a bucket that is not there; with a capacity, a store whose objects
-    /// cannot be counted within twelve of the descriptor's deadlines. [`RegistryError::Descriptor`]: a field with a value that cannot be.
+    /// cannot be counted within twelve of the descriptor's deadlines.
+    /// [`RegistryError::Descriptor`]: a field with a value that cannot be.
     pub fn open(descriptor: VolumeDescriptor) -> Result<Self, RegistryError> {
         check(&descriptor)?;
         let (id, uri) = (descriptor.id, shown_uri(&descriptor.uri));
@@ -121,11 +127,11 @@ impl S3Volume {
         Ok(volume)
     }
 
-    /// Fails where the store says that there is no such bucket. Whatever else comes of the question says nothing of that: a store may be
-    /// there later.
+    /// Fails where the store says that there is no such bucket. Whatever else comes of the question
+    /// says nothing of that: a store may be there later.
     fn find_bucket(&self) -> io::Result<()> {
         let patience = BUCKET_PATIENCE.min(self.descriptor.deadline);
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_after(Instant::now(), patience);
         let (store, nobodys) = (Arc::clone(&self.store), self.below(".kvbm-nobodys"));
         let ask = async move { until(deadline, store.get(&nobodys)).await };
         match self.runtime.run(deadline, ask) {
@@ -148,7 +154,7 @@ impl S3Volume {
             store.list(Some(&prefix)).try_fold(Quota::default(), add).await
         };
         // Counting takes a request for each thousand objects.
-        let deadline = Instant::now() + 12 * self.descriptor.deadline;
+        let deadline = deadline_after(Instant::now(), self.descriptor.deadline.saturating_mul(12));
         let late = || io::Error::new(io::ErrorKind::TimedOut, "its objects could not be counted in time");
         let counted = self.runtime.run(deadline, until(deadline, count));
         counted.and_then(Result::ok).ok_or_else(late)?.map_err(|error| told(&error))
@@ -170,7 +176,8 @@ impl S3Volume {
         self.prefix.parts().chain(path.parts()).collect()
     }
 
-    /// Runs one future per key, as many at a time as there are permits, and each until the deadline.
+    /// Runs one future per key, as many at a time as there are permits, and each until the
+    /// deadline.
     fn each<T, F>(
         &self,
         operation: &'static str,
@@ -206,8 +213,8 @@ impl S3Volume {
         results.unwrap_or_else(|| keys.into_iter().map(|key| Err(unanswered(key))).collect())
     }
 
-    /// Writes an object, counted before it is there: what it replaces, and where it does not arrive it, counts no more. `Err` within
-    /// where there is no room.
+    /// Writes an object, counted before it is there: what it replaces, and where it does not arrive
+    /// it, counts no more. `Err` within where there is no room.
     fn write(
         &self,
         request: &PutRequest<'_>,
@@ -227,7 +234,8 @@ impl S3Volume {
                 Err(full) => return Ok(Err(full)),
             };
             let uploaded = upload.run(&store, &conditional).await?;
-            // The same one may have been there, or may be ours, of a request whose answer was lost: it counts once.
+            // The same one may have been there, or may be ours, of a request whose answer was lost:
+            // it counts once.
             room.keep(replaced);
             Ok(Ok(uploaded))
         }
@@ -253,7 +261,8 @@ impl S3Volume {
         damaged.insert(key);
     }
 
-    /// Whether the store refuses to write where there is something, by trying it; `None` where that could not be learned.
+    /// Whether the store refuses to write where there is something, by trying it; `None` where that
+    /// could not be learned.
     async fn tries_conditions(store: &AmazonS3, path: &Path) -> Option<bool> {
         let put = || store.put_opts(path, PutPayload::from_static(b"probe"), PutMode::Create.into());
         match put().await {

@@ -1,4 +1,4 @@
-//! A runtime on a thread of its own: callers block, whatever runtime they have or have not.
+//! A runtime on a thread of its own. Callers block, with or without a runtime of their own.
 
 use std::future::Future;
 use std::io;

@@ -10,7 +10,8 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use parking_lot::Mutex;
 
-/// So often in a row a store may refuse the condition and take the same object without it, until it is left away.
+/// So often in a row a store may refuse the condition and take the same object without it, until it
+/// is left away.
 const PATIENCE: u32 = 3;
 /// How long it is left away: what answered may have been a proxy, and stores are renewed.
 const RECHECK: Duration = Duration::from_secs(600);
@@ -45,7 +46,8 @@ impl Conditional {
     }
 }
 
-/// Codes of an answer 400 that is about the request itself or the moment, whatever its condition was.
+/// Codes of an answer 400 that is about the request itself or the moment, whatever its condition
+/// was.
 const OTHER_FAULTS: [&str; 16] = [
     "AuthorizationHeaderMalformed",
     "BadDigest",
@@ -65,8 +67,8 @@ const OTHER_FAULTS: [&str; 16] = [
     "XAmzContentSHA256Mismatch",
 ];
 
-/// Whether a store says that it does not know what it was asked for (501, or 400 without a code that says something else). That it is
-/// down, busy or forbids it says nothing of that.
+/// Whether a store says that it does not know what it was asked for (501, or 400 without a code
+/// that says something else). That it is down, busy or forbids it says nothing of that.
 pub(super) fn is_unknown_to_store(error: &Error) -> bool {
     if matches!(error, Error::NotImplemented { .. }) {
         return true;
@@ -101,7 +103,8 @@ pub(super) enum Uploaded {
 }
 
 impl Upload {
-    /// Writes it, unless the same one is there; another one is replaced. It appears whole or not at all.
+    /// Writes it, unless the same one is there; another one is replaced. It appears whole or not at
+    /// all.
     pub(super) async fn run(self, store: &AmazonS3, conditional: &Conditional) -> Result<Uploaded, Error> {
         if self.object.len() > self.part_bytes {
             // Parts cannot be sent under a condition, so it is asked for before.
@@ -124,7 +127,8 @@ impl Upload {
                         return Ok(Uploaded::AlreadyThere);
                     }
                 }
-                // What follows tells whether it is the condition that the store does not like. Where it only failed, once more may help.
+                // What follows tells whether it is the condition that the store does not like.
+                // Where it only failed, once more may help.
                 Err(error) => refused = is_unknown_to_store(&error),
             }
         }
@@ -139,7 +143,8 @@ impl Upload {
         PutPayload::from_bytes(self.object.clone())
     }
 
-    /// Whether an object of the same length with the same header is there. Where that cannot be learned it is not.
+    /// Whether an object of the same length with the same header is there. Where that cannot be
+    /// learned it is not.
     async fn is_there(&self, store: &AmazonS3) -> bool {
         let head = GetOptions::new().with_range(Some(0..self.head_bytes as u64));
         let Ok(found) = store.get_opts(&self.path, head).await else { return false };
@@ -164,8 +169,9 @@ impl Upload {
     }
 }
 
-/// An upload in parts, aborted where it is dropped before its end: because a part failed, or because its time was over. What stays where
-/// that fails too, or where the volume is closed first, is the store's to expire.
+/// An upload in parts, aborted where it is dropped before its end: because a part failed, or
+/// because its time was over. What stays where that fails too, or where the volume is closed first,
+/// is the store's to expire.
 struct Unfinished {
     path: Path,
     upload: Option<Box<dyn MultipartUpload>>,
@@ -206,7 +212,7 @@ async fn abort(path: Path, mut upload: Box<dyn MultipartUpload>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::heard::heard;
+    use super::super::log_capture::heard;
     use super::*;
     use std::future::Future;
     use std::pin::Pin;

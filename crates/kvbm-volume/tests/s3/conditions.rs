@@ -381,7 +381,8 @@ fn real_servers_know_conditions_and_replace_torn_objects() {
     }
 }
 
-/// Mutation that makes it fail: the paths of objects begin where the prefix ends as it is written in the URI.
+/// Mutation that makes it fail: the paths of objects begin where the prefix ends as it is written
+/// in the URI.
 #[test]
 fn objects_below_any_prefix_are_listed_and_counted() {
     for prefix in ["", "p", "a b", "te~m", "k\u{fc}/50%", "a//b/./c", "x#y*{z}"] {

@@ -115,7 +115,7 @@ fn parts_of_an_object_count_as_requests() {
     assert_eq!(most, 2, "at a time");
 }
 
-/// Mutation that makes it fail: `Courtesy::wait` waits for nothing.
+/// Mutation that makes it fail: `RateLimit::wait` waits for nothing.
 #[test]
 fn a_store_that_asks_to_be_left_alone_is() {
     let busy = |line| Answer::With(line, 503, b"<Error><Code>SlowDown</Code></Error>".to_vec());

@@ -1,4 +1,5 @@
-//! Servers that die, or stop answering, in the middle of puts and gets: of objects in one request and of objects in parts.
+//! Servers that die, or stop answering, in the middle of puts and gets: of objects in one request
+//! and of objects in parts.
 
 use crate::server::{Kind, Server};
 use crate::{key, open, within};
@@ -15,7 +16,8 @@ fn payload(number: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at % 251) as u8 ^ number).collect()
 }
 
-/// Puts one object after the other until three puts have failed, and kills the server when the fourth is there. Which ones were put.
+/// Puts one object after the other until three puts have failed, and kills the server when the
+/// fourth is there. Which ones were put.
 fn killed_during_puts(server: &mut Server, volume: &S3Volume, bytes: usize) -> Vec<bool> {
     std::thread::scope(|scope| {
         let putting = scope.spawn(|| {
@@ -75,7 +77,8 @@ fn a_volume_outlives_its_server() {
     }
 }
 
-/// Reads the same objects again and again until three gets have failed; `then` runs when some have been tried. The failures.
+/// Reads the same objects again and again until three gets have failed; `then` runs when some have
+/// been tried. The failures.
 fn during_gets(volume: &S3Volume, bytes: usize, deadline: Duration, then: impl FnOnce()) -> Vec<VolumeError> {
     let (told, came) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! S3-compatible stores: real servers (programs named by `TEST_S3_SERVER` and `TEST_MOTO_SERVER`), and fake ones that fail in every way.
+//! S3-compatible stores: real servers (programs named by `TEST_S3_SERVER` and `TEST_MOTO_SERVER`),
+//! and fake ones that fail in every way.
 #![cfg(feature = "s3")]
 
 mod conditions;

@@ -111,7 +111,8 @@ impl Server {
         let _ = self.child.wait();
     }
 
-    /// Status and body of a request that the client under test has no part in. The signature is for show: moto does not look.
+    /// Status and body of a request that the client under test has no part in. The signature is for
+    /// show: moto does not look.
     pub(crate) fn request(&self, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(self.addr).expect("a server");
         let scope = "Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";

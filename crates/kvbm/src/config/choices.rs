@@ -103,6 +103,18 @@ choice! {
 }
 
 choice! {
+    /// Who may use the files of G3.
+    DiskMode {
+        /// Their owner alone.
+        Owner = "0600",
+        /// The group may read.
+        GroupRead = "0640",
+        /// The group may read and write.
+        GroupWrite = "0660",
+    }
+}
+
+choice! {
     /// Which blocks from host memory have their checksums compared.
     VerifyHost {
         /// None.

@@ -49,7 +49,7 @@ use kvbm_tokens::{ChainRoot, HashAlgorithm, Namespace};
 
 pub use choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
 };
 pub use error::{ConfigError, Origin};
 pub use schema::{Key, Section};

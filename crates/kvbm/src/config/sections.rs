@@ -9,7 +9,7 @@ use kvbm_layout::DType;
 use super::Config;
 use super::choices::{
     Admission, Algorithm, BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, DiskEngine,
-    EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
+    DiskMode, EvictionPolicy, HostOrder, LayoutKind, VerifyHost, VolumeLookup, VolumeOffload, WhenFull,
 };
 use super::schema::{List, Section, section, section_keys};
 use super::several::{Paths, TenantShares};
@@ -130,6 +130,10 @@ section! {
         /// Further directories, best on devices of their own: blocks are spread over all of them. Their number and order must not change
         /// while they hold blocks. One that is missing is an error at the start; blocks on one that fails later are misses.
         more_dirs: Paths = Paths::default(), [""];
+        /// Mode of the files that hold blocks: access for their owner, or for the group too. Directories have
+        /// 0700, 0750 or 0770. Each start sets the modes. A file of another user is refused; with `0660`, only
+        /// one outside the directory's group.
+        mode: DiskMode = DiskMode::Owner, [""];
         /// What G3 holds; 0 for no such tier. In bytes, blocks count with their padding to 4 KiB.
         capacity: Capacity = Capacity::NONE, ["per rank"];
         /// Who moves the bytes: `io_uring` and `threads` around the page cache, `buffered` through it, or `auto`, the first of

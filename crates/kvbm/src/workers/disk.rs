@@ -5,7 +5,7 @@ use super::predecessor::Past;
 use crate::config::{self, Config, HostOrder};
 use kvbm_disk::{DiskConfig, DiskEngine, EngineMode, GroupCommit};
 use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
-use kvbm_plan::{Rank, Tier};
+use kvbm_plan::{FileAccess, Rank, Tier};
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, SlotGeometry, disk_layout};
@@ -27,6 +27,7 @@ pub(super) fn open_disk(
     let dir = dirs.next().unwrap_or_default();
     let mut disk = DiskConfig::new(&dir, blocks, layout.config().bytes_per_block(), *tag.as_bytes());
     disk.more_dirs = dirs.collect();
+    disk.access = disk_access(config);
     let geometry = geometry(config, rank)?;
     disk.geometry = geometry.to_string().into_bytes();
     let settings = &config.disk;
@@ -46,6 +47,15 @@ pub(super) fn open_disk(
         past.move_in(&geometry, &mut tier);
     }
     Ok(tier)
+}
+
+/// Who may use the files of G3.
+pub(super) const fn disk_access(config: &Config) -> FileAccess {
+    match config.disk.mode {
+        config::DiskMode::Owner => FileAccess::Owner,
+        config::DiskMode::GroupRead => FileAccess::GroupRead,
+        config::DiskMode::GroupWrite => FileAccess::GroupWrite,
+    }
 }
 
 /// The folder of a namespace.

@@ -3,11 +3,11 @@
 
 mod mark;
 
-use super::disk::{geometry, namespace_dir, rank_dirs};
+use super::disk::{disk_access, geometry, namespace_dir, rank_dirs};
 use crate::config::Config;
 use kvbm_disk::fault::JOURNAL_FILE;
 use kvbm_disk::{Archive, OpenError, offline};
-use kvbm_plan::{BlockId, BlockIdentity, Rank};
+use kvbm_plan::{BlockId, BlockIdentity, FileAccess, Rank};
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{DiskTier, Predecessor, PredecessorError, SlotGeometry};
 use mark::Mark;
@@ -109,7 +109,7 @@ pub(super) fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<P
     let mut look_again = false;
     for ranks in others(config, tag) {
         let folders: Vec<_> = (0..ranks).map(|rank| rank_dirs(config, tag, rank, ranks)).collect();
-        match open(&folders, tag, &geometries, blocks, &held) {
+        match open(&folders, disk_access(config), tag, &geometries, blocks, &held) {
             Ok(predecessor) if predecessor.is_empty() => {
                 let left_behind = predecessor.left_out().total();
                 if left_behind > 0 {
@@ -156,12 +156,13 @@ pub(super) fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<P
 /// Opens a deployment whose blocks all our ranks can use.
 fn open(
     folders: &[Vec<PathBuf>],
+    access: FileAccess,
     tag: NamespaceTag,
     ours: &[SlotGeometry],
     blocks: u32,
     held: &[(BlockId, BlockIdentity)],
 ) -> Result<Predecessor, PredecessorError> {
-    let predecessor = Predecessor::open(folders, *tag.as_bytes(), &ours[0], blocks, held)?;
+    let predecessor = Predecessor::open(folders, access, *tag.as_bytes(), &ours[0], blocks, held)?;
     ours.iter().try_for_each(|ours| predecessor.covers(ours))?;
     Ok(predecessor)
 }
@@ -187,7 +188,7 @@ fn held(config: &Config, tag: NamespaceTag) -> Result<Vec<(BlockId, BlockIdentit
     let ours = config.parallelism.tensor_parallel;
     let mut held: Option<HashSet<(BlockId, BlockIdentity)>> = None;
     for rank in 0..ours {
-        let blocks = match Archive::open(&rank_dirs(config, tag, rank, ours)) {
+        let blocks = match Archive::open(&rank_dirs(config, tag, rank, ours), disk_access(config)) {
             Ok(archive) => archive.blocks(),
             Err(OpenError::NoJournal { .. }) => Vec::new(),
             Err(error) => return Err(error),

@@ -1,44 +1,47 @@
 //! What the ring's thread does: keeps the device busy, and verifies what came from it meanwhile.
 //!
-//! Blocks that lie side by side go in one request: a request costs the device and the kernel as much as some ten thousand
-//! bytes do. Each keeps its own fate: where a request fails in the middle, the blocks behind are tried again, each alone.
+//! Blocks that lie side by side go in one request: a request costs the device and the kernel as
+//! much as some ten thousand bytes do. Each keeps its own fate: where a request fails in the
+//! middle, the blocks behind are tried again, each alone.
 
 use super::port::{Completed, Port, Ticket};
 use super::transfer::{Step, Transfer};
 use crate::batch::OpKind;
 use crate::buffer::{Arena, Staging};
-use crate::executor::job::{Job, News};
+use crate::executor::job::{BatchEnd, Job};
 use crate::executor::queue::{Ended, Queue};
-use crate::medium::full::Stopped;
+use crate::medium::complete::Stopped;
 use crate::ops::{self, Begun, Over};
 use crate::shared::Shared;
-use crate::slots::{Moved, SlotFile};
+use crate::slot_file::{Moved, SlotFile};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes between two looks at the device: to copy or to sum so many takes a fraction of what the device needs for as many.
+/// Bytes between two looks at the device: to copy or to sum so many takes a fraction of what the
+/// device needs for as many.
 const STRIDE_BYTES: u64 = 1 << 20;
-/// Bytes of operations that end before callers are told of batches that are over, unless there is nothing else to do: to
-/// wake a caller costs as much as to sum some hundred thousand bytes.
-const NEWS_BYTES: u64 = 16 << 20;
-/// Bytes that blocks in one request have together, at most: so many where few are under way, so that a short queue keeps the
-/// device busy and comes back in parts, and more, which costs less CPU, where there is enough for so many requests.
+/// Bytes of operations that end before callers are told of batches that are over, unless there is
+/// nothing else to do: to wake a caller costs as much as to sum some hundred thousand bytes.
+const BATCH_END_BYTES: u64 = 16 << 20;
+/// Bytes that blocks in one request have together, at most: so many where few are under way, so
+/// that a short queue keeps the device busy and comes back in parts, and more, which costs less
+/// CPU, where there is enough for so many requests.
 const GROUP_BYTES: u64 = 512 << 10;
-const LONG_GROUP_BYTES: u64 = 4 << 20;
+const MAX_GROUP_BYTES: u64 = 4 << 20;
 const GROUPS: u64 = 8;
 
 /// An operation whose slot is taken.
-struct Flight {
+struct StartedOp {
     job: Job,
     begun: Begun,
 }
 
 /// Blocks side by side in the file, in the same direction, all through the arena or none.
-type Group = Vec<Flight>;
+type Group = Vec<StartedOp>;
 
 /// Room for one group at the device.
 #[derive(Default)]
-struct Seat {
+struct RingSlot {
     group: Group,
     transfer: Transfer,
     /// The part of the arena that it passes through.
@@ -48,20 +51,22 @@ struct Seat {
 pub(super) struct Driver<P: Port> {
     /// Dropped first: it waits for the hardware, which may still use the memory of what follows.
     port: P,
-    seats: Vec<Seat>,
+    ring_slots: Vec<RingSlot>,
     free: Vec<Ticket>,
     /// Made when first needed.
     arena: Option<Arena>,
-    /// Groups that wait for a seat, or for a part of the arena.
-    standing: VecDeque<Group>,
+    /// Groups that wait for a ring slot, or for a part of the arena.
+    waiting_groups: VecDeque<Group>,
     /// Transfers that are over and wait for their checksums.
-    over: VecDeque<(Flight, Result<Moved, Stopped>)>,
+    over: VecDeque<(StartedOp, Result<Moved, Stopped>)>,
     /// Transfers that have their checksums: a buffer of [`Driver::end_some`].
     summed: Vec<(Job, Over)>,
-    /// Batches that are over and whose callers do not know it, and bytes of what ended since callers were told.
-    news: Vec<News>,
-    news_bytes: u64,
-    /// Bytes copied or summed since the device was last told of requests, and whether there are any.
+    /// Batches that are over and whose callers do not know it, and bytes of what ended since
+    /// callers were told.
+    batch_ends: Vec<BatchEnd>,
+    batch_end_bytes: u64,
+    /// Bytes copied or summed since the device was last told of requests, and whether there are
+    /// any.
     worked: u64,
     unsubmitted: bool,
     queue: Arc<Queue>,
@@ -73,14 +78,14 @@ impl<P: Port> Driver<P> {
         let depth = shared.config.ring_depth();
         Self {
             port,
-            seats: (0..depth).map(|_| Seat::default()).collect(),
+            ring_slots: (0..depth).map(|_| RingSlot::default()).collect(),
             free: (0..depth as Ticket).rev().collect(),
             arena: None,
-            standing: VecDeque::new(),
+            waiting_groups: VecDeque::new(),
             over: VecDeque::with_capacity(depth),
             summed: Vec::new(),
-            news: Vec::new(),
-            news_bytes: 0,
+            batch_ends: Vec::new(),
+            batch_end_bytes: 0,
             worked: 0,
             unsubmitted: false,
             queue,
@@ -90,12 +95,12 @@ impl<P: Port> Driver<P> {
 
     /// Runs until the queue is closed and nothing is under way.
     pub(super) fn run(mut self) {
-        let mut completed: Vec<Completed> = Vec::with_capacity(self.seats.len());
+        let mut completed: Vec<Completed> = Vec::with_capacity(self.ring_slots.len());
         loop {
-            self.start_standing();
+            self.start_waiting();
             let slots = &self.shared.slots;
             // What still stands goes first.
-            let room = if self.standing.is_empty() { self.free.len() } else { 0 };
+            let room = if self.waiting_groups.is_empty() { self.free.len() } else { 0 };
             let taken = self.queue.take(room, |group, next, busy| joins(slots, group, next, busy));
             for memory in taken.memory {
                 let (bytes, refused) = self.port.register(memory);
@@ -108,14 +113,20 @@ impl<P: Port> Driver<P> {
             if !self.over.is_empty() {
                 self.end_some();
                 self.port.poll(&mut completed);
-            } else if self.tell_all() {
+            } else if self.complete_batches() {
                 // They may have more to do.
-            } else if self.free.len() == self.seats.len() && self.standing.is_empty() && taken.closed {
-                return;
-            } else if self.free.is_empty() || !self.standing.is_empty() || taken.closed || self.queue.sleep()
+            } else if self.free.len() == self.ring_slots.len()
+                && self.waiting_groups.is_empty()
+                && taken.closed
             {
-                // Where no seat is free, or what stands needs memory that others have, or the queue is closed, only the device is waited
-                // for.
+                return;
+            } else if self.free.is_empty()
+                || !self.waiting_groups.is_empty()
+                || taken.closed
+                || self.queue.sleep()
+            {
+                // Where no ring slot is free, or what stands needs memory that others have, or the
+                // queue is closed, only the device is waited for.
                 self.port.wait(&mut completed);
                 self.queue.awake();
             }
@@ -140,7 +151,8 @@ impl<P: Port> Driver<P> {
         }
     }
 
-    /// Takes the slots of a group, and a seat for those that got theirs. Blocks that no longer adjoin make groups of their own.
+    /// Takes the slots of a group, and a ring slot for those that got theirs. Blocks that no longer
+    /// adjoin make groups of their own.
     fn begin(&mut self, jobs: Vec<Job>) {
         let mut group = Group::with_capacity(jobs.len());
         for job in jobs {
@@ -152,61 +164,63 @@ impl<P: Port> Driver<P> {
             match begun {
                 Ok(begun) => {
                     self.worked += if job.op().kind.sums_first() { job.op().fragments.bytes() } else { 0 };
-                    let last = group.last().map(|flight: &Flight| flight.job.op().slot);
+                    let last = group.last().map(|flight: &StartedOp| flight.job.op().slot);
                     if last.is_some_and(|last| !self.shared.slots.adjoin(last, job.op().slot)) {
-                        self.standing.push_back(std::mem::take(&mut group));
+                        self.waiting_groups.push_back(std::mem::take(&mut group));
                     }
-                    group.push(Flight { job, begun });
+                    group.push(StartedOp { job, begun });
                 }
                 Err(error) => {
                     self.queue.done(Ended::default().and(job.op().kind));
-                    self.news.extend(job.finish(Err(error)));
+                    self.batch_ends.extend(job.finish(Err(error)));
                 }
             }
         }
-        self.standing.extend((!group.is_empty()).then_some(group));
-        self.start_standing();
+        self.waiting_groups.extend((!group.is_empty()).then_some(group));
+        self.start_waiting();
     }
 
-    /// Puts groups on free seats, in their order: until the seats are taken, or the parts of the arena where the next one needs one.
-    fn start_standing(&mut self) {
-        while let (Some(ticket), Some(group)) = (self.free.last().copied(), self.standing.pop_front()) {
+    /// Puts groups on free ring slots, in their order: until the ring slots are taken, or the parts
+    /// of the arena where the next one needs one.
+    fn start_waiting(&mut self) {
+        while let (Some(ticket), Some(group)) = (self.free.last().copied(), self.waiting_groups.pop_front()) {
             let first = group.first().map(|flight| &flight.job.op().fragments);
             let bounced = first.is_some_and(|first| self.shared.slots.needs_bounce(first));
             let part = if bounced { self.arena().take() } else { None };
             if bounced && part.is_none() {
-                return self.standing.push_front(group);
+                return self.waiting_groups.push_front(group);
             }
             self.free.pop();
             self.start(ticket, group, part);
         }
     }
 
-    /// Starts a group on its seat; through a part of the arena if that is given.
+    /// Starts a group on its ring slot; through a part of the arena if that is given.
     fn start(&mut self, ticket: Ticket, group: Group, part: Option<usize>) {
         let slots = &self.shared.slots;
-        let Some(Flight { job, begun }) = group.first() else { return self.free.push(ticket) };
+        let Some(StartedOp { job, begun }) = group.first() else { return self.free.push(ticket) };
         let (write, place) = (matches!(begun, Begun::Write { .. }), slots.place(job.op().slot));
         let bytes: u64 = group.iter().map(|flight| flight.job.op().fragments.bytes()).sum();
         let staged = part.and_then(|part| Some(self.arena.as_mut()?.part(part)));
-        let seat = &mut self.seats[usize::from(ticket)];
+        let ring_slot = &mut self.ring_slots[usize::from(ticket)];
         let blocks = group.iter().map(|flight| &flight.job.op().fragments);
         let (how, port) = ((write, place, slots.alignment()), &self.port);
-        // SAFETY: the jobs live on the seat until the transfer is over, so the contract of their fragments holds; the part of the
-        // arena is this seat's until it is given back.
-        unsafe { seat.transfer.load(blocks, how, staged, |run, next| port.joins(run, next)) };
-        (seat.group, seat.part) = (group, part);
+        // SAFETY: the jobs live on the ring slot until the transfer is over, so the contract of
+        // their fragments holds; the part of the arena is this ring slot's until it is given back.
+        unsafe { ring_slot.transfer.load(blocks, how, staged, |run, next| port.joins(run, next)) };
+        (ring_slot.group, ring_slot.part) = (group, part);
         self.worked += if part.is_some() && write { bytes } else { 0 };
         self.shared.count(|stats| stats.requests += 1);
         self.request(ticket);
     }
 
-    /// Asks for what is left of a seat's transfer.
+    /// Asks for what is left of a ring slot's transfer.
     fn request(&mut self, ticket: Ticket) {
-        let transfer = &mut self.seats[usize::from(ticket)].transfer;
+        let transfer = &mut self.ring_slots[usize::from(ticket)].transfer;
         let (place, rest) = transfer.rest();
-        // SAFETY: the list lies in its own allocation, which nobody touches before the completion; its memory belongs to
-        // the jobs on this seat, begun for this direction, or is the seat's part of the arena.
+        // SAFETY: the list lies in its own allocation, which nobody touches before the completion;
+        // its memory belongs to the jobs on this ring slot, begun for this direction, or is the
+        // ring slot's part of the arena.
         let asked = unsafe { self.port.start(ticket, transfer.is_write(), place, rest) };
         transfer.requested(asked);
         self.unsubmitted = true;
@@ -216,42 +230,43 @@ impl<P: Port> Driver<P> {
     }
 
     fn completed(&mut self, ticket: Ticket, result: std::io::Result<usize>) {
-        let Some(seat) = self.seats.get_mut(usize::from(ticket)) else { return };
-        if seat.group.is_empty() {
+        let Some(ring_slot) = self.ring_slots.get_mut(usize::from(ticket)) else { return };
+        if ring_slot.group.is_empty() {
             return;
         }
-        match seat.transfer.completed(result) {
+        match ring_slot.transfer.completed(result) {
             Step::Again => self.request(ticket),
             Step::Over(continued) => {
-                if let Some(part) = seat.part
-                    && !seat.transfer.is_write()
+                if let Some(part) = ring_slot.part
+                    && !ring_slot.transfer.is_write()
                 {
                     let staged = self.arena.as_mut().map(|arena| arena.part(part));
-                    // SAFETY: the transfer is over, and these are the fragments that it was loaded with.
-                    unsafe { scatter(&seat.group, staged, self.shared.slots.alignment()) };
+                    // SAFETY: the transfer is over, and these are the fragments that it was loaded
+                    // with.
+                    unsafe { scatter(&ring_slot.group, staged, self.shared.slots.alignment()) };
                 }
-                let mut moved = Moved { bounced: seat.part.is_some(), continued };
-                for flight in seat.group.drain(..) {
+                let mut moved = Moved { bounced: ring_slot.part.is_some(), continued };
+                for flight in ring_slot.group.drain(..) {
                     self.over.push_back((flight, Ok(moved)));
                     moved.continued = 0;
                 }
                 self.vacate(ticket);
             }
-            Step::Stopped(stopped) if seat.group.len() == 1 => {
-                self.over.extend(seat.group.pop().map(|flight| (flight, Err(stopped))));
+            Step::Stopped(stopped) if ring_slot.group.len() == 1 => {
+                self.over.extend(ring_slot.group.pop().map(|flight| (flight, Err(stopped))));
                 self.vacate(ticket);
             }
             Step::Stopped(_) => {
                 // Whose fault it was shows when each is tried alone.
-                self.standing.extend(seat.group.drain(..).map(|flight| vec![flight]));
+                self.waiting_groups.extend(ring_slot.group.drain(..).map(|flight| vec![flight]));
                 self.vacate(ticket);
             }
         }
     }
 
-    /// The seat's transfer is over.
+    /// The ring slot's transfer is over.
     fn vacate(&mut self, ticket: Ticket) {
-        let part = self.seats[usize::from(ticket)].part.take();
+        let part = self.ring_slots[usize::from(ticket)].part.take();
         if let (Some(part), Some(arena)) = (part, &mut self.arena) {
             arena.give_back(part);
         }
@@ -275,9 +290,10 @@ impl<P: Port> Driver<P> {
     fn end_some(&mut self) {
         let mut summed = std::mem::take(&mut self.summed);
         let mut bytes = 0;
-        // All sums first, and nothing between them: blocks that follow each other in memory are then read at full speed.
+        // All sums first, and nothing between them: blocks that follow each other in memory are
+        // then read at full speed.
         while bytes < STRIDE_BYTES
-            && let Some((Flight { job, begun }, result)) = self.over.pop_front()
+            && let Some((StartedOp { job, begun }, result)) = self.over.pop_front()
         {
             bytes += if job.op().kind == OpKind::Read { job.op().fragments.bytes() } else { 0 };
             // SAFETY: the job lives, and its transfer is over.
@@ -287,31 +303,32 @@ impl<P: Port> Driver<P> {
         let mut ended = Ended::default();
         for (job, end) in summed.drain(..) {
             ended = ended.and(job.op().kind);
-            self.news_bytes += job.op().fragments.bytes();
+            self.batch_end_bytes += job.op().fragments.bytes();
             let outcome = ops::end(job.op(), end, &self.shared);
-            self.news.extend(job.finish(outcome));
+            self.batch_ends.extend(job.finish(outcome));
         }
         self.queue.done(ended);
         self.summed = summed;
-        if self.news_bytes >= NEWS_BYTES {
-            self.tell_all();
+        if self.batch_end_bytes >= BATCH_END_BYTES {
+            self.complete_batches();
         }
     }
 
     /// Tells the callers whose batches are over. Whether there were any.
-    fn tell_all(&mut self) -> bool {
-        self.news_bytes = 0;
-        !std::mem::take(&mut self.news).is_empty()
+    fn complete_batches(&mut self) -> bool {
+        self.batch_end_bytes = 0;
+        !std::mem::take(&mut self.batch_ends).is_empty()
     }
 }
 
-/// Whether `next` may go in one request with `group`, behind its last. `busy` operations in the same direction wait or run.
+/// Whether `next` may go in one request with `group`, behind its last. `busy` operations in the
+/// same direction wait or run.
 fn joins(slots: &SlotFile, group: &[Job], next: &Job, busy: usize) -> bool {
     let Some(last) = group.last() else { return true };
     let (last, next) = (last.op(), next.op());
     let (bytes, bounced) = (last.fragments.bytes(), slots.needs_bounce(&last.fragments));
     let share = busy as u64 * slots.stride / GROUPS;
-    let most = if bounced { GROUP_BYTES } else { share.clamp(GROUP_BYTES, LONG_GROUP_BYTES) };
+    let most = if bounced { GROUP_BYTES } else { share.clamp(GROUP_BYTES, MAX_GROUP_BYTES) };
     bytes == slots.stride
         && bytes * (group.len() as u64 + 1) <= most
         && slots.adjoin(last.slot, next.slot)
@@ -320,8 +337,9 @@ fn joins(slots: &SlotFile, group: &[Job], next: &Job, busy: usize) -> bool {
         && bounced == slots.needs_bounce(&next.fragments)
 }
 
-/// Safety: the contract of [`Fragments::from_raw`](crate::Fragments::from_raw) holds, for reads that are over.
-unsafe fn scatter(group: &[Flight], staged: Option<Staging<'_>>, alignment: u64) {
+/// Safety: the contract of [`IoFragments::from_raw`](crate::IoFragments::from_raw) holds, for reads
+/// that are over.
+unsafe fn scatter(group: &[StartedOp], staged: Option<Staging<'_>>, alignment: u64) {
     let Some(mut staged) = staged else { return };
     let mut at = 0;
     for flight in group {

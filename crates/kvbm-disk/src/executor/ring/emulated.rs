@@ -1,9 +1,10 @@
-//! A port over a medium without descriptors: the driver's logic under every fault that the medium can simulate.
+//! A port over a medium without descriptors: the driver's logic under every fault that the medium
+//! can simulate.
 
-use super::bell::Bell;
-use super::port::{Completed, Place, Port, Ticket};
+use super::port::{Completed, FileOffset, Port, Ticket};
+use super::wake_event::WakeEvent;
 use crate::IoMemory;
-use crate::medium::{BlockFile, full::IOV_MAX};
+use crate::medium::{BlockFile, complete::IOV_MAX};
 use libc::iovec;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,14 +13,14 @@ use std::sync::Arc;
 struct Request {
     ticket: Ticket,
     write: bool,
-    at: Place,
+    at: FileOffset,
     runs: Vec<iovec>,
 }
 
 /// Does requests one by one, the latest first, when asked to wait.
 pub(super) struct EmulatedPort {
     files: Vec<Arc<dyn BlockFile>>,
-    bell: Bell,
+    wake_event: WakeEvent,
     waiting: Vec<Request>,
 }
 
@@ -27,8 +28,8 @@ pub(super) struct EmulatedPort {
 unsafe impl Send for EmulatedPort {}
 
 impl EmulatedPort {
-    pub(super) fn new(files: Vec<Arc<dyn BlockFile>>, bell: Bell) -> Self {
-        Self { files, bell, waiting: Vec::new() }
+    pub(super) fn new(files: Vec<Arc<dyn BlockFile>>, wake_event: WakeEvent) -> Self {
+        Self { files, wake_event, waiting: Vec::new() }
     }
 
     fn perform(&self, request: &Request) -> io::Result<usize> {
@@ -57,14 +58,15 @@ impl EmulatedPort {
 }
 
 impl Port for EmulatedPort {
-    unsafe fn start(&mut self, ticket: Ticket, write: bool, at: Place, runs: &[iovec]) -> u64 {
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, at: FileOffset, runs: &[iovec]) -> u64 {
         let runs = runs[..runs.len().min(IOV_MAX)].to_vec();
         let asked = runs.iter().map(|run| run.iov_len as u64).sum();
         self.waiting.push(Request { ticket, write, at, runs });
         asked
     }
 
-    /// The slices made of the runs must not reach over two allocations, and nobody says where one ends.
+    /// The slices made of the runs must not reach over two allocations, and nobody says where one
+    /// ends.
     fn joins(&self, _run: &iovec, _next: &iovec) -> bool {
         false
     }
@@ -76,7 +78,7 @@ impl Port for EmulatedPort {
     fn wait(&mut self, into: &mut Vec<Completed>) {
         match self.waiting.pop() {
             Some(request) => into.push((request.ticket, self.perform(&request))),
-            None => self.bell.wait(None),
+            None => self.wake_event.wait(None),
         }
     }
 

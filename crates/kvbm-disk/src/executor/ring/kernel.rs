@@ -1,9 +1,9 @@
 //! io_uring, with the slot files registered and memory registered as far as the kernel takes it.
 
-use super::bell::Bell;
-use super::calls::Calls;
-use super::port::{Completed, Place, Port, Ticket};
-use crate::medium::full::IOV_MAX;
+use super::port::{Completed, FileOffset, Port, Ticket};
+use super::system_calls::SystemCalls;
+use super::wake_event::WakeEvent;
+use crate::medium::complete::IOV_MAX;
 use crate::{IoMemory, OwnedBuffer};
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, Fixed};
@@ -22,10 +22,10 @@ const MAX_BUFFER: usize = 1 << 30;
 const MAX_BUFFERS: u32 = 4096;
 /// Bytes of one request: what the kernel moves at most in one, rounded down to a power of two.
 const MAX_REQUEST: usize = 1 << 30;
-/// Marks the completion that says that the bell rang.
+/// Marks the completion that says that the wake event rang.
 const BELL: u64 = u64::MAX;
 /// Between two attempts when the kernel is short of memory.
-const BREATH: Duration = Duration::from_millis(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Memory that the kernel knows under a number.
 struct Buffer {
@@ -37,19 +37,20 @@ struct Buffer {
 /// A ring of the kernel. Belongs to the thread that made it.
 pub(super) struct KernelPort {
     ring: IoUring,
-    bell: Bell,
-    /// The ring waits for the bell.
+    wake_event: WakeEvent,
+    /// The ring waits for the wake event.
     armed: bool,
-    /// Requests that the kernel has, the bell among them.
+    /// Requests that the kernel has, the wake event among them.
     under_way: usize,
-    /// What was put into the submission queue last, as many as it has room for: those at its end the kernel may not have taken.
+    /// What was put into the submission queue last, as many as it has room for: those at its end
+    /// the kernel may not have taken.
     pushed: VecDeque<u64>,
     /// Does what the kernel refuses to do.
-    calls: Calls,
+    calls: SystemCalls,
     /// Whether it does. From then on the submission queue is never shown to the kernel again.
     refused: bool,
-    /// Why, until it is told.
-    news: Option<String>,
+    /// The reason, until it is reported.
+    batch_ends: Option<String>,
     /// Sorted by address.
     buffers: Vec<Buffer>,
     /// Whether runs of a registered buffer can be named in one request (Linux 6.15).
@@ -62,9 +63,10 @@ pub(super) struct KernelPort {
 
 impl KernelPort {
     /// A ring for `depth` requests on the files `fds`, which stay open while the ring lives.
-    pub(super) fn new(fds: &[RawFd], depth: usize, bell: Bell) -> io::Result<Self> {
+    pub(super) fn new(fds: &[RawFd], depth: usize, wake_event: WakeEvent) -> io::Result<Self> {
         let entries = (depth as u32 + 1).next_power_of_two();
-        // Not `defer_taskrun`: then nothing would end without a call that enters the ring, and that may be forbidden one day.
+        // Not `defer_taskrun`: then nothing would end without a call that enters the ring, and that
+        // may be forbidden one day.
         let mut ring = IoUring::builder()
             .setup_single_issuer()
             .setup_coop_taskrun()
@@ -83,13 +85,13 @@ impl KernelPort {
         let no_buffers = sparse.err().map(|error| explained("register buffers", &error).to_string());
         Ok(Self {
             ring,
-            bell,
+            wake_event,
             armed: false,
             under_way: 0,
             pushed: VecDeque::with_capacity(entries as usize),
-            calls: Calls::new(fds),
+            calls: SystemCalls::new(fds),
             refused: false,
-            news: None,
+            batch_ends: None,
             buffers: Vec::new(),
             vectored_buffers,
             owners: Vec::new(),
@@ -97,7 +99,8 @@ impl KernelPort {
         })
     }
 
-    /// Reads a page of a file through the ring: a kernel that sets rings up and then refuses requests is found out here.
+    /// Reads a page of a file through the ring: a kernel that sets rings up and then refuses
+    /// requests is found out here.
     pub(super) fn probe(&mut self, file: usize) -> io::Result<()> {
         let mut page = OwnedBuffer::new(4096);
         let memory = page.as_mut_slice();
@@ -122,10 +125,11 @@ impl KernelPort {
         (start + run.iov_len <= buffer.end).then_some(buffer.index)
     }
 
-    /// How many of `runs` one request takes, of how many bytes, and the registered buffer that they all lie in.
+    /// How many of `runs` one request takes, of how many bytes, and the registered buffer that they
+    /// all lie in.
     ///
-    /// Runs of several buffers, such as a region per layer, go in one request without any: to lock their pages costs less
-    /// than a request for each buffer, one after the other.
+    /// Runs of several buffers, such as a region per layer, go in one request without any: to lock
+    /// their pages costs less than a request for each buffer, one after the other.
     fn portion(&self, runs: &[iovec]) -> (usize, usize, Option<u16>) {
         let Some((first, others)) = runs.split_first() else { return (0, 0, None) };
         let mut bytes = first.iov_len.min(MAX_REQUEST);
@@ -145,8 +149,8 @@ impl KernelPort {
         (count, bytes, self.buffer_of(first).filter(alike))
     }
 
-    /// Puts an entry into the submission queue, which has room for `depth` requests and the bell. Whether it is there: the kernel may
-    /// refuse for good.
+    /// Puts an entry into the submission queue, which has room for `depth` requests and the
+    /// wake event. Whether it is there: the kernel may refuse for good.
     ///
     /// # Safety
     /// What the entry names stays valid until its completion.
@@ -166,17 +170,19 @@ impl KernelPort {
         true
     }
 
-    /// Tells the kernel of new entries and waits for `want` completions. When it cannot take them now it will later.
+    /// Tells the kernel of new entries and waits for `want` completions. When it cannot take them
+    /// now it will later.
     fn enter(&mut self, want: usize) {
         match self.ring.submit_and_wait(want) {
             Err(error) if is_final(&error) => self.refuse(&error),
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => std::thread::sleep(BREATH),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => std::thread::sleep(RETRY_PAUSE),
             _ => {}
         }
     }
 
-    /// The kernel forbids what it allowed: what it has not taken is given back, and done by calls. What it has taken it does, and tells of it
-    /// in the memory that it shares with the ring, whether that may be entered or not.
+    /// The kernel forbids what it allowed: what it has not taken is given back, and done by calls.
+    /// What it has taken it does, and tells of it in the memory that it shares with the ring,
+    /// whether that may be entered or not.
     fn refuse(&mut self, error: &io::Error) {
         self.refused = true;
         let left = self.ring.submission().len();
@@ -189,7 +195,7 @@ impl KernelPort {
             }
         }
         let why = explained("io_uring_enter", error);
-        self.news = Some(format!(
+        self.batch_ends = Some(format!(
             "{why}, in mid-life; one thread does one request at a time until the directory is opened again"
         ));
     }
@@ -199,7 +205,7 @@ impl KernelPort {
             self.under_way -= 1;
             if completion.user_data() == BELL {
                 self.armed = false;
-                self.bell.reset();
+                self.wake_event.reset();
                 continue;
             }
             let result = completion.result();
@@ -210,8 +216,9 @@ impl KernelPort {
 
     fn arm(&mut self) {
         if !self.armed {
-            let poll = opcode::PollAdd::new(Fd(self.bell.fd()), libc::POLLIN as u32).build();
-            // SAFETY: the entry names no memory, and the bell's descriptor lives as long as this port.
+            let poll = opcode::PollAdd::new(Fd(self.wake_event.fd()), libc::POLLIN as u32).build();
+            // SAFETY: the entry names no memory, and the wake event's descriptor lives as long as
+            // this port.
             self.armed = unsafe { self.push(&poll.user_data(BELL)) };
         }
     }
@@ -219,7 +226,7 @@ impl KernelPort {
     /// As [`Port::wait`], where the kernel refuses: without entering the ring.
     fn wait_outside(&mut self, into: &mut Vec<Completed>) {
         if !self.calls.tell(into) {
-            self.bell.wait(Some(self.ring.as_raw_fd()));
+            self.wake_event.wait(Some(self.ring.as_raw_fd()));
             self.collect(into);
         }
     }
@@ -240,7 +247,7 @@ impl KernelPort {
 }
 
 impl Port for KernelPort {
-    unsafe fn start(&mut self, ticket: Ticket, write: bool, place: Place, runs: &[iovec]) -> u64 {
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, place: FileOffset, runs: &[iovec]) -> u64 {
         if self.refused {
             // SAFETY: by the caller's contract.
             return unsafe { self.calls.perform(ticket, write, place, runs) };
@@ -279,7 +286,8 @@ impl Port for KernelPort {
         bytes as u64
     }
 
-    /// The kernel knows addresses, not allocations; but a run in two registered buffers would be in none.
+    /// The kernel knows addresses, not allocations; but a run in two registered buffers would be in
+    /// none.
     fn joins(&self, run: &iovec, next: &iovec) -> bool {
         self.buffer_of(run) == self.buffer_of(next)
     }
@@ -331,13 +339,14 @@ impl Port for KernelPort {
     }
 
     fn changed_way(&mut self) -> Option<String> {
-        self.news.take()
+        self.batch_ends.take()
     }
 }
 
 impl Drop for KernelPort {
     fn drop(&mut self) {
-        // The kernel may still write into memory that the seats own. Only the bell, which names none, may be left.
+        // The kernel may still write into memory that the ring slots own. Only the wake event,
+        // which names none, may be left.
         let mut over = Vec::new();
         while self.under_way > usize::from(self.armed) {
             if self.refused {
@@ -350,7 +359,8 @@ impl Drop for KernelPort {
     }
 }
 
-/// Does a request that names no memory: where a sandbox lets rings be made and not be used, no other would ever end.
+/// Does a request that names no memory: where a sandbox lets rings be made and not be used, no
+/// other would ever end.
 fn try_out(ring: &mut IoUring) -> io::Result<()> {
     // SAFETY: the entry names nothing.
     unsafe { ring.submission().push(&opcode::Nop::new().build()) }.map_err(io::Error::other)?;
@@ -393,7 +403,7 @@ mod tests {
     fn runs_of_several_buffers_go_in_one_request() {
         let file = tempfile::tempfile().unwrap();
         // No ring here: nothing to test.
-        let Ok(mut port) = KernelPort::new(&[file.as_raw_fd()], 4, Bell::new().unwrap()) else { return };
+        let Ok(mut port) = KernelPort::new(&[file.as_raw_fd()], 4, WakeEvent::new().unwrap()) else { return };
         let layers = [(); 2].map(|()| Arc::new(OwnedBuffer::new(4 * PAGE)));
         let mut known = true;
         for layer in &layers {

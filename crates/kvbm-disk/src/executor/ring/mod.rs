@@ -1,17 +1,18 @@
-//! A thread of its own with a ring of the kernel: up to `depth` operations at the device, without a thread for each.
+//! A thread of its own with a ring of the kernel: up to `depth` operations at the device, without a
+//! thread for each.
 //!
-//! The logic is in [`driver`], over the seam [`port::Port`]: [`kernel`] is io_uring, [`emulated`] does the same calls
-//! by itself over a simulated medium.
+//! The logic is in [`driver`], over the seam [`port::Port`]: [`kernel`] is io_uring, [`emulated`]
+//! does the same calls by itself over a simulated medium.
 
-mod bell;
-mod calls;
 mod driver;
 mod emulated;
 mod kernel;
 mod port;
+mod system_calls;
 mod transfer;
+mod wake_event;
 
-pub(super) use bell::Bell;
+pub(super) use wake_event::WakeEvent;
 
 use super::queue::Queue;
 use super::spawn;
@@ -33,16 +34,16 @@ const START_DEADLINE: Duration = Duration::from_secs(10);
 pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>) -> io::Result<()> {
     let files = &shared.slots.files;
     let fds: Option<Vec<RawFd>> = files.iter().map(|file| file.raw_fd()).collect();
-    let bell = Bell::new()?;
+    let wake_event = WakeEvent::new()?;
     let (started, outcome) = channel();
-    let (theirs, queue_, shared_) = (bell.clone(), Arc::clone(queue), Arc::clone(shared));
+    let (theirs, queue_, shared_) = (wake_event.clone(), Arc::clone(queue), Arc::clone(shared));
     if let Some(fds) = fds {
         // The ring belongs to the thread that makes it.
         spawn("kvbm-disk-ring".to_owned(), alive, move || {
             run_kernel(&fds, &started, theirs, queue_, shared_);
         })?;
     } else if files.iter().all(|file| file.emulates_ring()) {
-        let port = EmulatedPort::new(files.clone(), bell.clone());
+        let port = EmulatedPort::new(files.clone(), wake_event.clone());
         spawn("kvbm-disk-ring".to_owned(), alive, move || {
             let _ = started.send(Ok(()));
             run(port, queue_, shared_);
@@ -52,18 +53,18 @@ pub(super) fn start(queue: &Arc<Queue>, shared: &Arc<Shared>, alive: &Arc<Alive>
     }
     let no_answer = |_| Err(io::Error::other("the ring's thread did not start"));
     outcome.recv_timeout(START_DEADLINE).unwrap_or_else(no_answer)?;
-    queue.set_bell(bell);
+    queue.set_wake_event(wake_event);
     Ok(())
 }
 
 fn run_kernel(
     fds: &[RawFd],
     started: &Sender<io::Result<()>>,
-    bell: Bell,
+    wake_event: WakeEvent,
     queue: Arc<Queue>,
     shared: Arc<Shared>,
 ) {
-    let probed = KernelPort::new(fds, shared.config.ring_depth(), bell).and_then(|mut port| {
+    let probed = KernelPort::new(fds, shared.config.ring_depth(), wake_event).and_then(|mut port| {
         (0..fds.len()).try_for_each(|file| port.probe(file))?;
         Ok(port)
     });
@@ -76,7 +77,7 @@ fn run_kernel(
 }
 
 fn run(port: impl Port, queue: Arc<Queue>, shared: Arc<Shared>) {
-    /// Without the driver nobody takes what is queued: it fails, rather than wait.
+    /// Without the driver, queued operations fail instead of waiting for ever.
     struct Closing(Arc<Queue>);
     impl Drop for Closing {
         fn drop(&mut self) {

@@ -8,25 +8,27 @@ use std::io;
 pub(super) type Ticket = u16;
 
 /// A slot file, and an offset in it.
-pub(super) type Place = (usize, u64);
+pub(super) type FileOffset = (usize, u64);
 
 /// A request that is over: how many bytes it moved.
 pub(super) type Completed = (Ticket, io::Result<usize>);
 
 /// Moves bytes between memory and the slot files, many requests at a time. Used from one thread.
 ///
-/// Dropping a port waits until no request is under way: the kernel must not write memory that is gone.
+/// Dropping a port waits until no request is under way: the kernel must not write memory that is
+/// gone.
 pub(super) trait Port {
-    /// Takes a request over some memory runs, from the first of `runs` on, and says for how many bytes. It starts at
-    /// the latest with the next call of [`Port::submit`], [`Port::poll`] or [`Port::wait`]. At most `depth` requests
-    /// are under way, one per ticket.
+    /// Takes a request over some memory runs, from the first of `runs` on, and says for how many
+    /// bytes. It starts at the latest with the next call of [`Port::submit`], [`Port::poll`] or
+    /// [`Port::wait`]. At most `depth` requests are under way, one per ticket.
     ///
     /// # Safety
-    /// Until the completion of `ticket` is returned, `runs` stays where it is, and its memory is valid: to be read
-    /// for a write, to be written by nobody else for a read.
-    unsafe fn start(&mut self, ticket: Ticket, write: bool, at: Place, runs: &[iovec]) -> u64;
+    /// Until the completion of `ticket` is returned, `runs` stays where it is, and its memory is
+    /// valid: to be read for a write, to be written by nobody else for a read.
+    unsafe fn start(&mut self, ticket: Ticket, write: bool, at: FileOffset, runs: &[iovec]) -> u64;
 
-    /// Whether two runs of memory, the second of which starts where the first ends, may be named as one.
+    /// Whether two runs of memory, the second of which starts where the first ends, may be named as
+    /// one.
     fn joins(&self, run: &iovec, next: &iovec) -> bool;
 
     /// Lets the hardware begin with what was started.
@@ -35,14 +37,14 @@ pub(super) trait Port {
     /// Adds what is over to `into`, without waiting.
     fn poll(&mut self, into: &mut Vec<Completed>);
 
-    /// Like [`Port::poll`]; waits until something is over or the bell rings.
+    /// Like [`Port::poll`]; waits until something is over or the wake event rings.
     fn wait(&mut self, into: &mut Vec<Completed>);
 
-    /// Makes memory known that many requests will use. Keeps its owner until the port is dropped. Returns how many
-    /// bytes are known now, and why not all of them.
+    /// Makes memory known that many requests will use. Keeps its owner until the port is dropped.
+    /// Returns how many bytes are known now, and why not all of them.
     fn register(&mut self, memory: IoMemory) -> (u64, Option<String>);
 
-    /// That requests go another way from now on, and why: told once.
+    /// The reason why requests use system calls from now on; returned once.
     fn changed_way(&mut self) -> Option<String> {
         None
     }

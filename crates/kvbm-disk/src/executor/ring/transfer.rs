@@ -1,9 +1,9 @@
-//! Blocks on their way that lie side by side in the file, in as many requests as it takes: too many runs for one, short
-//! results, interruptions.
+//! Blocks on their way that lie side by side in the file, in as many requests as it takes: too many
+//! runs for one, short results, interruptions.
 
-use super::port::Place;
-use crate::buffer::{Fragments, Staging};
-use crate::medium::full::{Progress, Stopped};
+use super::port::FileOffset;
+use crate::buffer::{IoFragments, Staging};
+use crate::medium::complete::{Progress, Stopped};
 use libc::iovec;
 
 /// What comes after a completion.
@@ -15,12 +15,13 @@ pub(super) enum Step {
     Stopped(Stopped),
 }
 
-/// A seat for transfers, one after the other. Its lists keep their memory from one to the next.
+/// A ring slot for transfers, one after the other. Its lists keep their memory from one to the
+/// next.
 #[derive(Default)]
 pub(super) struct Transfer {
     write: bool,
     /// Where the first block lies.
-    place: Place,
+    place: FileOffset,
     /// Runs of memory; those before `first` are done.
     runs: Vec<iovec>,
     first: usize,
@@ -31,15 +32,17 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Prepares to move `blocks`, one after the other in the file from `place` on; through `staged` if that is given, which
-    /// has room for all of them, in units of `alignment`. Runs of memory that adjoin become one where `joins` says so.
+    /// Prepares to move `blocks`, one after the other in the file from `place` on; through `staged`
+    /// if that is given, which has room for all of them, in units of `alignment`. Runs of memory
+    /// that adjoin become one where `joins` says so.
     ///
     /// # Safety
-    /// The contract of [`Fragments::from_raw`] holds for every block, and nobody else uses `staged`, until the transfer is over.
+    /// The contract of [`IoFragments::from_raw`] holds for every block, and nobody else uses
+    /// `staged`, until the transfer is over.
     pub(super) unsafe fn load<'a>(
         &mut self,
-        blocks: impl Iterator<Item = &'a Fragments>,
-        (write, place, alignment): (bool, Place, u64),
+        blocks: impl Iterator<Item = &'a IoFragments>,
+        (write, place, alignment): (bool, FileOffset, u64),
         staged: Option<Staging<'_>>,
         joins: impl Fn(&iovec, &iovec) -> bool,
     ) {
@@ -66,8 +69,9 @@ impl Transfer {
         self.progress = Progress::new(bytes, alignment);
     }
 
-    /// Adds a run of memory. One that goes on where the last one ended makes that longer: the kernel and the device handle each
-    /// run on its own, and blocks that lie side by side on the disk often do so in memory.
+    /// Adds a run of memory. One that goes on where the last one ended makes that longer: the
+    /// kernel and the device handle each run on its own, and blocks that lie side by side on the
+    /// disk often do so in memory.
     fn push(&mut self, (start, len): (*mut u8, usize), joins: &impl Fn(&iovec, &iovec) -> bool) {
         let next = iovec { iov_base: start.cast(), iov_len: len };
         match self.runs.last_mut() {
@@ -85,7 +89,7 @@ impl Transfer {
     }
 
     /// Where the next request starts, and the memory from there on.
-    pub(super) fn rest(&self) -> (Place, &[iovec]) {
+    pub(super) fn rest(&self) -> (FileOffset, &[iovec]) {
         let (file, offset) = self.place;
         ((file, offset + self.progress.done()), &self.runs[self.first..])
     }
@@ -133,10 +137,11 @@ mod tests {
         let mut buffer = OwnedBuffer::new(8 * PAGE);
         let start = buffer.as_mut_slice().as_mut_ptr();
         let run = |page: usize, pages: usize| (start.wrapping_add(page * PAGE), pages * PAGE);
-        // Blocks of two pages; the second goes on where the first ends, the third starts elsewhere and has a hole.
+        // Blocks of two pages; the second goes on where the first ends, the third starts elsewhere
+        // and has a hole.
         let blocks = [vec![run(0, 1), run(1, 1)], vec![run(2, 2)], vec![run(6, 1), run(5, 1)]].map(|runs| {
             // SAFETY: nothing is submitted, so the memory is not touched.
-            unsafe { Fragments::from_raw(runs) }.unwrap()
+            unsafe { IoFragments::from_raw(runs) }.unwrap()
         });
         let mut transfer = Transfer::default();
         // SAFETY: as above.

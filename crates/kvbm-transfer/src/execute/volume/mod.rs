@@ -1,7 +1,8 @@
 //! Between host memory and volumes. Volumes block, so threads of the carriers' own wait for them.
 //!
-//! Objects hold blocks in universal order, a piece for each head, so that what a rank writes does not depend on how its memory is
-//! laid out. The conversion is a copy into, or out of, the buffer that a store needs anyway.
+//! Objects hold blocks in universal order, a piece for each head, so that what a rank writes does
+//! not depend on how its memory is laid out. The conversion is a copy into, or out of, the buffer
+//! that a store needs anyway.
 
 mod reader;
 mod shares;
@@ -11,15 +12,17 @@ pub(crate) use reader::VolumeReader;
 pub(crate) use writer::VolumeWriter;
 
 use super::Site;
+use crate::completion_queue::{Done, Stage};
 use crate::config::{VolumeTier, WorkerConfig};
-use crate::crew::{Crews, Terms};
 use crate::cuts::{Cut, cuts};
 use crate::error::StartError;
-use crate::inbox::{Done, Stage};
 use crate::schedule;
-use crate::slots::{disk_layout, layouts};
+use crate::slot_layout::{disk_layout, layouts};
+use crate::volume_threads::{ThreadLimits, VolumeThreads};
 use kvbm_layout::{AxisOrder, BlockLayout, FragmentList, FullyContiguous, Selection};
-use kvbm_plan::{BlockIdentity, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId};
+use kvbm_plan::{
+    BlockIdentity, Failure, FailureKind, NamespaceTag, Tier, TransferPlan, VolumeId, deadline_after,
+};
 use kvbm_volume::{
     BlobKey, BlobSlice, MAX_PIECES, PayloadForm, StoredOrder, Volume, VolumeError, VolumeRegistry,
 };
@@ -48,7 +51,8 @@ struct VolumeOrder {
 }
 
 impl VolumeOrder {
-    /// Universal order; where the layout has opaque planes or too many heads for it, the order of the disk.
+    /// Universal order; where the layout has opaque planes or too many heads for it, the order of
+    /// the disk.
     fn of(host: &dyn BlockLayout) -> Result<Self, StartError> {
         let differ = |error: &dyn std::fmt::Display| layouts(Tier::G2, Tier::G4, &error.to_string());
         let mut config = host.config().clone();
@@ -93,7 +97,8 @@ pub(crate) fn readable_cuts(config: &WorkerConfig, tier: &VolumeTier) -> Result<
 /// Checksum of a block that arrived, or why it did not.
 type Arrived = Result<u64, Failure>;
 
-/// Moves the blocks of a task, all in one call of the volume. `T` is what keeps others off a block's place in host memory.
+/// Moves the blocks of a task, all in one call of the volume. `T` is what keeps others off a
+/// block's place in host memory.
 trait Mover<T>: Send + Sync + 'static {
     fn transfer(
         &self,
@@ -114,7 +119,7 @@ struct Task<T> {
 struct Hands<T> {
     site: Site,
     registry: Arc<VolumeRegistry>,
-    crews: Crews<Task<T>>,
+    volume_threads: VolumeThreads<Task<T>>,
     shares: Shares,
     next_ticket: u64,
 }
@@ -128,7 +133,7 @@ impl<T: Send + 'static> Hands<T> {
         depth: usize,
         mover: impl Mover<T>,
     ) -> Self {
-        let terms = Terms {
+        let terms = ThreadLimits {
             hub: Arc::clone(&site.hub),
             rank: config.rank,
             what: site.path.to_string(),
@@ -136,16 +141,16 @@ impl<T: Send + 'static> Hands<T> {
             // Never full: a task has at least one block.
             pending: depth.max(1),
         };
-        let (inbox, registry) = (Arc::clone(&site.inbox), Arc::clone(&tier.registry));
+        let (completions, registry) = (Arc::clone(&site.completions), Arc::clone(&tier.registry));
         let work = move |volume, Task { ticket, deadline, blocks }| {
             let results = transfer(&mover, &registry, volume, deadline, blocks);
-            inbox.put(Done { ticket, result: Stage::Volume(results) });
+            completions.put(Done { ticket, result: Stage::Volume(results) });
         };
         let refusing = site.clone();
         let refuse = move |_, task: Task<T>, reason: &str| refuse(&refusing, task, reason);
-        let crews = Crews::new(terms, work, refuse);
+        let volume_threads = VolumeThreads::new(terms, work, refuse);
         let (site, registry, shares) = (site.clone(), Arc::clone(&tier.registry), Shares::new(depth));
-        Self { site, registry, crews, shares, next_ticket: 1 }
+        Self { site, registry, volume_threads, shares, next_ticket: 1 }
     }
 
     /// Blocks of `plan` that may be handed over while there is room for `free`.
@@ -153,8 +158,8 @@ impl<T: Send + 'static> Hands<T> {
         self.shares.room(volume_of(plan), free, self.registry.len() <= 1)
     }
 
-    /// Hands blocks of `plan` over, divided among the threads that have nothing to do. The tickets, which are odd, and how many of the
-    /// blocks each is for, in order.
+    /// Hands blocks of `plan` over, divided among the threads that have nothing to do. The tickets,
+    /// which are odd, and how many of the blocks each is for, in order.
     fn send(
         &mut self,
         plan: &TransferPlan,
@@ -163,13 +168,13 @@ impl<T: Send + 'static> Hands<T> {
     ) -> Vec<(u64, usize)> {
         let volume = volume_of(plan);
         self.shares.took(volume, blocks.len());
-        let each = blocks.len().div_ceil(self.crews.ready(volume).max(1)).max(1);
+        let each = blocks.len().div_ceil(self.volume_threads.ready(volume).max(1)).max(1);
         let mut tickets = Vec::new();
         while !blocks.is_empty() {
             let rest = blocks.split_off(each.min(blocks.len()));
             let (ticket, count) = (self.next_ticket, blocks.len());
             self.next_ticket += 2;
-            if let Err(task) = self.crews.send(volume, Task { ticket, deadline, blocks }) {
+            if let Err(task) = self.volume_threads.send(volume, Task { ticket, deadline, blocks }) {
                 refuse(&self.site, task, &format!("too many calls of volume {volume} wait"));
             }
             tickets.push((ticket, count));
@@ -187,7 +192,7 @@ impl<T: Send + 'static> Hands<T> {
 /// Says of all blocks of a task that it is not done.
 fn refuse<T>(site: &Site, Task { ticket, blocks, .. }: Task<T>, reason: &str) {
     let results = vec![Err(Failure::new(FailureKind::Io, reason)); blocks.len()];
-    site.inbox.put(Done { ticket, result: Stage::Volume(results) });
+    site.completions.put(Done { ticket, result: Stage::Volume(results) });
 }
 
 /// The volume of `plan`.
@@ -213,7 +218,7 @@ fn transfer<T: 'static>(
     }
     let results = match registry.get(volume) {
         Ok(volume) => {
-            let ours = now + volume.descriptor().deadline;
+            let ours = deadline_after(now, volume.descriptor().deadline);
             let deadline = deadline.map_or(ours, |deadline| deadline.min(ours));
             // A volume is foreign code. What its panic leaves behind never became readable.
             catch_unwind(AssertUnwindSafe(|| mover.transfer(&*volume, blocks, deadline)))

@@ -1,15 +1,16 @@
-//! G4 to G1: an object is read and verified, lands in a slot of a staging ring outside G2, and goes to the device from there.
+//! G4 to G1: an object is read and verified, lands in a slot of a staging ring outside G2, and goes
+//! to the device from there.
 
 use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result, readable_cuts, told};
+use crate::completion_queue::{Done, Stage};
 use crate::config::{VolumeTier, WorkerConfig};
-use crate::cuts::{Cut, Part};
-use crate::damaged::DamagedObjects;
+use crate::cuts::{Cut, CutPart};
+use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::copy::{Copier, Item};
 use crate::execute::staged::{Staged, settle_copies};
 use crate::execute::{Carrier, Lane, Route, Site};
 use crate::host::{each_fragment, host_regions};
-use crate::inbox::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_device::HostRegion;
 use kvbm_disk::{BlockChecksum, ContentCrc};
@@ -25,7 +26,8 @@ use std::time::Instant;
 /// Blocks that the threads read, by ticket: index and slot of each.
 type Reading = HashMap<u64, (Arc<TransferPlan>, Vec<(u32, u32)>)>;
 
-/// Moves blocks from volumes to G1. Each slot of its ring belongs to one block from the read until the copy is over.
+/// Moves blocks from volumes to G1. Each slot of its ring belongs to one block from the read until
+/// the copy is over.
 pub(crate) struct VolumeReader {
     site: Site,
     free: Vec<u32>,
@@ -37,7 +39,8 @@ pub(crate) struct VolumeReader {
 }
 
 impl VolumeReader {
-    /// `ring` is host memory whose blocks are laid out like slots of the disk; all its slots are this carrier's.
+    /// `ring` is host memory whose blocks are laid out like slots of the disk; all its slots are
+    /// this carrier's.
     pub(crate) fn start(
         site: Site,
         ring: &BoundLayout,
@@ -62,7 +65,7 @@ impl VolumeReader {
         };
         let block_bytes = gets.order.bytes();
         let hands = Hands::new(&site, tier, config, ring.num_blocks() as usize, gets);
-        let copier = Copier::new(route, lane, Arc::clone(&site.inbox));
+        let copier = Copier::new(route, lane, Arc::clone(&site.completions));
         let free = (0..ring.num_blocks()).rev().collect();
         Ok(Self { site, free, hands, reading: HashMap::new(), in_flight: 0, copier, block_bytes })
     }
@@ -151,7 +154,8 @@ impl Carrier for VolumeReader {
 struct Gets {
     order: VolumeOrder,
     cuts: Vec<Cut>,
-    /// The cut that blocks were last found in: the next ones are likely to be of the same deployment.
+    /// The cut that blocks were last found in: the next ones are likely to be of the same
+    /// deployment.
     last_cut: AtomicUsize,
     names: Names,
     /// Takes note of what turns out to be damaged.
@@ -199,7 +203,7 @@ impl Gets {
         let head_bytes = self.order.bytes() as usize / own.num_heads.max(1) as usize;
         // Heads of other ranks, which objects of larger cuts hold too.
         let others =
-            |part: &Part| [part.before, part.after].map(|heads| vec![0; heads as usize * head_bytes]);
+            |part: &CutPart| [part.before, part.after].map(|heads| vec![0; heads as usize * head_bytes]);
         let mut spare: Vec<[Vec<u8>; 2]> = wanted.iter().flat_map(|_| cut.parts.iter().map(others)).collect();
         let mut spare_of = spare.iter_mut();
         let mut requests = Vec::with_capacity(wanted.len() * cut.parts.len());

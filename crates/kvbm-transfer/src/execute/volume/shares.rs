@@ -14,11 +14,13 @@ impl Shares {
         Self { depth, under_way: BTreeMap::new() }
     }
 
-    /// How many blocks more `volume` may have where there is room for `free`; `alone` says that there is no other.
+    /// How many blocks more `volume` may have where there is room for `free`; `alone` says that
+    /// there is no other.
     ///
-    /// Of several each gets half of what would make its share as large as what is left. Those that never give back what they have leave
-    /// half of it each, down to one block: seven use up a room of 64. One that is alone leaves an eighth, and at least a block, for one that
-    /// comes later, perhaps in its place because it hangs.
+    /// Of several each gets half of what would make its share as large as what is left. Those that
+    /// never give back what they have leave half of it each, down to one block: seven use up a room
+    /// of 64. One that is alone leaves an eighth, and at least a block, for one that comes later,
+    /// perhaps in its place because it hangs.
     pub(super) fn room(&self, volume: VolumeId, free: usize, alone: bool) -> usize {
         let others = self.under_way.keys().any(|known| *known != volume);
         if alone && !others {

@@ -1,12 +1,12 @@
 //! G2 to G4.
 
 use super::{Arrived, Hands, Mover, Names, VolumeOrder, no_result, told};
+use crate::completion_queue::{Done, Stage};
 use crate::config::{PathConfig, VolumeTier, WorkerConfig};
-use crate::damaged::DamagedObjects;
+use crate::damaged_objects::DamagedObjects;
 use crate::error::StartError;
 use crate::execute::{Carrier, Site, disk::done};
 use crate::host::{HostTier, ReadClaim};
-use crate::inbox::{Done, Stage};
 use crate::schedule::Portion;
 use kvbm_plan::{BlockIdentity, Failure, TransferPlan};
 use kvbm_volume::{PutRequest, Volume};

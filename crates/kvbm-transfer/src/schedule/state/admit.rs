@@ -1,4 +1,4 @@
-//! Taking plans in: which are answered at once, which wait for what.
+//! Admits plans: some are answered at once, some wait.
 
 use super::waits::event_failure;
 use super::{Reply, State, index_of};
@@ -6,14 +6,16 @@ use crate::error::SubmitError;
 use crate::schedule::gates::{EventState, point};
 use crate::schedule::history::Known;
 use crate::schedule::job::{Job, Replies};
-use kvbm_plan::{BlockOutcome, Endpoint, Failure, FailureKind, Gate, PlanId, Tier, TransferPlan};
+use kvbm_plan::{
+    BlockOutcome, Endpoint, Failure, FailureKind, Gate, PlanId, Tier, TransferPlan, deadline_after,
+};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl State {
-    /// Takes a plan in, or answers it at once. Every `Ok` leads to exactly one report for `reply`; it says whether the plan
-    /// was new.
+    /// Takes a plan in, or answers it at once. Every `Ok` leads to exactly one report for `reply`;
+    /// it says whether the plan was new.
     pub(crate) fn submit(
         &mut self,
         plan: TransferPlan,
@@ -50,7 +52,8 @@ impl State {
     }
 
     fn admit(&mut self, plan: TransferPlan, reply: Reply, now: Instant) {
-        let deadline = (plan.budget_ms > 0).then(|| now + Duration::from_millis(u64::from(plan.budget_ms)));
+        let deadline = (plan.budget_ms > 0)
+            .then(|| deadline_after(now, Duration::from_millis(u64::from(plan.budget_ms))));
         self.seq += 1;
         let mut job = Job::new(Arc::new(plan), self.seq, now, deadline);
         add_reply(&mut job.replies, reply);

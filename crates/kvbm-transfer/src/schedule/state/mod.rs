@@ -8,7 +8,7 @@ use super::gates::Gates;
 use super::history::History;
 use super::job::{Job, Replies};
 use super::queue::{PathLimits, PathQueue};
-use crate::handle::Slot;
+use crate::report_slot::ReportSlot;
 use crate::stats::PathStats;
 use kvbm_plan::{Epoch, GroupId, Message, Path, PlanId, Rank, Tier, TransferReport};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -35,7 +35,7 @@ pub(crate) enum Reply {
     /// The leader, through the sink.
     Sink,
     /// A handle.
-    Handle(Arc<Slot>),
+    Handle(Arc<ReportSlot>),
 }
 
 /// Something for the sink.
@@ -63,10 +63,11 @@ pub(crate) struct State {
     ripple: VecDeque<(PlanId, bool, PlanId)>,
     outgoing: VecDeque<Delivery>,
     /// Reports for handles, to be put without the lock.
-    notices: Vec<(Arc<Slot>, Arc<TransferReport>)>,
+    notices: Vec<(Arc<ReportSlot>, Arc<TransferReport>)>,
     /// Paths whose executors have something new to look at.
     wake: [bool; Path::ALL.len()],
-    /// Paths of which an executor looked for blocks and got none. The others have no room: they look by themselves when they have.
+    /// Paths of which an executor looked for blocks and got none. The others have no room: they
+    /// look by themselves when they have.
     hungry: [bool; Path::ALL.len()],
     /// Paths that got nothing because another goes first, and have not been told to look again.
     yielded: [bool; Path::ALL.len()],
@@ -116,7 +117,7 @@ impl State {
         self.outgoing.pop_front()
     }
 
-    pub(crate) fn take_notices(&mut self) -> Vec<(Arc<Slot>, Arc<TransferReport>)> {
+    pub(crate) fn take_notices(&mut self) -> Vec<(Arc<ReportSlot>, Arc<TransferReport>)> {
         std::mem::take(&mut self.notices)
     }
 

@@ -1,4 +1,4 @@
-//! Handing blocks to executors, and what comes back.
+//! Gives blocks to executors and takes their outcomes.
 
 use super::{State, index_of};
 use crate::schedule::job::{Job, Portion};
@@ -6,14 +6,16 @@ use kvbm_plan::{BlockOutcome, Path, PlanId, TransferPlan, TransferReport};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Paths that go first where they share a resource with path `index`: disk reads before disk writes.
+/// Paths that go first where they share a resource with path `index`: disk reads before disk
+/// writes.
 fn goes_before(index: usize) -> &'static [Path] {
     if Path::ALL[index] == Path::G2_G3 { &[Path::G3_G2, Path::G3_G1] } else { &[] }
 }
 
 impl State {
-    /// Blocks of the plan that is first on `path`, of those that there is `room` for: how many of a plan, and of any other of its volume,
-    /// there is. `busy` says whether the caller has blocks in flight: then it gets nothing while a path that goes before it has plans to issue.
+    /// Blocks of the plan that is first on `path`, of those that there is `room` for: how many of a
+    /// plan, and of any other of its volume, there is. `busy` says whether the caller has blocks in
+    /// flight: then it gets nothing while a path that goes before it has plans to issue.
     pub(crate) fn take(
         &mut self,
         path: Path,
@@ -70,8 +72,8 @@ impl State {
             .any(|first| self.queues[first].is_ready())
     }
 
-    /// Lets the paths look again that yielded to path `index`. Others are left asleep: to wake a thread costs more than to
-    /// look.
+    /// Lets the paths look again that yielded to path `index`. Others are left asleep: to wake a
+    /// thread costs more than to look.
     pub(super) fn wake_followers(&mut self, index: usize) {
         for follower in 0..Path::ALL.len() {
             if self.yielded[follower] && goes_before(follower).contains(&Path::ALL[index]) {

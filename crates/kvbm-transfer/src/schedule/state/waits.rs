@@ -1,4 +1,4 @@
-//! What opens, ends or breaks a wait: the model's progress, events, predecessors, cancellation, deadlines, closing.
+//! Ends of waits: the model's progress, events, predecessors, cancellation, deadlines, closing.
 
 use super::{State, index_of};
 use crate::schedule::gates::point;
@@ -6,7 +6,8 @@ use crate::schedule::job::Job;
 use kvbm_plan::{Failure, FailureKind, Path, PlanId};
 use std::time::{Duration, Instant};
 
-/// Who cancels a plan so shortly before its budget is over does so for that: a caller's clock runs from before the plan was sent.
+/// Who cancels a plan so shortly before its budget is over does so for that: a caller's clock runs
+/// from before the plan was sent.
 const LAST_MOMENT: Duration = Duration::from_millis(5);
 
 impl State {
@@ -48,10 +49,12 @@ impl State {
         }
     }
 
-    /// Drops a plan that has not started. One whose budget is over says what it waited for, whoever saw that first.
+    /// Drops a plan that has not started. One whose budget is over says what it waited for, whoever
+    /// saw that first.
     pub(crate) fn cancel(&mut self, plan_id: PlanId, now: Instant) {
         let Some(job) = self.jobs.get(&plan_id).filter(|job| job.started.is_none()) else { return };
-        let is_over = job.deadline.is_some_and(|deadline| deadline <= now + LAST_MOMENT);
+        let is_over =
+            job.deadline.is_some_and(|deadline| deadline <= kvbm_plan::deadline_after(now, LAST_MOMENT));
         let (kind, detail) = if is_over {
             expired(job)
         } else {
@@ -60,7 +63,8 @@ impl State {
         self.fail(plan_id, kind, &detail, now);
     }
 
-    /// Fails what is still queued after its budget; of started plans, the blocks that were not issued.
+    /// Fails what is still queued after its budget; of started plans, the blocks that were not
+    /// issued.
     pub(crate) fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, plan_id)) = self.deadlines.first() {
             if deadline > now {
@@ -122,8 +126,8 @@ impl State {
         self.close_if_over(plan_id, now);
     }
 
-    /// Tells plans whose predecessors are over, and those that wait for them: a loop, because chains are long. The owner
-    /// of the state calls it before it lets go of the lock.
+    /// Tells plans whose predecessors are over, and those that wait for them: a loop, because
+    /// chains are long. The owner of the state calls it before it lets go of the lock.
     pub(crate) fn ripple(&mut self, now: Instant) {
         while let Some((before, ok, dependent)) = self.ripple.pop_front() {
             if ok {

@@ -59,7 +59,8 @@ fn to_volume(id: u64, volume: u32) -> TransferPlan {
     TransferPlan { dst: Endpoint::Volume(VolumeId(volume)), ..plan(id, Path::G2_G4, 1) }
 }
 
-/// Mutation that makes it fail: `State::take` calls no path hungry, or `State::enqueue` wakes every path.
+/// Mutation that makes it fail: `State::take` calls no path hungry, or `State::enqueue` wakes every
+/// path.
 #[test]
 fn a_plan_wakes_its_path_only_if_that_looked_and_found_nothing() {
     let mut bench = Bench::new();

@@ -40,7 +40,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever happens in whatever order: one report per submission, one outcome per block, nothing left behind.
+    /// Whatever happens in whatever order: one report per submission, one outcome per block,
+    /// nothing left behind.
     #[test]
     fn every_submission_is_answered_exactly_once(steps in proptest::collection::vec(step(), 1..120)) {
         let mut bench = Bench::with_queue(PathLimits { plans: 4, blocks: 8192 });

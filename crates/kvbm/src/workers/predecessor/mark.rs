@@ -1,7 +1,8 @@
 //! The mark that blocks of another deployment are still to move in: a start that finds it begins again.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Its file, in the folder of our rank 0.
@@ -44,7 +45,8 @@ impl Mark {
     }
 
     fn write(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.folder)?;
+        // The folder will hold KV.
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let mut file = File::create(self.file())?;
         file.write_all(TEXT)?;
         file.sync_all()?;

@@ -1,4 +1,5 @@
-//! What reads of volumes found damaged, until it is removed or written again: objects that nobody found damaged stay.
+//! Objects that reads found damaged, until they are removed or written again. Other objects are
+//! never removed as damaged.
 
 use kvbm_plan::{NamespaceId, VolumeId};
 use kvbm_volume::BlobKey;

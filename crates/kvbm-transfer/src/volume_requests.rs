@@ -1,16 +1,15 @@
-//! What a leader asks of volumes beside transfers: what they hold, to remove it, and to open and close them. On each volume probes have a
-//! thread of their own, since a request waits for them, and so has opening, since a manager does; removals may take long.
+//! Requests of the leader to volumes besides transfers: probe, remove, open and close.
 
 use crate::config::{VolumeTier, WorkerConfig};
-use crate::crew::{Crews, Terms};
 use crate::cuts::{Cut, owns};
-use crate::damaged::DamagedObjects;
+use crate::damaged_objects::DamagedObjects;
 use crate::error::{StartError, SubmitError};
 use crate::execute::{failure_of, readable_cuts};
 use crate::hub::{Hub, Producer};
+use crate::volume_threads::{ThreadLimits, VolumeThreads};
 use kvbm_plan::{
     BlockIdentity, Epoch, Failure, FailureKind, Message, NamespaceId, NamespaceTag, Rank, StoredBlock,
-    VolumeAnswer, VolumeId, VolumeRequest,
+    VolumeAnswer, VolumeId, VolumeRequest, deadline_after,
 };
 use kvbm_volume::{BlobKey, BlobScope, BlobSlice, RegistryError, Volume, VolumeDescriptor, VolumeError};
 use parking_lot::Mutex;
@@ -24,21 +23,21 @@ const MAX_PENDING: usize = 256;
 /// Objects that are listed and deleted at a time.
 const PAGE: usize = 1000;
 
-struct Ask {
+struct VolumeJob {
     token: u64,
     request: VolumeRequest,
 }
 
 /// The queues. The threads end when they are dropped, after what is queued.
-pub(crate) struct Asks {
-    probes: Crews<Ask>,
-    removals: Crews<Ask>,
-    changes: Crews<Ask>,
+pub(crate) struct VolumeRequests {
+    probes: VolumeThreads<VolumeJob>,
+    removals: VolumeThreads<VolumeJob>,
+    changes: VolumeThreads<VolumeJob>,
     /// While requests may come, threads may start.
     _alive: Producer,
 }
 
-impl Asks {
+impl VolumeRequests {
     /// Queues a request, answered by one message.
     pub(crate) fn request(
         &self,
@@ -46,7 +45,7 @@ impl Asks {
         volume: VolumeId,
         request: VolumeRequest,
     ) -> Result<(), SubmitError> {
-        let crews = match &request {
+        let volume_threads = match &request {
             VolumeRequest::Probe(_) => &self.probes,
             VolumeRequest::Discard(_)
             | VolumeRequest::DiscardDamaged(_)
@@ -54,8 +53,8 @@ impl Asks {
             | VolumeRequest::List(_) => &self.removals,
             VolumeRequest::Register(_) | VolumeRequest::Unregister => &self.changes,
         };
-        crews
-            .send(volume, Ask { token, request })
+        volume_threads
+            .send(volume, VolumeJob { token, request })
             .map_err(|_| SubmitError::Backlogged { what: "volume requests", pending: MAX_PENDING })
     }
 }
@@ -66,8 +65,8 @@ pub(crate) fn start(
     tier: &VolumeTier,
     damaged: &Arc<DamagedObjects>,
     config: &WorkerConfig,
-) -> Result<Asks, StartError> {
-    let desk = Arc::new(Desk {
+) -> Result<VolumeRequests, StartError> {
+    let desk = Arc::new(VolumeRequestHandler {
         hub: Arc::clone(hub),
         tier: tier.clone(),
         cuts: readable_cuts(config, tier)?,
@@ -77,36 +76,37 @@ pub(crate) fn start(
         rank: config.rank,
         epoch: config.epoch,
     });
-    let crews = |what: &str| {
+    let volume_threads = |what: &str| {
         let (hub, rank, desk) = (Arc::clone(hub), config.rank, Arc::clone(&desk));
         // One of each volume, so that its requests of a kind are answered in order.
-        let terms = Terms { hub, rank, what: what.to_owned(), threads: 1, pending: MAX_PENDING };
+        let terms = ThreadLimits { hub, rank, what: what.to_owned(), threads: 1, pending: MAX_PENDING };
         let refusing = Arc::clone(&desk);
-        let refuse = move |_, ask: Ask, reason: &str| {
+        let refuse = move |_, ask: VolumeJob, reason: &str| {
             refusing.tell(ask.token, VolumeAnswer::Failed(Failure::new(FailureKind::Io, reason)));
         };
-        Crews::new(terms, move |volume, ask| desk.serve(volume, &ask), refuse)
+        VolumeThreads::new(terms, move |volume, ask| desk.serve(volume, &ask), refuse)
     };
-    let (probes, removals, changes) = (crews("probes"), crews("removals"), crews("changes"));
-    Ok(Asks { probes, removals, changes, _alive: hub.producer() })
+    let (probes, removals, changes) =
+        (volume_threads("probes"), volume_threads("removals"), volume_threads("changes"));
+    Ok(VolumeRequests { probes, removals, changes, _alive: hub.producer() })
 }
 
 /// What the threads do.
-struct Desk {
+struct VolumeRequestHandler {
     hub: Arc<Hub>,
     tier: VolumeTier,
     cuts: Vec<Cut>,
     damaged: Arc<DamagedObjects>,
-    /// Volumes that were opened here by the leader's word: only these are the leader's to close. Ranks of one process share their volumes,
-    /// so one of them closes what one of them opened.
+    /// Volumes that were opened here by the leader's word: only these are the leader's to close.
+    /// Ranks of one process share their volumes, so one of them closes what one of them opened.
     taken: Mutex<BTreeSet<VolumeId>>,
     namespace: NamespaceTag,
     rank: Rank,
     epoch: Epoch,
 }
 
-impl Desk {
-    fn serve(&self, volume: VolumeId, Ask { token, request }: &Ask) {
+impl VolumeRequestHandler {
+    fn serve(&self, volume: VolumeId, VolumeJob { token, request }: &VolumeJob) {
         let answer = if self.hub.is_closing() {
             Err(Failure::new(FailureKind::ShuttingDown, "the worker shut down first"))
         } else {
@@ -164,7 +164,8 @@ impl Desk {
         }
     }
 
-    /// Opens a volume, unless it is open as this one: ranks of one process share their volumes. Whether it was closed.
+    /// Opens a volume, unless it is open as this one: ranks of one process share their volumes.
+    /// Whether it was closed.
     fn open(&self, descriptor: &VolumeDescriptor) -> Result<bool, Failure> {
         let is_open =
             || self.tier.registry.get(descriptor.id).is_ok_and(|volume| volume.descriptor() == descriptor);
@@ -197,7 +198,8 @@ impl Desk {
         Ok(there)
     }
 
-    /// Removes our objects of these blocks; where there is none, those of other cuts that we could have read.
+    /// Removes our objects of these blocks; where there is none, those of other cuts that we could
+    /// have read.
     fn discard(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<u64, Failure> {
         let keys: Vec<BlobKey> = blocks.iter().map(|identity| self.key(identity, self.tier.slice)).collect();
         let results = volume.delete(&keys, deadline(volume));
@@ -215,7 +217,8 @@ impl Desk {
         Ok(removed? + removed_elsewhere?)
     }
 
-    /// Removes what our reads found damaged of these blocks, with what of the same cut we would have read beside it; other cuts stay.
+    /// Removes what our reads found damaged of these blocks, with what of the same cut we would
+    /// have read beside it; other cuts stay.
     fn discard_damaged(&self, volume: &dyn Volume, blocks: &[BlockIdentity]) -> Result<u64, Failure> {
         let mut doomed = Vec::new();
         for identity in blocks {
@@ -284,7 +287,7 @@ impl Desk {
 }
 
 fn deadline(volume: &dyn Volume) -> Instant {
-    Instant::now() + volume.descriptor().deadline
+    deadline_after(Instant::now(), volume.descriptor().deadline)
 }
 
 fn told(error: &VolumeError) -> Failure {

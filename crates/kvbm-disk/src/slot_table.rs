@@ -1,7 +1,7 @@
-//! What every slot holds now: the run-time index, and which slots the journal has yet to hear about.
+//! The state of every slot, and which slots changed since the last commit.
 
-use crate::journal::{Record, RecordState};
-use crate::{Corruption, OpError};
+use crate::record::{Record, RecordState};
+use crate::{OpError, SlotCorruption};
 use kvbm_plan::{BlockId, BlockIdentity};
 use std::collections::VecDeque;
 
@@ -13,44 +13,44 @@ pub(crate) struct Content {
     pub(crate) bytes: u64,
 }
 
-/// What a read found when it took its slot.
+/// What a read knows of the slot that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct ReadPermit {
     /// That the bytes must have.
     pub(crate) checksum: u64,
     generation: u64,
     unproven: bool,
 }
 
-/// What happened to a slot while it was being written.
+/// How a write ends: a slot can be released or quarantined while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doom {
-    None,
+enum WriteEnd {
+    AsWritten,
     Released,
     Quarantined,
 }
 
-/// Whether a block outlives the process.
+/// Whether a block survives power loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lasting {
-    Yes,
-    /// The journal has yet to hear of it.
-    NotYet,
-    /// Its bytes could not be synced: not before it is written again.
-    Never,
+enum Durability {
+    Durable,
+    /// The journal does not record it.
+    Pending,
+    /// The sync of its bytes failed. It becomes durable only after it is written again.
+    Unsynced,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SlotState {
     Free,
     Writing {
-        doom: Doom,
-        /// A sync failed meanwhile: with it may have gone what was written by then.
+        end: WriteEnd,
+        /// A sync failed meanwhile. It may have lost bytes that this write had already moved.
         unsynced: bool,
     },
     Present {
         content: Content,
-        lasting: Lasting,
+        durability: Durability,
     },
     Quarantined,
 }
@@ -63,7 +63,7 @@ enum State {
 struct Slot {
     /// Grows with every change of state, over all slots.
     generation: u64,
-    state: State,
+    state: SlotState,
     /// Reads that run.
     readers: u32,
     /// In the dirty queue.
@@ -72,14 +72,15 @@ struct Slot {
     renewable: bool,
     /// The journal may say that the slot holds a block: a change must be written there.
     recorded: bool,
-    /// Recovered after a crash and not read since: the slot may have been overwritten when the process ended.
+    /// Recovered after a crash and not read since: the slot may have been overwritten when the
+    /// process ended.
     unproven: bool,
 }
 
 impl Slot {
     const FREE: Self = Self {
         generation: 0,
-        state: State::Free,
+        state: SlotState::Free,
         readers: 0,
         dirty: false,
         renewable: false,
@@ -90,10 +91,8 @@ impl Slot {
 
 /// All slots. Guarded by one leaf lock; every method is short and calls nothing outside.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct SlotTable {
     slots: Vec<Slot>,
-    /// Slots that there may be.
-    most: u32,
     last_generation: u64,
     dirty: VecDeque<u32>,
     /// Slots ever queued as dirty: what a flush has to wait for.
@@ -106,18 +105,10 @@ pub(crate) struct Table {
     quarantined: u64,
 }
 
-impl Table {
+impl SlotTable {
     pub(crate) fn new(num_slots: u32) -> Self {
-        let mut table = Self::growing(num_slots);
-        table.slots.resize(num_slots as usize, Slot::FREE);
-        table
-    }
-
-    /// A table of at most so many slots that takes no memory for those behind the last one that a journal names.
-    pub(crate) fn growing(most: u32) -> Self {
         Self {
-            slots: Vec::new(),
-            most,
+            slots: vec![Slot::FREE; num_slots as usize],
             last_generation: 0,
             dirty: VecDeque::new(),
             dirtied: 0,
@@ -129,44 +120,39 @@ impl Table {
         }
     }
 
-    /// Slots that a journal may name.
-    pub(crate) fn most_slots(&self) -> u32 {
-        self.most
-    }
-
-    /// Takes what the journal says about a slot; the highest generation wins, of equal ones the later.
+    /// Takes what the journal says about a slot; the highest generation wins, of equal ones the
+    /// later.
     pub(crate) fn recover(&mut self, record: &Record) {
-        if record.slot.index() >= self.slots.len() {
-            self.slots.resize(record.slot.index() + 1, Slot::FREE);
-        }
-        let slot = &mut self.slots[record.slot.index()];
+        let Some(slot) = self.slots.get_mut(record.slot.index()) else { return };
         if record.generation < slot.generation {
             return;
         }
         slot.generation = record.generation;
         self.last_generation = self.last_generation.max(record.generation);
         let state = match record.state {
-            RecordState::Present { identity, checksum, bytes } => {
-                State::Present { content: Content { identity, checksum, bytes }, lasting: Lasting::Yes }
-            }
-            RecordState::Free | RecordState::Clean => State::Free,
-            RecordState::Quarantined => State::Quarantined,
+            RecordState::Present { identity, checksum, bytes } => SlotState::Present {
+                content: Content { identity, checksum, bytes },
+                durability: Durability::Durable,
+            },
+            RecordState::Free | RecordState::Clean => SlotState::Free,
+            RecordState::Quarantined => SlotState::Quarantined,
         };
-        let recorded = matches!(state, State::Present { .. });
+        let recorded = matches!(state, SlotState::Present { .. });
         self.set_state(record.slot, state);
         self.slots[record.slot.index()].recorded = recorded;
     }
 
-    /// The last life ended without a shutdown: any slot may have been half overwritten then.
+    /// The last process ended without a shutdown: any slot may have been half overwritten.
     pub(crate) fn distrust(&mut self) {
         for slot in &mut self.slots {
-            slot.unproven = matches!(slot.state, State::Present { .. });
+            slot.unproven = matches!(slot.state, SlotState::Present { .. });
         }
     }
 
-    /// Nothing is being written, and the journal knows everything.
+    /// No write runs, and the journal has a record of every change.
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.dirty.is_empty() && !self.slots.iter().any(|slot| matches!(slot.state, State::Writing { .. }))
+        self.dirty.is_empty()
+            && !self.slots.iter().any(|slot| matches!(slot.state, SlotState::Writing { .. }))
     }
 
     /// Every block with its generation, in slot order.
@@ -180,7 +166,9 @@ impl Table {
     /// The block in a slot, and its generation.
     pub(crate) fn block(&self, slot: BlockId) -> Option<(u64, &Content)> {
         match self.slots.get(slot.index())? {
-            Slot { generation, state: State::Present { content, .. }, .. } => Some((*generation, content)),
+            Slot { generation, state: SlotState::Present { content, .. }, .. } => {
+                Some((*generation, content))
+            }
             _ => None,
         }
     }
@@ -195,7 +183,7 @@ impl Table {
 
     pub(crate) fn quarantined_slots(&self) -> Vec<BlockId> {
         let is_quarantined = |(index, slot): (usize, &Slot)| {
-            (slot.state == State::Quarantined).then_some(BlockId(index as u32))
+            (slot.state == SlotState::Quarantined).then_some(BlockId(index as u32))
         };
         self.slots.iter().enumerate().filter_map(is_quarantined).collect()
     }
@@ -214,59 +202,63 @@ impl Table {
         self.slots.len() as u32
     }
 
-    /// From here the slot's bytes are undefined, and whatever it held is gone.
+    /// Begins a write. The slot's former block is gone, its bytes are undefined.
     pub(crate) fn begin_write(&mut self, slot: BlockId) -> Result<(), OpError> {
         let entry = self.entry(slot)?;
         match entry.state {
-            State::Quarantined => return Err(OpError::Quarantined { slot }),
-            State::Writing { .. } => return Err(OpError::Busy { slot }),
-            State::Free | State::Present { .. } if entry.readers > 0 => return Err(OpError::Busy { slot }),
-            State::Free | State::Present { .. } => {}
+            SlotState::Quarantined => return Err(OpError::Quarantined { slot }),
+            SlotState::Writing { .. } => return Err(OpError::Busy { slot }),
+            SlotState::Free | SlotState::Present { .. } if entry.readers > 0 => {
+                return Err(OpError::Busy { slot });
+            }
+            SlotState::Free | SlotState::Present { .. } => {}
         }
-        self.change(slot, State::Writing { doom: Doom::None, unsynced: false });
+        self.change(slot, SlotState::Writing { end: WriteEnd::AsWritten, unsynced: false });
         Ok(())
     }
 
-    /// The write is over: `Some` if all bytes were written. An error if the slot was taken away meanwhile.
+    /// The write is over: `Some` if all bytes were written. An error if the slot was taken away
+    /// meanwhile.
     pub(crate) fn end_write(&mut self, slot: BlockId, written: Option<Content>) -> Result<(), OpError> {
-        let State::Writing { doom, unsynced } = self.entry(slot)?.state else {
+        let SlotState::Writing { end, unsynced } = self.entry(slot)?.state else {
             return Err(OpError::Busy { slot });
         };
-        let lasting = if unsynced { Lasting::Never } else { Lasting::NotYet };
-        let (state, result) = match (doom, written) {
-            (Doom::Quarantined, _) => (State::Quarantined, Err(OpError::Quarantined { slot })),
-            (Doom::Released, _) => (State::Free, Err(OpError::Released { slot })),
-            (Doom::None, None) => (State::Free, Ok(())),
-            (Doom::None, Some(content)) => (State::Present { content, lasting }, Ok(())),
+        let durability = if unsynced { Durability::Unsynced } else { Durability::Pending };
+        let (state, result) = match (end, written) {
+            (WriteEnd::Quarantined, _) => (SlotState::Quarantined, Err(OpError::Quarantined { slot })),
+            (WriteEnd::Released, _) => (SlotState::Free, Err(OpError::Released { slot })),
+            (WriteEnd::AsWritten, None) => (SlotState::Free, Ok(())),
+            (WriteEnd::AsWritten, Some(content)) => (SlotState::Present { content, durability }, Ok(())),
         };
         self.change(slot, state);
         result
     }
 
-    /// Takes a slot for a read, if it holds exactly this block. The slot is not overwritten until [`Table::end_read`].
+    /// Takes a slot for a read, if it holds exactly this block. The slot is not overwritten until
+    /// [`SlotTable::end_read`].
     pub(crate) fn begin_read(
         &mut self,
         slot: BlockId,
         identity: BlockIdentity,
         requested: u64,
-    ) -> Result<Taken, OpError> {
+    ) -> Result<ReadPermit, OpError> {
         let entry = self.entry(slot)?;
         let content = match entry.state {
-            State::Present { content, .. } => content,
-            State::Quarantined => return Err(OpError::Quarantined { slot }),
-            State::Free | State::Writing { .. } => return Err(OpError::Missing { slot }),
+            SlotState::Present { content, .. } => content,
+            SlotState::Quarantined => return Err(OpError::Quarantined { slot }),
+            SlotState::Free | SlotState::Writing { .. } => return Err(OpError::Missing { slot }),
         };
         if content.identity != identity {
-            let cause = Corruption::WrongIdentity { found: content.identity };
+            let cause = SlotCorruption::WrongIdentity { found: content.identity };
             return Err(OpError::Corrupt { slot, identity, cause });
         }
         if content.bytes != requested {
-            let cause = Corruption::WrongLength { recorded: content.bytes, requested };
+            let cause = SlotCorruption::WrongLength { recorded: content.bytes, requested };
             return Err(OpError::Corrupt { slot, identity, cause });
         }
         entry.readers += 1;
         let Slot { generation, unproven, .. } = *entry;
-        Ok(Taken { checksum: content.checksum, generation, unproven })
+        Ok(ReadPermit { checksum: content.checksum, generation, unproven })
     }
 
     pub(crate) fn end_read(&mut self, slot: BlockId) {
@@ -282,8 +274,8 @@ impl Table {
         }
     }
 
-    /// The slot's bytes are not what its record says. Whether that is because a write was cut short by the end of the last
-    /// life: then the slot is free. Otherwise it is quarantined.
+    /// A read found wrong bytes. Where a write may have been cut short by the end of the last
+    /// process, the slot becomes free, and this returns `true`. Otherwise it is quarantined.
     pub(crate) fn refute(&mut self, slot: BlockId) -> bool {
         let unproven = self.entry(slot).is_ok_and(|entry| std::mem::take(&mut entry.unproven));
         if unproven {
@@ -294,19 +286,20 @@ impl Table {
         unproven
     }
 
-    /// [`Table::refute`] for a read that took the slot. Where the slot changed meanwhile, somebody has judged it already: another
-    /// read may have freed it, and it is as good as any then.
-    pub(crate) fn refute_taken(&mut self, slot: BlockId, taken: Taken) -> bool {
+    /// [`SlotTable::refute`] for a read that holds the slot. If the slot changed meanwhile, another
+    /// read has decided already and may have freed it: nothing to do.
+    pub(crate) fn refute_taken(&mut self, slot: BlockId, taken: ReadPermit) -> bool {
         match self.entry(slot) {
             Ok(entry) if entry.generation != taken.generation => {
-                taken.unproven && entry.state != State::Quarantined
+                taken.unproven && entry.state != SlotState::Quarantined
             }
             _ => self.refute(slot),
         }
     }
 
-    /// Releases the slot after a read that took it and found nothing there, unless it has changed since.
-    pub(crate) fn release_taken(&mut self, slot: BlockId, taken: Taken) {
+    /// Releases the slot after a read that took it and found nothing there, unless it has changed
+    /// since.
+    pub(crate) fn release_taken(&mut self, slot: BlockId, taken: ReadPermit) {
         if self.block(slot).is_some_and(|(generation, _)| generation == taken.generation) {
             self.release(slot);
         }
@@ -314,9 +307,9 @@ impl Table {
 
     pub(crate) fn release(&mut self, slot: BlockId) {
         match self.entry(slot).map(|entry| entry.state) {
-            Ok(State::Present { .. }) => self.change(slot, State::Free),
-            Ok(State::Writing { doom: Doom::None, unsynced }) => {
-                self.set_state(slot, State::Writing { doom: Doom::Released, unsynced });
+            Ok(SlotState::Present { .. }) => self.change(slot, SlotState::Free),
+            Ok(SlotState::Writing { end: WriteEnd::AsWritten, unsynced }) => {
+                self.set_state(slot, SlotState::Writing { end: WriteEnd::Released, unsynced });
             }
             _ => {}
         }
@@ -324,9 +317,9 @@ impl Table {
 
     pub(crate) fn quarantine(&mut self, slot: BlockId) {
         match self.entry(slot).map(|entry| entry.state) {
-            Ok(State::Free | State::Present { .. }) => self.change(slot, State::Quarantined),
-            Ok(State::Writing { unsynced, .. }) => {
-                self.set_state(slot, State::Writing { doom: Doom::Quarantined, unsynced });
+            Ok(SlotState::Free | SlotState::Present { .. }) => self.change(slot, SlotState::Quarantined),
+            Ok(SlotState::Writing { unsynced, .. }) => {
+                self.set_state(slot, SlotState::Writing { end: WriteEnd::Quarantined, unsynced });
             }
             _ => {}
         }
@@ -337,8 +330,8 @@ impl Table {
         self.slots.get_mut(slot.index()).ok_or(OpError::NoSuchSlot { slot, num_slots })
     }
 
-    /// A change that the journal has to know; `slot` exists.
-    fn change(&mut self, slot: BlockId, state: State) {
+    /// Changes the state of `slot`, which exists, and queues it for the journal.
+    fn change(&mut self, slot: BlockId, state: SlotState) {
         self.last_generation = self.last_generation.saturating_add(1);
         self.slots[slot.index()].generation = self.last_generation;
         self.slots[slot.index()].unproven = false;
@@ -346,24 +339,24 @@ impl Table {
         self.mark_dirty(slot);
     }
 
-    fn set_state(&mut self, slot: BlockId, state: State) {
+    fn set_state(&mut self, slot: BlockId, state: SlotState) {
         let old = std::mem::replace(&mut self.slots[slot.index()].state, state);
         for (state, up) in [(old, false), (state, true)] {
             let step = |count: &mut u64| *count = if up { *count + 1 } else { count.saturating_sub(1) };
             match state {
-                State::Present { lasting, .. } => {
+                SlotState::Present { durability, .. } => {
                     step(&mut self.present);
-                    match lasting {
-                        Lasting::Yes => step(&mut self.durable),
-                        Lasting::Never => step(&mut self.unsynced),
-                        Lasting::NotYet => {}
+                    match durability {
+                        Durability::Durable => step(&mut self.durable),
+                        Durability::Unsynced => step(&mut self.unsynced),
+                        Durability::Pending => {}
                     }
                 }
-                State::Quarantined => step(&mut self.quarantined),
-                State::Free | State::Writing { .. } => {}
+                SlotState::Quarantined => step(&mut self.quarantined),
+                SlotState::Free | SlotState::Writing { .. } => {}
             }
         }
-        let is_renewable = matches!(state, State::Present { lasting: Lasting::Never, .. });
+        let is_renewable = matches!(state, SlotState::Present { durability: Durability::Unsynced, .. });
         if is_renewable && !std::mem::replace(&mut self.slots[slot.index()].renewable, true) {
             self.renewable.push_back(slot.0);
         }
@@ -379,7 +372,7 @@ impl Table {
 }
 
 /// The committer's part.
-impl Table {
+impl SlotTable {
     pub(crate) fn dirty(&self) -> usize {
         self.dirty.len()
     }
@@ -393,12 +386,13 @@ impl Table {
         self.unsynced
     }
 
-    /// A block whose bytes could not be synced, with its generation. The slot is not overwritten until [`Table::end_renewal`].
+    /// A block whose bytes could not be synced, with its generation. The slot is not overwritten
+    /// until [`SlotTable::end_renewal`].
     pub(crate) fn begin_renewal(&mut self) -> Option<(BlockId, u64, Content)> {
         while let Some(index) = self.renewable.pop_front() {
             let slot = &mut self.slots[index as usize];
             slot.renewable = false;
-            if let State::Present { content, lasting: Lasting::Never } = slot.state {
+            if let SlotState::Present { content, durability: Durability::Unsynced } = slot.state {
                 slot.readers += 1;
                 return Some((BlockId(index), slot.generation, content));
             }
@@ -406,18 +400,19 @@ impl Table {
         None
     }
 
-    /// The block was written again, and the journal has yet to hear of it, or it is lost. Whether it was still there.
+    /// Ends a rewrite: the block waits for its record, or is given up. Whether the slot still held
+    /// the block.
     pub(crate) fn end_renewal(&mut self, slot: BlockId, generation: u64, written: bool) -> bool {
         self.end_read(slot);
         let Some((_, &content)) = self.block(slot).filter(|(now, _)| *now == generation) else {
             return false;
         };
-        let renewed = State::Present { content, lasting: Lasting::NotYet };
-        self.change(slot, if written { renewed } else { State::Free });
+        let renewed = SlotState::Present { content, durability: Durability::Pending };
+        self.change(slot, if written { renewed } else { SlotState::Free });
         true
     }
 
-    /// Takes up to `max` dirty slots, oldest first: how many, and what the journal must hear about them.
+    /// Takes up to `max` dirty slots, oldest first: their number, and the records to write.
     pub(crate) fn take_dirty(&mut self, max: usize) -> (u64, Vec<Record>) {
         let count = self.dirty.len().min(max);
         let mut records = Vec::with_capacity(count);
@@ -425,13 +420,13 @@ impl Table {
             let slot = &mut self.slots[index as usize];
             slot.dirty = false;
             let state = match slot.state {
-                State::Present { lasting: Lasting::Yes, .. } => continue,
-                State::Present {
+                SlotState::Present { durability: Durability::Durable, .. } => continue,
+                SlotState::Present {
                     content: Content { identity, checksum, bytes },
-                    lasting: Lasting::NotYet,
+                    durability: Durability::Pending,
                 } => RecordState::Present { identity, checksum, bytes },
-                State::Quarantined => RecordState::Quarantined,
-                // What the slot held before is gone.
+                SlotState::Quarantined => RecordState::Quarantined,
+                // The journal still names a former block of the slot.
                 _ if slot.recorded => RecordState::Free,
                 _ => continue,
             };
@@ -448,36 +443,39 @@ impl Table {
             slot.recorded = is_block;
             if is_block
                 && slot.generation == record.generation
-                && let State::Present { content, lasting: Lasting::NotYet } = slot.state
+                && let SlotState::Present { content, durability: Durability::Pending } = slot.state
             {
-                self.set_state(record.slot, State::Present { content, lasting: Lasting::Yes });
+                self.set_state(record.slot, SlotState::Present { content, durability: Durability::Durable });
             }
         }
     }
 
-    /// The bytes of these blocks could not be synced. What the journal must hear instead of them: that the blocks before them
-    /// are gone.
+    /// The bytes of these blocks could not be synced. Returns the records to write instead: the
+    /// slots' former blocks are gone.
     pub(crate) fn give_up(&self, unsynced: &[Record]) -> Vec<Record> {
         let recorded = unsynced.iter().filter(|record| self.slots[record.slot.index()].recorded);
         recorded.map(|record| Record { state: RecordState::Free, ..*record }).collect()
     }
 
-    /// A sync of the file failed whose slots `lies_there` picks. It may have been that of any byte written before, and the next sync
-    /// would not say so: nothing of it in slots `from .. from + count` that is not durable may become so.
+    /// The sync of one file failed; `lies_there` picks its slots. The sync may have lost any byte
+    /// written before, and the next one would not report it. So no block of slots `from .. from +
+    /// count` in that file becomes durable that is not yet.
     pub(crate) fn distrust_unsynced(&mut self, from: u32, count: u32, lies_there: impl Fn(BlockId) -> bool) {
         let end = from.saturating_add(count).min(self.num_slots());
         for slot in (from..end).map(BlockId).filter(|slot| lies_there(*slot)) {
             match self.slots[slot.index()].state {
-                State::Writing { doom, .. } => self.set_state(slot, State::Writing { doom, unsynced: true }),
-                State::Present { content, lasting: Lasting::NotYet } => {
-                    self.set_state(slot, State::Present { content, lasting: Lasting::Never });
+                SlotState::Writing { end, .. } => {
+                    self.set_state(slot, SlotState::Writing { end, unsynced: true });
+                }
+                SlotState::Present { content, durability: Durability::Pending } => {
+                    self.set_state(slot, SlotState::Present { content, durability: Durability::Unsynced });
                 }
                 _ => {}
             }
         }
     }
 
-    /// These records could not be written: they are due again.
+    /// These records could not be written: queue their slots again.
     pub(crate) fn put_back(&mut self, records: &[Record]) {
         for record in records {
             self.mark_dirty(record.slot);
@@ -488,10 +486,11 @@ impl Table {
     pub(crate) fn durable_records(&self, from: usize, count: usize, into: &mut Vec<Record>) {
         for (index, slot) in self.slots.iter().enumerate().skip(from).take(count) {
             let state = match slot.state {
-                State::Present { content: Content { identity, checksum, bytes }, lasting: Lasting::Yes } => {
-                    RecordState::Present { identity, checksum, bytes }
-                }
-                State::Quarantined => RecordState::Quarantined,
+                SlotState::Present {
+                    content: Content { identity, checksum, bytes },
+                    durability: Durability::Durable,
+                } => RecordState::Present { identity, checksum, bytes },
+                SlotState::Quarantined => RecordState::Quarantined,
                 _ => continue,
             };
             into.push(Record { slot: BlockId(index as u32), generation: slot.generation, state });
@@ -502,18 +501,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::Record;
     use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
-
-    /// A header may say that there are four thousand million slots.
-    #[test]
-    fn memory_is_taken_up_to_the_last_slot_that_a_record_names() {
-        let mut table = Table::growing(u32::MAX);
-        assert_eq!((table.num_slots(), table.most_slots()), (0, u32::MAX));
-        table.recover(&Record { slot: BlockId(6), generation: 1, state: RecordState::Quarantined });
-        assert_eq!((table.num_slots(), table.quarantined_slots()), (7, vec![BlockId(6)]));
-        assert_eq!(table.block(BlockId(7)), None);
-    }
 
     /// A device whose syncs fail, and slots that are used again and again.
     #[test]
@@ -521,7 +509,7 @@ mod tests {
         let (namespace, group, hash) = (NamespaceId(0), GroupId(0), SequenceHash::from_bytes([1; 16]));
         let identity = BlockIdentity { namespace, group, hash, parent: None, position: 0 };
         let content = Content { identity, checksum: 0, bytes: 1 };
-        let (mut table, slot) = (Table::new(2), BlockId(1));
+        let (mut table, slot) = (SlotTable::new(2), BlockId(1));
         for _ in 0..10 {
             table.begin_write(slot).unwrap();
             table.distrust_unsynced(0, 2, |_| true);

@@ -1,19 +1,20 @@
-//! Requests done by system calls of the ring's thread, one by one: what is left where the kernel does not let its ring be used any more.
+//! Executes requests by system calls of the ring's thread, one by one. Used where the kernel
+//! forbids the ring while it is in use.
 
-use super::port::{Completed, Place, Ticket};
-use crate::medium::full::IOV_MAX;
+use super::port::{Completed, FileOffset, Ticket};
+use crate::medium::complete::IOV_MAX;
 use crate::medium::move_at;
 use libc::iovec;
 use std::io;
 use std::os::fd::RawFd;
 
-/// Such requests that are over and not told.
-pub(super) struct Calls {
+/// Requests that are over and not reported yet.
+pub(super) struct SystemCalls {
     fds: Vec<RawFd>,
     over: Vec<Completed>,
 }
 
-impl Calls {
+impl SystemCalls {
     /// For the files `fds`, which stay open as long as this lives.
     pub(super) fn new(fds: &[RawFd]) -> Self {
         Self { fds: fds.to_vec(), over: Vec::new() }
@@ -22,12 +23,13 @@ impl Calls {
     /// Does a request over some memory runs, from the first of `runs` on; says for how many bytes.
     ///
     /// # Safety
-    /// The memory of `runs` is valid: to be read for a write, to be written by nobody else for a read.
+    /// The memory of `runs` is valid: to be read for a write, to be written by nobody else for a
+    /// read.
     pub(super) unsafe fn perform(
         &mut self,
         ticket: Ticket,
         write: bool,
-        (file, offset): Place,
+        (file, offset): FileOffset,
         runs: &[iovec],
     ) -> u64 {
         let runs = &runs[..runs.len().min(IOV_MAX)];

@@ -1,15 +1,22 @@
-//! Directories that are still there after a power loss.
+//! Directories whose names survive power loss.
 
+use super::access;
+use kvbm_plan::FileAccess;
 use std::io;
 use std::path::Path;
 
-/// Creates `dir`, and what is missing above it. A new name lasts once the directory that it stands in is synced, which `sync` does: what is
-/// in `dir` may be as durable as it likes, without its name nobody finds it. What the process may write and not read cannot be synced:
-/// there names last as long as the file system sees to it.
-pub(super) fn create_dir(dir: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+/// Creates `dir` and the directories missing above it, with the mode of `access`.
+///
+/// A new name is durable once `sync` has synced the directory that contains it. A directory that
+/// this process may write but not read cannot be synced: there the file system alone decides.
+pub(super) fn create_dir(
+    dir: &Path,
+    access: FileAccess,
+    sync: &mut dyn FnMut(&Path) -> io::Result<()>,
+) -> io::Result<()> {
     let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.is_dir();
     let missing: Vec<&Path> = dir.ancestors().take_while(is_missing).collect();
-    std::fs::create_dir_all(dir)?;
+    access::create_dirs(dir, &missing, access)?;
     // From above, so that what is made lasting stands in what is.
     for above in missing.into_iter().rev().filter_map(Path::parent) {
         let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
@@ -41,7 +48,7 @@ mod tests {
                 synced.push(dir.to_owned());
                 sync_dir(dir)
             };
-            create_dir(dir, &mut sync).map(|()| synced)
+            create_dir(dir, FileAccess::Owner, &mut sync).map(|()| synced)
         };
         let (above, dir) = (there.path().join("a"), there.path().join("a/b"));
         assert_eq!(synced_for(&dir).unwrap(), [there.path(), &*above]);
@@ -56,9 +63,10 @@ mod tests {
     fn a_directory_that_may_be_written_and_not_read_is_no_reason_to_fail() {
         let there = tempfile::tempdir().unwrap();
         let dir = there.path().join("a/b");
-        create_dir(&dir, &mut |_| Err(io::ErrorKind::PermissionDenied.into())).unwrap();
+        create_dir(&dir, FileAccess::Owner, &mut |_| Err(io::ErrorKind::PermissionDenied.into())).unwrap();
         assert!(dir.is_dir());
-        let failing = create_dir(&dir.join("c"), &mut |_| Err(io::ErrorKind::StorageFull.into()));
+        let failing =
+            create_dir(&dir.join("c"), FileAccess::Owner, &mut |_| Err(io::ErrorKind::StorageFull.into()));
         assert_eq!(failing.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

@@ -1,12 +1,15 @@
-//! Whole transfers over files that may do less than asked: any number of buffers, short and interrupted calls.
+//! Complete reads and writes over files that may move fewer bytes than asked: any number of
+//! buffers, short and interrupted calls.
 
 use super::BlockFile;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Buffers in one system call: `IOV_MAX` of Linux.
 pub(crate) const IOV_MAX: usize = 1024;
 
-/// Calls in a row that may move less than one alignment unit before the device counts as failed.
+/// Calls in a row that may move less than one alignment unit before the device counts as
+/// failed.
 const MAX_STALLS: u32 = 16;
 
 /// How a transfer ended before its end.
@@ -34,7 +37,7 @@ impl Progress {
         Self { done: 0, total, alignment, calls: 0, stalls: 0 }
     }
 
-    /// Bytes moved for good.
+    /// Bytes moved.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
@@ -43,7 +46,8 @@ impl Progress {
         self.done >= self.total
     }
 
-    /// Takes the result of a call that was asked for `asked` bytes; returns by how many bytes to advance.
+    /// Takes the result of a call that was asked for `asked` bytes; returns by how many bytes to
+    /// advance.
     pub(crate) fn advance(&mut self, result: io::Result<usize>, asked: u64) -> Result<usize, Stopped> {
         self.calls += 1;
         let stopped = |done, error| Err(Stopped { done, error });
@@ -75,7 +79,8 @@ impl Progress {
         }
     }
 
-    /// Nothing moved for good. After too many times in a row the transfer is over, with `done` bytes.
+    /// No whole unit was moved. After too many such calls in a row the transfer ends with `done`
+    /// bytes.
     fn stall(&mut self, done: u64, error: Option<io::Error>) -> Result<usize, Stopped> {
         self.stalls += 1;
         if self.stalls <= MAX_STALLS { Ok(0) } else { Err(Stopped { done, error }) }
@@ -140,4 +145,10 @@ pub(crate) fn read_up_to(file: &dyn BlockFile, offset: u64, bytes: &mut [u8]) ->
         Err(Stopped { done, error: None }) => Ok(done as usize),
         Err(Stopped { error: Some(error), .. }) => Err(error),
     }
+}
+
+/// Runs `call`; a panic of the medium becomes an error. The committer has one thread, which must
+/// not end.
+pub(crate) fn contained(call: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(io::Error::other("the medium panicked")))
 }

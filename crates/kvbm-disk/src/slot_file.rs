@@ -1,15 +1,12 @@
 //! The slot files: where a slot lies, and moving a block between it and memory fragments.
 
-use crate::buffer::{Fragments, OwnedBuffer};
-use crate::medium::{BlockFile, full};
+use crate::buffer::{IoFragments, OwnedBuffer};
+use crate::medium::{BlockFile, complete};
 use crate::stripes::Stripes;
 use crate::{EngineChoice, EngineKind};
 use kvbm_plan::BlockId;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-
-/// The slot file's name in its directory.
-pub(crate) const SLOT_FILE: &str = "slots.kvbm";
 
 #[derive(Debug)]
 pub(crate) struct SlotFile {
@@ -36,7 +33,8 @@ pub(crate) struct Moved {
 pub(crate) struct Bounce(Option<OwnedBuffer>);
 
 impl Bounce {
-    /// The part of the buffer that a block of `bytes` bytes takes on its way, whole alignment units.
+    /// The part of the buffer that a block of `bytes` bytes takes on its way, whole alignment
+    /// units.
     pub(crate) fn part(&mut self, file: &SlotFile, bytes: u64) -> &mut [u8] {
         let whole = self.0.get_or_insert_with(|| OwnedBuffer::new(file.stride as usize)).as_mut_slice();
         &mut whole[..(bytes as usize).next_multiple_of(file.alignment() as usize)]
@@ -81,9 +79,9 @@ impl SlotFile {
         }
     }
 
-    /// Whether the fragments cannot be given to the device as they are, or are so short that it would take them piece by
-    /// piece. Such a block goes through a buffer: a copy more.
-    pub(crate) fn needs_bounce(&self, fragments: &Fragments) -> bool {
+    /// Whether the fragments cannot be given to the device as they are, or are so short that it
+    /// would take them piece by piece. Such a block goes through a buffer: a copy more.
+    pub(crate) fn needs_bounce(&self, fragments: &IoFragments) -> bool {
         let short = || {
             fragments.count() > 1
                 && fragments.bytes() < self.straight_bytes.saturating_mul(fragments.count() as u64)
@@ -91,7 +89,8 @@ impl SlotFile {
         !fragments.is_aligned(self.alignment() as usize) || self.direct.is_ok() && short()
     }
 
-    /// Whether a block in `slot` and then one in `next` are one piece of the file, if the first fills its slot.
+    /// Whether a block in `slot` and then one in `next` are one piece of the file, if the first
+    /// fills its slot.
     pub(crate) fn adjoin(&self, slot: BlockId, next: BlockId) -> bool {
         let ((file, offset), next) = (self.place(slot), self.place(next));
         (file, offset + self.stride) == next
@@ -100,24 +99,24 @@ impl SlotFile {
     /// Writes the fragments to the slot.
     ///
     /// # Safety
-    /// The contract of [`Fragments::from_raw`] holds for a write.
+    /// The contract of [`IoFragments::from_raw`] holds for a write.
     pub(crate) unsafe fn write(
         &self,
         slot: BlockId,
-        fragments: &Fragments,
+        fragments: &IoFragments,
         bounce: &mut Bounce,
-    ) -> Result<Moved, full::Stopped> {
+    ) -> Result<Moved, complete::Stopped> {
         let bounced = self.needs_bounce(fragments);
         let (file, offset) = self.file_of(slot);
         let calls = if bounced {
             let staged = bounce.part(self, fragments.bytes());
             // SAFETY: by the caller's contract.
             unsafe { fragments.gather(staged) };
-            full::write(file, offset, &mut [IoSlice::new(staged)], self.alignment())
+            complete::write(file, offset, &mut [IoSlice::new(staged)], self.alignment())
         } else {
             // SAFETY: by the caller's contract.
             let mut source = unsafe { fragments.as_source() };
-            full::write(file, offset, &mut source, self.alignment())
+            complete::write(file, offset, &mut source, self.alignment())
         };
         Ok(Moved::after(calls?, bounced, fragments))
     }
@@ -125,26 +124,26 @@ impl SlotFile {
     /// Reads the slot into the fragments.
     ///
     /// # Safety
-    /// The contract of [`Fragments::from_raw`] holds for a read.
+    /// The contract of [`IoFragments::from_raw`] holds for a read.
     pub(crate) unsafe fn read(
         &self,
         slot: BlockId,
-        fragments: &Fragments,
+        fragments: &IoFragments,
         bounce: &mut Bounce,
-    ) -> Result<Moved, full::Stopped> {
+    ) -> Result<Moved, complete::Stopped> {
         let bounced = self.needs_bounce(fragments);
         let (file, offset) = self.file_of(slot);
         let calls = if bounced {
             let staged = bounce.part(self, fragments.bytes());
             let mut target = [IoSliceMut::new(staged)];
-            let calls = full::read(file, offset, &mut target, self.alignment())?;
+            let calls = complete::read(file, offset, &mut target, self.alignment())?;
             // SAFETY: by the caller's contract.
             unsafe { fragments.scatter(staged) };
             Ok(calls)
         } else {
             // SAFETY: by the caller's contract.
             let mut destination = unsafe { fragments.as_destination() };
-            full::read(file, offset, &mut destination, self.alignment())
+            complete::read(file, offset, &mut destination, self.alignment())
         };
         Ok(Moved::after(calls?, bounced, fragments))
     }
@@ -152,8 +151,8 @@ impl SlotFile {
 
 impl Moved {
     /// After so many calls of preadv or pwritev.
-    fn after(calls: u64, bounced: bool, fragments: &Fragments) -> Self {
-        let needed = if bounced { 1 } else { fragments.count().div_ceil(full::IOV_MAX) };
+    fn after(calls: u64, bounced: bool, fragments: &IoFragments) -> Self {
+        let needed = if bounced { 1 } else { fragments.count().div_ceil(complete::IOV_MAX) };
         Self { bounced, continued: calls.saturating_sub(needed as u64) }
     }
 }

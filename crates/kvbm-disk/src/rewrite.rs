@@ -1,24 +1,25 @@
 //! Blocks whose sync failed are written again.
 //!
-//! After a failed `fdatasync` the kernel takes the pages for clean, whether they reached the device or not, so another sync proves
-//! nothing. What it has not dropped it still reads. So such a block is read, compared with its checksum, written once more and
-//! synced with the next commit. One that does not come back as it was written is given up: its slot is free, a miss.
+//! After a failed `fdatasync` the kernel marks the pages clean, whether they reached the device or
+//! not. Another sync therefore proves nothing. The kernel can still read the pages that it has not
+//! dropped. So the block is read, compared with its checksum, written once more and synced with the
+//! next commit. A block that reads back changed is given up: its slot is free, a miss.
 
-use crate::commit::contained;
-use crate::medium::full;
-use crate::scrub;
+use crate::medium::complete::{self, contained};
+use crate::ops;
 use crate::shared::{GivenUp, Shared};
-use crate::slots::Bounce;
-use crate::table::Content;
+use crate::slot_file::Bounce;
+use crate::slot_table::Content;
 use kvbm_plan::BlockId;
 use std::io::{self, ErrorKind, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Bytes between two commits: so much is written in vain, and waits in memory of the system, where syncs go on failing.
+/// Bytes between two commits: so much is written in vain, and waits in memory of the system, where
+/// syncs go on failing.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// Writes some of the blocks again whose sync failed. With how many it dealt.
-pub(crate) fn some(shared: &Shared, memory: &mut Bounce) -> u64 {
+/// Rewrites some of the blocks whose sync failed. Returns how many it handled.
+pub(crate) fn rewrite_some(shared: &Shared, memory: &mut Bounce) -> u64 {
     let most = (STEP_BYTES / shared.slots.stride).max(1);
     let mut dealt = 0;
     while dealt < most {
@@ -40,7 +41,8 @@ pub(crate) fn some(shared: &Shared, memory: &mut Bounce) -> u64 {
         }
         dealt += 1;
         if written.is_err() {
-            // A device that is going may take long for each: the other ones' commits do not wait for all of them.
+            // A failing device may take long for each block: commits of other blocks must not wait
+            // for all of them.
             break;
         }
     }
@@ -48,11 +50,12 @@ pub(crate) fn some(shared: &Shared, memory: &mut Bounce) -> u64 {
 }
 
 fn rewrite(slot: BlockId, content: &Content, shared: &Shared, memory: &mut Bounce) -> io::Result<()> {
-    let stopped = |stopped: full::Stopped| stopped.error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into());
-    if scrub::read(slot, content, shared, memory).map_err(stopped)? != content.checksum {
+    let stopped =
+        |stopped: complete::Stopped| stopped.error.unwrap_or_else(|| ErrorKind::UnexpectedEof.into());
+    if ops::read_slot(slot, content, shared, memory).map_err(stopped)? != content.checksum {
         return Err(io::Error::other("what was written before a sync that failed was not read back"));
     }
     let ((file, offset), alignment) = (shared.slots.file_of(slot), shared.slots.alignment());
     let staged = memory.part(&shared.slots, content.bytes);
-    full::write(file, offset, &mut [IoSlice::new(staged)], alignment).map(drop).map_err(stopped)
+    complete::write(file, offset, &mut [IoSlice::new(staged)], alignment).map(drop).map_err(stopped)
 }

@@ -1,30 +1,35 @@
-//! Folders whose names outlast a crash.
+//! Folders whose names survive a crash.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-/// Folders that are remembered; when there are more, all are forgotten, which costs syncs and nothing else.
+use crate::access::Access;
+
+/// Folders that are remembered. Beyond that number all are forgotten, which only costs syncs.
 const MOST: usize = 1 << 16;
 
-/// Folders below a root, of which it is known which this process made durable.
+/// Folders below a root whose names this process has made durable.
 ///
-/// That a folder is there says nothing of its name: another writer may have created it just now, or have failed to sync it, or ended before.
+/// An existing folder may not be durable: another writer may just have created it, or may have
+/// failed to sync it.
 #[derive(Debug)]
-pub(crate) struct Folders {
+pub(crate) struct DurableFolders {
     root: PathBuf,
+    access: Access,
     durable: Mutex<HashSet<PathBuf>>,
 }
 
-impl Folders {
-    pub(crate) fn below(root: PathBuf) -> Self {
-        Self { root, durable: Mutex::default() }
+impl DurableFolders {
+    pub(crate) fn below(root: PathBuf, access: Access) -> Self {
+        Self { root, access, durable: Mutex::default() }
     }
 
-    /// Creates `folder`, which lies below the root, unless it is there, and makes its name durable, and the names of those above it.
+    /// Creates `folder`, which lies below the root, unless it is there. Makes its name durable, and
+    /// the names of the folders above it. Refuses links and folders of other users.
     pub(crate) fn ensure(&self, folder: &Path) -> io::Result<()> {
         self.ensure_by(folder, |parent| File::open(parent)?.sync_all())
     }
@@ -35,10 +40,13 @@ impl Folders {
             return Ok(());
         }
         if !is_there {
-            fs::create_dir_all(folder)?;
+            self.access.create_dirs(folder)?;
         }
         for parent in folder.ancestors().skip(1).take_while(|parent| parent.starts_with(&self.root)) {
             sync(parent)?;
+        }
+        for ours in folder.ancestors().take_while(|ours| ours.starts_with(&self.root) && *ours != self.root) {
+            self.access.check_dir(ours)?;
         }
         let mut durable = self.durable.lock();
         if durable.len() >= MOST {
@@ -52,6 +60,7 @@ impl Folders {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     /// Mutation that makes it fail: a folder that is there counts as durable.
     #[test]
@@ -60,7 +69,7 @@ mod tests {
         let (above, folder) = (root.path().join("a"), root.path().join("a/b"));
         // Another writer's.
         fs::create_dir_all(&folder).unwrap();
-        let folders = Folders::below(root.path().to_owned());
+        let folders = DurableFolders::below(root.path().to_owned(), Access::of_root(root.path()).unwrap());
         let mut synced = Vec::new();
         let mut ensure = |fails: bool| {
             synced.clear();

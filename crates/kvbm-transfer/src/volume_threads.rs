@@ -1,12 +1,14 @@
-//! Threads that wait for volumes. Each volume has a few of its own, so that one whose calls never return keeps nobody else's.
+//! Threads that call volumes. Each volume has a few of its own, so a volume whose calls never
+//! return blocks no other.
 //!
-//! A thread starts when there is work for it and ends when it had none for a while. It runs where the worker's threads do, not where the one
-//! does that had work for it: an engine's may keep to one processor.
+//! A thread starts when there is work for it and ends when it had none for a while. It runs where
+//! the worker's threads do, not where the one does that had work for it: an engine's may keep to
+//! one processor.
 
 use crate::error::StartError;
 use crate::hub::Hub;
-use crate::start::spawn;
-use kvbm_plan::{Rank, VolumeId};
+use crate::threads::spawn;
+use kvbm_plan::{Rank, VolumeId, deadline_after};
 use kvbm_storage::Processors;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,8 +18,8 @@ use std::time::{Duration, Instant};
 /// How long a thread without work stays.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// What all crews of a kind have in common.
-pub(crate) struct Terms {
+/// What all volume threads of a kind have in common.
+pub(crate) struct ThreadLimits {
     pub(crate) hub: Arc<Hub>,
     pub(crate) rank: Rank,
     /// What they do.
@@ -28,8 +30,9 @@ pub(crate) struct Terms {
     pub(crate) pending: usize,
 }
 
-/// The threads of all volumes that do one kind of work, and their queues. Dropped, they end after what is queued; the hub waits for them.
-pub(crate) struct Crews<J> {
+/// The threads of all volumes that do one kind of work, and their queues. Dropped, they end after
+/// what is queued; the hub waits for them.
+pub(crate) struct VolumeThreads<J> {
     shared: Arc<Shared<J>>,
 }
 
@@ -40,37 +43,38 @@ type Refuse<J> = Box<dyn Fn(VolumeId, J, &str) + Send + Sync>;
 type Spawn = Box<dyn Fn(&str, Body) -> Result<(), StartError> + Send + Sync>;
 
 struct Shared<J> {
-    terms: Terms,
+    terms: ThreadLimits,
     work: Box<dyn Fn(VolumeId, J) + Send + Sync>,
     refuse: Refuse<J>,
     spawn: Spawn,
-    state: Mutex<State<J>>,
+    state: Mutex<GroupState<J>>,
 }
 
-struct State<J> {
+struct GroupState<J> {
     /// Of volumes that have threads.
-    crews: BTreeMap<VolumeId, Crew<J>>,
+    volume_threads: BTreeMap<VolumeId, ThreadGroup<J>>,
     is_closed: bool,
 }
 
-struct Crew<J> {
+struct ThreadGroup<J> {
     queue: VecDeque<J>,
     threads: usize,
     idle: usize,
     wake: Arc<Condvar>,
 }
 
-impl<J> Default for Crew<J> {
+impl<J> Default for ThreadGroup<J> {
     fn default() -> Self {
         Self { queue: VecDeque::new(), threads: 0, idle: 0, wake: Arc::default() }
     }
 }
 
-impl<J: Send + 'static> Crews<J> {
-    /// Threads will run on the processors of the calling one. `work` is called by them, and does not panic; `refuse`, by senders, of each
-    /// job that was taken and has no thread, with the reason: none could be started.
+impl<J: Send + 'static> VolumeThreads<J> {
+    /// Threads will run on the processors of the calling one. `work` is called by them, and does
+    /// not panic; `refuse`, by senders, of each job that was taken and has no thread, with the
+    /// reason: none could be started.
     pub(crate) fn new(
-        terms: Terms,
+        terms: ThreadLimits,
         work: impl Fn(VolumeId, J) + Send + Sync + 'static,
         refuse: impl Fn(VolumeId, J, &str) + Send + Sync + 'static,
     ) -> Self {
@@ -89,21 +93,22 @@ impl<J: Send + 'static> Crews<J> {
     }
 
     fn started_by(
-        terms: Terms,
+        terms: ThreadLimits,
         work: impl Fn(VolumeId, J) + Send + Sync + 'static,
         refuse: impl Fn(VolumeId, J, &str) + Send + Sync + 'static,
         spawn: impl Fn(&str, Body) -> Result<(), StartError> + Send + Sync + 'static,
     ) -> Self {
-        let state = Mutex::new(State { crews: BTreeMap::new(), is_closed: false });
+        let state = Mutex::new(GroupState { volume_threads: BTreeMap::new(), is_closed: false });
         let (work, refuse, spawn) = (Box::new(work), Box::new(refuse), Box::new(spawn));
         Self { shared: Arc::new(Shared { terms, work, refuse, spawn, state }) }
     }
 
-    /// Hands a job to a thread of `volume`, or gives it back because too many wait. The caller keeps the hub from ending meanwhile.
+    /// Hands a job to a thread of `volume`, or gives it back because too many wait. The caller
+    /// keeps the hub from ending meanwhile.
     pub(crate) fn send(&self, volume: VolumeId, job: J) -> Result<(), J> {
-        let Terms { threads, pending, .. } = self.shared.terms;
+        let ThreadLimits { threads, pending, .. } = self.shared.terms;
         let mut state = self.shared.state.lock();
-        let crew = state.crews.entry(volume).or_default();
+        let crew = state.volume_threads.entry(volume).or_default();
         if crew.queue.len() >= pending {
             return Err(job);
         }
@@ -119,7 +124,7 @@ impl<J: Send + 'static> Crews<J> {
     }
 
     fn start(&self, volume: VolumeId) {
-        let Terms { hub, what, .. } = &self.shared.terms;
+        let ThreadLimits { hub, what, .. } = &self.shared.terms;
         let (shared, alive) = (Arc::clone(&self.shared), hub.producer());
         let body = move || {
             shared.run(volume);
@@ -127,14 +132,14 @@ impl<J: Send + 'static> Crews<J> {
         };
         let Err(error) = (self.shared.spawn)(&format!("{what}-{volume}"), Box::new(body)) else { return };
         let mut state = self.shared.state.lock();
-        let Some(crew) = state.crews.get_mut(&volume) else { return };
+        let Some(crew) = state.volume_threads.get_mut(&volume) else { return };
         crew.threads -= 1;
         if crew.threads > 0 {
             tracing::warn!(%error, "a volume goes on with fewer threads");
             return;
         }
         // Others may have sent jobs to the thread that did not start.
-        let jobs = state.crews.remove(&volume).map(|crew| crew.queue).unwrap_or_default();
+        let jobs = state.volume_threads.remove(&volume).map(|crew| crew.queue).unwrap_or_default();
         drop(state);
         let reason = format!("no thread for volume {volume}: {error}");
         for job in jobs {
@@ -148,18 +153,18 @@ impl<J: Send + 'static> Crews<J> {
             .shared
             .state
             .lock()
-            .crews
+            .volume_threads
             .get(&volume)
             .map_or(0, |crew| (crew.threads + crew.queue.len()).saturating_sub(crew.idle));
         self.shared.terms.threads.saturating_sub(busy)
     }
 }
 
-impl<J> Drop for Crews<J> {
+impl<J> Drop for VolumeThreads<J> {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         state.is_closed = true;
-        for crew in state.crews.values() {
+        for crew in state.volume_threads.values() {
             crew.wake.notify_all();
         }
     }
@@ -176,25 +181,25 @@ impl<J> Shared<J> {
 
     /// The next job; none when the thread is to end, and has left its crew.
     fn next(&self, volume: VolumeId) -> Option<J> {
-        let until = Instant::now() + IDLE;
+        let until = deadline_after(Instant::now(), IDLE);
         let mut state = self.state.lock();
         loop {
             let is_closed = state.is_closed;
-            let crew = state.crews.get_mut(&volume)?;
+            let crew = state.volume_threads.get_mut(&volume)?;
             if let Some(job) = crew.queue.pop_front() {
                 return Some(job);
             }
             if is_closed || Instant::now() >= until {
                 crew.threads -= 1;
                 if crew.threads == 0 {
-                    state.crews.remove(&volume);
+                    state.volume_threads.remove(&volume);
                 }
                 return None;
             }
             crew.idle += 1;
             let wake = Arc::clone(&crew.wake);
             let _timed_out = wake.wait_until(&mut state, until);
-            if let Some(crew) = state.crews.get_mut(&volume) {
+            if let Some(crew) = state.volume_threads.get_mut(&volume) {
                 crew.idle -= 1;
             }
         }
@@ -208,7 +213,7 @@ mod tests {
     use crossbeam_channel::unbounded;
     use kvbm_plan::{Epoch, GroupId};
 
-    fn terms(what: &str) -> Terms {
+    fn terms(what: &str) -> ThreadLimits {
         let limits = Limits {
             rank: Rank(0),
             epoch: Epoch(0),
@@ -219,34 +224,35 @@ mod tests {
             outgoing: 1,
         };
         let hub = Arc::new(Hub::new(State::new(limits), Default::default(), Arc::new(|_| {})));
-        Terms { hub, rank: Rank(0), what: what.into(), threads: 1, pending: 8 }
+        ThreadLimits { hub, rank: Rank(0), what: what.into(), threads: 1, pending: 8 }
     }
 
-    /// Mutation that makes it fail: `Crews::new` lets threads run where they were started.
+    /// Mutation that makes it fail: `VolumeThreads::new` lets threads run where they were started.
     #[test]
     fn threads_run_where_their_crews_were_made_whoever_has_work_for_them() {
         let here = Processors::of_this_thread().expect("the system says it");
         let (tell, told) = unbounded();
         let tell_where = move |_, ()| tell.send(Processors::of_this_thread()).expect("the test listens");
-        let crews = Crews::new(terms("probes"), tell_where, |_, (), reason| panic!("{reason}"));
+        let volume_threads =
+            VolumeThreads::new(terms("probes"), tell_where, |_, (), reason| panic!("{reason}"));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 here.first().run_here().expect("one of them");
-                assert_eq!(crews.send(VolumeId(3), ()), Ok(()));
+                assert_eq!(volume_threads.send(VolumeId(3), ()), Ok(()));
             });
         });
         let there = told.recv_timeout(Duration::from_secs(60)).expect("a thread works");
         assert_eq!(there, Some(here));
     }
 
-    /// Mutation that makes it fail: `Crews::start` refuses the job that came last.
+    /// Mutation that makes it fail: `VolumeThreads::start` refuses the job that came last.
     #[test]
     fn all_that_wait_for_a_thread_that_does_not_start_are_refused() {
         let terms = terms("probes");
         let (refused, refusals) = unbounded();
         let (starts, starting) = unbounded();
         let (fail, failing) = unbounded::<()>();
-        let crews = Crews::started_by(
+        let volume_threads = VolumeThreads::started_by(
             terms,
             |_, job: u32| panic!("nobody works on {job}"),
             move |volume, job, reason: &str| {
@@ -260,13 +266,13 @@ mod tests {
             },
         );
         std::thread::scope(|scope| {
-            scope.spawn(|| assert_eq!(crews.send(VolumeId(3), 1), Ok(())));
+            scope.spawn(|| assert_eq!(volume_threads.send(VolumeId(3), 1), Ok(())));
             starting.recv().expect("a thread starts");
-            assert_eq!(crews.send(VolumeId(3), 2), Ok(()), "it will have a thread");
+            assert_eq!(volume_threads.send(VolumeId(3), 2), Ok(()), "it will have a thread");
             fail.send(()).expect("it waits");
         });
         let refusals: Vec<_> = refusals.try_iter().collect();
         assert_eq!(refusals, [(VolumeId(3), 1), (VolumeId(3), 2)]);
-        assert_eq!(crews.ready(VolumeId(3)), 1, "the next may try again");
+        assert_eq!(volume_threads.ready(VolumeId(3)), 1, "the next may try again");
     }
 }

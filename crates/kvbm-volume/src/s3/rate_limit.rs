@@ -1,5 +1,5 @@
-//! What a store may expect of a client: no more requests at a time than were configured, and none while it asks to be left alone
-//! (`Retry-After`). The client's own retries know neither.
+//! Limits requests to a store: at most the configured number at a time, and none while the store
+//! asks for a pause (`Retry-After`).
 
 use std::future::Future;
 use std::io;
@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::error::Elapsed;
 
-/// A store that asks for more is asked again after so long: it may have recovered, or mean something else.
+/// A store that asks for more is asked again after so long: it may have recovered, or mean
+/// something else.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 tokio::task_local! {
@@ -23,7 +24,8 @@ tokio::task_local! {
     static DEADLINE: Instant;
 }
 
-/// What comes of `work`, which is dropped at `deadline`. Requests of it that the store does not want before then fail at once.
+/// What comes of `work`, which is dropped at `deadline`. Requests of it that the store does not
+/// want before then fail at once.
 pub(super) async fn until<F: Future>(deadline: Instant, work: F) -> Result<F::Output, Elapsed> {
     tokio::time::timeout_at(deadline.into(), DEADLINE.scope(deadline, work)).await
 }
@@ -39,12 +41,12 @@ impl HttpConnector for Courteous {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
         let permits = Semaphore::new(self.concurrency);
-        Ok(HttpClient::new(Courtesy { client, permits, pause: Mutex::default() }))
+        Ok(HttpClient::new(RateLimit { client, permits, pause: Mutex::default() }))
     }
 }
 
 #[derive(Debug)]
-struct Courtesy {
+struct RateLimit {
     client: HttpClient,
     permits: Semaphore,
     pause: Mutex<Option<Pause>>,
@@ -58,9 +60,10 @@ struct Pause {
     status: u16,
 }
 
-impl Courtesy {
+impl RateLimit {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        // Who waits for the store keeps nobody from asking who comes later, and learns at once that the pause is too long.
+        // Who waits for the store keeps nobody from asking who comes later, and learns at once that
+        // the pause is too long.
         let _permit = loop {
             self.wait().await?;
             // It is never closed.
@@ -99,7 +102,7 @@ impl Courtesy {
     }
 }
 
-impl HttpService for Courtesy {
+impl HttpService for RateLimit {
     fn call<'a, 'b>(
         &'a self,
         request: HttpRequest,
@@ -112,11 +115,12 @@ impl HttpService for Courtesy {
     }
 }
 
-/// The pause that an answer asks for: a number of seconds. A date, which it may be as well, is not read.
+/// The pause that an answer asks for: a number of seconds. A date, which it may be as well, is not
+/// read.
 fn pause(status: u16, header: Option<&str>, now: Instant) -> Option<Pause> {
     let seconds = header.filter(|_| matches!(status, 429 | 503))?.trim().parse().ok()?;
     let pause = Duration::from_secs(seconds).min(LONGEST_PAUSE);
-    Some(Pause { until: now + pause, status })
+    Some(Pause { until: kvbm_plan::deadline_after(now, pause), status })
 }
 
 #[cfg(test)]
@@ -164,13 +168,13 @@ mod tests {
     /// Mutation that makes it fail: `send` takes its permit before it waits.
     #[test]
     fn a_pause_that_is_too_long_is_told_at_once_though_others_have_all_permits() {
-        let courtesy =
-            Courtesy { client: HttpClient::new(Busy), permits: Semaphore::new(1), pause: Mutex::default() };
-        let ask = || courtesy.send(HttpRequest::new(String::new().into()));
+        let rate_limit =
+            RateLimit { client: HttpClient::new(Busy), permits: Semaphore::new(1), pause: Mutex::default() };
+        let ask = || rate_limit.send(HttpRequest::new(String::new().into()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             assert_eq!(ask().await.unwrap().status().as_u16(), 503);
-            let _others = courtesy.permits.acquire().await;
+            let _others = rate_limit.permits.acquire().await;
             let told = until(Instant::now() + Duration::from_secs(10), ask()).await;
             let told = told.expect("before its deadline").unwrap_err();
             let source = std::error::Error::source(&told).map(ToString::to_string);

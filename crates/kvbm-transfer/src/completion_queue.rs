@@ -1,7 +1,8 @@
-//! What an executor sleeps for: stages that are over, and a bell that says that there may be more to issue.
+//! Finished stages of an executor, and the wake-up for new work.
 //!
-//! The thread is woken without the lock that it takes first, and once for all that comes before it runs: to wake one costs about as much as
-//! to sum half a megabyte. (Two channels and a choice between them woke it with a lock held, so twice for each message.)
+//! The thread is woken without the lock that it takes first, and once for all that comes before it
+//! runs: to wake one costs about as much as to sum half a megabyte. (Two channels and a choice
+//! between them woke it with a lock held, so twice for each message.)
 
 use kvbm_device::DeviceError;
 use kvbm_disk::OpOutcome;
@@ -23,20 +24,21 @@ pub(crate) enum Stage {
     Volume(Vec<Result<u64, Failure>>),
 }
 
-/// The inbox of one executor: one message per ticket, so there are never more of them than it has blocks in flight.
+/// The completions of one executor: one message per ticket, so there are never more of them than it
+/// has blocks in flight.
 #[derive(Default)]
-pub(crate) struct Inbox {
-    state: Mutex<State>,
+pub(crate) struct CompletionQueue {
+    state: Mutex<CompletionState>,
     news: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CompletionState {
     done: Vec<Done>,
     is_rung: bool,
 }
 
-impl Inbox {
+impl CompletionQueue {
     /// Tells of a stage that is over.
     pub(crate) fn put(&self, done: Done) {
         self.state.lock().done.push(done);
@@ -44,7 +46,7 @@ impl Inbox {
     }
 
     /// Says that there may be more to issue.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake(&self) {
         self.state.lock().is_rung = true;
         self.news.notify_one();
     }
@@ -54,7 +56,8 @@ impl Inbox {
         std::mem::take(&mut self.state.lock().done)
     }
 
-    /// Waits until there is something to take or the bell rang, and silences it; no longer than `most`.
+    /// Waits until there is something to take or the wake-up rang, and silences it; no longer than
+    /// `most`.
     pub(crate) fn wait(&self, most: Duration) {
         let mut state = self.state.lock();
         if state.done.is_empty() && !state.is_rung {
@@ -72,32 +75,32 @@ mod tests {
 
     #[test]
     fn what_came_before_the_wait_ends_it() {
-        let inbox = Inbox::default();
-        inbox.ring();
-        inbox.wait(LONG);
+        let completions = CompletionQueue::default();
+        completions.wake();
+        completions.wait(LONG);
         for ticket in [3, 5] {
-            inbox.put(Done { ticket, result: Stage::Copy(Ok(())) });
+            completions.put(Done { ticket, result: Stage::Copy(Ok(())) });
         }
-        inbox.wait(LONG);
-        assert_eq!(inbox.take().iter().map(|done| done.ticket).collect::<Vec<_>>(), [3, 5]);
-        assert!(inbox.take().is_empty());
+        completions.wait(LONG);
+        assert_eq!(completions.take().iter().map(|done| done.ticket).collect::<Vec<_>>(), [3, 5]);
+        assert!(completions.take().is_empty());
     }
 
     #[test]
     fn who_waits_is_woken_by_either() {
-        let inbox = Inbox::default();
+        let completions = CompletionQueue::default();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                inbox.wait(LONG);
+                completions.wait(LONG);
                 loop {
-                    match inbox.take().first() {
+                    match completions.take().first() {
                         Some(done) => return done.ticket,
-                        None => inbox.wait(LONG),
+                        None => completions.wait(LONG),
                     }
                 }
             });
-            inbox.ring();
-            inbox.put(Done { ticket: 1, result: Stage::Copy(Ok(())) });
+            completions.wake();
+            completions.put(Done { ticket: 1, result: Stage::Copy(Ok(())) });
             assert_eq!(waiter.join().expect("no panic"), 1);
         });
     }

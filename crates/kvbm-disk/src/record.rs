@@ -1,0 +1,396 @@
+//! Header and record of the journal, byte by byte. All integers are little-endian.
+
+use crate::FormatError;
+use crate::checksum::crc64;
+use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{
+    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref,
+};
+
+pub(crate) const MAGIC: [u8; 8] = *b"KVBMG3\r\n";
+/// Version of header and record together.
+pub(crate) const VERSION: u32 = 2;
+pub(crate) const HEADER_BYTES: usize = 4096;
+const GEOMETRY_AT: usize = 128;
+const HEADER_CRC_AT: usize = HEADER_BYTES - 8;
+pub(crate) const MAX_GEOMETRY_BYTES: usize = HEADER_CRC_AT - GEOMETRY_AT;
+pub(crate) const RECORD_BYTES: usize = 80;
+const RECORD_CRC_AT: usize = RECORD_BYTES - 8;
+
+/// The header as it lies in the file.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct HeaderLayout {
+    magic: [u8; 8],
+    version: U32,
+    header_bytes: U32,
+    record_bytes: U32,
+    num_slots: U32,
+    journal_id: U64,
+    namespace: [u8; 16],
+    block_bytes: U64,
+    slot_stride: U64,
+    geometry_bytes: U32,
+    zero: [u8; 60],
+    geometry: [u8; MAX_GEOMETRY_BYTES],
+    crc: U64,
+}
+
+/// A record as it lies in the file.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RecordLayout {
+    kind: u8,
+    has_parent: u8,
+    group: U16,
+    slot: U32,
+    generation: U64,
+    hash: [u8; 16],
+    parent: [u8; 16],
+    position: U32,
+    namespace: U32,
+    checksum: U64,
+    bytes: U64,
+    crc: U64,
+}
+
+const _: () = assert!(size_of::<HeaderLayout>() == HEADER_BYTES && size_of::<RecordLayout>() == RECORD_BYTES);
+
+/// Which directory this is. Compared on opening, never used to size anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Random number of this journal file: records of another file do not verify here.
+    pub(crate) journal_id: u64,
+    pub(crate) namespace: [u8; 16],
+    pub(crate) num_slots: u32,
+    pub(crate) block_bytes: u64,
+    pub(crate) slot_stride: u64,
+    pub(crate) geometry: Vec<u8>,
+}
+
+impl Header {
+    /// The header's bytes; `geometry` was checked to fit.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut layout = HeaderLayout::new_zeroed();
+        layout.magic = MAGIC;
+        layout.version.set(VERSION);
+        layout.header_bytes.set(HEADER_BYTES as u32);
+        layout.record_bytes.set(RECORD_BYTES as u32);
+        layout.num_slots.set(self.num_slots);
+        layout.journal_id.set(self.journal_id);
+        layout.namespace = self.namespace;
+        layout.block_bytes.set(self.block_bytes);
+        layout.slot_stride.set(self.slot_stride);
+        layout.geometry_bytes.set(self.geometry.len() as u32);
+        layout.geometry[..self.geometry.len()].copy_from_slice(&self.geometry);
+        layout.crc.set(crc64(&layout.as_bytes()[..HEADER_CRC_AT]));
+        layout.as_bytes().to_vec()
+    }
+
+    /// Reads a header from the first bytes of a file of `file_bytes` bytes. The version is judged
+    /// before anything that a later version might have moved.
+    pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Self, FormatError> {
+        let truncated = FormatError::Truncated { len: file_bytes, need: HEADER_BYTES as u64 };
+        let (magic, rest) = bytes.split_first_chunk().ok_or(truncated.clone())?;
+        let (version, _) = U32::read_from_prefix(rest).map_err(|_| truncated.clone())?;
+        if *magic != MAGIC {
+            return Err(FormatError::Magic);
+        }
+        if version != VERSION {
+            return Err(FormatError::Version { found: version.get(), supported: VERSION });
+        }
+        let (layout, _) = HeaderLayout::ref_from_prefix(bytes).map_err(|_| truncated)?;
+        if layout.crc != crc64(&layout.as_bytes()[..HEADER_CRC_AT]) {
+            return Err(FormatError::HeaderChecksum);
+        }
+        let refuse = |field, value: u32| Err(FormatError::Field { field, value: value.into() });
+        if layout.header_bytes != HEADER_BYTES as u32 {
+            return refuse("header_bytes", layout.header_bytes.get());
+        }
+        if layout.record_bytes != RECORD_BYTES as u32 {
+            return refuse("record_bytes", layout.record_bytes.get());
+        }
+        let geometry_bytes = layout.geometry_bytes.get();
+        let Some(geometry) = layout.geometry.get(..geometry_bytes as usize) else {
+            return refuse("geometry_bytes", geometry_bytes);
+        };
+        let unused = layout.zero.iter().chain(&layout.geometry[geometry.len()..]);
+        if let Some(&byte) = unused.into_iter().find(|byte| **byte != 0) {
+            return refuse("reserved bytes", byte.into());
+        }
+        Ok(Self {
+            journal_id: layout.journal_id.get(),
+            namespace: layout.namespace,
+            num_slots: layout.num_slots.get(),
+            block_bytes: layout.block_bytes.get(),
+            slot_stride: layout.slot_stride.get(),
+            geometry: geometry.to_vec(),
+        })
+    }
+}
+
+/// What a slot holds from a generation on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordState {
+    Present {
+        identity: BlockIdentity,
+        checksum: u64,
+        bytes: u64,
+    },
+    Free,
+    Quarantined,
+    /// Of no slot: the engine was shut down, and no write was under way. Counts as the last record
+    /// only.
+    Clean,
+}
+
+/// One record of the journal. The highest generation of a slot wins, wherever the record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) slot: BlockId,
+    pub(crate) generation: u64,
+    pub(crate) state: RecordState,
+}
+
+/// Why 80 bytes are not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordError {
+    /// Torn or damaged.
+    Checksum,
+    /// Intact, but of a kind or with a field that this version does not write.
+    Invalid,
+}
+
+const PRESENT: u8 = 1;
+const FREE: u8 = 2;
+const QUARANTINED: u8 = 3;
+const CLEAN: u8 = 4;
+const HAS_PARENT: u8 = 1;
+
+impl Record {
+    /// The last record of a journal that was closed in order.
+    pub(crate) const CLEAN: Self = Self { slot: BlockId(0), generation: 0, state: RecordState::Clean };
+
+    pub(crate) fn encode(&self, journal_id: u64) -> [u8; RECORD_BYTES] {
+        let mut layout = self.layout();
+        layout.crc.set(layout.crc(journal_id));
+        transmute!(layout)
+    }
+
+    /// All fields but the checksum.
+    fn layout(&self) -> RecordLayout {
+        let mut layout = RecordLayout::new_zeroed();
+        layout.slot.set(self.slot.0);
+        layout.generation.set(self.generation);
+        layout.kind = match self.state {
+            RecordState::Present { .. } => PRESENT,
+            RecordState::Free => FREE,
+            RecordState::Quarantined => QUARANTINED,
+            RecordState::Clean => CLEAN,
+        };
+        if let RecordState::Present { identity, checksum, bytes } = &self.state {
+            layout.group.set(identity.group.0);
+            layout.hash = *identity.hash.as_bytes();
+            if let Some(parent) = &identity.parent {
+                layout.has_parent = HAS_PARENT;
+                layout.parent = *parent.as_bytes();
+            }
+            layout.position.set(identity.position);
+            layout.namespace.set(identity.namespace.0);
+            layout.checksum.set(*checksum);
+            layout.bytes.set(*bytes);
+        }
+        layout
+    }
+
+    pub(crate) fn decode(journal_id: u64, bytes: &[u8; RECORD_BYTES]) -> Result<Self, RecordError> {
+        let layout: &RecordLayout = transmute_ref!(bytes);
+        if layout.crc != layout.crc(journal_id) {
+            return Err(RecordError::Checksum);
+        }
+        let state = match layout.kind {
+            PRESENT => RecordState::Present {
+                identity: BlockIdentity {
+                    namespace: NamespaceId(layout.namespace.get()),
+                    group: GroupId(layout.group.get()),
+                    hash: SequenceHash::from_bytes(layout.hash),
+                    parent: (layout.has_parent == HAS_PARENT)
+                        .then(|| SequenceHash::from_bytes(layout.parent)),
+                    position: layout.position.get(),
+                },
+                checksum: layout.checksum.get(),
+                bytes: layout.bytes.get(),
+            },
+            FREE => RecordState::Free,
+            QUARANTINED => RecordState::Quarantined,
+            CLEAN => RecordState::Clean,
+            _ => return Err(RecordError::Invalid),
+        };
+        let slot = BlockId(layout.slot.get());
+        let record = match state {
+            RecordState::Clean => Self::CLEAN,
+            state => Self { slot, generation: layout.generation.get(), state },
+        };
+        // Bytes that a record's kind does not use are zero: a later version may give them a
+        // meaning.
+        if record.layout().covered() == layout.covered() { Ok(record) } else { Err(RecordError::Invalid) }
+    }
+}
+
+impl RecordLayout {
+    /// The bytes that the checksum covers.
+    fn covered(&self) -> &[u8] {
+        &self.as_bytes()[..RECORD_CRC_AT]
+    }
+
+    fn crc(&self, journal_id: u64) -> u64 {
+        // One call over one buffer: a digest over two parts costs more than the copy.
+        let mut covered = [0; 8 + RECORD_CRC_AT];
+        covered[..8].copy_from_slice(&journal_id.to_le_bytes());
+        covered[8..].copy_from_slice(self.covered());
+        crc64(&covered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GOLDEN: &[u8] = include_bytes!("../tests/golden/journal_v2.kvbm");
+
+    /// Makes the record's checksum fit what was changed in it.
+    fn reseal(journal_id: u64, bytes: &mut [u8; RECORD_BYTES]) {
+        let layout: &RecordLayout = transmute_ref!(bytes);
+        let crc = layout.crc(journal_id);
+        bytes[RECORD_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Makes the header's checksum fit what was changed in it.
+    fn reseal_header(bytes: &mut [u8]) {
+        let crc = crc64(&bytes[..HEADER_CRC_AT]);
+        bytes[HEADER_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    fn header() -> Header {
+        Header {
+            journal_id: 0x0123_4567_89AB_CDEF,
+            namespace: *b"namespace-tag-16",
+            num_slots: 1000,
+            block_bytes: 5000,
+            slot_stride: 8192,
+            geometry: b"model=m; rank=0/2; order=NHD; layers=0..32/32; outer=2; tokens=16; heads=0..4/8; head_dim=128; dtype=bf16; pieces=1".to_vec(),
+        }
+    }
+
+    fn records() -> [Record; 5] {
+        let identity = BlockIdentity {
+            namespace: NamespaceId(0xA1A2_A3A4),
+            group: GroupId(0xB1B2),
+            hash: SequenceHash::from_bytes(*b"hash-of-block-01"),
+            parent: None,
+            position: 0,
+        };
+        let child = BlockIdentity {
+            hash: SequenceHash::from_bytes(*b"hash-of-block-02"),
+            parent: Some(identity.hash),
+            position: 1,
+            ..identity
+        };
+        let present =
+            |identity| RecordState::Present { identity, checksum: 0xC1C2_C3C4_C5C6_C7C8, bytes: 5000 };
+        [
+            Record { slot: BlockId(7), generation: 1, state: present(identity) },
+            Record { slot: BlockId(8), generation: 2, state: present(child) },
+            Record { slot: BlockId(7), generation: 3, state: RecordState::Free },
+            Record { slot: BlockId(9), generation: 4, state: RecordState::Quarantined },
+            Record::CLEAN,
+        ]
+    }
+
+    fn journal() -> Vec<u8> {
+        let mut bytes = header().encode();
+        bytes.extend(records().iter().flat_map(|record| record.encode(header().journal_id)));
+        bytes
+    }
+
+    /// After a deliberate change of format: raise [`VERSION`], write a new golden file, keep the
+    /// old one refused.
+    #[test]
+    fn the_golden_journal_is_written_and_read_byte_for_byte() {
+        assert_eq!(VERSION, 2);
+        assert!(journal() == GOLDEN, "the journal's bytes changed");
+        let decoded = Header::decode(GOLDEN, GOLDEN.len() as u64).unwrap();
+        assert_eq!(decoded, header());
+        let (written, rest) = GOLDEN[HEADER_BYTES..].as_chunks::<RECORD_BYTES>();
+        assert!(rest.is_empty());
+        for (bytes, record) in written.iter().zip(records()) {
+            assert_eq!(Record::decode(decoded.journal_id, bytes), Ok(record));
+        }
+    }
+
+    #[test]
+    fn the_golden_journal_of_version_1_is_refused() {
+        let old = include_bytes!("../tests/golden/journal_v1.kvbm");
+        let refused = FormatError::Version { found: 1, supported: VERSION };
+        assert_eq!(Header::decode(old, old.len() as u64), Err(refused));
+    }
+
+    #[test]
+    fn a_record_of_another_journal_does_not_verify() {
+        let bytes = records()[0].encode(1);
+        assert_eq!(Record::decode(2, &bytes), Err(RecordError::Checksum));
+    }
+
+    #[test]
+    fn an_intact_record_of_unknown_kind_is_invalid() {
+        let mut bytes = records()[2].encode(5);
+        bytes[0] = 9;
+        reseal(5, &mut bytes);
+        assert_eq!(Record::decode(5, &bytes), Err(RecordError::Invalid));
+    }
+
+    #[test]
+    fn a_geometry_length_beyond_the_header_is_refused() {
+        let mut bytes = header().encode();
+        bytes[64..68].copy_from_slice(&u32::MAX.to_le_bytes());
+        reseal_header(&mut bytes);
+        let refused = FormatError::Field { field: "geometry_bytes", value: u32::MAX.into() };
+        assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused));
+    }
+
+    /// Made to match, the checksum says nothing about bytes that no field has.
+    #[test]
+    fn what_no_field_names_is_not_passed_over() {
+        for at in [68, 127, header().geometry.len() + 128, HEADER_CRC_AT - 1] {
+            let mut bytes = header().encode();
+            bytes[at] = 3;
+            reseal_header(&mut bytes);
+            let refused = FormatError::Field { field: "reserved bytes", value: 3 };
+            assert_eq!(Header::decode(&bytes, HEADER_BYTES as u64), Err(refused), "byte {at}");
+        }
+        // A first block has no parent, the others have no block, a mark of a shutdown has neither
+        // slot nor generation.
+        for (record, at) in [(0, 32), (0, 47), (2, 2), (2, 16), (3, 71), (3, 1), (4, 4), (4, 15), (4, 71)] {
+            let mut bytes = records()[record].encode(5);
+            bytes[at] = 1;
+            reseal(5, &mut bytes);
+            assert_eq!(Record::decode(5, &bytes), Err(RecordError::Invalid), "byte {at} of record {record}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_flip_of_a_record_or_header_is_noticed(bit in 0_usize..(HEADER_BYTES + RECORD_BYTES) * 8) {
+            let mut bytes = journal();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            if bit / 8 < HEADER_BYTES {
+                prop_assert!(Header::decode(&bytes, HEADER_BYTES as u64).is_err());
+            } else {
+                let record = bytes[HEADER_BYTES..].first_chunk().unwrap();
+                prop_assert_eq!(Record::decode(header().journal_id, record), Err(RecordError::Checksum));
+            }
+        }
+    }
+}
