@@ -2,7 +2,8 @@
 //! on.
 //!
 //! **Knows:** tiers, ids, block identities, rank slices, transfer plans and reports, and their wire
-//! form. **Must never know:** how anything moves, where memory is, which blocks exist. There is no
+//! form.
+//! **Must never know:** how anything moves, where memory is, which blocks exist. There is no
 //! logic here beyond validation and encoding, so a worker in another process (or language) needs
 //! nothing else.
 //!

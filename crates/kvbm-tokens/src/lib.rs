@@ -4,7 +4,8 @@
 //! hashes in one [`Namespace`] mean equal prefixes, and a prefix that two requests share is stored
 //! once.
 //!
-//! **Knows:** token ids, namespaces and hashes. **Must never know:** where a block lies (tiers,
+//! **Knows:** token ids, namespaces and hashes.
+//! **Must never know:** where a block lies (tiers,
 //! pools, layouts, ranks). It does no I/O, starts no thread, uses no runtime.
 //!
 //! ```

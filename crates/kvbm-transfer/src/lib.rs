@@ -1,7 +1,8 @@
 //! The worker: takes plans from a leader and moves the bytes of KV blocks between tiers.
 //!
 //! **Knows:** one rank's tiers as bound memory and a disk engine; queues, gates, deadlines; which
-//! identity and checksum each slot of host memory holds. **Must never know:** why a block moves,
+//! identity and checksum each slot of host memory holds.
+//! **Must never know:** why a block moves,
 //! what else is cached, what other ranks do. It chooses no slot and evicts nothing: plans name
 //! slots, and the leader keeps them from being used for anything else meanwhile.
 //!

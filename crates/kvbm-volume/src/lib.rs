@@ -5,7 +5,8 @@
 //! create, mount and format volumes. A [`VolumeRegistry`] registers them by descriptor and
 //! unregisters them.
 //!
-//! **Knows:** keys, objects and their headers. **Must never know:** which blocks are worth keeping,
+//! **Knows:** keys, objects and their headers.
+//! **Must never know:** which blocks are worth keeping,
 //! where else they lie, how their bytes are laid out; and it never mounts, formats or creates a
 //! store.
 //!
