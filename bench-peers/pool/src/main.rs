@@ -13,14 +13,13 @@ mod plot;
 mod requests;
 mod rows;
 mod side;
-mod threads;
 mod tokens;
 
 use clock::median;
 use kvbm_pool::{Hazard, PolicyKind};
 use ours::Ours;
 use peer::Peer;
-use rows::{Apart, Full};
+use rows::Full;
 use serde_json::{Value, json};
 use side::Side;
 
@@ -31,7 +30,7 @@ const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--block
   --json FILE    where the rows go (`-`: standard output)\n\
   --rounds N     repetitions of every measurement, 1 to 99 (default 5)\n\
   --blocks N     blocks of the large pool, 20000 to 4000000 (default 1000000: the rows' names mean that)\n\
-  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,threads,manager,requests (or none)\n\
+  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,manager,requests (or none)\n\
   --with FILE    rows that are not measured now are those of this earlier report\n\
   --plot FILE    draws the ratios as an SVG\n";
 
@@ -39,8 +38,8 @@ const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--block
 type Rows = fn(&mut Table, &Options);
 
 /// What is measured together.
-const GROUPS: [&str; 11] =
-    ["hash", "heap", "match", "fill", "small", "large", "default", "threads", "manager", "requests", "none"];
+const GROUPS: [&str; 10] =
+    ["hash", "heap", "match", "fill", "small", "large", "default", "manager", "requests", "none"];
 
 struct Options {
     json: Option<String>,
@@ -193,40 +192,6 @@ fn default_policy(table: &mut Table, options: &Options) {
     table.row("history_bytes", "bytes", Hazard::HISTORY_BYTES as f64, None, None);
 }
 
-fn two_threads(table: &mut Table, options: &Options) {
-    let mut peer = full::<Peer>(options.blocks);
-    for (policy, name) in [(PolicyKind::LruLeaf, ""), (DEFAULT, "_default")] {
-        two_threads_with(policy, name, &mut peer, table, options);
-    }
-}
-
-fn two_threads_with(
-    policy: PolicyKind,
-    name: &str,
-    peer: &mut Full<Peer>,
-    table: &mut Table,
-    options: &Options,
-) {
-    let mut ours = full_of(policy, options.blocks);
-    let mut apart = Apart::new([(); 2].map(|()| full_of(policy, options.blocks / 2)));
-    for (suffix, shared) in [("", 0), ("_shared_prefix", 8)] {
-        let (mut scaling, mut limit, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..options.rounds {
-            let rates = ours.threads(shared);
-            scaling.push(rates.two / rates.one);
-            two.push(rates.two);
-            let rates = apart.threads(shared);
-            limit.push(rates.two / rates.one);
-            let rates = peer.threads(shared);
-            best.push(rates.one.max(rates.two));
-        }
-        let (two, best) = (median(two), median(best));
-        table.row(&format!("two_threads_churn{name}{suffix}"), "x one thread", median(scaling), None, None);
-        table.row(&format!("two_threads_apart{name}{suffix}"), "x one thread", median(limit), None, None);
-        table.row(&format!("two_threads_peer{name}{suffix}"), "M/s", two, Some(best), Some(two / best));
-    }
-}
-
 fn matches(table: &mut Table, options: &Options) {
     // As prompts are registered, and as decoding does it: then no two blocks of a chain lie side by side.
     for (suffix, at_once) in [("", rows::BATCH), ("_one_by_one", 1)] {
@@ -298,14 +263,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if options.wants("hash") {
         hashing(&mut table, &options)?;
     }
-    let groups: [(&str, Rows); 8] = [
+    let groups: [(&str, Rows); 7] = [
         ("heap", heap_rows),
         ("match", matches),
         ("fill", filling),
         ("small", small),
         ("large", large),
         ("default", default_policy),
-        ("threads", two_threads),
         ("manager", manager::rows),
     ];
     for (name, measure) in groups {

@@ -3,7 +3,7 @@
 use crate::side::{Side, mix};
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
 use kvbm_pool::{
-    BlockChain, BlockPool, Blocks, Cached, Duplicates, EventRecord, G1, PolicyKind, Registry, RegistryConfig,
+    BlockChain, BlockPool, BlockBatch, Cached, Duplicates, EventRecord, G1, PolicyKind, Registry, RegistryConfig,
     Reset,
 };
 use std::sync::Mutex;
@@ -32,7 +32,7 @@ impl Ours {
 impl Side for Ours {
     type Chain = Vec<SequenceHash>;
     type Held = Cached<G1>;
-    type Fresh = Blocks<G1, Reset>;
+    type Fresh = BlockBatch<G1, Reset>;
 
     fn new(capacity: usize) -> Self {
         Self::with_policy(capacity, PolicyKind::LruLeaf)

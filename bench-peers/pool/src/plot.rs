@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::fmt::Write;
 
 /// What is asked for, as a ratio to the peer.
-const AT_LEAST: [(&str, f64); 14] = [
+const AT_LEAST: [(&str, f64); 10] = [
     ("churn_1m", 6.0),
     ("churn_1m_default", 3.0),
     ("churn_1m_reuse_default", 3.0),
@@ -13,10 +13,6 @@ const AT_LEAST: [(&str, f64); 14] = [
     ("match_cached_10k_1m", 15.0),
     ("match_active_10k_1m", 5.0),
     ("churn_10k", 5.0),
-    ("two_threads_peer", 7.0),
-    ("two_threads_peer_shared_prefix", 7.0),
-    ("two_threads_peer_default", 7.0),
-    ("two_threads_peer_default_shared_prefix", 7.0),
     ("hash_default", 0.8),
     ("hash_default_live", 0.8),
     ("hash_default_reused", 0.8),

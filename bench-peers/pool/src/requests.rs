@@ -7,10 +7,9 @@ use crate::ours::Ours;
 use crate::peer::Peer;
 use crate::rows::{self, BATCH};
 use crate::side::{Side, mix};
-use crate::threads::{PART, Rates, one_and_two};
 use crate::{DEFAULT, Options, Table};
 use kvbm_plan::Tier;
-use kvbm_pool::{Counters, PolicyKind};
+use kvbm_pool::{TierCounters, PolicyKind};
 
 /// Blocks of a request: instructions, a prompt, and what comes once.
 const INSTRUCTIONS: usize = 16;
@@ -114,15 +113,6 @@ impl<'a, S: Side> Served<'a, S> {
         let blocks = (requests * BATCH) as f64;
         Rate { blocks: blocks / seconds / 1e6, hits: hits as f64 / blocks }
     }
-
-    /// With one thread, and with two.
-    fn two_threads(&mut self) -> Rates {
-        let Self { full, workload, next, .. } = self;
-        let work = |_, chains: &[S::Chain]| {
-            serve(&full.side, chains);
-        };
-        one_and_two(|| requests::<S>(workload, next, PART), work, || ())
-    }
 }
 
 /// The next requests; `next` is the number of the first.
@@ -139,7 +129,7 @@ fn serve<S: Side>(side: &S, requests: &[S::Chain]) -> usize {
 
 /// Which share of the victims the policy has chosen since.
 struct Choices {
-    since: Counters,
+    since: TierCounters,
 }
 
 impl Choices {
@@ -176,10 +166,6 @@ pub fn rows(table: &mut Table, options: &Options) -> Result<(), String> {
     let mut peer = Served::new(Peer::new(options.blocks), &workload, options.blocks);
     throughput(&mut ours, &mut default, &mut peer, table, options)?;
     churn(&mut default, &mut peer, table, options)?;
-    two_threads("two_threads_requests", &mut ours, &mut peer, table, options);
-    let choices = Choices::from_now(&default.full.side);
-    two_threads("two_threads_requests_default", &mut default, &mut peer, table, options);
-    choices.of_default(&default.full.side, "two_threads_requests_default")?;
     holds(&mut default, table)
 }
 
@@ -233,27 +219,6 @@ fn churn(
     table.rate("churn_1m_reuse_default", a, b);
     table.row("churn_chosen_default", "share", least, None, None);
     Ok(())
-}
-
-fn two_threads(
-    name: &str,
-    ours: &mut Served<'_, Ours>,
-    peer: &mut Served<'_, Peer>,
-    table: &mut Table,
-    options: &Options,
-) {
-    let (mut scaling, mut two, mut best) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..options.rounds {
-        let rates = ours.two_threads();
-        scaling.push(rates.two / rates.one);
-        two.push(rates.two);
-        let rates = peer.two_threads();
-        best.push(rates.one.max(rates.two));
-    }
-    let (two, best) = (median(two), median(best));
-    table.row(name, "x one thread", median(scaling), None, None);
-    let name = name.replace("requests", "peer_requests");
-    table.row(&name, "M/s", two, Some(best), Some(two / best));
 }
 
 fn holds(default: &mut Served<'_, Ours>, table: &mut Table) -> Result<(), String> {

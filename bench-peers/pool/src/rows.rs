@@ -4,7 +4,6 @@ use crate::clock::{cpu_seconds, involuntary_switches, median, quantile, thread_t
 use crate::heap;
 use crate::ours::Ours;
 use crate::side::Side;
-use crate::threads::{PART, Rates, one_and_two};
 use kvbm_plan::Tier;
 use kvbm_pool::measure_holds;
 use std::collections::VecDeque;
@@ -92,13 +91,6 @@ impl<S: Side> Full<S> {
         seconds / chains.len() as f64 * 1e6
     }
 
-    /// With one thread, and with two.
-    pub fn threads(&mut self, shared: usize) -> Rates {
-        let Self { side, next } = self;
-        let work = |_, chains: &[S::Chain]| go_on(&*side, chains, shared);
-        one_and_two(|| chains::<S>(next, PART, BATCH, shared), work, || ())
-    }
-
     /// Calls of the allocator per block over `blocks` of steady churn.
     pub fn allocations(&mut self, blocks: usize) -> f64 {
         let chains = self.chains(blocks.div_ceil(BATCH), BATCH, 0);
@@ -108,31 +100,6 @@ impl<S: Side> Full<S> {
         let calls = heap::calls() - before;
         heap::count(false);
         calls as f64 / (chains.len() * BATCH) as f64
-    }
-}
-
-/// Threads that share nothing: each has a pool of its own.
-pub struct Apart<S: Side> {
-    sides: [Full<S>; 2],
-}
-
-impl<S: Side> Apart<S> {
-    pub fn new(sides: [Full<S>; 2]) -> Self {
-        Self { sides }
-    }
-
-    /// With one thread, and with two.
-    pub fn threads(&mut self, shared: usize) -> Rates {
-        let [first, second] = &mut self.sides;
-        let sides = [&first.side, &second.side];
-        let work = |thread: usize, chains: &[S::Chain]| go_on(sides[thread], chains, shared);
-        one_and_two(|| chains::<S>(&mut first.next, PART, BATCH, shared), work, || ())
-    }
-}
-
-fn go_on<S: Side>(side: &S, chains: &[S::Chain], shared: usize) {
-    for chain in chains {
-        if shared > 0 { side.serve(chain, BATCH) } else { side.churn(chain, BATCH) }
     }
 }
 

@@ -195,7 +195,7 @@ pub struct ReplayArgs {
     pub device: DeviceChoice,
 
     /// Eviction policy, among the blocks that no other block on their tier follows. hazard: the one least likely to be used again soon,
-    /// by what was seen so far; lru-leaf: the one used longest ago; s3-fifo: by a small and a main queue.
+    /// by what was seen so far; lru-leaf: the one used longest ago.
     #[arg(long, value_name = "NAME", default_value = "hazard", value_parser = policies())]
     pub policy: EvictionPolicy,
 

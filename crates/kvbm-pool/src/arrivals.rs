@@ -1,83 +1,21 @@
-//! Destinations of transfers.
+//! Arrivals: the reserved destinations of a transfer.
 
+use crate::arrival::{Arrival, ArrivalOutcome, Refusal};
 use crate::blocks::HeldSlots;
-use crate::core::hold::BLOCKS_OF_A_PART;
-use crate::core::{After, Core, Pin};
+use crate::core::end_arrivals::FailedSlot;
+use crate::core::reference::Reference;
+use crate::core::store::BLOCKS_PER_HOLD;
+use crate::error::AllocError;
 use crate::losses::Losses;
+use crate::metadata::BlockMetadata;
 use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
 use crate::sync::Arc;
-use crate::tier::TierTag;
+use crate::tier::{TIERS, TierTag};
 use crate::withheld::Withheld;
-use kvbm_plan::{BlockId, BlockIdentity, SequenceHash, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, Tier};
 use std::fmt;
 use std::marker::PhantomData;
-
-/// What [`begin_arrivals`](crate::BlockPool::begin_arrivals) decided for one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arrival {
-    /// Bytes may be written to this slot; [`complete`](AnyArrivals::complete) makes the block visible.
-    Reserved {
-        /// Destination.
-        block: BlockId,
-        /// Number of this arrival, by which others join it.
-        ticket: u64,
-    },
-    /// The tier has the block: pinned, nothing to transfer.
-    Present {
-        /// Slot.
-        block: BlockId,
-    },
-    /// Another transfer brings the block: wait for that one, then look again. If it fails the block is absent.
-    Joined {
-        /// Number of the other arrival.
-        ticket: u64,
-    },
-    /// Completed: visible and pinned.
-    Completed {
-        /// Slot.
-        block: BlockId,
-    },
-    /// Failed, or removed while it was on its way.
-    Failed,
-    /// The block cannot be brought here.
-    Refused(Refusal),
-}
-
-/// Why a block was not admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// The tier neither has nor awaits the block before it.
-    #[error("its parent {parent} is neither on the tier nor on its way there: bring the parent first")]
-    MissingParent {
-        /// The block before it.
-        parent: SequenceHash,
-    },
-    /// What was on the tier when room was made is gone, or the block's namespace is another tenant's since: the room does not
-    /// suffice any more.
-    #[error(
-        "a block was removed, or its namespace assigned to another tenant, while room was made: try again"
-    )]
-    NoRoom,
-    /// Group or position make no sense.
-    #[error("unknown group, or parent and position contradict each other")]
-    BadIdentity,
-}
-
-/// What came of a completed arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Completion {
-    /// Present now, and announced.
-    Stored,
-    /// Somebody else registered the block meanwhile: that copy is used and pinned, this one given up.
-    Existing {
-        /// Slot of the other copy.
-        block: BlockId,
-    },
-    /// The block was removed (clear, forget, a loss) while it was on its way, or, in a Full group, the tier neither has nor awaits its
-    /// parent any more, or this arrival was over already: not visible.
-    Removed,
-}
 
 /// Reserved destinations on a tier that is known at run time. [`Arrivals`] is the same with the tier in its type.
 ///
@@ -94,14 +32,61 @@ pub struct AnyArrivals {
 }
 
 impl AnyArrivals {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
+    /// See [`BlockPool::begin_arrivals_with`](crate::BlockPool::begin_arrivals_with).
+    pub(crate) fn begin(
+        shared: &Arc<Shared>,
         tier: Tier,
-        identities: Vec<BlockIdentity>,
-        arrivals: Vec<Arrival>,
-        losses: Losses,
-    ) -> Self {
-        Self { shared, tier, identities, arrivals, losses }
+        identities: &[BlockIdentity],
+        metadata: BlockMetadata,
+    ) -> Result<Self, AllocError> {
+        let index = tier.index();
+        if index >= TIERS {
+            return Err(Shared::no_slots(tier, identities.len()));
+        }
+        let losses = shared.store.losses.now();
+        let mut pins = Vec::with_capacity(identities.len() + 1);
+        let mut arrivals = Vec::with_capacity(identities.len());
+        let mut rooms = Vec::new();
+        let mut hold = shared.store.lock();
+        let parts = hold.by_tenant(identities);
+        for (claim, part) in parts {
+            let needed = hold.prepare_arrivals(index, &part, &mut pins);
+            let ids = Vec::with_capacity(needed);
+            rooms.push((HeldSlots { shared: Arc::clone(shared), tier: index, ids, claim, losses }, needed));
+        }
+        drop(hold);
+        let mut refused = Ok(());
+        let mut is_any = identities.is_empty();
+        for (room, needed) in &mut rooms {
+            match shared.allocate_into(tier, *needed, room.claim, &mut room.ids) {
+                Ok(()) => is_any = true,
+                Err(error) => (*needed, refused) = (0, Err(error)),
+            }
+            room.ids.reverse();
+        }
+        let mut hold = shared.store.lock();
+        let mut no_room = Vec::new();
+        if is_any {
+            for (at, identity) in identities.iter().enumerate() {
+                let claim = hold.tenants.claim_of(identity.namespace);
+                // The namespace may be another tenant's by now, for which no room was made.
+                let room = rooms.iter_mut().find(|(room, _)| room.claim == claim);
+                let room = room.map_or(&mut no_room, |(room, _)| &mut room.ids);
+                arrivals.push(match hold.check_identity(at, identity) {
+                    Ok(()) => hold.begin_arrival(index, identity, metadata, room),
+                    Err(_) => Arrival::Refused(Refusal::BadIdentity),
+                });
+            }
+        }
+        for (room, needed) in &rooms {
+            hold.tenants.let_go(index, room.claim, needed - room.ids.len());
+        }
+        hold.drop_references(index, &pins, Reference::Transfer);
+        drop(hold);
+        if !is_any {
+            refused?;
+        }
+        Ok(Self { shared: Arc::clone(shared), tier, identities: identities.to_vec(), arrivals, losses })
     }
 
     /// Number of blocks asked for.
@@ -139,58 +124,58 @@ impl AnyArrivals {
 
     /// The bytes of block `index` are complete on every rank and verified: it becomes visible. An index that is not
     /// reserved (any more) changes nothing.
-    pub fn complete(&mut self, index: usize) -> Completion {
-        self.complete_each([index]).pop().unwrap_or(Completion::Removed)
+    pub fn complete(&mut self, index: usize) -> ArrivalOutcome {
+        self.complete_each([index]).pop().unwrap_or(ArrivalOutcome::Removed)
     }
 
     /// The same for several blocks, one after the other; answers are in the order of `indices`. Parents go before their children. Others have
     /// their turn after 64 blocks at the latest.
-    pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<Completion> {
+    pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<ArrivalOutcome> {
         self.complete_while(indices, |_| true)
     }
 
     /// The same up to the first block that was removed meanwhile: how many became visible.
     pub fn complete_front(&mut self, indices: impl IntoIterator<Item = usize>) -> usize {
-        let was_there = |completion: &Completion| *completion != Completion::Removed;
-        let completions = self.complete_while(indices, was_there);
-        completions.iter().filter(|completion| was_there(completion)).count()
+        let was_there = |outcome: &ArrivalOutcome| *outcome != ArrivalOutcome::Removed;
+        let outcomes = self.complete_while(indices, was_there);
+        outcomes.iter().filter(|outcome| was_there(outcome)).count()
     }
 
     /// Goes on after a block as long as what became of it is so.
     fn complete_while(
         &mut self,
         indices: impl IntoIterator<Item = usize>,
-        goes_on: impl Fn(&Completion) -> bool,
-    ) -> Vec<Completion> {
+        goes_on: impl Fn(&ArrivalOutcome) -> bool,
+    ) -> Vec<ArrivalOutcome> {
         let indices: Vec<usize> = indices.into_iter().collect();
-        let mut completions = Vec::with_capacity(indices.len());
+        let mut outcomes = Vec::with_capacity(indices.len());
         let store = &self.shared.store;
-        let mut held = None;
+        let mut hold = store.lock();
         for (at, index) in indices.into_iter().enumerate() {
-            if completions.last().is_some_and(|last| !goes_on(last)) {
+            if outcomes.last().is_some_and(|last| !goes_on(last)) {
                 break;
             }
-            let_others_in(&mut held, at);
+            if at > 0 && at.is_multiple_of(BLOCKS_PER_HOLD) {
+                hold.let_others_in();
+            }
             let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) else {
-                completions.push(Completion::Removed);
+                outcomes.push(ArrivalOutcome::Removed);
                 continue;
             };
-            let (core, completion) = store.complete_arrival(held.take(), self.tier.index(), block);
-            held = Some(core);
-            self.arrivals[index] = match completion {
-                Completion::Stored => Arrival::Completed { block },
-                Completion::Existing { block } => Arrival::Completed { block },
-                Completion::Removed => Arrival::Failed,
+            let outcome = hold.complete_arrival(self.tier.index(), block);
+            self.arrivals[index] = match outcome {
+                ArrivalOutcome::Stored => Arrival::Completed { block },
+                ArrivalOutcome::Existing { block } => Arrival::Completed { block },
+                ArrivalOutcome::Removed => Arrival::Failed,
             };
-            completions.push(completion);
+            outcomes.push(outcome);
         }
-        drop(held);
-        store.remove_orphans();
-        completions
+        store.remove_orphans(hold);
+        outcomes
     }
 
     /// Every block that is still reserved is complete and verified.
-    pub fn complete_all(&mut self) -> Vec<Completion> {
+    pub fn complete_all(&mut self) -> Vec<ArrivalOutcome> {
         let reserved: Vec<usize> = self.reserved().map(|(index, ..)| index).collect();
         self.complete_each(reserved)
     }
@@ -203,39 +188,39 @@ impl AnyArrivals {
 
     /// The same for several blocks. What continues them is looked for once, which may take a look at the whole registry.
     pub fn fail_each(&mut self, indices: impl IntoIterator<Item = usize>) {
-        let _freed = self.end_each(indices, After::Free);
+        let _freed = self.end_each(indices, FailedSlot::Free);
     }
 
     /// Block `index` could not be written because its slot is bad: the slot is never used again.
     pub fn fail_and_quarantine(&mut self, index: usize) {
-        let _retired = self.end_each([index], After::Retired);
+        let _retired = self.end_each([index], FailedSlot::Retired);
     }
 
     /// The same as [`fail_each`](Self::fail_each), but the slots are free only when the answer is dropped: places that could not be
     /// written, say, which the next arrivals would take first.
     pub fn fail_and_withhold(&mut self, indices: impl IntoIterator<Item = usize>) -> Withheld {
-        let ids = self.end_each(indices, After::Held);
+        let ids = self.end_each(indices, FailedSlot::Held);
         let shared = Arc::clone(&self.shared);
         Withheld::new(HeldSlots { shared, tier: self.tier.index(), ids, claim: None, losses: self.losses })
     }
 
-    /// An index that is not reserved (any more) changes nothing. The slots of the others.
-    fn end_each(&mut self, indices: impl IntoIterator<Item = usize>, after: After) -> Vec<BlockId> {
+    /// An index that is not reserved (any more) changes nothing. Returns the slots of the others.
+    fn end_each(&mut self, indices: impl IntoIterator<Item = usize>, after: FailedSlot) -> Vec<BlockId> {
         let indices: Vec<usize> = indices.into_iter().collect();
-        let (store, tier) = (&self.shared.store, self.tier.index());
-        let (mut held, mut ended) = (None, Vec::new());
+        let mut ended = Vec::with_capacity(indices.len());
+        let store = &self.shared.store;
+        let mut hold = store.lock();
         for (at, index) in indices.into_iter().enumerate() {
-            let_others_in(&mut held, at);
+            if at > 0 && at.is_multiple_of(BLOCKS_PER_HOLD) {
+                hold.let_others_in();
+            }
             if let Some(&Arrival::Reserved { block, .. }) = self.arrivals.get(index) {
-                let mut core = store.go_to_slot(held.take(), tier, block);
-                core.fail_arrival(tier, block, after);
-                held = Some(core);
+                hold.fail_arrival(self.tier.index(), block, after);
                 self.arrivals[index] = Arrival::Failed;
                 ended.push(block);
             }
         }
-        drop(held);
-        store.remove_orphans();
+        store.remove_orphans(hold);
         ended
     }
 
@@ -253,7 +238,7 @@ impl AnyArrivals {
             }
         }
         let Self { tier, losses, .. } = *self;
-        Pinned { shared: Arc::clone(&self.shared), tier, ids, pin: Pin::Transfer, losses }
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, reference: Reference::Transfer, losses }
     }
 
     fn pinned_block(arrival: &Arrival) -> Option<BlockId> {
@@ -266,36 +251,21 @@ impl AnyArrivals {
 
 impl Drop for AnyArrivals {
     fn drop(&mut self) {
-        let tier = self.tier.index();
-        let store = &self.shared.store;
-        let mut held = None;
+        let (store, tier) = (&self.shared.store, self.tier.index());
+        let mut hold = store.lock();
         for (at, arrival) in self.arrivals.iter().rev().enumerate() {
-            let_others_in(&mut held, at);
+            if at > 0 && at.is_multiple_of(BLOCKS_PER_HOLD) {
+                hold.let_others_in();
+            }
             match *arrival {
-                Arrival::Reserved { block, .. } => {
-                    let mut core = store.go_to_slot(held.take(), tier, block);
-                    core.fail_arrival(tier, block, After::Free);
-                    held = Some(core);
-                }
+                Arrival::Reserved { block, .. } => hold.fail_arrival(tier, block, FailedSlot::Free),
                 Arrival::Present { block } | Arrival::Completed { block } => {
-                    let mut core = store.go_to_slot(held.take(), tier, block);
-                    core.unpin(tier, block.0, Pin::Transfer);
-                    held = Some(core);
+                    hold.drop_reference(tier, block.0, Reference::Transfer);
                 }
                 Arrival::Joined { .. } | Arrival::Failed | Arrival::Refused(_) => {}
             }
         }
-        drop(held);
-        store.remove_orphans();
-    }
-}
-
-/// Others have their turn between two parts of a batch of which so many blocks are done.
-fn let_others_in(held: &mut Option<Core<'_>>, done: usize) {
-    if let Some(core) = held
-        && done.is_multiple_of(BLOCKS_OF_A_PART)
-    {
-        core.let_others_in();
+        store.remove_orphans(hold);
     }
 }
 
@@ -314,8 +284,14 @@ pub struct Arrivals<T: TierTag> {
 }
 
 impl<T: TierTag> Arrivals<T> {
-    pub(crate) fn new(inner: AnyArrivals) -> Self {
-        Self { inner, tier: PhantomData }
+    /// See [`BlockPool::begin_arrivals_with`](crate::BlockPool::begin_arrivals_with).
+    pub(crate) fn begin(
+        shared: &Arc<Shared>,
+        identities: &[BlockIdentity],
+        metadata: BlockMetadata,
+    ) -> Result<Self, AllocError> {
+        let inner = AnyArrivals::begin(shared, T::TIER, identities, metadata)?;
+        Ok(Self { inner, tier: PhantomData })
     }
 
     /// The same arrivals with their tier known at run time only.

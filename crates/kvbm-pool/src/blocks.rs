@@ -1,10 +1,10 @@
 //! Exclusive batches: blocks that only their owner can see.
 
-use crate::core::tenants::Claim;
-use crate::error::{Rejected, SequenceError};
+use crate::block_state::{BatchPosition, BatchState, BlockState, BlockTrigger, Complete, Partial, Reset};
+use crate::core::shares::Claim;
+use crate::error::{AllocError, RejectedBatch, SequenceError};
 use crate::losses::Losses;
 use crate::shared::Shared;
-use crate::state::{BlockState, Complete, Origin, Partial, Reset, State, Trigger};
 use crate::sync::Arc;
 use crate::tier::TierTag;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId};
@@ -40,7 +40,7 @@ impl HeldSlots {
     fn claim_for(&mut self, namespace: NamespaceId) {
         if self.shared.has_tenants && !self.ids.is_empty() {
             let Self { shared, tier, ids, claim, .. } = self;
-            shared.store.lock(0).claim_for(*tier, claim, namespace, ids.len());
+            shared.store.lock().claim_for(*tier, claim, namespace, ids.len());
         }
     }
 }
@@ -48,9 +48,11 @@ impl HeldSlots {
 impl Drop for HeldSlots {
     fn drop(&mut self) {
         if !self.ids.is_empty() {
-            self.shared.store.give_back_for(self.tier, self.claim, &self.ids);
+            let mut hold = self.shared.store.lock();
+            hold.tenants.let_go(self.tier, self.claim, self.ids.len());
+            hold.give_back(self.tier, &self.ids);
         }
-        self.shared.spares.keep_ids(std::mem::take(&mut self.ids));
+        self.shared.vectors.keep_ids(std::mem::take(&mut self.ids));
     }
 }
 
@@ -59,37 +61,37 @@ impl Drop for HeldSlots {
 /// The state is part of the type: a transition that is not in [`TRANSITIONS`](crate::TRANSITIONS) does not compile.
 ///
 /// ```compile_fail
-/// # use kvbm_pool::{Blocks, BlockPool, Duplicates, G1, Partial};
-/// fn register_unfinished(pool: &BlockPool<G1>, blocks: Blocks<G1, Partial>) {
+/// # use kvbm_pool::{BlockBatch, BlockPool, Duplicates, G1, Partial};
+/// fn register_unfinished(pool: &BlockPool<G1>, blocks: BlockBatch<G1, Partial>) {
 ///     let _ = pool.register(blocks, Duplicates::Reuse);
 /// }
 /// ```
 ///
 /// ```compile_fail
-/// # use kvbm_pool::{Blocks, BlockPool, Complete, Duplicates, G1, G2};
-/// fn register_on_another_tier(pool: &BlockPool<G1>, blocks: Blocks<G2, Complete>) {
+/// # use kvbm_pool::{BlockBatch, BlockPool, Complete, Duplicates, G1, G2};
+/// fn register_on_another_tier(pool: &BlockPool<G1>, blocks: BlockBatch<G2, Complete>) {
 ///     let _ = pool.register(blocks, Duplicates::Reuse);
 /// }
 /// ```
 ///
 /// ```compile_fail
 /// # use kvbm_plan::{GroupId, NamespaceId};
-/// # use kvbm_pool::{Blocks, Complete, G1};
-/// fn use_again(blocks: Blocks<G1, Complete>) {
+/// # use kvbm_pool::{BlockBatch, Complete, G1};
+/// fn use_again(blocks: BlockBatch<G1, Complete>) {
 ///     let _ = blocks.init_sequence(NamespaceId(0), GroupId(0), 0);
 /// }
 /// ```
 #[must_use = "dropping a batch returns its blocks to the pool"]
-pub struct Blocks<T: TierTag, S: State> {
+pub struct BlockBatch<T: TierTag, S: BatchState> {
     slots: HeldSlots,
     content: S::Content,
     types: PhantomData<fn() -> (T, S)>,
 }
 
 /// The reference's name for blocks that their owner may write.
-pub type MutableBlock<T, S = Reset> = Blocks<T, S>;
+pub type MutableBlock<T, S = Reset> = BlockBatch<T, S>;
 
-impl<T: TierTag, S: State> Blocks<T, S> {
+impl<T: TierTag, S: BatchState> BlockBatch<T, S> {
     pub(crate) fn new(slots: HeldSlots, content: S::Content) -> Self {
         Self { slots, content, types: PhantomData }
     }
@@ -125,7 +127,7 @@ impl<T: TierTag, S: State> Blocks<T, S> {
     /// Whether the tier lost what it held since they were allocated ([`Registry::lose`](crate::Registry::lose)): what is in them is
     /// gone, and they cannot be registered. Drop them, and allocate others.
     pub fn is_lost(&self) -> bool {
-        self.slots.shared.store.is_lost(self.slots.tier, self.slots.losses)
+        self.slots.shared.store.losses.is_lost(self.slots.tier, self.slots.losses)
     }
 
     /// State of every block in the batch.
@@ -134,7 +136,22 @@ impl<T: TierTag, S: State> Blocks<T, S> {
     }
 }
 
-impl<T: TierTag> Blocks<T, Reset> {
+impl<T: TierTag> BlockBatch<T, Reset> {
+    /// `n` blocks of `T`, for a namespace where one is given.
+    pub(crate) fn allocate(
+        shared: &Arc<Shared>,
+        n: usize,
+        namespace: Option<NamespaceId>,
+    ) -> Result<Self, AllocError> {
+        let most = shared.capacity.get(T::TIER.index()).map_or(0, |&blocks| blocks as usize);
+        let ids = shared.vectors.take_ids(n.min(most));
+        let claim = namespace.and_then(|namespace| shared.claim_of(namespace));
+        let losses = shared.store.losses.now();
+        let mut slots = HeldSlots { shared: Arc::clone(shared), tier: T::TIER.index(), ids, claim, losses };
+        shared.allocate_into(T::TIER, n, claim, &mut slots.ids)?;
+        Ok(Self::new(slots, ()))
+    }
+
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
         Self::new(self.slots.split_off(at), ())
@@ -149,23 +166,23 @@ impl<T: TierTag> Blocks<T, Reset> {
         namespace: NamespaceId,
         group: GroupId,
         position: u32,
-    ) -> Result<Blocks<T, Partial>, Rejected<Self, SequenceError>> {
-        if let Err(error) = self.state().after(Trigger::InitSequence) {
-            return Err(Rejected { batch: self, error: error.into() });
+    ) -> Result<BlockBatch<T, Partial>, RejectedBatch<Self, SequenceError>> {
+        if let Err(error) = self.state().after(BlockTrigger::InitSequence) {
+            return Err(RejectedBatch { batch: self, error: error.into() });
         }
         let blocks = self.len();
         if u64::from(position) + blocks as u64 > u64::from(u32::MAX) {
-            return Err(Rejected { batch: self, error: SequenceError::TooLong { position, blocks } });
+            return Err(RejectedBatch { batch: self, error: SequenceError::TooLong { position, blocks } });
         }
         let (mut slots, ()) = self.into_inner();
         slots.claim_for(namespace);
-        Ok(Blocks::new(slots, Origin { namespace, group, position }))
+        Ok(BlockBatch::new(slots, BatchPosition { namespace, group, position }))
     }
 }
 
-impl<T: TierTag> Blocks<T, Partial> {
+impl<T: TierTag> BlockBatch<T, Partial> {
     /// Where the batch lies in its sequence.
-    pub const fn origin(&self) -> Origin {
+    pub const fn origin(&self) -> BatchPosition {
         self.content
     }
 
@@ -173,7 +190,7 @@ impl<T: TierTag> Blocks<T, Partial> {
     pub fn split_off(&mut self, at: usize) -> Self {
         let slots = self.slots.split_off(at);
         let position = self.content.position + self.len() as u32;
-        Self::new(slots, Origin { position, ..self.content })
+        Self::new(slots, BatchPosition { position, ..self.content })
     }
 
     /// Moves the blocks that `sequence` fills to Complete and gives the rest back as they are. The chain is that of
@@ -184,21 +201,21 @@ impl<T: TierTag> Blocks<T, Partial> {
     pub fn commit<'a>(
         mut self,
         sequence: impl Into<BlockChain<'a>>,
-    ) -> Result<(Blocks<T, Complete>, Self), Rejected<Self, SequenceError>> {
+    ) -> Result<(BlockBatch<T, Complete>, Self), RejectedBatch<Self, SequenceError>> {
         let chain = sequence.into();
         match self.committed(chain) {
             Ok(identities) => {
                 let rest = self.split_off(identities.len());
-                Ok((Blocks::new(self.into_inner().0, identities), rest))
+                Ok((BlockBatch::new(self.into_inner().0, identities), rest))
             }
-            Err(error) => Err(Rejected { batch: self, error }),
+            Err(error) => Err(RejectedBatch { batch: self, error }),
         }
     }
 
     /// Identities of the blocks that `chain` fills.
     fn committed(&self, chain: BlockChain<'_>) -> Result<Vec<BlockIdentity>, SequenceError> {
-        self.state().after(Trigger::Commit)?;
-        let Origin { namespace, group, position } = self.content;
+        self.state().after(BlockTrigger::Commit)?;
+        let BatchPosition { namespace, group, position } = self.content;
         let first = chain.first_position();
         let Some(skip) = position.checked_sub(first) else {
             return Err(SequenceError::ChainStart { position, first });
@@ -216,18 +233,18 @@ impl<T: TierTag> Blocks<T, Partial> {
             parent: link.parent,
             position: link.position,
         };
-        let mut identities = self.slots.shared.spares.take_identities(links.len());
+        let mut identities = self.slots.shared.vectors.take_identities(links.len());
         identities.extend(links.iter().map(identity));
         Ok(identities)
     }
 
     /// Gives the sequence up: back to Reset.
-    pub fn into_reset(self) -> Blocks<T, Reset> {
-        Blocks::new(self.into_inner().0, ())
+    pub fn into_reset(self) -> BlockBatch<T, Reset> {
+        BlockBatch::new(self.into_inner().0, ())
     }
 }
 
-impl<T: TierTag> Blocks<T, Complete> {
+impl<T: TierTag> BlockBatch<T, Complete> {
     /// What the blocks hold, in order.
     pub fn identities(&self) -> &[BlockIdentity] {
         &self.content
@@ -241,13 +258,13 @@ impl<T: TierTag> Blocks<T, Complete> {
     }
 
     /// Invalidates the blocks (rejected tokens of a speculation, a failed step): back to Reset.
-    pub fn into_reset(self) -> Blocks<T, Reset> {
-        Blocks::new(self.into_inner().0, ())
+    pub fn into_reset(self) -> BlockBatch<T, Reset> {
+        BlockBatch::new(self.into_inner().0, ())
     }
 }
 
-impl<T: TierTag, S: State> fmt::Debug for Blocks<T, S> {
+impl<T: TierTag, S: BatchState> fmt::Debug for BlockBatch<T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Blocks<{}, {}>{:?}", T::TIER, S::STATE, self.slots.ids)
+        write!(f, "BlockBatch<{}, {}>{:?}", T::TIER, S::STATE, self.slots.ids)
     }
 }

@@ -1,6 +1,6 @@
 //! What a registry is made of.
 
-use crate::tenants::{self, TenantConfig};
+use crate::share::{Share, TenantConfig};
 use crate::tier::TIERS;
 use kvbm_plan::{Epoch, GroupKind, NamespaceId, Tier};
 
@@ -27,17 +27,8 @@ pub enum PolicyKind {
     /// The least recently used block that no other block on the tier continues.
     #[default]
     LruLeaf,
-    /// S3-FIFO over such blocks ([`S3Fifo`](crate::S3Fifo)).
-    S3Fifo,
     /// Learns which blocks are used again and evicts the least likely ([`Hazard`](crate::Hazard)).
     Hazard,
-}
-
-impl PolicyKind {
-    /// Whether shards can have a part of it each.
-    pub(crate) const fn has_parts(self) -> bool {
-        matches!(self, Self::LruLeaf | Self::Hazard)
-    }
 }
 
 /// What [`Registry::new`](crate::Registry::new) builds.
@@ -60,12 +51,6 @@ pub struct RegistryConfig {
     /// Who may count on shares of the tiers, by [`TenantId`](crate::TenantId); none: whoever comes takes what is least likely to be used
     /// again, whosever it is. Blocks of namespaces that are no tenant's have what the shares leave.
     pub tenants: Vec<TenantConfig>,
-    /// Parts of the registry with a lock each, so that several threads work at the same time, 1 to [`MAX_SHARDS`](Self::MAX_SHARDS);
-    /// 0: as many as suit the capacity, the policy and the tenants. With several, blocks leave in about the order in which they were used
-    /// (a block may go before one that is an eighth older, or before others of a sixteenth of a shard), and `hazard` chooses among those of a shard. `s3-fifo`, and a policy of your own
-    /// unless it can be split ([`EvictionPolicy::split`](crate::EvictionPolicy::split)), sees every block, and tenants' shares go by all
-    /// blocks, so these need 1. Tenants are named here or never, so the number stays right.
-    pub shards: u32,
 }
 
 impl RegistryConfig {
@@ -74,13 +59,6 @@ impl RegistryConfig {
 
     /// Most blocks evicted in one hold of the lock: a longer call lets others in between.
     pub const MOST_EVICTED_AT_ONCE: usize = 32;
-
-    /// Most shards.
-    pub const MAX_SHARDS: u32 = 8;
-
-    /// Slots of the highest tier that has any, from which on there are several shards unless the configuration says how many. A registry
-    /// where that tier is smaller keeps the exact order on all, however large those below are: few blocks in many shards are evicted badly.
-    pub const SHARDED_FROM: u32 = 1 << 16;
 
     /// Longest time to live ([`Registry::set_ttl`](crate::Registry::set_ttl)), in iterations.
     pub const MAX_TTL: u64 = 1 << 15;
@@ -107,21 +85,6 @@ impl RegistryConfig {
             policy_seed: 0,
             epoch: Epoch(0),
             tenants: Vec::new(),
-            shards: 0,
-        }
-    }
-
-    /// Shards of a registry with this configuration; `has_parts`: whether the policy may have one for each.
-    pub(crate) fn shards_with(&self, has_parts: bool) -> Result<usize, ConfigError> {
-        let highest = self.capacity.iter().find(|&&capacity| capacity > 0);
-        let large = highest.is_some_and(|&capacity| capacity >= Self::SHARDED_FROM);
-        let has_tenants = !self.tenants.is_empty();
-        match self.shards {
-            shards if shards > Self::MAX_SHARDS => Err(ConfigError::Shards { shards }),
-            shards if shards > 1 && !has_parts => Err(ConfigError::ShardsWithPolicy { shards }),
-            shards if shards > 1 && has_tenants => Err(ConfigError::ShardsWithTenants { shards }),
-            0 if large && has_parts && !has_tenants => Ok(Self::MAX_SHARDS as usize),
-            shards => Ok(shards.max(1) as usize),
         }
     }
 
@@ -130,11 +93,6 @@ impl RegistryConfig {
     /// # Errors
     /// The first field that a registry cannot be built with, its value, and what is allowed.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.check(self.policy.has_parts()).map(drop)
-    }
-
-    /// The same for another policy than the one that is named here: how many shards there are.
-    pub(crate) fn check(&self, has_parts: bool) -> Result<usize, ConfigError> {
         for (tier, capacity) in Tier::SLOTTED.into_iter().zip(self.capacity) {
             if capacity > Self::MAX_CAPACITY {
                 return Err(ConfigError::Capacity { tier, capacity });
@@ -146,7 +104,6 @@ impl RegistryConfig {
         if self.event_capacity > Self::MAX_CAPACITY {
             return Err(ConfigError::Events { event_capacity: self.event_capacity });
         }
-        let shards = self.shards_with(has_parts)?;
         if self.groups.is_empty() || self.groups.len() > Self::MAX_GROUPS {
             return Err(ConfigError::Groups { groups: self.groups.len() });
         }
@@ -156,8 +113,23 @@ impl RegistryConfig {
                 return Err(ConfigError::Group { group, config: *config });
             }
         }
-        tenants::check(&self.tenants)?;
-        Ok(shards)
+        self.check_tenants()
+    }
+
+    fn check_tenants(&self) -> Result<(), ConfigError> {
+        let tenants = &self.tenants;
+        if tenants.len() > Self::MAX_TENANTS {
+            return Err(ConfigError::Tenants { tenants: tenants.len() });
+        }
+        if Share::rest(tenants.iter().map(|tenant| tenant.share)).is_none() {
+            return Err(ConfigError::Shares);
+        }
+        let mut all: Vec<NamespaceId> = tenants.iter().flat_map(|tenant| tenant.namespaces.clone()).collect();
+        all.sort_unstable();
+        match all.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(ConfigError::TwoTenants { namespace: pair[0] }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -183,40 +155,6 @@ pub enum ConfigError {
     Events {
         /// Events asked for.
         event_capacity: u32,
-    },
-    /// Too many shards.
-    #[error(
-        "{shards} shards: give at most {}, or 0 for as many as suit the capacity",
-        RegistryConfig::MAX_SHARDS
-    )]
-    Shards {
-        /// Shards asked for.
-        shards: u32,
-    },
-    /// A policy that sees every block, and several shards.
-    #[error(
-        "{shards} shards, and an eviction policy that sees every block: give 0 or 1 shards, take `lru-leaf` or `hazard`, or split \
-         the policy (`EvictionPolicy::split`)"
-    )]
-    ShardsWithPolicy {
-        /// Shards asked for.
-        shards: u32,
-    },
-    /// A policy that was split into another number of parts than there are shards.
-    #[error(
-        "{shards} shards, and a policy split into {parts} parts: `EvictionPolicy::split` must give one for each shard, or none at all"
-    )]
-    Parts {
-        /// Shards.
-        shards: usize,
-        /// Parts given.
-        parts: usize,
-    },
-    /// Tenants, whose shares go by all blocks, and several shards.
-    #[error("{shards} shards, and tenants, whose shares go by all blocks: give 0 or 1 shards, or no tenants")]
-    ShardsWithTenants {
-        /// Shards asked for.
-        shards: u32,
     },
     /// No group or too many.
     #[error("{groups} cache groups: give 1 to {}", RegistryConfig::MAX_GROUPS)]
@@ -247,22 +185,4 @@ pub enum ConfigError {
         /// The namespace.
         namespace: NamespaceId,
     },
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_small_tier_above_large_ones_keeps_one_shard() {
-        let shards = |capacity| RegistryConfig::new(capacity).shards_with(true);
-        let large = RegistryConfig::SHARDED_FROM;
-        assert_eq!(shards([5000, 20_000, 1 << 20]), Ok(1));
-        assert_eq!(shards([large - 1, large, 0]), Ok(1));
-        assert_eq!(shards([0, 5000, 1 << 20]), Ok(1));
-        assert_eq!(shards([large, 1024, 1024]), Ok(RegistryConfig::MAX_SHARDS as usize));
-        assert_eq!(shards([large, 0, 1 << 20]), Ok(RegistryConfig::MAX_SHARDS as usize));
-        let asked = RegistryConfig { shards: 4, ..RegistryConfig::new([5000, 20_000, 1 << 20]) };
-        assert_eq!(asked.shards_with(true), Ok(4));
-    }
 }

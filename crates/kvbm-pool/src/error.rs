@@ -1,7 +1,7 @@
 //! Errors: which block, why, and the way out.
 
+use crate::block_state::IllegalTransition;
 use crate::losses::Lost;
-use crate::state::IllegalTransition;
 use kvbm_plan::{GroupId, SequenceHash, Tier};
 use std::fmt;
 
@@ -112,7 +112,7 @@ pub enum PinError {
 
 /// A time to live that the clock of blocks cannot tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a time to live of {iterations} iterations: give 1 to {}", crate::RegistryConfig::MAX_TTL)]
+#[error("a time to live of {iterations} iterations: give 1 to {}", crate::config::RegistryConfig::MAX_TTL)]
 pub struct TtlError {
     /// Asked for.
     pub iterations: u64,
@@ -197,26 +197,26 @@ pub enum SequenceError {
 }
 
 /// An error that gives the batch back, so that it can be used otherwise.
-pub struct Rejected<B, E> {
+pub struct RejectedBatch<B, E> {
     /// The batch, as it was.
     pub batch: B,
     /// Why it was refused.
     pub error: E,
 }
 
-impl<B, E: fmt::Debug> fmt::Debug for Rejected<B, E> {
+impl<B, E: fmt::Debug> fmt::Debug for RejectedBatch<B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rejected").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("RejectedBatch").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<B, E: fmt::Display> fmt::Display for Rejected<B, E> {
+impl<B, E: fmt::Display> fmt::Display for RejectedBatch<B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<B, E: std::error::Error + 'static> std::error::Error for Rejected<B, E> {
+impl<B, E: std::error::Error + 'static> std::error::Error for RejectedBatch<B, E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EventKind {
+pub enum EventRecordKind {
     /// The block is on the tier.
     Store,
     /// The block is not on the tier any more, in no copy.
@@ -19,7 +19,7 @@ pub struct EventRecord {
     /// Number of the event.
     pub seq: u64,
     /// What happened.
-    pub kind: EventKind,
+    pub kind: EventRecordKind,
     /// On which tier.
     pub tier: Tier,
     /// Slot at that time. A duplicate may take over later without an event: the block stays on the tier.
@@ -59,23 +59,23 @@ pub struct EventBacklog {
 
 /// A record as the ring keeps it: without its number, which is its place.
 #[derive(Clone, Copy)]
-pub(crate) struct Stored {
+pub(crate) struct PackedRecord {
     hash: SequenceHash,
     parent: SequenceHash,
     namespace: NamespaceId,
     position: u32,
     block: BlockId,
     group: GroupId,
-    kind: EventKind,
+    kind: EventRecordKind,
     tier: u8,
 }
 
-/// In `Stored::tier`: the block has a parent.
+/// In `PackedRecord::tier`: the block has a parent.
 const HAS_PARENT: u8 = 0x80;
 
-const _: () = assert!(size_of::<Stored>() == 48);
+const _: () = assert!(size_of::<PackedRecord>() == 48);
 
-impl Stored {
+impl PackedRecord {
     const UNWRITTEN: Self = Self {
         hash: SequenceHash::from_bytes([0; 16]),
         parent: SequenceHash::from_bytes([0; 16]),
@@ -83,11 +83,11 @@ impl Stored {
         position: 0,
         block: BlockId(0),
         group: GroupId(0),
-        kind: EventKind::Remove,
+        kind: EventRecordKind::Remove,
         tier: 0,
     };
 
-    pub(crate) fn new(kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) -> Self {
+    pub(crate) fn new(kind: EventRecordKind, tier: Tier, block: BlockId, identity: BlockIdentity) -> Self {
         let BlockIdentity { namespace, group, hash, parent, position } = identity;
         let has_parent = if parent.is_some() { HAS_PARENT } else { 0 };
         let parent = parent.unwrap_or(Self::UNWRITTEN.parent);
@@ -107,9 +107,9 @@ impl Stored {
 /// ring asks for memory no more than once for each part that its capacity has, and not at all while it is drained in time. What was
 /// emptied last is filled next, while it is near.
 pub(crate) struct EventRing {
-    parts: VecDeque<Box<[Stored]>>,
+    parts: VecDeque<Box<[PackedRecord]>>,
     /// Parts that are not in use.
-    spare: Vec<Box<[Stored]>>,
+    spare: Vec<Box<[PackedRecord]>>,
     /// `seq` of the first record of the first part, over the length of a part.
     base: u64,
     /// Records of a part, a power of two.
@@ -130,8 +130,8 @@ const PART: u64 = 1024;
 /// Parts from the start, at most: so many records (200 KB) wait where they are drained in time.
 const FIRST_PARTS: u64 = 4;
 
-fn unwritten(records: u64) -> Box<[Stored]> {
-    vec![Stored::UNWRITTEN; records as usize].into_boxed_slice()
+fn unwritten(records: u64) -> Box<[PackedRecord]> {
+    vec![PackedRecord::UNWRITTEN; records as usize].into_boxed_slice()
 }
 
 impl EventRing {
@@ -147,26 +147,28 @@ impl EventRing {
         Self { parts, spare, base: 0, part, capacity, next: 0, first: 0, lost: 0, lost_total: 0 }
     }
 
-    /// Writes records; each gets the next number.
+    /// Whether events are recorded.
     #[inline]
-    pub(crate) fn push_all(&mut self, mut records: impl ExactSizeIterator<Item = Stored>) {
-        while self.capacity > 0 && records.len() > 0 {
-            if self.next & (self.part - 1) == 0 {
-                self.add_part();
-            }
-            let (part, at) = self.place(self.next);
-            let room = &mut self.parts[part][at..];
-            let count = records.len().min(room.len());
-            for (place, record) in room.iter_mut().zip(records.by_ref().take(count)) {
-                *place = record;
-            }
-            self.next += count as u64;
-            let over = (self.next - self.first).saturating_sub(self.capacity);
-            if over > 0 {
-                self.lost += over;
-                self.lost_total += over;
-                self.let_go(over);
-            }
+    pub(crate) fn is_on(&self) -> bool {
+        self.capacity > 0
+    }
+
+    /// Writes a record, which gets the next number.
+    #[inline]
+    pub(crate) fn push(&mut self, record: PackedRecord) {
+        if !self.is_on() {
+            return;
+        }
+        if self.next & (self.part - 1) == 0 {
+            self.add_part();
+        }
+        let (part, at) = self.place(self.next);
+        self.parts[part][at] = record;
+        self.next += 1;
+        if self.next - self.first > self.capacity {
+            self.lost += 1;
+            self.lost_total += 1;
+            self.let_go(1);
         }
     }
 
@@ -216,6 +218,11 @@ impl EventRing {
         self.next
     }
 
+    /// Given up since the last drain.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
     pub(crate) fn lost_total(&self) -> u64 {
         self.lost_total
     }
@@ -230,12 +237,18 @@ impl EventRing {
 mod tests {
     use super::*;
 
-    fn store(ring: &mut EventRing, kind: EventKind, tier: Tier, block: BlockId, identity: BlockIdentity) {
-        ring.push_all([Stored::new(kind, tier, block, identity)].into_iter());
+    fn store(
+        ring: &mut EventRing,
+        kind: EventRecordKind,
+        tier: Tier,
+        block: BlockId,
+        identity: BlockIdentity,
+    ) {
+        ring.push(PackedRecord::new(kind, tier, block, identity));
     }
 
     fn push(ring: &mut EventRing, block: u32) {
-        store(ring, EventKind::Store, Tier::G1, BlockId(block), identity(None));
+        store(ring, EventRecordKind::Store, Tier::G1, BlockId(block), identity(None));
     }
 
     fn identity(parent: Option<u8>) -> BlockIdentity {
@@ -254,14 +267,20 @@ mod tests {
         let mut ring = EventRing::new(8);
         let (block, mut out) = (BlockId(9), Vec::with_capacity(8));
         for tier in Tier::SLOTTED {
-            store(&mut ring, EventKind::Store, tier, block, identity(Some(0)));
-            store(&mut ring, EventKind::Remove, tier, block, identity(None));
+            store(&mut ring, EventRecordKind::Store, tier, block, identity(Some(0)));
+            store(&mut ring, EventRecordKind::Remove, tier, block, identity(None));
             out.clear();
             ring.drain(&mut out, 8);
             let seq = 2 * tier.index() as u64;
-            let store = EventRecord { seq, kind: EventKind::Store, tier, block, identity: identity(Some(0)) };
-            let remove =
-                EventRecord { seq: seq + 1, kind: EventKind::Remove, tier, block, identity: identity(None) };
+            let store =
+                EventRecord { seq, kind: EventRecordKind::Store, tier, block, identity: identity(Some(0)) };
+            let remove = EventRecord {
+                seq: seq + 1,
+                kind: EventRecordKind::Remove,
+                tier,
+                block,
+                identity: identity(None),
+            };
             assert_eq!(out, [store, remove]);
         }
     }

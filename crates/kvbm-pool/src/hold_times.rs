@@ -8,8 +8,8 @@ thread_local! {
     static TIMES: RefCell<Vec<Duration>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Does `work`, and says how long each hold of a shard's lock took that the calling thread ended on the way. Where another thread waits,
-/// long work lets go of its lock in between.
+/// Does `work`, and says how long each hold of the lock took that the calling thread ended on the way. Long work
+/// releases the lock in between.
 pub fn measure_holds<T>(work: impl FnOnce() -> T) -> (T, Vec<Duration>) {
     ON.set(true);
     let done = work();
@@ -18,9 +18,9 @@ pub fn measure_holds<T>(work: impl FnOnce() -> T) -> (T, Vec<Duration>) {
 }
 
 /// One hold, from here until it ends or is dropped. Nothing is measured but within [`measure_holds`].
-pub(crate) struct Hold(Option<Instant>);
+pub(crate) struct HoldTime(Option<Instant>);
 
-impl Hold {
+impl HoldTime {
     #[inline]
     pub(crate) fn begin() -> Self {
         Self(ON.get().then(Instant::now))
@@ -34,7 +34,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for HoldTime {
     #[inline]
     fn drop(&mut self) {
         self.end();

@@ -1,6 +1,7 @@
 //! Shared batches: Registered blocks that stay where they are while somebody holds them.
 
-use crate::core::Pin;
+use crate::core::reference::Reference;
+use crate::entry::Presence;
 use crate::losses::Losses;
 use crate::metadata::BlockMetadata;
 use crate::shared::Shared;
@@ -19,7 +20,7 @@ pub struct Pinned {
     pub(crate) shared: Arc<Shared>,
     pub(crate) tier: Tier,
     pub(crate) ids: Vec<BlockId>,
-    pub(crate) pin: Pin,
+    pub(crate) reference: Reference,
     /// When they were pinned.
     pub(crate) losses: Losses,
 }
@@ -51,21 +52,27 @@ impl Pinned {
 
     /// What the blocks hold, in order.
     pub fn identities(&self) -> Vec<BlockIdentity> {
-        let mut identities = Vec::with_capacity(self.ids.len());
-        self.shared.store.identities(self.tier.index(), &self.ids, &mut identities);
-        identities
+        let hold = self.shared.store.lock();
+        let tier = self.tier.index();
+        self.ids.iter().map(|block| hold.identity(hold.entry_of(tier, block.0))).collect()
     }
 
     /// How many uses the eviction policy expects of each block while as many blocks are used as the largest tier holds; `None`
     /// where it does not estimate that.
     pub fn expected_reuse(&self) -> Vec<Option<f32>> {
-        self.shared.store.expected_reuse(self.tier.index(), &self.ids)
+        self.shared.store.lock().expected_reuse(self.tier.index(), &self.ids)
     }
 
     /// Cuts off the blocks from `at` on; none where `at` is beyond the end.
     pub fn split_off(&mut self, at: usize) -> Self {
         let ids = self.ids.split_off(at.min(self.ids.len()));
-        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin, losses: self.losses }
+        Self {
+            shared: Arc::clone(&self.shared),
+            tier: self.tier,
+            ids,
+            reference: self.reference,
+            losses: self.losses,
+        }
     }
 
     /// Lets go of the blocks from `len` on.
@@ -78,7 +85,10 @@ impl Pinned {
     /// # Errors
     /// Gives `other` back where it is of another tier, registry or kind of pin.
     pub fn append(&mut self, mut other: Self) -> Result<(), Self> {
-        if self.tier != other.tier || self.pin != other.pin || !Arc::ptr_eq(&self.shared, &other.shared) {
+        if self.tier != other.tier
+            || self.reference != other.reference
+            || !Arc::ptr_eq(&self.shared, &other.shared)
+        {
             return Err(other);
         }
         self.ids.append(&mut other.ids);
@@ -89,24 +99,24 @@ impl Pinned {
 
     /// Counts as a use: tail to head, on every tier that holds the blocks. Once for each request.
     pub fn touch(&self) {
-        self.shared.store.touch_pinned(self.tier.index(), &self.ids);
+        self.shared.store.lock().touch_pinned(self.tier.index(), &self.ids);
     }
 
     /// Holds the blocks for a transfer from now on: dropping them is then no use of them, and allocation errors name
     /// them as held by transfers.
     pub fn into_transfer(self) -> Self {
-        self.repin(Pin::Transfer)
+        self.change_reference(Reference::Transfer)
     }
 
     /// Holds the blocks for a user from now on: dropping them is then a use of them.
     pub fn into_use(self) -> Self {
-        self.repin(Pin::Use)
+        self.change_reference(Reference::Use)
     }
 
-    fn repin(mut self, pin: Pin) -> Self {
-        if self.pin != pin {
-            self.shared.store.repin(self.tier.index(), self.ids.len(), pin);
-            self.pin = pin;
+    fn change_reference(mut self, reference: Reference) -> Self {
+        if self.reference != reference {
+            self.shared.store.lock().change_references(self.tier.index(), self.ids.len(), reference);
+            self.reference = reference;
         }
         self
     }
@@ -116,14 +126,19 @@ impl Pinned {
         if tier.index() >= TIERS {
             return 0;
         }
-        self.shared.store.prefix_on(self.tier.index(), &self.ids, tier.index())
+        let hold = self.shared.store.lock();
+        let is_there = |block: &&BlockId| {
+            let entry = hold.entry(hold.entry_of(self.tier.index(), block.0));
+            entry.presence(tier.index()) == Presence::Present
+        };
+        self.ids.iter().take_while(is_there).count()
     }
 
     /// For each block whether its slot still is one of the block's: false once the block was removed while it was pinned, also where
     /// it has come back since, in another slot.
     pub fn registered(&self) -> Vec<bool> {
         let tier = self.tier.index();
-        self.shared.store.are_registered(self.ids.iter().map(|&block| (tier, block)))
+        self.shared.store.lock().are_registered(self.ids.iter().map(|&block| (tier, block)))
     }
 
     /// When the blocks were pinned.
@@ -134,32 +149,36 @@ impl Pinned {
     /// Whether the tier lost what it held since they were pinned ([`Registry::lose`](crate::Registry::lose)): then their bytes are not
     /// whole any more.
     pub fn is_lost(&self) -> bool {
-        self.shared.store.is_lost(self.tier.index(), self.losses)
+        self.shared.store.losses.is_lost(self.tier.index(), self.losses)
     }
 
     /// Proof of the registration of block `index` that does not pin it.
     pub fn registration(&self, index: usize) -> Option<RegistrationHandle> {
         let block = *self.ids.get(index)?;
-        let identity = self.shared.store.identity(self.tier.index(), block);
+        let hold = self.shared.store.lock();
+        let identity = hold.identity(hold.entry_of(self.tier.index(), block.0));
         Some(RegistrationHandle { shared: Arc::downgrade(&self.shared), identity })
     }
 
     /// The registration of block `index` and how far events must be drained to have announced it.
     pub fn publication(&self, index: usize) -> Option<PublishHandle> {
         let registration = self.registration(index)?;
-        let announced_before = self.shared.store.events.lock().next_seq();
+        let announced_before = self.shared.store.lock().events.next_seq();
         Some(PublishHandle { registration, announced_before })
     }
 
     /// Priorities of the blocks ([`BlockMetadata`]), in order.
     pub fn priorities(&self) -> Vec<u8> {
-        self.shared.store.priorities(self.tier.index(), &self.ids)
+        let hold = self.shared.store.lock();
+        let tier = self.tier.index();
+        self.ids.iter().map(|block| hold.entry(hold.entry_of(tier, block.0)).priority.get()).collect()
     }
 
     /// Metadata of block `index`.
     pub fn metadata(&self, index: usize) -> Option<BlockMetadata> {
         let block = *self.ids.get(index)?;
-        let priority = self.shared.store.priority(self.tier.index(), block);
+        let hold = self.shared.store.lock();
+        let priority = hold.entry(hold.entry_of(self.tier.index(), block.0)).priority.get();
         Some(BlockMetadata { priority })
     }
 }
@@ -167,17 +186,27 @@ impl Pinned {
 impl Clone for Pinned {
     fn clone(&self) -> Self {
         let ids = self.ids.clone();
-        self.shared.store.pin_again(self.tier.index(), &ids, self.pin);
-        Self { shared: Arc::clone(&self.shared), tier: self.tier, ids, pin: self.pin, losses: self.losses }
+        let mut hold = self.shared.store.lock();
+        for block in &ids {
+            hold.add_reference(self.tier.index(), block.0, self.reference);
+        }
+        drop(hold);
+        Self {
+            shared: Arc::clone(&self.shared),
+            tier: self.tier,
+            ids,
+            reference: self.reference,
+            losses: self.losses,
+        }
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
         if !self.ids.is_empty() {
-            self.shared.store.unpin_all(self.tier.index(), &self.ids, self.pin);
+            self.shared.store.lock().drop_references(self.tier.index(), &self.ids, self.reference);
         }
-        self.shared.spares.keep_ids(std::mem::take(&mut self.ids));
+        self.shared.vectors.keep_ids(std::mem::take(&mut self.ids));
     }
 }
 
@@ -267,7 +296,9 @@ impl RegistrationHandle {
     /// Tiers that hold the block now; none where the registry is gone.
     pub fn tiers(&self) -> TierMask {
         let Some(shared) = self.shared.upgrade() else { return TierMask::NONE };
-        shared.store.tiers_of(self.identity.group, self.identity.hash)
+        let hold = shared.store.lock();
+        let found = hold.find(self.identity.group, self.identity.hash);
+        found.map_or(TierMask::NONE, |index| hold.tiers_of(index))
     }
 
     /// Whether the block is on some tier now.

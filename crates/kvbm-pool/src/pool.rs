@@ -1,15 +1,14 @@
 //! A typed view of one tier.
 
-use crate::arrivals::{AnyArrivals, Arrivals};
-use crate::blocks::Blocks;
-use crate::core::Pin;
-use crate::core::register::Batch;
-use crate::error::{AllocError, RegisterError, Rejected};
-use crate::metadata::BlockMetadata;
+use crate::arrivals::Arrivals;
+use crate::block_state::{BatchState, BlockTrigger, Complete, Reset};
+use crate::blocks::BlockBatch;
+use crate::core::reference::Reference;
+use crate::core::register::RegisterBatch;
+use crate::error::{AllocError, RegisterError, RejectedBatch};
+use crate::metadata::{BlockMetadata, Duplicates};
 use crate::pinned::{Cached, Pinned};
-use crate::registry::Registry;
 use crate::shared::Shared;
-use crate::state::{Complete, Reset, State, Trigger};
 use crate::status::TierStatus;
 use crate::sync::Arc;
 use crate::tier::{TierMask, TierTag};
@@ -17,19 +16,9 @@ use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// What to do with a block that the tier already has when it is registered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Duplicates {
-    /// Use the block that is there; the slot of the new one is free again.
-    #[default]
-    Reuse,
-    /// Keep the new copy beside the old one for as long as it is held: the engine's tables point at it.
-    Allow,
-}
-
-/// One tier of a [`Registry`]. Cheap to clone.
+/// One tier of a [`Registry`](crate::Registry). Cheap to clone.
 pub struct BlockPool<T: TierTag> {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     tier: PhantomData<fn() -> T>,
 }
 
@@ -38,19 +27,14 @@ impl<T: TierTag> BlockPool<T> {
         Self { shared, tier: PhantomData }
     }
 
-    /// The registry that this tier belongs to.
-    pub fn registry(&self) -> Registry {
-        Registry { shared: Arc::clone(&self.shared) }
-    }
-
     /// Blocks to write, all or none. Evicts unpinned blocks where too few are free; never waits for a transfer.
     /// Where tenants have shares, these count for nobody before they are registered: ask with
     /// [`get_mutable_blocks_for`](Self::get_mutable_blocks_for).
     ///
     /// # Errors
     /// Fewer than `n` blocks are free or may be evicted: none is taken. Says where the others are.
-    pub fn get_mutable_blocks(&self, n: usize) -> Result<Blocks<T, Reset>, AllocError> {
-        self.shared.allocate(T::TIER, n, None)
+    pub fn get_mutable_blocks(&self, n: usize) -> Result<BlockBatch<T, Reset>, AllocError> {
+        BlockBatch::allocate(&self.shared, n, None)
     }
 
     /// The same, for blocks of `namespace`: they count for its tenant from now on. A tenant that is over its share with them gets what
@@ -63,19 +47,25 @@ impl<T: TierTag> BlockPool<T> {
         &self,
         namespace: NamespaceId,
         n: usize,
-    ) -> Result<Blocks<T, Reset>, AllocError> {
-        self.shared.allocate(T::TIER, n, Some(namespace))
+    ) -> Result<BlockBatch<T, Reset>, AllocError> {
+        BlockBatch::allocate(&self.shared, n, Some(namespace))
     }
 
     /// The longest useful prefix of `hashes` that is on this tier, pinned. For a group that is not Full only the
-    /// blocks at its end that are needed (see [`Registry::match_prefix`]).
+    /// blocks at its end that are needed (see [`Registry::match_prefix`](crate::Registry::match_prefix)).
     pub fn match_sequence_hashes(&self, group: GroupId, hashes: &[SequenceHash]) -> Cached<T> {
         // Before anything is found: what is lost meanwhile counts as found before.
-        let losses = self.shared.store.losses();
-        let mut ids = self.shared.spares.take_ids(hashes.len());
+        let losses = self.shared.store.losses.now();
+        let mut ids = self.shared.vectors.take_ids(hashes.len());
         let tier = TierMask::only(T::TIER);
-        self.shared.store.match_prefix(group, hashes, tier, |block| ids.push(block.block), None);
-        Cached::new(Pinned { shared: Arc::clone(&self.shared), tier: T::TIER, ids, pin: Pin::Use, losses })
+        self.shared.store.lock().match_prefix(group, hashes, tier, |block| ids.push(block.block), None);
+        Cached::new(Pinned {
+            shared: Arc::clone(&self.shared),
+            tier: T::TIER,
+            ids,
+            reference: Reference::Use,
+            losses,
+        })
     }
 
     /// Makes Complete blocks visible, all or none. The answer pins one block for each given, in order.
@@ -84,9 +74,9 @@ impl<T: TierTag> BlockPool<T> {
     /// The batch comes back with the reason. [`RegisterError::Lost`] where the tier lost what it held since the batch was allocated.
     pub fn register(
         &self,
-        blocks: Blocks<T, Complete>,
+        blocks: BlockBatch<T, Complete>,
         duplicates: Duplicates,
-    ) -> Result<Cached<T>, Rejected<Blocks<T, Complete>, RegisterError>> {
+    ) -> Result<Cached<T>, RejectedBatch<BlockBatch<T, Complete>, RegisterError>> {
         self.register_with(blocks, duplicates, BlockMetadata::default())
     }
 
@@ -96,26 +86,31 @@ impl<T: TierTag> BlockPool<T> {
     /// As [`register`](Self::register).
     pub fn register_with(
         &self,
-        blocks: Blocks<T, Complete>,
+        blocks: BlockBatch<T, Complete>,
         duplicates: Duplicates,
         metadata: BlockMetadata,
-    ) -> Result<Cached<T>, Rejected<Blocks<T, Complete>, RegisterError>> {
-        debug_assert!(Complete::STATE.after(Trigger::Register).is_ok());
+    ) -> Result<Cached<T>, RejectedBatch<BlockBatch<T, Complete>, RegisterError>> {
+        debug_assert!(Complete::STATE.after(BlockTrigger::Register).is_ok());
         if !blocks.belongs_to(&self.shared) {
-            return Err(Rejected { batch: blocks, error: RegisterError::ForeignBatch });
+            return Err(RejectedBatch { batch: blocks, error: RegisterError::ForeignBatch });
         }
         let (mut slots, identities) = blocks.into_inner();
         let (claim, losses) = (slots.claim, slots.losses);
         let tier = T::TIER.index();
-        let batch = Batch { tier, identities: &identities, duplicates, metadata, claim, losses };
-        if let Err(error) = self.shared.store.register(batch, &mut slots.ids) {
-            return Err(Rejected { batch: Blocks::new(slots, identities), error });
+        let mut hold = self.shared.store.lock();
+        // Read under the lock: a loss that is counted later takes these blocks too.
+        let is_lost = self.shared.store.losses.is_lost(tier, losses);
+        let batch = RegisterBatch { tier, identities: &identities, duplicates, metadata, claim, is_lost };
+        let registered = hold.register(batch, &mut slots.ids);
+        drop(hold);
+        if let Err(error) = registered {
+            return Err(RejectedBatch { batch: BlockBatch::new(slots, identities), error });
         }
         // The slots are Registered now: the batch must not give them back.
         let ids = std::mem::take(&mut slots.ids);
-        self.shared.spares.keep_identities(identities);
+        self.shared.vectors.keep_identities(identities);
         let shared = Arc::clone(&self.shared);
-        Ok(Cached::new(Pinned { shared, tier: T::TIER, ids, pin: Pin::Use, losses }))
+        Ok(Cached::new(Pinned { shared, tier: T::TIER, ids, reference: Reference::Use, losses }))
     }
 
     /// Prepares a transfer of `identities` to this tier: for each block a reserved slot, the block itself where it is
@@ -137,13 +132,12 @@ impl<T: TierTag> BlockPool<T> {
         identities: &[BlockIdentity],
         metadata: BlockMetadata,
     ) -> Result<Arrivals<T>, AllocError> {
-        let arrivals: AnyArrivals = self.shared.begin_arrivals(T::TIER, identities, metadata)?;
-        Ok(Arrivals::new(arrivals))
+        Arrivals::begin(&self.shared, identities, metadata)
     }
 
     /// Where the slots are.
     pub fn status(&self) -> TierStatus {
-        self.shared.store.status(T::TIER)
+        self.shared.store.lock().status(T::TIER)
     }
 }
 

@@ -1,6 +1,7 @@
 //! A matched prefix, over several tiers.
 
-use crate::core::Pin;
+use crate::core::reference::Reference;
+use crate::found::{ArrivingBlock, PrefixBlock};
 use crate::losses::{Losses, Lost};
 use crate::pinned::{Cached, Pinned};
 use crate::shared::Shared;
@@ -8,26 +9,6 @@ use crate::sync::Arc;
 use crate::tier::{G1, G2, G3, TierTag};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier, VolumeId};
 use std::fmt;
-
-/// Where a block of a prefix is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PrefixBlock {
-    /// Slot; none on G4.
-    pub block: BlockId,
-    /// Nearest tier that holds the block; G4 for what [`Prefix::extend_on_volume`] added.
-    pub tier: Tier,
-}
-
-/// A block that is on no tier yet, but on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArrivingBlock {
-    /// Index among the hashes that were looked up.
-    pub index: usize,
-    /// Where it will arrive.
-    pub tier: Tier,
-    /// Ticket of the arrival.
-    pub ticket: u64,
-}
 
 /// The longest prefix that is on some tier, each block pinned on its nearest one.
 ///
@@ -135,7 +116,7 @@ impl Prefix {
     /// [`Pinned::registered`]. Those on G4 come last and are left out.
     pub fn registered(&self) -> Vec<bool> {
         let slotted = self.blocks.iter().filter(|block| block.tier != Tier::G4);
-        self.shared.store.are_registered(slotted.map(|block| (block.tier.index(), block.block)))
+        self.shared.store.lock().are_registered(slotted.map(|block| (block.tier.index(), block.block)))
     }
 
     /// When it was matched.
@@ -145,8 +126,9 @@ impl Prefix {
 
     /// The nearest of the tiers with listed blocks that lost what it held since they were matched, if one did: match the prefix again.
     pub fn lost(&self) -> Option<Lost> {
-        let is_lost =
-            |tier: &Tier| self.shared.store.is_lost(tier.index(), self.losses) && self.count(*tier) > 0;
+        let is_lost = |tier: &Tier| {
+            self.shared.store.losses.is_lost(tier.index(), self.losses) && self.count(*tier) > 0
+        };
         Tier::SLOTTED.into_iter().find(is_lost).map(|tier| Lost { tier })
     }
 
@@ -212,7 +194,7 @@ impl Prefix {
             shared: Arc::clone(&self.shared),
             tier: T::TIER,
             ids: on_tier.map(|block| block.block).collect(),
-            pin: Pin::Use,
+            reference: Reference::Use,
             losses: self.losses,
         })
     }
@@ -224,7 +206,10 @@ impl Drop for Prefix {
             return;
         }
         let slotted = self.blocks.iter().rev().filter(|block| block.tier != Tier::G4);
-        self.shared.store.unpin_each(slotted.map(|block| (block.tier.index(), block.block)), Pin::Use);
+        let mut hold = self.shared.store.lock();
+        for block in slotted {
+            hold.drop_reference(block.tier.index(), block.block.0, Reference::Use);
+        }
     }
 }
 

@@ -81,7 +81,7 @@ pub enum EvictionReason {
 
 /// What happened on a tier since it exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct TierCounters {
     /// Blocks that became Present, by registration, arrival or recovery.
     pub stored: u64,
     /// Blocks that were given up because their slot was needed.
@@ -109,25 +109,7 @@ pub struct Counters {
     pub allocations_failed: u64,
 }
 
-impl Counters {
-    /// The sums.
-    pub(crate) const fn plus(&self, other: &Self) -> Self {
-        Self {
-            stored: self.stored + other.stored,
-            evicted: self.evicted + other.evicted,
-            evicted_by_choice: self.evicted_by_choice + other.evicted_by_choice,
-            removed: self.removed + other.removed,
-            expired: self.expired + other.expired,
-            quarantined: self.quarantined + other.quarantined,
-            lost: self.lost + other.lost,
-            orphaned: self.orphaned + other.orphaned,
-            registrations_lost: self.registrations_lost + other.registrations_lost,
-            duplicates: self.duplicates + other.duplicates,
-            arrivals_failed: self.arrivals_failed + other.arrivals_failed,
-            allocations_failed: self.allocations_failed + other.allocations_failed,
-        }
-    }
-
+impl TierCounters {
     /// Blocks that left for `reason`.
     pub const fn evictions(&self, reason: EvictionReason) -> u64 {
         match reason {

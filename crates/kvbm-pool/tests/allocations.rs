@@ -31,12 +31,11 @@ unsafe impl GlobalAlloc for Counting {
 static HEAP: Counting = Counting;
 
 /// Requests that find nothing in a full pool: allocate, fill, register, let go, drain events.
-fn calls_of_churn(policy: PolicyKind, shards: u32, requests: usize) -> u64 {
+fn calls_of_churn(policy: PolicyKind, requests: usize) -> u64 {
     const LENGTH: usize = 24;
     const DRAINED: usize = 1024;
     let mut config = RegistryConfig::new([1000, 100, 100]);
     config.policy = policy;
-    config.shards = shards;
     let registry = Registry::new(&config).unwrap();
     let pool = registry.pool::<G1>();
     let mut events = Vec::with_capacity(DRAINED);
@@ -73,10 +72,7 @@ fn calls_of_churn(policy: PolicyKind, shards: u32, requests: usize) -> u64 {
 
 #[test]
 fn churn_allocates_nothing() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
-        assert_eq!(calls_of_churn(policy, 1, 1000), 0, "{policy:?}");
-    }
     for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
-        assert_eq!(calls_of_churn(policy, 4, 1000), 0, "{policy:?}, four shards");
+        assert_eq!(calls_of_churn(policy, 1000), 0, "{policy:?}");
     }
 }

@@ -5,8 +5,7 @@
 
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockMemory, ConfigError, Duplicates, EvictionPolicy, G1, Numbers, PolicyKind, Registry,
-    RegistryConfig, SlotSet,
+    BlockChain, BlockMemory, Duplicates, EvictionPolicy, G1, Registry, RegistryConfig, SlotNumbers, SlotSet,
 };
 use std::collections::BTreeSet;
 
@@ -23,34 +22,28 @@ enum Answer {
     Nothing,
 }
 
-/// A part of a policy that answers so.
+/// A policy that answers so.
 struct Wrong {
     answer: Answer,
-    /// More parts than it should be split into.
-    more: usize,
     told: BTreeSet<u32>,
 }
 
 impl Wrong {
-    fn boxed(answer: Answer, more: usize) -> Box<dyn EvictionPolicy> {
-        Box::new(Self { answer, more, told: BTreeSet::new() })
+    fn boxed(answer: Answer) -> Box<dyn EvictionPolicy> {
+        Box::new(Self { answer, told: BTreeSet::new() })
     }
 }
 
 impl EvictionPolicy for Wrong {
-    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
-        Some((0..parts + self.more).map(|_| Self::boxed(self.answer, 0)).collect())
-    }
-
-    fn evictable(&mut self, _: SlotSet, slot: u32, _: BlockMemory, _: u8, _: &mut Numbers<'_>) {
+    fn evictable(&mut self, _: SlotSet, slot: u32, _: BlockMemory, _: u8, _: &mut SlotNumbers<'_>) {
         self.told.insert(slot);
     }
 
-    fn kept(&mut self, _: SlotSet, slot: u32, _: &mut Numbers<'_>) {
+    fn kept(&mut self, _: SlotSet, slot: u32, _: &mut SlotNumbers<'_>) {
         self.told.remove(&slot);
     }
 
-    fn victims(&mut self, _: SlotSet, want: usize, out: &mut Vec<u32>, _: &mut Numbers<'_>) {
+    fn victims(&mut self, _: SlotSet, want: usize, out: &mut Vec<u32>, _: &mut SlotNumbers<'_>) {
         match self.answer {
             Answer::Others => {
                 out.extend((0..SLOTS).filter(|slot| !self.told.contains(slot)));
@@ -83,45 +76,25 @@ fn register(registry: &Registry, chain: u32, blocks: u32) {
 #[test]
 fn whatever_a_policy_answers_every_block_may_go() {
     for answer in [Answer::Others, Answer::TooMany, Answer::OneTooOften, Answer::Nothing] {
-        for shards in [1, 4] {
-            let config = RegistryConfig { shards, ..RegistryConfig::new([SLOTS, 0, 0]) };
-            let registry = Registry::with_policy(&config, Wrong::boxed(answer, 0)).unwrap();
-            for round in 0..4 {
-                for chain in 0..200 {
-                    register(&registry, 200 * round + chain, 1 + chain % 7);
-                }
-                // All at once, and in parts; what is evicted is not told of again.
-                for part in [SLOTS, 3, 50] {
-                    let mut held = Vec::new();
-                    for _ in 0..SLOTS / part {
-                        let blocks = registry.pool::<G1>().get_mutable_blocks(part as usize);
-                        held.push(
-                            blocks.unwrap_or_else(|error| panic!("{answer:?}, {shards} shards: {error}")),
-                        );
-                    }
-                    drop(held);
-                    (0..60).for_each(|chain| register(&registry, 10_000 + chain, 5));
-                }
-                let error = registry.pool::<G1>().get_mutable_blocks(SLOTS as usize + 1).unwrap_err();
-                assert_eq!(error.in_use, 0);
+        let config = RegistryConfig::new([SLOTS, 0, 0]);
+        let registry = Registry::with_policy(&config, Wrong::boxed(answer)).unwrap();
+        for round in 0..4 {
+            for chain in 0..200 {
+                register(&registry, 200 * round + chain, 1 + chain % 7);
             }
-            assert_eq!(registry.occupancy(Tier::G1).active, 0);
+            // All at once, and in parts; what is evicted is not told of again.
+            for part in [SLOTS, 3, 50] {
+                let mut held = Vec::new();
+                for _ in 0..SLOTS / part {
+                    let blocks = registry.pool::<G1>().get_mutable_blocks(part as usize);
+                    held.push(blocks.unwrap_or_else(|error| panic!("{answer:?}: {error}")));
+                }
+                drop(held);
+                (0..60).for_each(|chain| register(&registry, 10_000 + chain, 5));
+            }
+            let error = registry.pool::<G1>().get_mutable_blocks(SLOTS as usize + 1).unwrap_err();
+            assert_eq!(error.in_use, 0);
         }
+        assert_eq!(registry.occupancy(Tier::G1).active, 0);
     }
-}
-
-#[test]
-fn a_policy_split_into_a_wrong_number_of_parts_is_an_error() {
-    let config = RegistryConfig { shards: 4, ..RegistryConfig::new([SLOTS, 0, 0]) };
-    let refused = Registry::with_policy(&config, Wrong::boxed(Answer::Nothing, 1));
-    assert_eq!(refused.map(|_| ()).unwrap_err(), ConfigError::Parts { shards: 4, parts: 5 });
-}
-
-/// What the configuration names sees every block, and is not used.
-#[test]
-fn a_policy_of_ones_own_is_split_whatever_the_configuration_names() {
-    let config =
-        RegistryConfig { policy: PolicyKind::S3Fifo, shards: 4, ..RegistryConfig::new([SLOTS, 0, 0]) };
-    assert_eq!(config.validate(), Err(ConfigError::ShardsWithPolicy { shards: 4 }));
-    assert!(Registry::with_policy(&config, Wrong::boxed(Answer::Nothing, 0)).is_ok());
 }

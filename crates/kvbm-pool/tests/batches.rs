@@ -5,9 +5,9 @@
 
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockMemory, BlockUse, Blocks, Cached, Complete, Duplicates, EventKind, EvictionPolicy, G1,
-    GroupConfig, Numbers, PolicyKind, Quarantine, RegisterError, Registry, RegistryConfig, RequestPart,
-    Share, SlotSet, TenantConfig, TierMask,
+    BlockBatch, BlockChain, BlockMemory, BlockUse, Cached, Complete, Duplicates, EventRecordKind,
+    EvictionPolicy, G1, GroupConfig, PolicyKind, Quarantine, RegisterError, Registry, RegistryConfig,
+    RequestPart, Share, SlotNumbers, SlotSet, TenantConfig, TierMask,
 };
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -39,7 +39,7 @@ fn complete(
     (namespace, group): (NamespaceId, GroupId),
     chain: &[SequenceHash],
     from: usize,
-) -> Option<Blocks<G1, Complete>> {
+) -> Option<BlockBatch<G1, Complete>> {
     let blocks = registry.pool::<G1>().get_mutable_blocks_for(namespace, chain.len() - from).ok()?;
     let partial = blocks.init_sequence(namespace, group, from as u32).unwrap();
     Some(partial.commit(BlockChain::of_hashes(chain)).unwrap().0)
@@ -243,8 +243,8 @@ impl World {
         assert_eq!(self.registry.drain_events(&mut events, 1 << 14).lost, 0);
         for event in events {
             let changes = match event.kind {
-                EventKind::Store => self.told.insert(event.identity.hash),
-                EventKind::Remove => self.told.remove(&event.identity.hash),
+                EventRecordKind::Store => self.told.insert(event.identity.hash),
+                EventRecordKind::Remove => self.told.remove(&event.identity.hash),
             };
             assert!(changes, "{event:?} tells what was told");
         }
@@ -275,15 +275,13 @@ fn batches_of_all_sizes_end_with_the_truth() {
     };
     let tenants = || vec![tenant(0.5, 1), tenant(0.3, 2)];
     let setups = [
-        (PolicyKind::LruLeaf, 1, Vec::new()),
-        (PolicyKind::LruLeaf, 2, Vec::new()),
-        (PolicyKind::Hazard, 1, Vec::new()),
-        (PolicyKind::Hazard, 3, Vec::new()),
-        (PolicyKind::LruLeaf, 1, tenants()),
-        (PolicyKind::S3Fifo, 1, tenants()),
+        (PolicyKind::LruLeaf, Vec::new()),
+        (PolicyKind::Hazard, Vec::new()),
+        (PolicyKind::LruLeaf, tenants()),
+        (PolicyKind::Hazard, tenants()),
     ];
-    for (policy, shards, tenants) in setups {
-        let config = RegistryConfig { policy, shards, tenants, ..config(BLOCKS) };
+    for (policy, tenants) in setups {
+        let config = RegistryConfig { policy, tenants, ..config(BLOCKS) };
         let mut twice = 0;
         for seed in 0..12 {
             let mut world = World::new(&config, seed);
@@ -327,15 +325,15 @@ impl EvictionPolicy for Listener {
         memory
     }
 
-    fn evictable(&mut self, _: SlotSet, slot: u32, _: BlockMemory, _: u8, _: &mut Numbers<'_>) {
+    fn evictable(&mut self, _: SlotSet, slot: u32, _: BlockMemory, _: u8, _: &mut SlotNumbers<'_>) {
         self.1.insert(slot);
     }
 
-    fn kept(&mut self, _: SlotSet, slot: u32, _: &mut Numbers<'_>) {
+    fn kept(&mut self, _: SlotSet, slot: u32, _: &mut SlotNumbers<'_>) {
         self.1.remove(&slot);
     }
 
-    fn victims(&mut self, _: SlotSet, _: usize, out: &mut Vec<u32>, _: &mut Numbers<'_>) {
+    fn victims(&mut self, _: SlotSet, _: usize, out: &mut Vec<u32>, _: &mut SlotNumbers<'_>) {
         out.extend(self.1.pop_first());
     }
 

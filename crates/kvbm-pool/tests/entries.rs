@@ -20,9 +20,8 @@ use world::{GROUP, World};
 /// Its blocks outlive their parents: a block whose parent is nowhere needs two entries.
 const STATE: GroupId = GroupId(1);
 
-fn registry(blocks: u32, shards: u32) -> Registry {
+fn registry(blocks: u32) -> Registry {
     let mut config = RegistryConfig::new([blocks, 0, 0]);
-    config.shards = shards;
     config.groups = vec![GroupConfig::full(16), GroupConfig { kind: GroupKind::State, tokens_per_block: 16 }];
     Registry::new(&config).unwrap()
 }
@@ -68,7 +67,7 @@ fn assert_all_goes(registry: &Registry, blocks: usize) {
 #[test]
 fn a_long_chain_goes_behind_a_parent_that_keeps_a_place() {
     for (between, blocks) in [(0, 31), (1, 32), (2, 33), (3, 64), (4, 65), (5, 100), (6, 100), (7, 100)] {
-        let registry = registry(128, 2);
+        let registry = registry(128);
         let pool = registry.pool();
         let mut others = vec![last(&pool, &[1]), last(&pool, &[1, 2])];
         others.extend((0..between).map(|number| last(&pool, &[100 + number])));
@@ -94,7 +93,7 @@ fn a_long_chain_goes_behind_a_parent_that_keeps_a_place() {
 #[test]
 fn a_place_is_taken_back_once() {
     for between in 0..20 {
-        let world = World::sharded([128, 0, 0], PolicyKind::LruLeaf, 2);
+        let world = World::new([128, 0, 0], PolicyKind::LruLeaf);
         let pool = world.pool();
         let mut held = vec![last(&pool, &[1]), last(&pool, &[1, 2])];
         held.extend((0..between).map(|number| last(&pool, &[100 + number])));
@@ -114,7 +113,7 @@ fn a_place_is_taken_back_once() {
 #[test]
 fn a_chain_for_which_entries_run_out_is_entered_again() {
     for orphaned in (520..680).step_by(4) {
-        let registry = registry(1000, 2);
+        let registry = registry(1000);
         let pool = registry.pool();
         let mut held = vec![last(&pool, &[1]), last(&pool, &[1, 2])];
         held.extend(orphans(&pool, 0..orphaned));
@@ -131,54 +130,48 @@ fn a_chain_for_which_entries_run_out_is_entered_again() {
 /// Entries run out in a batch that has found, or made, entries which nothing keeps yet: these are its own, and stay.
 #[test]
 fn a_batch_keeps_the_entries_that_it_has_entered() {
-    for shards in [1, 2] {
-        for orphaned in 0..40 {
-            let registry = registry(64, shards);
-            let pool = registry.pool();
-            let held = orphans(&pool, 0..orphaned);
-            // The third is the first again, after one that it cannot follow.
-            let cached = register(&pool, GROUP, &[1, 2, 1, 3], 0);
-            let ids: Vec<BlockId> = cached.block_ids().to_vec();
-            assert_eq!(ids[0], ids[2]);
-            assert_eq!(
-                ids.iter().collect::<BTreeSet<_>>().len(),
-                3,
-                "blocks of different hashes in one slot: {ids:?}"
-            );
-            let (snapshot, _) = registry.snapshot(Tier::G1);
-            for (number, id) in [(1, ids[0]), (2, ids[1]), (3, ids[3])] {
-                let there: Vec<BlockId> = snapshot
-                    .iter()
-                    .filter(|(_, identity)| identity.group == GROUP && identity.hash == hash(number))
-                    .map(|&(id, _)| id)
-                    .collect();
-                assert_eq!(there, [id], "block {number}");
-                assert!(is_on_g1(&registry, number), "block {number} is found");
-            }
-            drop((cached, held));
-            assert_all_goes(&registry, 64);
+    for orphaned in 0..40 {
+        let registry = registry(64);
+        let pool = registry.pool();
+        let held = orphans(&pool, 0..orphaned);
+        // The third is the first again, after one that it cannot follow.
+        let cached = register(&pool, GROUP, &[1, 2, 1, 3], 0);
+        let ids: Vec<BlockId> = cached.block_ids().to_vec();
+        assert_eq!(ids[0], ids[2]);
+        assert_eq!(
+            ids.iter().collect::<BTreeSet<_>>().len(),
+            3,
+            "blocks of different hashes in one slot: {ids:?}"
+        );
+        let (snapshot, _) = registry.snapshot(Tier::G1);
+        for (number, id) in [(1, ids[0]), (2, ids[1]), (3, ids[3])] {
+            let there: Vec<BlockId> = snapshot
+                .iter()
+                .filter(|(_, identity)| identity.group == GROUP && identity.hash == hash(number))
+                .map(|&(id, _)| id)
+                .collect();
+            assert_eq!(there, [id], "block {number}");
+            assert!(is_on_g1(&registry, number), "block {number} is found");
         }
+        drop((cached, held));
+        assert_all_goes(&registry, 64);
     }
 }
 
 /// The same hash twice in one chain, in one part of what is looked up at a time and in two: that is one block, with two users.
 #[test]
 fn a_hash_that_comes_twice_in_a_chain_is_one_block() {
-    let kinds = [(PolicyKind::LruLeaf, 1), (PolicyKind::LruLeaf, 2), (PolicyKind::S3Fifo, 1)];
-    for ((kind, shards), from) in kinds.into_iter().flat_map(|kind| [(kind, 0), (kind, 1)]) {
+    let kinds = [PolicyKind::LruLeaf, PolicyKind::Hazard];
+    for (kind, from) in kinds.into_iter().flat_map(|kind| [(kind, 0), (kind, 1)]) {
         for (first, second) in [(1, 3), (1, 31), (1, 40), (30, 33), (34, 39), (34, 70), (66, 68)] {
-            let world = World::sharded([128, 0, 0], kind, shards);
+            let world = World::new([128, 0, 0], kind);
             let pool = world.pool();
             let parent = last(&pool, &[1]);
             let mut chain: Vec<u64> = std::iter::once(1).chain(1000..1079).collect();
             chain[second] = chain[first];
             let cached = register(&pool, GROUP, &chain, from);
             let ids: Vec<BlockId> = cached.block_ids().to_vec();
-            assert_eq!(
-                ids[first - from],
-                ids[second - from],
-                "{first} and {second} of {kind:?}, {shards} shards"
-            );
+            assert_eq!(ids[first - from], ids[second - from], "{first} and {second} of {kind:?}");
             let different = ids.iter().collect::<BTreeSet<_>>().len();
             assert_eq!(different, ids.len() - 1, "blocks of different hashes in one slot");
             assert_eq!(world.registry.known_blocks(), 79);
@@ -194,34 +187,32 @@ fn a_hash_that_comes_twice_in_a_chain_is_one_block() {
 /// afterwards, on every tier where it is.
 #[test]
 fn a_block_that_is_there_without_a_parent_gets_the_one_of_its_chain() {
-    for shards in [1, 2] {
-        let registry = registry(64, shards);
-        let pool = registry.pool();
-        let alone = register(&pool, GROUP, &[1, 2, 1, 3], 0);
-        // It is said to be the third of a chain and was the fourth: that is no parent either.
-        let elsewhere = register(&pool, GROUP, &[20, 21, 3], 0);
-        drop(elsewhere);
-        drop(pool.get_mutable_blocks(61).unwrap());
-        assert!(![20, 21].into_iter().any(|number| is_on_g1(&registry, number)), "nothing continues them");
-        let again = register(&pool, GROUP, &[10, 11, 12, 3], 0);
-        let held = last(&pool, &[10, 11, 12, 3]);
-        let (snapshot, _) = registry.snapshot(Tier::G1);
-        let third = snapshot.iter().find(|(_, identity)| identity.hash == hash(3)).unwrap();
-        assert_eq!(third.1.parent, Some(hash(12)));
-        drop((alone, again));
-        // All that may go goes: what block 3 continues stays for it.
-        drop(pool.get_mutable_blocks(60).unwrap());
-        assert!(pool.get_mutable_blocks(61).is_err());
-        assert!([10, 11, 12, 3].into_iter().all(|number| is_on_g1(&registry, number)));
-        drop(held);
-        // It goes by what has counted it: 12 stays for the other that continues it.
-        let next = last(&pool, &[10, 11, 12, 4]);
-        drop(pool.get_mutable_blocks(60).unwrap());
-        assert!(!is_on_g1(&registry, 3));
-        assert!([10, 11, 12, 4].into_iter().all(|number| is_on_g1(&registry, number)));
-        drop(next);
-        assert_all_goes(&registry, 64);
-    }
+    let registry = registry(64);
+    let pool = registry.pool();
+    let alone = register(&pool, GROUP, &[1, 2, 1, 3], 0);
+    // It is said to be the third of a chain and was the fourth: that is no parent either.
+    let elsewhere = register(&pool, GROUP, &[20, 21, 3], 0);
+    drop(elsewhere);
+    drop(pool.get_mutable_blocks(61).unwrap());
+    assert!(![20, 21].into_iter().any(|number| is_on_g1(&registry, number)), "nothing continues them");
+    let again = register(&pool, GROUP, &[10, 11, 12, 3], 0);
+    let held = last(&pool, &[10, 11, 12, 3]);
+    let (snapshot, _) = registry.snapshot(Tier::G1);
+    let third = snapshot.iter().find(|(_, identity)| identity.hash == hash(3)).unwrap();
+    assert_eq!(third.1.parent, Some(hash(12)));
+    drop((alone, again));
+    // All that may go goes: what block 3 continues stays for it.
+    drop(pool.get_mutable_blocks(60).unwrap());
+    assert!(pool.get_mutable_blocks(61).is_err());
+    assert!([10, 11, 12, 3].into_iter().all(|number| is_on_g1(&registry, number)));
+    drop(held);
+    // It goes by what has counted it: 12 stays for the other that continues it.
+    let next = last(&pool, &[10, 11, 12, 4]);
+    drop(pool.get_mutable_blocks(60).unwrap());
+    assert!(!is_on_g1(&registry, 3));
+    assert!([10, 11, 12, 4].into_iter().all(|number| is_on_g1(&registry, number)));
+    drop(next);
+    assert_all_goes(&registry, 64);
 }
 
 /// Identities of blocks of the other group, each behind a parent that is nowhere.
@@ -237,9 +228,8 @@ fn orphan_identities(numbers: Range<u64>) -> Vec<BlockIdentity> {
 }
 
 /// G1 is full of blocks whose parents are nowhere: as many entries are in use as there are slots on both tiers.
-fn registry_without_vacant_entries(shards: u32) -> (Registry, Vec<Cached<G1>>) {
+fn registry_without_vacant_entries() -> (Registry, Vec<Cached<G1>>) {
     let mut config = RegistryConfig::new([600, 600, 0]);
-    config.shards = shards;
     config.groups = vec![GroupConfig::full(16), GroupConfig { kind: GroupKind::State, tokens_per_block: 16 }];
     let registry = Registry::new(&config).unwrap();
     let held = orphans(&registry.pool(), 0..600);
@@ -258,44 +248,40 @@ fn assert_is_on_g2(registry: &Registry, identities: &[BlockIdentity]) {
 
 #[test]
 fn arrivals_for_which_entries_run_out_get_more() {
-    for shards in [1, 2] {
-        let (registry, held) = registry_without_vacant_entries(shards);
-        let identities = orphan_identities(0..600);
-        let mut begun = Vec::new();
-        for part in identities.chunks(7) {
-            let mut arrivals = registry.begin_arrivals(Tier::G2, part).unwrap();
-            assert_eq!(arrivals.reserved().count(), part.len());
-            arrivals.complete_all();
-            begun.push(arrivals);
-        }
-        assert_is_on_g2(&registry, &identities);
-        drop((begun, held));
-        drop(registry.pool::<G2>().get_mutable_blocks(600).unwrap());
-        assert_all_goes(&registry, 600);
+    let (registry, held) = registry_without_vacant_entries();
+    let identities = orphan_identities(0..600);
+    let mut begun = Vec::new();
+    for part in identities.chunks(7) {
+        let mut arrivals = registry.begin_arrivals(Tier::G2, part).unwrap();
+        assert_eq!(arrivals.reserved().count(), part.len());
+        arrivals.complete_all();
+        begun.push(arrivals);
     }
+    assert_is_on_g2(&registry, &identities);
+    drop((begun, held));
+    drop(registry.pool::<G2>().get_mutable_blocks(600).unwrap());
+    assert_all_goes(&registry, 600);
 }
 
 #[test]
 fn restored_blocks_for_which_entries_run_out_get_more() {
-    for shards in [1, 2] {
-        let (registry, held) = registry_without_vacant_entries(shards);
-        let identities = orphan_identities(0..600);
-        let numbered = identities.iter().zip(0..);
-        let recovered: Vec<_> =
-            numbered.map(|(&identity, slot)| RecoveredBlock { block: BlockId(slot), identity }).collect();
-        let restored = registry.restore(Tier::G2, &recovered, BlockMetadata::default()).unwrap();
-        assert_eq!(restored, Restored { restored: 600, ..Restored::default() });
-        assert_is_on_g2(&registry, &identities);
-        drop(held);
-        drop(registry.pool::<G2>().get_mutable_blocks(600).unwrap());
-        assert_all_goes(&registry, 600);
-    }
+    let (registry, held) = registry_without_vacant_entries();
+    let identities = orphan_identities(0..600);
+    let numbered = identities.iter().zip(0..);
+    let recovered: Vec<_> =
+        numbered.map(|(&identity, slot)| RecoveredBlock { block: BlockId(slot), identity }).collect();
+    let restored = registry.restore(Tier::G2, &recovered, BlockMetadata::default()).unwrap();
+    assert_eq!(restored, Restored { restored: 600, ..Restored::default() });
+    assert_is_on_g2(&registry, &identities);
+    drop(held);
+    drop(registry.pool::<G2>().get_mutable_blocks(600).unwrap());
+    assert_all_goes(&registry, 600);
 }
 
 /// The array of entries grows while other threads register and look up: everybody finds what is there.
 #[test]
 fn entries_grow_under_threads_that_use_them() {
-    let registry = registry(2048, 4);
+    let registry = registry(2048);
     let pool = registry.pool();
     std::thread::scope(|scope| {
         for thread in 0..2_u64 {

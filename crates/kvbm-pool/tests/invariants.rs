@@ -4,8 +4,8 @@
 
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, NamespaceId, RecoveredBlock, SequenceHash, Tier};
 use kvbm_pool::{
-    Arrival, BlockChain, BlockMetadata, BlockPool, Completion, Duplicates, EventKind, EventRecord, G1, G2,
-    G3, PolicyKind, Quarantine, Registry, RegistryConfig, RestoreError, TierMask, TierTag,
+    Arrival, ArrivalOutcome, BlockChain, BlockMetadata, BlockPool, Duplicates, EventRecord, EventRecordKind,
+    G1, G2, G3, PolicyKind, Quarantine, Registry, RegistryConfig, RestoreError, TierMask, TierTag,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -80,12 +80,12 @@ fn invariant_1_nothing_is_visible_before_it_is_complete() {
     assert_eq!(registry.occupancy(Tier::G2).free, 4);
 
     let mut arrivals = pool.begin_arrivals(&identities(&chain)).unwrap();
-    assert_eq!(arrivals.complete(0), Completion::Stored);
+    assert_eq!(arrivals.complete(0), ArrivalOutcome::Stored);
     arrivals.fail(1);
     assert_eq!(registry.peek_prefix(GROUP, &chain), [TierMask::only(Tier::G2)]);
     assert_eq!(registry.match_prefix(GROUP, &chain).len(), 1);
-    assert_eq!(arrivals.complete(1), Completion::Removed, "what failed cannot complete");
-    assert_eq!(arrivals.complete(99), Completion::Removed);
+    assert_eq!(arrivals.complete(1), ArrivalOutcome::Removed, "what failed cannot complete");
+    assert_eq!(arrivals.complete(99), ArrivalOutcome::Removed);
     let cached = arrivals.into_cached();
     assert_eq!(cached.identities(), identities(&chain)[..1]);
     assert_eq!(registry.occupancy(Tier::G2).arriving, 0);
@@ -100,7 +100,7 @@ fn invariant_1_what_was_removed_on_its_way_stays_invisible() {
     let mut arrivals = registry.begin_arrivals(Tier::G2, &identities(&chain)).unwrap();
     let removed = registry.forget(NAMESPACE);
     assert_eq!((removed.blocks, removed.cancelled), (0, 2));
-    assert_eq!(arrivals.complete_all(), [Completion::Removed, Completion::Removed]);
+    assert_eq!(arrivals.complete_all(), [ArrivalOutcome::Removed, ArrivalOutcome::Removed]);
     assert_invisible(&registry, &chain);
     assert_eq!(registry.occupancy(Tier::G2).free, 4);
 }
@@ -160,7 +160,7 @@ fn slots_of_failed_arrivals_are_withheld_until_they_are_given_back() {
     let slots: Vec<_> = arrivals.reserved().map(|(_, block, _)| block).collect();
     let mut withheld = arrivals.fail_and_withhold([1, 2, 1, 7]);
     assert_eq!(withheld.block_ids(), &slots[1..], "each once, and none that was not asked for");
-    assert_eq!(arrivals.complete_each([0, 1]), [Completion::Stored, Completion::Removed]);
+    assert_eq!(arrivals.complete_each([0, 1]), [ArrivalOutcome::Stored, ArrivalOutcome::Removed]);
     drop(arrivals);
     let status = registry.occupancy(Tier::G2);
     assert_eq!((status.free, status.held, status.arriving), (0, 2, 0));
@@ -286,8 +286,8 @@ impl Replica {
             self.next += 1;
             let key = (event.tier, event.identity.hash);
             match event.kind {
-                EventKind::Store => assert!(self.present.insert(key, event.identity).is_none()),
-                EventKind::Remove => assert!(self.present.remove(&key).is_some()),
+                EventRecordKind::Store => assert!(self.present.insert(key, event.identity).is_none()),
+                EventRecordKind::Remove => assert!(self.present.remove(&key).is_some()),
             }
         }
         assert_eq!(drained.next_seq, self.next);
@@ -299,7 +299,7 @@ impl Replica {
 /// Mutation that makes it fail: `Core::set_presence` writes no Remove.
 #[test]
 fn invariant_4_racing_register_and_drop_end_with_the_truth() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
+    for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
         race(policy);
     }
 }
@@ -451,7 +451,7 @@ fn invariant_6_no_panic_in_drop() {
     let blocks = pool.get_mutable_blocks(3).unwrap();
     let handle = cached.registration(0).unwrap();
     let copy = cached.clone();
-    registry.remove(kvbm_pool::Selection::All, TierMask::ALL);
+    registry.remove(kvbm_pool::BlockSelection::All, TierMask::ALL);
     drop((registry, pool));
     let thread = std::thread::spawn(move || {
         let _all = (cached, prefix, arrivals, cold, blocks);

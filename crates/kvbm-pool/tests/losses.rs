@@ -6,14 +6,12 @@ mod world;
 
 use kvbm_plan::Tier;
 use kvbm_pool::{
-    Arrival, Completion, Duplicates, G1, G2, G3, Lost, PolicyKind, RegisterError, Removed, TierMask,
+    Arrival, ArrivalOutcome, Duplicates, G1, G2, G3, Lost, PolicyKind, RegisterError, Removed, TierMask,
 };
 use std::sync::Barrier;
 use world::{GROUP, World, hashes, identities};
 
-/// Policies and numbers of shards.
-const SETUPS: [(PolicyKind, u32); 3] =
-    [(PolicyKind::LruLeaf, 1), (PolicyKind::Hazard, 1), (PolicyKind::LruLeaf, 4)];
+const POLICIES: [PolicyKind; 2] = [PolicyKind::LruLeaf, PolicyKind::Hazard];
 
 const G1_LOST: RegisterError = RegisterError::Lost(Lost { tier: Tier::G1 });
 
@@ -23,8 +21,8 @@ fn memory() -> TierMask {
 
 #[test]
 fn a_batch_from_before_a_loss_is_refused_and_comes_back() {
-    for (policy, shards) in SETUPS {
-        let world = World::sharded([8, 4, 4], policy, shards);
+    for policy in POLICIES {
+        let world = World::new([8, 4, 4], policy);
         let (pool, chain) = (world.pool(), hashes(1, 3));
         let before = world.complete::<G1>(&chain, 0).unwrap();
         assert!(!before.is_lost());
@@ -51,8 +49,8 @@ fn a_batch_from_before_a_loss_is_refused_and_comes_back() {
 
 #[test]
 fn what_is_there_goes_and_what_is_held_knows_it() {
-    for (policy, shards) in SETUPS {
-        let world = World::sharded([300, 300, 300], policy, shards);
+    for policy in POLICIES {
+        let world = World::new([300, 300, 300], policy);
         let chain = hashes(1, 200);
         let held = world.register(&chain, 0, Duplicates::Reuse).unwrap();
         drop(world.register_on::<G2>(&hashes(2, 50), 0, Duplicates::Reuse));
@@ -103,18 +101,20 @@ fn a_loss_of_one_tier_leaves_the_others_alone() {
 
 #[test]
 fn what_was_on_its_way_does_not_arrive() {
-    for (policy, shards) in SETUPS {
-        let world = World::sharded([8, 8, 8], policy, shards);
+    for policy in POLICIES {
+        let world = World::new([8, 8, 8], policy);
         let chain = hashes(1, 2);
         let pool = world.registry.pool::<G2>();
         let mut arrivals = pool.begin_arrivals(&identities(&chain)).unwrap();
         assert_eq!(world.registry.lose(memory()).cancelled, 2);
         // It is asked for again, into other slots, and that arrives.
         let mut again = pool.begin_arrivals(&identities(&chain)).unwrap();
-        assert_eq!(arrivals.complete(0), Completion::Removed);
+        assert_eq!(arrivals.complete(0), ArrivalOutcome::Removed);
         assert!(world.present(&chain).is_empty());
-        assert_eq!(again.complete_all(), [Completion::Stored; 2]);
-        let Completion::Existing { .. } = arrivals.complete(1) else { panic!("somebody else brought it") };
+        assert_eq!(again.complete_all(), [ArrivalOutcome::Stored; 2]);
+        let ArrivalOutcome::Existing { .. } = arrivals.complete(1) else {
+            panic!("somebody else brought it")
+        };
         assert_eq!(arrivals.arrivals()[0], Arrival::Failed);
         assert!(!again.erase().into_pinned().is_lost());
         assert!(arrivals.erase().into_pinned().is_lost(), "its arrivals began before");
@@ -126,7 +126,7 @@ fn what_was_on_its_way_does_not_arrive() {
 /// A block that continues a parent of another shard keeps a place there, which is given back when the batch is refused.
 #[test]
 fn a_refused_batch_leaves_no_trace_behind_its_parent() {
-    let world = World::sharded([16, 0, 16], PolicyKind::LruLeaf, 2);
+    let world = World::new([16, 0, 16], PolicyKind::LruLeaf);
     let chain = hashes(1, 2);
     let fork = |end: u64| vec![chain[0], hashes(end, 2)[1]];
     for end in 2..40 {
@@ -145,39 +145,36 @@ fn a_refused_batch_leaves_no_trace_behind_its_parent() {
 /// Threads register, also behind what others registered, while a tier is lost again and again: nothing is there that was allocated before.
 #[test]
 fn registrations_that_race_a_loss_leave_nothing_from_before() {
-    for shards in [1, 4] {
-        let rounds = if shards == 1 { 300 } else { 1000 };
-        let world = World::sharded([64, 0, 0], PolicyKind::LruLeaf, shards);
-        let start = Barrier::new(4);
-        std::thread::scope(|scope| {
-            for thread in 0..3 {
-                let (world, start) = (&world, &start);
-                scope.spawn(move || {
-                    for round in 0..rounds {
-                        let chain =
-                            [hashes(9, 1), hashes(10 + (round + thread) % 2, 4)[1..].to_vec()].concat();
-                        let before = world.complete::<G1>(&chain, 0).unwrap();
-                        start.wait();
-                        let held = world.pool().register(before, Duplicates::Reuse);
-                        start.wait();
-                        assert!(world.present(&chain).is_empty(), "round {round}");
-                        if let Err(rejected) = &held {
-                            assert_eq!(rejected.error, G1_LOST);
-                        }
-                        drop(held);
-                        start.wait();
+    let rounds = 1000;
+    let world = World::new([64, 0, 0], PolicyKind::LruLeaf);
+    let start = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (world, start) = (&world, &start);
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let chain = [hashes(9, 1), hashes(10 + (round + thread) % 2, 4)[1..].to_vec()].concat();
+                    let before = world.complete::<G1>(&chain, 0).unwrap();
+                    start.wait();
+                    let held = world.pool().register(before, Duplicates::Reuse);
+                    start.wait();
+                    assert!(world.present(&chain).is_empty(), "round {round}");
+                    if let Err(rejected) = &held {
+                        assert_eq!(rejected.error, G1_LOST);
                     }
-                });
-            }
-            for _ in 0..rounds {
-                start.wait();
-                world.registry.lose(TierMask::only(Tier::G1));
-                start.wait();
-                start.wait();
-                world.check_events();
-            }
-        });
-        world.check();
-        assert_eq!(world.registry.known_blocks(), 0);
-    }
+                    drop(held);
+                    start.wait();
+                }
+            });
+        }
+        for _ in 0..rounds {
+            start.wait();
+            world.registry.lose(TierMask::only(Tier::G1));
+            start.wait();
+            start.wait();
+            world.check_events();
+        }
+    });
+    world.check();
+    assert_eq!(world.registry.known_blocks(), 0);
 }

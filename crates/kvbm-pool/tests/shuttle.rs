@@ -54,41 +54,30 @@ fn threads_on(world: &World, seed: u64) {
     }
 }
 
-fn threads_on_one_registry(policy: PolicyKind, shards: u32, seed: u64) {
-    let world = World::sharded([7, 5, 0], policy, shards);
+fn threads_on_one_registry(policy: PolicyKind, seed: u64) {
+    let world = World::new([7, 5, 0], policy);
     threads_on(&world, seed);
     world.check();
 }
 
 #[test]
-fn schedules_of_one_shard_end_with_the_truth() {
-    for (seed, policy) in
-        (0..30).zip([PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard].iter().cycle())
-    {
+fn schedules_end_with_the_truth() {
+    for (seed, policy) in (0..30).zip([PolicyKind::LruLeaf, PolicyKind::Hazard].iter().cycle()) {
         let policy = *policy;
-        check(seed, 60, 60, move || threads_on_one_registry(policy, 1, seed));
-    }
-}
-
-#[test]
-fn schedules_over_several_shards_end_with_the_truth() {
-    for (seed, shards) in (200..230).zip([2, 3, 5].iter().cycle()) {
-        let shards = *shards;
-        let policy = if seed % 2 == 0 { PolicyKind::LruLeaf } else { PolicyKind::Hazard };
-        check(seed, 60, 30, move || threads_on_one_registry(policy, shards, seed));
+        check(seed, 60, 60, move || threads_on_one_registry(policy, seed));
     }
 }
 
 /// Victims that policies chose while threads ran.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
 
-/// A policy chooses the victims, the default one or another, in each of several shards.
+/// A policy chooses the victims, the default one or another.
 #[test]
-fn schedules_in_which_a_policy_chooses_over_several_shards_end_with_the_truth() {
+fn schedules_in_which_a_policy_chooses_end_with_the_truth() {
     for (seed, policy) in (300..330).zip([Policy::Default, Policy::Blind].iter().cycle()) {
-        let (policy, shards) = (*policy, 2 + (seed % 3) as u32);
+        let policy = *policy;
         check(seed, 60, 30, move || {
-            let choosing = Choosing::new(policy, [7, 5, 0], shards, seed);
+            let choosing = Choosing::new(policy, [7, 5, 0], seed);
             threads_on(&choosing.world, seed);
             CHOSEN.fetch_add(choosing.chosen(), Ordering::Relaxed);
             choosing.check();

@@ -4,8 +4,8 @@
 
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockPool, BlockState, Blocks, Cached, Complete, Duplicates, G1, Partial, PolicyKind,
-    RegisterError, Registry, RegistryConfig, SequenceError, TRANSITIONS, Trigger,
+    BlockBatch, BlockChain, BlockPool, BlockState, BlockTrigger, Cached, Complete, Duplicates, G1, Partial,
+    PolicyKind, RegisterError, Registry, RegistryConfig, SequenceError, TRANSITIONS,
 };
 
 const NAMESPACE: NamespaceId = NamespaceId(0);
@@ -23,11 +23,11 @@ fn hashes(seed: u8, count: u8) -> Vec<SequenceHash> {
         .collect()
 }
 
-fn partial(pool: &BlockPool<G1>, count: usize, position: u32) -> Blocks<G1, Partial> {
+fn partial(pool: &BlockPool<G1>, count: usize, position: u32) -> BlockBatch<G1, Partial> {
     pool.get_mutable_blocks(count).unwrap().init_sequence(NAMESPACE, GROUP, position).unwrap()
 }
 
-fn complete(pool: &BlockPool<G1>, chain: &[SequenceHash]) -> Blocks<G1, Complete> {
+fn complete(pool: &BlockPool<G1>, chain: &[SequenceHash]) -> BlockBatch<G1, Complete> {
     partial(pool, chain.len(), 0).commit(BlockChain::of_hashes(chain)).unwrap().0
 }
 
@@ -36,16 +36,16 @@ fn complete(pool: &BlockPool<G1>, chain: &[SequenceHash]) -> Blocks<G1, Complete
 fn the_table_has_exactly_the_six_transitions_of_the_reference() {
     use BlockState::{Complete, Partial, Registered, Reset};
     let expected = [
-        (Reset, Trigger::InitSequence, Some(Partial), "must not be in use"),
-        (Partial, Trigger::Commit, Some(Complete), "must be full"),
-        (Complete, Trigger::Register, Some(Registered), "must be finalized"),
-        (Registered, Trigger::Evict, Some(Reset), ""),
-        (Partial, Trigger::Reset, Some(Reset), ""),
-        (Complete, Trigger::Reset, Some(Reset), ""),
+        (Reset, BlockTrigger::InitSequence, Some(Partial), "must not be in use"),
+        (Partial, BlockTrigger::Commit, Some(Complete), "must be full"),
+        (Complete, BlockTrigger::Register, Some(Registered), "must be finalized"),
+        (Registered, BlockTrigger::Evict, Some(Reset), ""),
+        (Partial, BlockTrigger::Reset, Some(Reset), ""),
+        (Complete, BlockTrigger::Reset, Some(Reset), ""),
     ];
     let mut legal = 0;
     for from in BlockState::ALL {
-        for trigger in Trigger::ALL {
+        for trigger in BlockTrigger::ALL {
             let row = expected.iter().find(|row| (row.0, row.1) == (from, trigger));
             match from.after(trigger) {
                 Ok(to) => {
@@ -246,7 +246,7 @@ fn parent_and_child(pool: &BlockPool<G1>, chain: &[SequenceHash]) -> (Cached<G1>
 /// Mutation that makes it fail: `register_one` without `waits_no_more`.
 #[test]
 fn a_block_that_was_passed_over_goes_when_it_has_a_copy() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
+    for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
         let (_registry, pool) = pool_under(policy, 4);
         let chain = hashes(1, 2);
         let (parent, child) = parent_and_child(&pool, &chain);
@@ -265,7 +265,7 @@ fn a_block_that_was_passed_over_goes_when_it_has_a_copy() {
 /// Mutation that makes it fail: `quarantine_registered` without `update_evictable`.
 #[test]
 fn a_block_waits_for_its_child_again_when_its_copy_is_quarantined() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
+    for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
         let (registry, pool) = pool_under(policy, 4);
         let chain = hashes(1, 2);
         let (parent, child) = parent_and_child(&pool, &chain);
@@ -344,23 +344,18 @@ fn a_block_outlives_what_continues_it() {
 
 #[test]
 fn a_slot_of_a_block_that_came_back_elsewhere_is_known_for_what_it_is() {
-    for shards in [1, 4] {
-        let config = RegistryConfig { shards, ..RegistryConfig::new([64, 0, 0]) };
-        let registry = Registry::new(&config).unwrap();
-        let pool: BlockPool<G1> = registry.pool();
-        let chain = hashes(1, 3);
-        let old = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
-        let prefix = registry.match_prefix(GROUP, &chain);
-        assert_eq!((old.registered(), prefix.registered()), (vec![true; 3], vec![true; 3]));
-        registry.remove_subtree(GROUP, chain[1], kvbm_pool::TierMask::ALL);
-        assert_eq!(old.registered(), [true, false, false], "it is pinned, and gone");
-        let again = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
-        assert_eq!(again.block_ids()[0], old.block_ids()[0], "that was there");
-        assert_eq!(again.registered(), [true; 3]);
-        assert_eq!(
-            (old.registered(), prefix.registered()),
-            (vec![true, false, false], vec![true, false, false])
-        );
-        assert_eq!(registry.pool::<G1>().match_sequence_hashes(GROUP, &chain).block_ids(), again.block_ids());
-    }
+    let config = RegistryConfig::new([64, 0, 0]);
+    let registry = Registry::new(&config).unwrap();
+    let pool: BlockPool<G1> = registry.pool();
+    let chain = hashes(1, 3);
+    let old = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
+    let prefix = registry.match_prefix(GROUP, &chain);
+    assert_eq!((old.registered(), prefix.registered()), (vec![true; 3], vec![true; 3]));
+    registry.remove_subtree(GROUP, chain[1], kvbm_pool::TierMask::ALL);
+    assert_eq!(old.registered(), [true, false, false], "it is pinned, and gone");
+    let again = pool.register(complete(&pool, &chain), Duplicates::Reuse).unwrap();
+    assert_eq!(again.block_ids()[0], old.block_ids()[0], "that was there");
+    assert_eq!(again.registered(), [true; 3]);
+    assert_eq!((old.registered(), prefix.registered()), (vec![true, false, false], vec![true, false, false]));
+    assert_eq!(registry.pool::<G1>().match_sequence_hashes(GROUP, &chain).block_ids(), again.block_ids());
 }

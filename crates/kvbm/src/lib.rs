@@ -6,15 +6,15 @@
 //! wire form, whether they run in this process or in another.
 //!
 //! ```
-//! use kvbm::config::{Blocks, ModelConfig};
+//! use kvbm::config::{BlockBatch, ModelConfig};
 //! use kvbm::{KvBlockManager, Namespace};
 //!
 //! let model = ModelConfig { num_layers: 4, num_kv_heads: 2, head_dim: 64, ..ModelConfig::default() };
 //! let manager = KvBlockManager::<kvbm::Owned>::builder()
 //!     .model(model)
 //!     .namespace(Namespace::new("llama-3-8b").weights("2026-11-01"))
-//!     .device(Blocks(64)) // G1, a pool of ours
-//!     .host(Blocks(256)) // G2
+//!     .device(BlockBatch(64)) // G1, a pool of ours
+//!     .host(BlockBatch(256)) // G2
 //!     .build()?;
 //!
 //! let prompt: Vec<u32> = (0..70).collect();
@@ -126,7 +126,7 @@ pub use kvbm_plan::{
     BlockId, BlockIdentity, Failure, FailureKind, Path, Rank, Tier, VolumeDescriptor, VolumeId,
 };
 pub use kvbm_pool::{
-    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,
+    AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, G2, G3, Lost, Partial, PinError,
     Prefix, Reset, Share, TierMask, TtlError,
 };
 pub use kvbm_tokens::{BlockChain, ExternalSequence, Namespace, SequenceHash, Token, TokenSequence};

@@ -15,8 +15,8 @@ use crate::workers::Workers;
 use kvbm_device::Event;
 use kvbm_plan::{Command, GroupId, NamespaceId, Rank, Tier};
 use kvbm_pool::{
-    AllocError, BlockMetadata, Blocks, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
-    Prefix, RegisterError, Rejected, Reset, SequenceError as CommitError, TierMask, TtlError,
+    AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
+    Prefix, RegisterError, RejectedBatch, Reset, SequenceError as CommitError, TierMask, TtlError,
 };
 use kvbm_tokens::{BlockChain, BlockHasher, ExternalSequence, Namespace, Token, TokenSequence};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct KvBlockManager<G1Memory = Owned> {
 pub struct Owned(pub(crate) ());
 
 /// Complete blocks, and those that the sequence does not fill yet.
-pub type Committed = (Blocks<G1, Complete>, Blocks<G1, Partial>);
+pub type Committed = (BlockBatch<G1, Complete>, BlockBatch<G1, Partial>);
 
 /// An offload that cannot be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -237,7 +237,7 @@ impl<G> KvBlockManager<G> {
 
     /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint. Its blocks at the end that belong
     /// to no other branch may go sooner; how much sooner, `hazard` learns from what such hints proved to be worth. Under
-    /// `lru-leaf` and `s3-fifo` they are the next to go, unless they are used again.
+    /// `lru-leaf` they are the next to go, unless they are used again.
     pub fn branch_ends<'a>(&self, chain: impl Into<BlockChain<'a>>) {
         self.leader.registry.branch_ends(ONLY_GROUP, chain.into().hashes());
     }
@@ -463,7 +463,7 @@ impl KvBlockManager<Owned> {
     ///
     /// # Errors
     /// [`AllocError`] says what holds the blocks.
-    pub fn allocate(&self, n: usize) -> Result<Blocks<G1, Reset>, AllocError> {
+    pub fn allocate(&self, n: usize) -> Result<BlockBatch<G1, Reset>, AllocError> {
         let namespace = NamespaceId::from(self.hasher.tag());
         self.allocate_for(namespace, n)
     }
@@ -475,22 +475,22 @@ impl KvBlockManager<Owned> {
     /// The batch comes back where not even its first block is full.
     pub fn commit<'a>(
         &self,
-        blocks: Blocks<G1, Reset>,
+        blocks: BlockBatch<G1, Reset>,
         sequence: impl Into<BlockChain<'a>>,
         first: usize,
-    ) -> Result<Committed, Rejected<Blocks<G1, Reset>, CommitError>> {
+    ) -> Result<Committed, RejectedBatch<BlockBatch<G1, Reset>, CommitError>> {
         let chain = sequence.into();
         let namespace = NamespaceId::from(chain.namespace());
         let position = u32::try_from(first).unwrap_or(u32::MAX);
         let partial = match blocks.init_sequence(namespace, ONLY_GROUP, position) {
             Ok(partial) => partial,
-            Err(Rejected { batch, error }) => return Err(Rejected { batch, error }),
+            Err(RejectedBatch { batch, error }) => return Err(RejectedBatch { batch, error }),
         };
         let committed = partial.commit(chain);
         if let Ok((done, _)) = &committed {
             self.events.note(&chain, first, done.len());
         }
-        committed.map_err(|Rejected { batch, error }| Rejected { batch: batch.into_reset(), error })
+        committed.map_err(|RejectedBatch { batch, error }| RejectedBatch { batch: batch.into_reset(), error })
     }
 
     /// Makes computed blocks visible to everybody and starts their offload. A block that another request registered in the
@@ -500,11 +500,11 @@ impl KvBlockManager<Owned> {
     /// what `commit` then leaves over goes back to the pool with its bytes.
     ///
     /// ```
-    /// # use kvbm::config::{Blocks, ModelConfig};
+    /// # use kvbm::config::{BlockBatch, ModelConfig};
     /// # use kvbm::{KvBlockManager, Namespace, Owned};
     /// # let model = ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() };
     /// # let manager = KvBlockManager::<Owned>::builder()
-    /// #     .model(model).namespace(Namespace::new("llama-3-8b")).device(Blocks(8)).build()?;
+    /// #     .model(model).namespace(Namespace::new("llama-3-8b")).device(BlockBatch(8)).build()?;
     /// let mut tokens = manager.sequence(&[7; 20], b"")?; // 16 tokens a block: one is full
     /// tokens.add_tokens(&[8; 30]); // drafted: three blocks would be full
     /// let fresh = manager.allocate(tokens.len().div_ceil(16))?;
@@ -523,8 +523,8 @@ impl KvBlockManager<Owned> {
     /// ([`rank_lost`](Self::rank_lost)).
     pub fn register(
         &self,
-        blocks: Blocks<G1, Complete>,
-    ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
+        blocks: BlockBatch<G1, Complete>,
+    ) -> Result<Cached<G1>, RejectedBatch<BlockBatch<G1, Complete>, RegisterError>> {
         self.register_with(blocks, BlockMetadata::default())
     }
 
@@ -534,9 +534,9 @@ impl KvBlockManager<Owned> {
     /// The batch comes back with the reason.
     pub fn register_with(
         &self,
-        blocks: Blocks<G1, Complete>,
+        blocks: BlockBatch<G1, Complete>,
         metadata: BlockMetadata,
-    ) -> Result<Cached<G1>, Rejected<Blocks<G1, Complete>, RegisterError>> {
+    ) -> Result<Cached<G1>, RejectedBatch<BlockBatch<G1, Complete>, RegisterError>> {
         self.events.make_room();
         let pool = self.leader.registry.pool::<G1>();
         let cached = pool.register_with(blocks, Duplicates::Reuse, metadata).inspect_err(|rejected| {

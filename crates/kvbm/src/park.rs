@@ -10,7 +10,7 @@ use crate::leader::operation::{Destination, Move, Operation, Parts, Purpose, exp
 use crate::manager::{KvBlockManager, ONLY_GROUP, Owned};
 use crate::signal::deadline;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, NamespaceId, SequenceHash, Tier};
-use kvbm_pool::{AllocError, Blocks, G1, G2, Losses, Lost, Origin, Partial, Reset, SequenceError};
+use kvbm_pool::{AllocError, BatchPosition, BlockBatch, G1, G2, Losses, Lost, Partial, Reset, SequenceError};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,10 +20,10 @@ use std::time::Duration;
 #[derive(Debug)]
 #[must_use = "dropping it forgets the sequence's private blocks"]
 pub struct Parked {
-    blocks: Arc<Blocks<G2, Reset>>,
+    blocks: Arc<BlockBatch<G2, Reset>>,
     /// Names for the parked bytes: never registered, they only tie each slot to what was put there.
     names: Vec<BlockIdentity>,
-    origin: Origin,
+    origin: BatchPosition,
 }
 
 /// Blocks that could not be parked or resumed.
@@ -72,7 +72,7 @@ impl Parked {
     }
 
     /// Where the blocks lie in their sequence.
-    pub fn origin(&self) -> Origin {
+    pub fn origin(&self) -> BatchPosition {
         self.origin
     }
 }
@@ -82,7 +82,10 @@ impl KvBlockManager<Owned> {
     ///
     /// # Errors
     /// The blocks come back with the reason: [`ParkError::Lost`] where G1 lost what it held since they were allocated.
-    pub fn park(&self, blocks: Blocks<G1, Partial>) -> Result<Parked, ParkRejected<Blocks<G1, Partial>>> {
+    pub fn park(
+        &self,
+        blocks: BlockBatch<G1, Partial>,
+    ) -> Result<Parked, ParkRejected<BlockBatch<G1, Partial>>> {
         if !self.leader.registry.owns_blocks(&blocks) {
             return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
         }
@@ -118,7 +121,7 @@ impl KvBlockManager<Owned> {
     ///
     /// # Errors
     /// The blocks stay parked, and come back with the reason: [`ParkError::Lost`] where G2 lost what it held since they were parked.
-    pub fn resume(&self, parked: Parked) -> Result<Blocks<G1, Partial>, ParkRejected<Parked>> {
+    pub fn resume(&self, parked: Parked) -> Result<BlockBatch<G1, Partial>, ParkRejected<Parked>> {
         if !self.leader.registry.owns_blocks(&parked.blocks) {
             return Err(ParkRejected { blocks: Some(parked), error: ParkError::Foreign });
         }
@@ -140,7 +143,7 @@ impl KvBlockManager<Owned> {
         if let Err(error) = self.leader.move_private(Tier::G1, moves, losses, keep) {
             return Err(ParkRejected { blocks: Some(parked), error });
         }
-        let Origin { namespace, group, position } = parked.origin;
+        let BatchPosition { namespace, group, position } = parked.origin;
         match Arc::into_inner(device).map(|device| device.init_sequence(namespace, group, position)) {
             Some(Ok(blocks)) => Ok(blocks),
             Some(Err(rejected)) => Err(ParkRejected { blocks: Some(parked), error: rejected.error.into() }),

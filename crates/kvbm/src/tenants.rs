@@ -3,7 +3,7 @@
 use crate::leader::Leader;
 use crate::manager::{KvBlockManager, Owned};
 use kvbm_plan::{NamespaceId, Tier};
-use kvbm_pool::{AllocError, Blocks, G1, Reset, Share, TenantConfig, TenantId};
+use kvbm_pool::{AllocError, BlockBatch, G1, Reset, Share, TenantConfig, TenantId};
 use kvbm_tokens::Namespace;
 
 /// A tenant, or a share, that cannot be. Nothing changed.
@@ -94,7 +94,7 @@ impl<G> KvBlockManager<G> {
     /// salt ([`Namespace::tenant`]). Its blocks are the tenant's on every tier, and shared with nobody else's.
     ///
     /// ```
-    /// # use kvbm::config::{Blocks, ModelConfig};
+    /// # use kvbm::config::{BlockBatch, ModelConfig};
     /// # use kvbm::{KvBlockManager, Namespace, Owned};
     /// # let model = ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() };
     /// let manager = KvBlockManager::<Owned>::builder()
@@ -154,7 +154,7 @@ impl KvBlockManager<Owned> {
     ///
     /// # Errors
     /// [`AllocError`] says what holds the blocks, and whether it is for the share.
-    pub fn allocate_in(&self, namespace: &Namespace, n: usize) -> Result<Blocks<G1, Reset>, AllocError> {
+    pub fn allocate_in(&self, namespace: &Namespace, n: usize) -> Result<BlockBatch<G1, Reset>, AllocError> {
         self.allocate_for(NamespaceId::from(namespace.tag()), n)
     }
 }
@@ -164,7 +164,7 @@ impl KvBlockManager<Owned> {
         &self,
         namespace: NamespaceId,
         n: usize,
-    ) -> Result<Blocks<G1, Reset>, AllocError> {
+    ) -> Result<BlockBatch<G1, Reset>, AllocError> {
         let allocated = self.leader.registry.pool::<G1>().get_mutable_blocks_for(namespace, n);
         allocated.inspect_err(|refusal| self.leader.count_refusal(namespace, refusal))
     }
@@ -192,7 +192,7 @@ impl Leader {
                         on.tenant.and_then(|tenant| self.tenants.0.get(usize::from(tenant.0)).cloned());
                     all.push(TenantStatus { name, share: on.share, tiers: Default::default() });
                 }
-                let kvbm_pool::TenantStatus { limit, blocks, held, evicted, .. } = on;
+                let kvbm_pool::TenantUsage { limit, blocks, held, evicted, .. } = on;
                 let refused =
                     self.metrics.tenants().get(at).map_or(0, |tenant| tenant.tier(tier).refused.get());
                 all[at].tiers[tier.index()] = TenantOnTier { limit, blocks, held, evicted, refused };

@@ -8,7 +8,7 @@ use kvbm::config::Config;
 use kvbm::plan::{Command, Message};
 use kvbm::pool::RegisterError;
 use kvbm::{
-    BlockId, Blocks, Complete, EngineError, FailureKind, G1, KvBlockManager, Lost, OffloadError, Owned,
+    BlockBatch, BlockId, Complete, EngineError, FailureKind, G1, KvBlockManager, Lost, OffloadError, Owned,
     ParkError, Partial, Path, Rank, Tier, TokenSequence,
 };
 use support::script::{Mode, Ranks};
@@ -38,12 +38,12 @@ fn manager(tiers: [u32; 3], configure: impl FnOnce(&mut Config)) -> (Ranks, KvBl
     (ranks, manager)
 }
 
-fn complete(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> Blocks<G1, Complete> {
+fn complete(manager: &KvBlockManager<Owned>, sequence: &TokenSequence) -> BlockBatch<G1, Complete> {
     manager.commit(manager.allocate(sequence.num_blocks()).unwrap(), sequence, 0).unwrap().0
 }
 
 /// Blocks that no sequence fills yet.
-fn private(manager: &KvBlockManager<Owned>, blocks: usize) -> Blocks<G1, Partial> {
+fn private(manager: &KvBlockManager<Owned>, blocks: usize) -> BlockBatch<G1, Partial> {
     let one = tokens(manager, 50, 1);
     manager.commit(manager.allocate(1 + blocks).unwrap(), &one, 0).unwrap().1
 }

@@ -4,13 +4,15 @@
 
 mod support;
 
-use kvbm::{Blocks, FailureKind, G1, KvBlockManager, Owned, ParkError, Partial, Path, Tier, TokenSequence};
+use kvbm::{
+    BlockBatch, FailureKind, G1, KvBlockManager, Owned, ParkError, Partial, Path, Tier, TokenSequence,
+};
 use std::time::Duration;
 use support::script::{IN_TIME, Mode, Ranks};
 use support::{compute, holds, serve, soon, tokens, two_tiers};
 
 /// `blocks` private blocks behind the one full block of a sequence of 1.5 blocks.
-fn private(manager: &KvBlockManager<Owned>, blocks: usize) -> Blocks<G1, Partial> {
+fn private(manager: &KvBlockManager<Owned>, blocks: usize) -> BlockBatch<G1, Partial> {
     let one = tokens(manager, 50, 1);
     let fresh = manager.allocate(1 + blocks).unwrap();
     let (done, partial) = manager.commit(fresh, &one, 0).unwrap();

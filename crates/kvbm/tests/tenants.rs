@@ -31,7 +31,7 @@ fn blocks(manager: &KvBlockManager<Owned>) -> Vec<[u32; 2]> {
 
 #[test]
 fn tenants_keep_their_shares_of_every_tier() {
-    for policy in ["lru-leaf", "s3-fifo", "hazard"] {
+    for policy in ["lru-leaf", "hazard"] {
         let manager = books([32, 64, 0], |config| {
             config.set("policy.eviction", policy).unwrap();
             config.set("tenants.shares", "acme=0.5, beta=0.25").unwrap();

@@ -1,7 +1,7 @@
 //! One request, as an engine serves it: match the prefix, onboard hits, compute misses, register.
 
 use anyhow::{Context, Result};
-use kvbm::{AllocError, Blocks, Cached, G1, KvBlockManager, Namespace, Owned, Reset, SequenceHash, Tier};
+use kvbm::{AllocError, BlockBatch, Cached, G1, KvBlockManager, Namespace, Owned, Reset, SequenceHash, Tier};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,7 @@ impl<'a> Server<'a> {
     }
 
     /// Offloads that still read blocks of G1 may hold more than the eviction can find for a moment.
-    fn allocate(&self, namespace: &Namespace, blocks: usize) -> Result<Blocks<G1, Reset>, AllocError> {
+    fn allocate(&self, namespace: &Namespace, blocks: usize) -> Result<BlockBatch<G1, Reset>, AllocError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.manager.allocate_in(namespace, blocks) {

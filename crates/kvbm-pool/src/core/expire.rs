@@ -1,15 +1,15 @@
 //! Namespaces whose blocks leave after some iterations without use.
 //!
-//! Nothing is kept for a block: the entry knows when it was used last. Every iteration looks at some entries in turn, all
-//! of them within [`ROUND`] iterations, and removes what is over from the end of its chain on.
+//! No block costs memory for it: the entry stores the iteration of its last use. Every iteration looks at some entries
+//! in turn, at all of them within [`ROUND`] iterations, and removes expired blocks from the end of their chains on.
 
-use super::evict::MAX_VICTIMS;
-use super::{Core, NONE};
-use crate::registry::Removed;
+use super::state::Core;
+use super::store::BLOCKS_PER_HOLD;
+use crate::entry::NONE;
+use crate::selection::Removed;
 use crate::status::EvictionReason;
 use crate::tier::TIERS;
-use kvbm_plan::{NamespaceId, Tier};
-use std::collections::BTreeMap;
+use kvbm_plan::Tier;
 
 /// Iterations in which every entry is looked at once, at most. Far less than what is missing from the longest time to
 /// live to the turn of the entries' clock: nothing is overlooked.
@@ -21,56 +21,22 @@ const LOOKS: usize = 1024;
 /// Entries looked at in one hold of the lock.
 const LOOKS_PER_HOLD: usize = 64;
 
-/// Times to live, and how far the looks have come.
-pub(crate) struct Expiry {
-    limits: BTreeMap<NamespaceId, u16>,
-    /// Entry looked at next.
-    at: u32,
-    /// Entries to look at in this iteration.
-    left: usize,
-    /// Ancestor to look at before that, of a block that has left.
-    above: u32,
-}
-
-impl Default for Expiry {
-    fn default() -> Self {
-        Self { limits: BTreeMap::new(), at: 0, left: 0, above: NONE }
-    }
-}
-
-impl Expiry {
-    /// Sets the time to live of a namespace's blocks, or lifts it.
-    pub(crate) fn limit(&mut self, namespace: NamespaceId, iterations: Option<u16>) {
-        match iterations {
-            Some(iterations) => self.limits.insert(namespace, iterations),
-            None => self.limits.remove(&namespace),
-        };
-    }
-
-    /// The next of the entries below `end`.
-    fn next_looked_at(&mut self, end: usize) -> u32 {
-        let index = if (self.at as usize) < end { self.at } else { 0 };
-        self.at = index + 1;
-        index
-    }
-}
-
-impl Core<'_> {
+impl Core {
     /// An iteration begins.
     pub(crate) fn begin_expiry(&mut self) {
         let end = self.end();
-        let expiry = &mut self.first_mut().expiry;
+        let expiry = &mut self.expiry;
         if !expiry.limits.is_empty() {
             expiry.left = end.min(LOOKS.max(end.div_ceil(ROUND)));
         }
     }
 
-    /// One hold's part of the looks of an iteration. Says whether there is more.
+    /// One hold's part of the looks of an iteration. Returns whether entries are left.
     pub(crate) fn expire(&mut self) -> bool {
         let (mut removed, mut looks) = (Removed::default(), 0);
-        while looks < LOOKS_PER_HOLD && removed.blocks as usize + TIERS <= MAX_VICTIMS {
+        while looks < LOOKS_PER_HOLD && removed.blocks as usize + TIERS <= BLOCKS_PER_HOLD {
             let end = self.end();
-            let expiry = &mut self.first_mut().expiry;
+            let expiry = &mut self.expiry;
             let index = if expiry.above != NONE {
                 std::mem::replace(&mut expiry.above, NONE)
             } else if expiry.left > 0 {
@@ -85,25 +51,25 @@ impl Core<'_> {
         true
     }
 
-    /// Removes the block from every tier where its time is over, nobody uses it, nothing continues it and it is not
-    /// pinned; then its parent is next. The entry may have become another one's since it was named: then that is judged.
+    /// Removes the block from every tier where its time is over and where it is not in use, not continued and not
+    /// pinned; then its parent is next. The entry may be another block's by now: then it judges that block.
     fn expire_entry(&mut self, index: u32, removed: &mut Removed) {
-        let entry = &self.store.entries[index];
+        let entry = self.entry(index);
         if entry.is_nowhere() {
             return;
         }
         let idle = self.short_step().wrapping_sub(entry.last_step.get());
-        if self.first().expiry.limits.get(&entry.namespace()).is_none_or(|&limit| idle < limit) {
+        if self.expiry.limits.get(&entry.namespace()).is_none_or(|&limit| idle < limit) {
             return;
         }
         let (parent, before) = (entry.parent.get(), removed.blocks);
         for tier in Tier::SLOTTED {
-            if self.is_unused(index, tier.index()) && !self.is_kept(index, tier.index()) {
+            if self.is_unused(index, tier.index()) && !self.is_pinned(index, tier.index()) {
                 self.expel(index, tier, EvictionReason::Expired, removed);
             }
         }
         if removed.blocks > before {
-            self.first_mut().expiry.above = parent;
+            self.expiry.above = parent;
         }
     }
 }

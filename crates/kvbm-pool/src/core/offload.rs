@@ -1,52 +1,46 @@
-//! Which blocks to copy down before they would be evicted.
+//! Which blocks to copy down before they are evicted.
 //!
-//! Shards are looked at one after the other, one lock at a time, the one with the oldest blocks first. A block goes after its ancestors
-//! that are missing below; where one of these belongs to another shard, all are locked for that block. A hold makes so many steps (places
-//! of the order, ancestors) before others are let in, and no ancestor is looked at twice in a call.
+//! A block is copied after its ancestors that are missing below. One hold of the lock makes so many steps (places of
+//! the order, ancestors) before other threads have their turn, and one call looks at no ancestor twice.
 
-use super::slot::Usage;
-use super::{Core, MAX_SHARDS, NONE, Pin, Presence, Store};
+use super::reference::Reference;
+use super::state::Core;
+use super::store::{Hold, Store};
+use crate::entry::{NONE, Presence};
+use crate::slot::Usage;
 use kvbm_plan::{BlockId, GroupId, SequenceHash};
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Places of eviction orders looked at in one call.
 const MAX_LOOKED_AT: usize = 4096;
 
-/// Steps until others are let in.
-const STEPS_AT_ONCE: usize = 256;
+/// Steps until other threads have their turn.
+const STEPS_PER_HOLD: usize = 256;
 
-/// A shard's next victims are looked at when this part of them is new, so that not every call locks every shard.
-const LAG: u64 = 16;
-
-/// Where a walk along an order stands.
+/// Which position in the eviction order a search moves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     /// Where the next call goes on.
     Cursor,
-    /// Places before it are done with.
+    /// The search is done with the places before it.
     Watched,
 }
 
-/// What a walk along the eviction orders looks for, and what it has found.
+/// A search along the eviction order, and what it has found.
 struct Search<'a> {
     mark: Mark,
-    /// Whose order.
-    shard: usize,
     tier: usize,
     not_on: usize,
     /// Most blocks in `out`.
     n: usize,
     min_idle: u64,
-    /// Whether blocks that somebody holds are wanted as well.
-    pinned_too: bool,
+    /// Whether blocks in use are wanted as well.
+    active_too: bool,
     /// Places that may be looked at.
     budget: usize,
-    /// Steps since others were let in.
+    /// Steps since other threads had their turn.
     steps: usize,
-    /// A block whose ancestors are in several shards: its place and slot.
-    across: Option<(u64, u32)>,
     /// Entries of the blocks in `out`, and of those that lack an ancestor on both tiers.
     chosen: HashSet<u32>,
     broken: HashSet<u32>,
@@ -58,15 +52,13 @@ impl<'a> Search<'a> {
     fn new(mark: Mark, [tier, not_on]: [usize; 2], n: usize, out: &'a mut Vec<BlockId>) -> Self {
         Self {
             mark,
-            shard: 0,
             tier,
             not_on,
             n,
             min_idle: 0,
-            pinned_too: false,
+            active_too: false,
             budget: MAX_LOOKED_AT,
             steps: 0,
-            across: None,
             chosen: HashSet::new(),
             broken: HashSet::new(),
             missing: Vec::new(),
@@ -83,161 +75,69 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What stands before a block on its way down.
-enum Line {
-    /// Its ancestors are below, on their way there, chosen, or in `missing` with it.
-    Whole,
-    /// One of them is on neither tier.
-    Broken,
-    /// One of them belongs to a shard that is not held.
-    Elsewhere,
-}
-
 impl Store {
-    /// Shards by the age of the oldest blocks in their orders, the oldest first.
-    fn by_age(&self, tier: usize) -> impl Iterator<Item = usize> + use<> {
-        let (ages, _) = self.ages(tier);
-        let mut shards: [usize; MAX_SHARDS] = std::array::from_fn(|shard| shard);
-        let count = self.shards.len();
-        shards[..count].sort_by_key(|&shard| ages[shard]);
-        shards.into_iter().take(count)
-    }
-
-    /// Pins up to `n` unpinned blocks of `tier`, oldest first, that are neither on `not_on` nor on their way there and were not used for
-    /// `min_idle` iterations. A block comes after its ancestors that are missing on `not_on`; one of whose ancestors is on neither
-    /// tier is left out. Starts where the last call stopped.
+    /// Pins up to `n` inactive blocks of `tier`, oldest first, that are neither on `not_on` nor on their way there and were
+    /// not used for `min_idle` iterations. A block comes after its ancestors that are missing on `not_on`; a block with an
+    /// ancestor on neither tier is left out. Starts where the last call stopped.
     pub(crate) fn coldest(&self, tiers: [usize; 2], n: usize, min_idle: u64, out: &mut Vec<BlockId>) {
         let mut search = Search { min_idle, ..Search::new(Mark::Cursor, tiers, n, out) };
-        let next = &self.coldest_next[search.tier];
-        let (begin, count) = (next.swap(NONE, Relaxed) as usize, self.shards.len());
-        let mut shards: Vec<usize> = self.by_age(search.tier).collect();
-        if begin < count {
-            // In turn, however their ages change meanwhile.
-            shards = (begin..count).chain(0..begin).collect();
-        }
-        for shard in shards {
-            search.shard = shard;
-            let mut core = self.lock(shard);
-            let order = &core.first().tiers[search.tier].order;
-            let (first, cursor) = (order.first(), core.first().tiers[search.tier].cursor);
-            let start = if (first..order.end()).contains(&cursor) { cursor } else { first };
-            // From the cursor to the young end, then what lies before it: nothing is missed for having been looked at.
-            core = self.walk(core, start..u64::MAX, &mut search);
-            if !search.is_over() {
-                drop(self.walk(core, first..start, &mut search));
-            }
-            if search.is_over() {
-                // Where there was no more room there may be more; where it took too long the others come first.
-                let after = if search.has_room() { shard + 1 } else { shard };
-                next.store((after % count) as u32, Relaxed);
-                return;
-            }
+        let mut hold = self.lock();
+        let counts = &hold.tiers[search.tier];
+        let (first, cursor) = (counts.order.first(), counts.cursor);
+        let start = if (first..counts.order.end()).contains(&cursor) { cursor } else { first };
+        // From the cursor to the young end, then the places before it: none is missed because it was looked at.
+        hold.search(start..u64::MAX, &mut search);
+        if !search.is_over() {
+            hold.search(first..start, &mut search);
         }
     }
 
     /// Pins up to `n` blocks that are among the next victims of a tier and are neither on the other nor on their way
-    /// there; ancestors first, as for [`coldest`](Self::coldest). The next victims are the oldest `share` of the
-    /// eviction orders; a policy that goes by something else may take any block next, and so may tenants' shares: with these they
-    /// all count.
+    /// there; ancestors first, as for [`coldest`](Self::coldest). The next victims are the oldest `share` of the eviction
+    /// order. A policy, or tenants with shares, may take any block next: then all blocks are.
     ///
-    /// Each place of an order is looked at once. What is pinned then is copied as well: it would not be found again
-    /// before its next use.
+    /// The search looks at each place of an order once. It also takes blocks in use: it would not find them again before
+    /// their next use.
     pub(crate) fn uncopied_victims(&self, tiers: [usize; 2], share: f64, n: usize, out: &mut Vec<BlockId>) {
-        let any = (self.choice.has_policy || self.has_tenants) && share > 0.0;
+        let mut search = Search { active_too: true, ..Search::new(Mark::Watched, tiers, n, out) };
+        let mut hold = self.lock();
+        let any = (hold.policy.is_some() || hold.tenants.are_configured()) && share > 0.0;
         let share = if any { 1.0 } else { share.clamp(0.0, 1.0) };
-        let mut search = Search { pinned_too: true, ..Search::new(Mark::Watched, tiers, n, out) };
-        for shard in self.by_age(search.tier) {
-            if search.is_over() {
-                return;
-            }
-            if !self.is_due(shard, search.tier, share, if any { u64::MAX } else { LAG }) {
-                continue;
-            }
-            search.shard = shard;
-            let core = self.lock(shard);
-            let order = &core.first().tiers[search.tier].order;
-            let (first, end) = (order.first(), order.end());
-            let target = first + ((end - first) as f64 * share) as u64;
-            let start = order.watched().max(first);
-            drop(self.walk(core, start..target.max(start), &mut search));
-        }
-    }
-
-    /// Whether more than one of `lag` of a shard's next victims have not been looked at; as its last hold left it, without its lock.
-    fn is_due(&self, shard: usize, tier: usize, share: f64, lag: u64) -> bool {
-        let shown = &self.shards[shard].shown;
-        let next = (shown.places[tier].load(Relaxed) as f64 * share) as u64;
-        let new = next.saturating_sub(shown.watched[tier].load(Relaxed));
-        self.is_whole() || new > next / lag
-    }
-
-    /// Walks along the order of the shard that is held, and locks all where a block needs that. The shard is held again at the end.
-    fn walk<'a>(&'a self, core: Core<'a>, numbers: Range<u64>, search: &mut Search<'_>) -> Core<'a> {
-        let mut core = core;
-        core.set_mark(search, numbers.start);
-        loop {
-            core.search(numbers.end, search);
-            let Some((number, slot)) = search.across.take() else { return core };
-            drop(core);
-            let mut all = self.lock_all();
-            all.choose(slot, search);
-            drop(all);
-            core = self.lock(search.shard);
-            core.pass(number, number + 1, search);
-        }
+        let order = &hold.tiers[search.tier].order;
+        let (first, end) = (order.first(), order.end());
+        let target = first + ((end - first) as f64 * share) as u64;
+        let start = order.watched().max(first);
+        hold.search(start..target.max(start), &mut search);
     }
 }
 
-impl Core<'_> {
-    fn mark(&self, search: &Search<'_>) -> u64 {
-        let part = &self.first().tiers[search.tier];
-        match search.mark {
-            Mark::Cursor => part.cursor,
-            Mark::Watched => part.order.watched(),
-        }
-    }
-
-    fn set_mark(&mut self, search: &Search<'_>, number: u64) {
-        let part = &mut self.first_mut().tiers[search.tier];
-        match search.mark {
-            Mark::Cursor => part.cursor = number,
-            Mark::Watched => part.order.watch(number),
-        }
-    }
-
-    /// Chooses among the places from the mark to number `end`, until the search is over or a block needs all locks. One shard is held.
-    fn search(&mut self, end: u64, search: &mut Search<'_>) {
-        while !search.is_over() && search.across.is_none() {
+impl Hold<'_> {
+    /// Chooses among the places with these numbers until the search is over.
+    fn search(&mut self, numbers: Range<u64>, search: &mut Search<'_>) {
+        self.set_mark(search, numbers.start);
+        while !search.is_over() {
             self.step_on(search);
-            let slots = &self.store.slots[search.tier];
-            let order = &self.first().tiers[search.tier].order;
-            let Some((number, slot)) = order.places(self.mark(search)..end, slots).next() else { return };
-            search.budget -= 1;
             let mark = self.mark(search);
-            if let Some(slot) = slot
-                && !self.choose(slot, search)
-            {
-                search.across = Some((number, slot));
-                // Up to the block, which stays ahead of the mark until it was chosen.
-                self.pass(mark, number, search);
-                return;
+            let order = &self.tiers[search.tier].order;
+            let mut places = order.places(mark..numbers.end, &self.slots[search.tier]);
+            let Some((number, slot)) = places.next() else { return };
+            drop(places);
+            search.budget -= 1;
+            if let Some(slot) = slot {
+                self.choose(slot, search);
             }
-            self.pass(mark, number + 1, search);
+            // Not where room ended: there may be only ancestors in it, and the block itself comes next time. Nor
+            // where another thread moved the mark meanwhile, because it put a place before it.
+            if search.has_room() && self.mark(search) == mark {
+                self.set_mark(search, number + 1);
+            }
         }
     }
 
-    /// A place was dealt with: the mark goes on from `mark` to `next`. Not where room ended, for then there may be only ancestors in it and
-    /// the block itself comes next time; nor where the mark was moved by others who were let in, since they put something before it.
-    fn pass(&mut self, mark: u64, next: u64, search: &Search<'_>) {
-        if search.has_room() && self.mark(search) == mark {
-            self.set_mark(search, next);
-        }
-    }
-
-    /// One step more. Says whether others were let in before it.
+    /// One step more. Returns whether other threads had their turn before it.
     fn step_on(&mut self, search: &mut Search<'_>) -> bool {
         search.steps += 1;
-        let enough = search.steps > STEPS_AT_ONCE;
+        let enough = search.steps > STEPS_PER_HOLD;
         if enough {
             search.steps = 0;
             self.let_others_in();
@@ -245,93 +145,173 @@ impl Core<'_> {
         enough
     }
 
-    /// Pins the block in `slot`, if it is wanted, with the ancestors that must go before it. False where that takes all locks.
-    fn choose(&mut self, slot: u32, search: &mut Search<'_>) -> bool {
-        if !self.is_wanted(slot, search) {
-            return true;
+    /// Pins the block in `slot`, if it is wanted, with the ancestors that must be copied before it.
+    fn choose(&mut self, slot: u32, search: &mut Search<'_>) {
+        if self.is_wanted(slot, search) {
+            let index = self.entry_of(search.tier, slot);
+            if self.collect_missing(slot, index, search) {
+                self.pin_missing(search);
+            } else {
+                search.broken.extend(&search.missing);
+            }
         }
-        let index = self.store.slots[search.tier][slot as usize].entry.get();
-        match self.line(slot, index, search) {
-            Line::Whole => self.pin_line(search),
-            Line::Broken => search.broken.extend(&search.missing),
-            Line::Elsewhere => return false,
-        }
-        true
     }
 
-    fn is_wanted(&self, slot: u32, search: &Search<'_>) -> bool {
-        let state = &self.store.slots[search.tier][slot as usize];
-        if state.usage() != Usage::Registered || (state.refs() > 0 && !search.pinned_too) {
-            return false;
-        }
-        let entry = &self.store.entries[state.entry.get()];
-        let idle = u64::from(self.short_step().wrapping_sub(entry.last_step.get()));
-        let min_idle = search.min_idle.min(u64::from(u16::MAX));
-        entry.presence(search.not_on) == Presence::Absent && idle >= min_idle
-    }
-
-    /// Collects the entries of the block in `slot` and of its ancestors that are missing below, lowest first. Of those in other shards
-    /// it sees some moment's state, which is all that the answer is worth to whoever copies them.
-    fn line(&mut self, slot: u32, index: u32, search: &mut Search<'_>) -> Line {
-        let store = self.store;
-        let name = (store.entries[index].group(), store.entries[index].hash());
-        let chain = store.is_full(name.0);
+    /// Collects the entries of the block in `slot` and of its ancestors that are missing below, lowest first. False where
+    /// an ancestor is on neither tier, or the block is gone.
+    fn collect_missing(&mut self, slot: u32, index: u32, search: &mut Search<'_>) -> bool {
+        let key = (self.entry(index).group(), self.entry(index).hash());
+        let chain = self.is_full(key.0);
         let mut above = index;
         search.missing.clear();
         while above != NONE {
-            if self.step_on(search) && !self.is_in(search.tier, slot, index, name) {
-                // Gone meanwhile.
+            if self.step_on(search) && !self.is_in(search.tier, slot, index, key) {
                 search.missing.clear();
-                return Line::Broken;
+                return false;
             }
-            let entry = &store.entries[above];
+            let entry = self.entry(above);
             if entry.presence(search.not_on) != Presence::Absent || search.chosen.contains(&above) {
-                return Line::Whole;
+                return true;
             }
             if entry.presence(search.tier) != Presence::Present || search.broken.contains(&above) {
-                return Line::Broken;
-            }
-            if !self.holds(above) {
-                return Line::Elsewhere;
+                return false;
             }
             search.missing.push(above);
             above = if chain { entry.parent.get() } else { NONE };
         }
-        Line::Whole
+        true
     }
 
-    /// Whether the block with this entry and name is (still) the one in a slot. Then its ancestors are what they were.
-    fn is_in(&self, tier: usize, slot: u32, index: u32, (group, hash): (GroupId, SequenceHash)) -> bool {
-        let state = &self.store.slots[tier][slot as usize];
-        state.usage() == Usage::Registered
-            && state.entry.get() == index
-            && self.holds(index)
-            && self.store.entries[index].is_block(group, hash)
-    }
-
-    /// Pins what [`line`](Self::line) has collected, topmost first; where room ends, what is in stays a chain.
-    fn pin_line(&mut self, search: &mut Search<'_>) {
-        let store = self.store;
+    /// Pins the collected blocks, topmost first; where room ends, the pinned ones are a chain.
+    fn pin_missing(&mut self, search: &mut Search<'_>) {
         while search.has_room()
             && let Some(index) = search.missing.pop()
         {
             self.step_on(search);
-            let entry = &store.entries[index];
-            // Others may have been let in since it was collected.
-            let is_there = self.holds(index) && entry.presence(search.tier) == Presence::Present;
-            if !is_there {
+            // Other threads may have had their turn since it was collected.
+            let entry = self.entry(index);
+            if entry.presence(search.tier) != Presence::Present {
                 return;
             }
             if entry.presence(search.not_on) != Presence::Absent {
                 continue;
             }
             let slot = entry.slot(search.tier);
-            self.pin(search.tier, slot, Pin::Transfer);
+            self.add_reference(search.tier, slot, Reference::Transfer);
             search.chosen.insert(index);
             search.out.push(BlockId(slot));
         }
     }
 }
 
+impl Core {
+    fn mark(&self, search: &Search<'_>) -> u64 {
+        let counts = &self.tiers[search.tier];
+        match search.mark {
+            Mark::Cursor => counts.cursor,
+            Mark::Watched => counts.order.watched(),
+        }
+    }
+
+    fn set_mark(&mut self, search: &Search<'_>, number: u64) {
+        let counts = &mut self.tiers[search.tier];
+        match search.mark {
+            Mark::Cursor => counts.cursor = number,
+            Mark::Watched => counts.order.watch(number),
+        }
+    }
+
+    fn is_wanted(&self, slot: u32, search: &Search<'_>) -> bool {
+        let state = self.slot(search.tier, slot);
+        if state.usage() != Usage::Registered || (state.refs() > 0 && !search.active_too) {
+            return false;
+        }
+        let entry = self.entry(state.entry.get());
+        let idle = u64::from(self.short_step().wrapping_sub(entry.last_step.get()));
+        let min_idle = search.min_idle.min(u64::from(u16::MAX));
+        entry.presence(search.not_on) == Presence::Absent && idle >= min_idle
+    }
+
+    /// Whether a slot still has the block with this entry and key. Then the block's ancestors are what they were.
+    fn is_in(&self, tier: usize, slot: u32, index: u32, (group, hash): (GroupId, SequenceHash)) -> bool {
+        let state = self.slot(tier, slot);
+        state.usage() == Usage::Registered
+            && state.entry.get() == index
+            && self.entry(index).is_block(group, hash)
+    }
+}
+
 #[cfg(all(test, not(any(kvbm_loom, kvbm_shuttle))))]
-mod tests;
+mod tests {
+    use crate::test_chains::{GROUP, chain, register};
+    use crate::{G1, Registry, RegistryConfig, probe};
+    use kvbm_plan::{BlockIdentity, SequenceHash, Tier};
+    use std::collections::BTreeSet;
+
+    fn registry(capacity: u32) -> Registry {
+        Registry::new(&RegistryConfig::new([capacity, capacity, 0])).expect("a valid configuration")
+    }
+
+    fn next_victims(registry: &Registry, n: usize) -> (crate::Pinned, Vec<BlockIdentity>) {
+        let blocks = registry.uncopied_victims(Tier::G1, 1.0, n, Tier::G2);
+        let identities = blocks.identities();
+        (blocks, identities)
+    }
+
+    /// Registers a beginning, looks at all of its places, and registers an end, which is next to be looked at.
+    fn parted_chain(registry: &Registry, shared: u64, more: u64) -> Vec<SequenceHash> {
+        let root = chain(1, shared);
+        drop(register::<G1>(registry, &root, 0));
+        drop(next_victims(registry, usize::MAX));
+        let whole = [&root[..], &chain(2, more)].concat();
+        drop(register::<G1>(registry, &whole, root.len()));
+        whole
+    }
+
+    /// Where a call has room for ancestors alone, the block itself comes in a later one.
+    #[test]
+    fn a_victim_for_whose_ancestors_alone_there_was_room_comes_later() {
+        let registry = registry(200);
+        let parted = parted_chain(&registry, 6, 6);
+        let (mut begun, mut chosen) = (Vec::new(), Vec::new());
+        for _ in 0..5 {
+            let (blocks, identities) = next_victims(&registry, 5);
+            chosen.extend(identities.iter().map(|identity| identity.hash));
+            begun.push((registry.begin_arrivals(Tier::G2, &identities).expect("there is room"), blocks));
+        }
+        assert_eq!(chosen, parted);
+    }
+
+    /// While the search looks at a long line of ancestors, other threads have their turn. Where they move the mark back,
+    /// since cleaning has brought a place before it, the search goes on from there.
+    #[test]
+    fn a_place_that_comes_before_the_mark_while_ancestors_are_looked_at_is_looked_at() {
+        let registry = registry(2000);
+        let parted = parted_chain(&registry, 1, 600);
+        let others: BTreeSet<SequenceHash> = (0..5).map(|number| chain(1000 + number, 1)[0]).collect();
+        for &hash in &others {
+            drop(register::<G1>(&registry, &[hash], 0));
+        }
+        registry.touch(GROUP, &parted);
+        // In the order: others, then the chain, its end first. The mark says that all before that end was looked at.
+        let mut core = registry.shared.store.lock();
+        let end = core.find(GROUP, parted[600]).expect("it was registered");
+        let slot = core.entry(end).slot(0);
+        let place =
+            core.tiers[0].order.places(0..u64::MAX, &core.slots[0]).find(|(_, found)| *found == Some(slot));
+        core.tiers[0].order.watch(place.expect("it has a place").0);
+        drop(core);
+        let (other, mut once) = (registry.clone(), Some(()));
+        let others_move_it = move || {
+            if once.take().is_some() {
+                let mut core = other.shared.store.lock();
+                let order = &mut core.tiers[0].order;
+                order.watch(order.first());
+            }
+        };
+        let (_blocks, identities) = probe::while_others(others_move_it, || next_victims(&registry, 2000));
+        let chosen: BTreeSet<SequenceHash> = identities.iter().map(|identity| identity.hash).collect();
+        assert!(parted.iter().all(|hash| chosen.contains(hash)));
+        assert!(others.is_subset(&chosen), "they are before the mark since others had their turn");
+    }
+}

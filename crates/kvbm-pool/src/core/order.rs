@@ -1,30 +1,29 @@
 //! The eviction order of a tier: a queue of slot ids, the old end in front.
 //!
-//! A use appends the slot again and remembers the new place in the slot; places that the slot does not point to are
-//! stale and skipped when they come up. So a use costs one sequential write, nothing is ever unlinked from the middle,
-//! and the next victims are known ahead.
+//! A use appends the slot again and stores the new place in the slot. A place that its slot does not point to is
+//! stale, and the queue skips it. So a use costs one sequential write, and no use unlinks a place from the middle.
 //!
-//! The queue is made of segments. When stale places have made it too long, they are cleaned out from the old end on,
-//! a few places for each use, so that nobody waits for it: valid places move from a segment to the one before it.
+//! The queue consists of segments. When stale places have made it too long, each use cleans a few places, from the
+//! old end on: valid places move from a segment to the one before it.
+//!
+//! # Modules
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `tenant_scan` | how far the order was searched for each tenant | |
 
-mod seen;
+mod tenant_scan;
 
-use super::slot::Slot;
-use super::{MAX_SHARDS, NONE};
-use crate::near;
-use crate::sync::{Arc, Leaf};
-use seen::Seen;
+use crate::entry::NONE;
+use crate::prefetch::prefetch;
+use crate::slot::Slot;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tenant_scan::TenantScan;
 
 /// Most places of a segment; a place is the number of its segment, then its index there.
 const LEN: usize = 1 << LEN_BITS;
 const LEN_BITS: u32 = 10;
-/// Where the shard's number stands in a place.
-const TAG_SHIFT: u32 = 29;
-const _: () = assert!(MAX_SHARDS <= 1 << (u32::BITS - TAG_SHIFT));
-
 /// Heap of the queue for each slot of the tier, while cleaning keeps up; without stale places it is two thirds of that.
 pub(crate) const BYTES_PER_SLOT: usize = size_of::<u32>() * 3 / 2;
 
@@ -34,27 +33,11 @@ const CLEANED_PER_USE: usize = 4;
 /// A place that is cleaned asks for the slot of the place that is so much later.
 const CLEANED_AHEAD: usize = 16;
 
-/// Segments of a shard's part of a tier at least, where there are several shards: as old as its oldest is a segment, and what is young must
-/// not seem old for lying behind it.
-const SEGMENTS: usize = 16;
-
-/// Places of a segment at least.
-const SHORTEST: usize = 16;
-
-/// As many as a segment has, or none where it is not in use.
-type Places = Box<[u32]>;
-
-fn new_places(len: usize) -> Places {
-    vec![NONE; len].into_boxed_slice()
-}
-
 struct Segment {
-    places: Places,
+    places: Box<[u32]>,
     /// Number of the first place, counted over the life of the queue: a cursor survives pops. Numbers rise along the
     /// queue, with gaps where it was cleaned.
     start: u64,
-    /// The clock when it was begun.
-    begun: u64,
     head: usize,
     tail: usize,
 }
@@ -74,111 +57,60 @@ impl Segment {
     }
 }
 
-/// What the orders of a tier share, those of all its shards.
-pub(crate) struct Common {
-    /// Segments that were begun: how old a segment is, is how many came after it.
-    begun: AtomicU64,
-    shards: usize,
-    /// Places of a segment.
-    len: usize,
-    /// Places that no segment has, where there are several shards: the heap has as much as all need together, wherever the blocks are,
-    /// and not as much as each ever needed.
-    unused: Option<Leaf<Vec<Places>>>,
+/// Segments in use at which cleaning begins.
+fn long(population: usize) -> usize {
+    (population + population / 2).div_ceil(LEN) + 2
 }
 
-impl Common {
-    /// For a tier of `capacity` slots.
-    pub(crate) fn new(capacity: usize, shards: usize) -> Self {
-        let len = if shards == 1 { LEN } else { (capacity / (SEGMENTS * shards)).clamp(SHORTEST, LEN) };
-        let unused = (shards > 1 && capacity > 0).then(|| {
-            // The first and the last segments of each shard are not full.
-            let valid = capacity.div_ceil(len) + 3 * shards;
-            let mut unused = Vec::with_capacity(2 * valid);
-            unused.resize_with(valid, || new_places(len));
-            Leaf::new(unused)
-        });
-        Self { begun: AtomicU64::new(0), shards, len, unused }
-    }
-
-    /// Segments begun so far.
-    pub(crate) fn now(&self) -> u64 {
-        self.begun.load(Relaxed)
-    }
-
-    /// Segments in use at which cleaning begins.
-    fn long(&self, population: usize) -> usize {
-        (population + population / 2).div_ceil(self.len) + 2
-    }
-
-    fn take(&self) -> Places {
-        let unused = self.unused.as_ref().and_then(|unused| unused.lock().pop());
-        unused.unwrap_or_else(|| new_places(self.len))
-    }
-}
-
-pub(crate) struct Order {
-    common: Arc<Common>,
-    /// The shard, in the upper bits of its places: a place names its order.
-    tag: u32,
+/// The eviction order of a tier.
+pub(crate) struct EvictionOrder {
     segments: Vec<Segment>,
     /// Segments in use, oldest first, and those that are not in use.
     queue: VecDeque<u32>,
-    spare: Vec<u32>,
-    /// The segment at the young end; none where that has no room anyway.
+    unused: Vec<u32>,
+    /// The segment at the young end; none where that has no room.
     young: u32,
     /// Index in the queue of the segment that valid places move to; those of the next segment follow.
     cleaning: Option<usize>,
-    /// Places that may be valid: cleaning begins when the queue is half again as long.
+    /// Slots of the tier: cleaning begins when the queue is half again as long.
     population: usize,
-    /// Places before this number were looked at by whoever copies victims before they go.
+    /// The search for blocks to offload has looked at the places before this number.
     watched: u64,
-    /// Places before this number were looked at for what evicting them will read.
-    looked_ahead: u64,
-    /// For each tenant that had to give blocks: where there are none of its.
-    seen: Vec<Seen>,
+    /// Prefetching for eviction has looked at the places before this number.
+    prefetched: u64,
+    /// For each tenant that had to give blocks: the places that hold none of its blocks.
+    scans: Vec<TenantScan>,
 }
 
 /// Number of the first place: there is room before it.
 const MIDDLE: u64 = 1 << 62;
 
-impl Order {
-    /// Of one shard on a tier of `capacity` slots: at most that many places are valid.
-    pub(crate) fn new(capacity: usize, shard: usize, common: Arc<Common>) -> Self {
-        // Of several shards each has room for half again its part; one that comes to have more grows.
-        let part = if common.shards > 1 { capacity / common.shards * 3 / 2 } else { capacity };
-        let long = common.long(part);
-        let most = long + long / 4;
+impl EvictionOrder {
+    /// For a tier of `capacity` slots: at most that many places are valid.
+    pub(crate) fn new(capacity: usize) -> Self {
+        let most = long(capacity) + long(capacity) / 4;
         Self {
-            common,
-            tag: (shard as u32) << TAG_SHIFT,
             segments: Vec::with_capacity(most),
             queue: VecDeque::with_capacity(most),
-            spare: Vec::with_capacity(most),
+            unused: Vec::with_capacity(most),
             young: NONE,
             cleaning: None,
             population: capacity,
             watched: 0,
-            looked_ahead: 0,
-            seen: Vec::new(),
+            prefetched: 0,
+            scans: Vec::new(),
         }
-    }
-
-    /// No more places than so many are valid.
-    pub(crate) fn set_population(&mut self, population: usize) {
-        self.population = population;
     }
 
     /// A segment that is not in use, empty.
-    fn take_spare(&mut self, start: u64, begun: u64, at: usize) -> u32 {
-        let id = self.spare.pop().unwrap_or_else(|| {
-            self.segments.push(Segment { places: Places::default(), start, begun, head: 0, tail: 0 });
+    fn take_segment(&mut self, start: u64, at: usize) -> u32 {
+        let id = self.unused.pop().unwrap_or_else(|| {
+            let places = vec![NONE; LEN].into_boxed_slice();
+            self.segments.push(Segment { places, start, head: 0, tail: 0 });
             self.segments.len() as u32 - 1
         });
         let segment = &mut self.segments[id as usize];
-        if segment.places.is_empty() {
-            segment.places = self.common.take();
-        }
-        (segment.start, segment.begun, segment.head, segment.tail) = (start, begun, at, at);
+        (segment.start, segment.head, segment.tail) = (start, at, at);
         id
     }
 
@@ -199,22 +131,21 @@ impl Order {
     fn put(&mut self, id: u32, slot: u32, slots: &[Slot]) {
         let segment = &mut self.segments[id as usize];
         segment.places[segment.tail] = slot;
-        slots[slot as usize].place.set(self.tag | id << LEN_BITS | segment.tail as u32);
+        slots[slot as usize].order_position.set(id << LEN_BITS | segment.tail as u32);
         segment.tail += 1;
     }
 
     /// A new segment at the young end.
     #[cold]
     fn append(&mut self) {
-        let back = self.queue.back().map(|&id| self.segments[id as usize].start + self.common.len as u64);
+        let back = self.queue.back().map(|&id| self.segments[id as usize].start + LEN as u64);
         let start = back.unwrap_or_else(|| self.begin());
-        let begun = self.common.begun.fetch_add(1, Relaxed) + 1;
-        let id = self.take_spare(start, begun, 0);
+        let id = self.take_segment(start, 0);
         self.queue.push_back(id);
         self.young = id;
-        if self.cleaning.is_none() && self.queue.len() > self.common.long(self.population) {
-            let Segment { start, begun, .. } = self.segments[self.queue[0] as usize];
-            let first = self.take_spare(start, begun, 0);
+        if self.cleaning.is_none() && self.queue.len() > long(self.population) {
+            let start = self.segments[self.queue[0] as usize].start;
+            let first = self.take_segment(start, 0);
             self.queue.push_front(first);
             self.cleaning = Some(0);
         }
@@ -222,7 +153,7 @@ impl Order {
 
     /// Number of the first place of a queue that is empty: behind all that was looked at.
     fn begin(&self) -> u64 {
-        MIDDLE.max(self.watched).max(self.looked_ahead)
+        MIDDLE.max(self.watched).max(self.prefetched)
     }
 
     /// Makes `slot` the oldest.
@@ -230,9 +161,8 @@ impl Order {
         let room = self.queue.front().copied().filter(|&id| self.segments[id as usize].head > 0);
         let first = room.unwrap_or_else(|| {
             let front = self.queue.front().map(|&id| &self.segments[id as usize]);
-            let before = front.map(|segment| (segment.start - self.common.len as u64, segment.begun));
-            let (start, begun) = before.unwrap_or_else(|| (self.begin(), 0));
-            let id = self.take_spare(start, begun, self.common.len);
+            let start = front.map_or_else(|| self.begin(), |segment| segment.start - LEN as u64);
+            let id = self.take_segment(start, LEN);
             self.queue.push_front(id);
             self.cleaning = self.cleaning.map(|at| at + 1);
             id
@@ -240,9 +170,9 @@ impl Order {
         let segment = &mut self.segments[first as usize];
         segment.head -= 1;
         segment.places[segment.head] = slot;
-        slots[slot as usize].place.set(self.tag | first << LEN_BITS | segment.head as u32);
+        slots[slot as usize].order_position.set(first << LEN_BITS | segment.head as u32);
         let number = segment.first();
-        self.seen.iter_mut().for_each(|seen| seen.pushed_old(number));
+        self.scans.iter_mut().for_each(|scan| scan.pushed_old(number));
     }
 
     /// Takes the oldest slot out; `None` when none is left. `budget` counts down for every place looked at, and 0
@@ -259,10 +189,10 @@ impl Order {
             }
             *budget -= 1;
             let slot = segment.places[segment.head];
-            let place = self.tag | id << LEN_BITS | segment.head as u32;
+            let place = id << LEN_BITS | segment.head as u32;
             segment.head += 1;
-            if slots[slot as usize].place.get() == place {
-                slots[slot as usize].place.set(NONE);
+            if slots[slot as usize].order_position.get() == place {
+                slots[slot as usize].order_position.set(NONE);
                 return Some(slot);
             }
         }
@@ -272,10 +202,7 @@ impl Order {
     /// Takes a segment without places out of the queue.
     fn remove(&mut self, at: usize) {
         if let Some(id) = self.queue.remove(at) {
-            if let Some(unused) = &self.common.unused {
-                unused.lock().push(std::mem::take(&mut self.segments[id as usize].places));
-            }
-            self.spare.push(id);
+            self.unused.push(id);
             if id == self.young {
                 self.young = self.queue.back().copied().unwrap_or(NONE);
             }
@@ -304,14 +231,14 @@ impl Order {
                 continue;
             }
             let number = segment.first();
-            let place = self.tag | from << LEN_BITS | segment.head as u32;
+            let place = from << LEN_BITS | segment.head as u32;
             let slot = segment.places[segment.head];
             let soon = segment.places.get(segment.head + CLEANED_AHEAD);
             if let Some(soon) = soon.and_then(|&soon| slots.get(soon as usize)) {
-                near::prefetch(soon);
+                prefetch(soon);
             }
             segment.head += 1;
-            if slots[slot as usize].place.get() == place {
+            if slots[slot as usize].order_position.get() == place {
                 self.move_to(to, number, slot, slots);
             }
         }
@@ -320,8 +247,8 @@ impl Order {
     /// Moves the place with `number` to the segment at index `to` of the queue.
     fn move_to(&mut self, mut to: usize, number: u64, slot: u32, slots: &[Slot]) {
         if self.segments[self.queue[to] as usize].is_full() {
-            let Segment { start, begun, .. } = self.segments[self.queue[to + 1] as usize];
-            let id = self.take_spare(start, begun, 0);
+            let start = self.segments[self.queue[to + 1] as usize].start;
+            let id = self.take_segment(start, 0);
             to += 1;
             self.queue.insert(to, id);
             self.cleaning = Some(to);
@@ -331,10 +258,10 @@ impl Order {
         if number >= self.watched && moved < self.watched {
             self.watched = moved;
         }
-        if number >= self.looked_ahead && moved < self.looked_ahead {
-            self.looked_ahead = moved;
+        if number >= self.prefetched && moved < self.prefetched {
+            self.prefetched = moved;
         }
-        self.seen.iter_mut().for_each(|seen| seen.moved(number, moved));
+        self.scans.iter_mut().for_each(|scan| scan.moved(number, moved));
         self.put(id, slot, slots);
     }
 
@@ -343,13 +270,6 @@ impl Order {
             let segment = &self.segments[id as usize];
             segment.head == segment.tail
         })
-    }
-
-    /// When the oldest places were written, by the clock; the end of time where there is none.
-    pub(crate) fn oldest(&self) -> u64 {
-        let filled = |segment: &&Segment| segment.head < segment.tail;
-        let mut segments = self.queue.iter().map(|&id| &self.segments[id as usize]);
-        segments.find(filled).map_or(u64::MAX, |segment| segment.begun)
     }
 
     /// Number of the oldest place.
@@ -364,16 +284,16 @@ impl Order {
 
     /// Calls `next` with the slots of the oldest `count` places (fewer before a gap in their numbers), as far as they were not looked at so before.
     #[inline]
-    pub(crate) fn look_ahead(&mut self, count: usize, slots: &[Slot], mut next: impl FnMut(u32)) {
+    pub(crate) fn prefetch_next(&mut self, count: usize, slots: &[Slot], mut next: impl FnMut(u32)) {
         let first = self.first();
-        let from = first.max(self.looked_ahead);
+        let from = first.max(self.prefetched);
         let end = first + count as u64;
-        let mut looked_ahead = from;
+        let mut prefetched = from;
         self.places(from..end, slots).for_each(|(number, slot)| {
-            looked_ahead = number + 1;
+            prefetched = number + 1;
             slot.into_iter().for_each(&mut next);
         });
-        self.looked_ahead = looked_ahead;
+        self.prefetched = prefetched;
     }
 
     /// Places before this number were looked at.
@@ -401,7 +321,7 @@ impl Order {
                 [start, end].map(|number| number.clamp(segment.first(), segment.end()) - segment.start);
             (from as usize..to as usize).map(move |index| {
                 let slot = segment.places[index];
-                let valid = slots[slot as usize].place.get() == self.tag | id << LEN_BITS | index as u32;
+                let valid = slots[slot as usize].order_position.get() == id << LEN_BITS | index as u32;
                 (segment.start + index as u64, valid.then_some(slot))
             })
         };
@@ -409,15 +329,120 @@ impl Order {
     }
 }
 
+impl EvictionOrder {
+    /// Blocks changed hands: what was looked at says nothing any more.
+    pub(crate) fn look_again(&mut self) {
+        self.scans.clear();
+    }
+
+    /// Takes the oldest slot of a tenant's out; `None` when none is left. What was put at the old end since the last look comes
+    /// first. `is_theirs` is asked of the entry of a slot; `budget` counts down for every place looked at, and 0 ends the search.
+    pub(crate) fn pop_old_of(
+        &mut self,
+        tenant: usize,
+        slots: &[Slot],
+        budget: &mut usize,
+        is_theirs: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        let (slot, after) = self.find(tenant, slots, budget, is_theirs)?;
+        self.scans[tenant] = after;
+        slots[slot as usize].order_position.set(NONE);
+        Some(slot)
+    }
+
+    /// The same, but leaves it where it is.
+    pub(crate) fn look_for(
+        &mut self,
+        tenant: usize,
+        slots: &[Slot],
+        budget: &mut usize,
+        is_theirs: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        self.find(tenant, slots, budget, is_theirs).map(|(slot, _)| slot)
+    }
+
+    /// The oldest slot of a tenant's, and what was seen when that has been looked at.
+    fn find(
+        &mut self,
+        tenant: usize,
+        slots: &[Slot],
+        budget: &mut usize,
+        is_theirs: impl Fn(u32) -> bool,
+    ) -> Option<(u32, TenantScan)> {
+        let first = self.first();
+        if self.scans.len() <= tenant {
+            self.scans.resize(tenant + 1, TenantScan { from: first, to: first });
+        }
+        while *budget > 0 {
+            let TenantScan { from, to } = self.scans[tenant];
+            let (after, (id, index)) = if let Some((number, at)) = self.last_before(from) {
+                (TenantScan { from: number, to }, at)
+            } else {
+                let (number, at) = self.next_from(to)?;
+                (TenantScan { from, to: number + 1 }, at)
+            };
+            *budget -= 1;
+            let slot = self.segments[id as usize].places[index];
+            let state = &slots[slot as usize];
+            let place = id << LEN_BITS | index as u32;
+            if state.order_position.get() == place && is_theirs(state.entry.get()) {
+                return Some((slot, after));
+            }
+            self.scans[tenant] = after;
+        }
+        None
+    }
+
+    /// Places with numbers of a range that were not looked at for a tenant, whosever they are: number, and slot unless the place is stale.
+    pub(crate) fn unseen(
+        &self,
+        tenant: usize,
+        Range { start, end }: Range<u64>,
+        slots: &[Slot],
+    ) -> impl Iterator<Item = (u64, Option<u32>)> {
+        let first = self.first();
+        let TenantScan { from, to } =
+            self.scans.get(tenant).copied().unwrap_or(TenantScan { from: first, to: first });
+        let old = (start < from).then(|| self.places(start..from.min(end), slots)).into_iter().flatten();
+        let places = old.chain(self.places(start.max(to)..end, slots));
+        places.inspect(|_| {
+            #[cfg(test)]
+            crate::probe::position_is_counted();
+        })
+    }
+
+    /// The youngest place before `number`: its number, segment and index there.
+    fn last_before(&self, number: u64) -> Option<(u64, (u32, usize))> {
+        let end = self.queue.partition_point(|&id| self.segments[id as usize].first() < number);
+        let within = self.queue.range(..end).rev().find_map(|&id| {
+            let segment = &self.segments[id as usize];
+            let below = (number - segment.start).min(segment.tail as u64) as usize;
+            (below > segment.head).then(|| (segment, id, below - 1))
+        });
+        within.map(|(segment, id, index)| (segment.start + index as u64, (id, index)))
+    }
+
+    /// The oldest place from `number` on.
+    fn next_from(&self, number: u64) -> Option<(u64, (u32, usize))> {
+        let first = self.queue.partition_point(|&id| self.segments[id as usize].end() <= number);
+        let within = self.queue.range(first..).find_map(|&id| {
+            let segment = &self.segments[id as usize];
+            let from = number.max(segment.first()) - segment.start;
+            ((from as usize) < segment.tail).then_some((segment, id, from as usize))
+        });
+        within.map(|(segment, id, index)| (segment.start + index as u64, (id, index)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn order_of(capacity: usize) -> Order {
-        Order::new(capacity, 5, Arc::new(Common::new(capacity, 1)))
+    fn order_of(capacity: usize) -> EvictionOrder {
+        EvictionOrder::new(capacity)
     }
 
-    fn valid(order: &Order, slots: &[Slot]) -> Vec<u32> {
+    fn valid(order: &EvictionOrder, slots: &[Slot]) -> Vec<u32> {
         order.places(0..u64::MAX, slots).filter_map(|(_, slot)| slot).collect()
     }
 
@@ -441,7 +466,7 @@ mod tests {
             } else if choice % 16 == 2 {
                 // A slot that leaves for another reason only forgets its place.
                 oracle.retain(|&other| other != slot);
-                slots[slot as usize].place.set(NONE);
+                slots[slot as usize].order_position.set(NONE);
             } else {
                 oracle.retain(|&other| other != slot);
                 oracle.push_back(slot);
@@ -474,7 +499,7 @@ mod tests {
     fn a_mark_that_cleaning_passes_misses_nothing() {
         let slots = Slot::many(2048);
         let mut order = order_of(slots.len());
-        let push = |order: &mut Order, slots: &[Slot], slot: u32| order.push_young(slot, slots);
+        let push = |order: &mut EvictionOrder, slots: &[Slot], slot: u32| order.push_young(slot, slots);
         for slot in 0..2048 {
             push(&mut order, &slots, slot);
         }
@@ -524,11 +549,11 @@ mod tests {
     }
 
     /// Looks ahead before every 32 pops, as evicting does, and pops up to `count` slots. What of them was not looked at before.
-    fn popped_unseen(order: &mut Order, slots: &[Slot], seen: &mut [bool], count: usize) -> Vec<u32> {
+    fn popped_unseen(order: &mut EvictionOrder, slots: &[Slot], seen: &mut [bool], count: usize) -> Vec<u32> {
         let mut unseen = Vec::new();
         for turn in 0..count {
             if turn % 32 == 0 {
-                order.look_ahead(32, slots, |slot| seen[slot as usize] = true);
+                order.prefetch_next(32, slots, |slot| seen[slot as usize] = true);
             }
             let Some(slot) = order.pop_old(slots, &mut 100_000) else { break };
             unseen.extend((!std::mem::take(&mut seen[slot as usize])).then_some(slot));
@@ -553,10 +578,10 @@ mod tests {
         (0..100).for_each(|slot| order.push_young(slot, &slots));
         let mut looked_at = Vec::new();
         for _ in 0..2 {
-            order.look_ahead(32, &slots, |slot| looked_at.push(slot));
+            order.prefetch_next(32, &slots, |slot| looked_at.push(slot));
         }
         (0..10).for_each(|slot| assert_eq!(order.pop_old(&slots, &mut 1), Some(slot)));
-        order.look_ahead(32, &slots, |slot| looked_at.push(slot));
+        order.prefetch_next(32, &slots, |slot| looked_at.push(slot));
         assert_eq!(looked_at, (0..42).collect::<Vec<_>>());
     }
 
@@ -592,22 +617,71 @@ mod tests {
         assert_eq!(order.pop_old(&slots, &mut 1000), Some(0));
     }
 
-    #[test]
-    fn the_places_of_one_shard_are_the_next_ones_of_another() {
-        let capacity = 4 * LEN;
-        let common = Arc::new(Common::new(capacity, 2));
-        let unused = || common.unused.as_ref().unwrap().lock().len();
-        let all = unused();
-        let slots = Slot::many(capacity);
-        let mut orders = [0, 1].map(|shard| Order::new(capacity, shard, Arc::clone(&common)));
-        // All blocks of the tier are in one shard, then in the other.
-        for turn in 0..6 {
-            let order = &mut orders[turn % 2];
-            (0..capacity as u32).for_each(|slot| order.push_young(slot, &slots));
-            assert_eq!(unused(), all - capacity / common.len, "places come from those that are there");
-            let mut budget = usize::MAX;
-            while order.pop_old(&slots, &mut budget).is_some() {}
-            assert_eq!(unused(), all, "all come back");
+    fn slots_with_entries(count: usize) -> Box<[Slot]> {
+        let slots = Slot::many(count);
+        for (number, slot) in slots.iter().enumerate() {
+            slot.entry.set(number as u32);
         }
+        slots
+    }
+
+    /// Three tenants, each slot always of the same: against a list for each.
+    #[test]
+    fn agrees_with_a_list_for_each_tenant() {
+        let count = 1500_u32;
+        let slots = slots_with_entries(count as usize);
+        let tenant_of = |entry: u32| (entry * 7 % 31 % 3) as usize;
+        let mut order = EvictionOrder::new(slots.len());
+        let mut lists = [const { VecDeque::<u32>::new() }; 3];
+        let mut random = 5_u64;
+        for step in 0..60_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let slot = (random >> 33) as u32 % count;
+            let list = &mut lists[tenant_of(slot)];
+            match random >> 48 {
+                choice if choice % 64 == 0 => {
+                    // The tenants come up unevenly; what is found is put at the old end again, or is gone.
+                    let tenant = [0, 0, 0, 0, 1, 1, 2][slot as usize % 7];
+                    let theirs = |entry| tenant_of(entry) == tenant;
+                    let found = order.pop_old_of(tenant, &slots, &mut 1_000_000, theirs);
+                    assert_eq!(found, lists[tenant].pop_front(), "step {step}");
+                }
+                choice if choice % 64 < 3 => {
+                    list.retain(|&other| other != slot);
+                    slots[slot as usize].order_position.set(NONE);
+                }
+                _ => {
+                    list.retain(|&other| other != slot);
+                    list.push_back(slot);
+                    order.push_young(slot, &slots);
+                }
+            }
+        }
+        assert!(order.queue.len() <= 2 * 1500 / 1024 + 6, "{} segments", order.queue.len());
+    }
+
+    #[test]
+    fn what_is_put_at_the_old_end_is_found_and_the_budget_bounds_the_search() {
+        let slots = slots_with_entries(3000);
+        let mut order = EvictionOrder::new(3000);
+        (0..3000).for_each(|slot| order.push_young(slot, &slots));
+        let pop = |order: &mut EvictionOrder, slots: &[Slot], tenant: usize, budget: usize| {
+            let mut left = budget;
+            (
+                order.pop_old_of(tenant, slots, &mut left, |entry| (entry >= 2000) == (tenant == 1)),
+                budget - left,
+            )
+        };
+        assert_eq!(pop(&mut order, &slots, 1, 1500), (None, 1500));
+        assert_eq!(pop(&mut order, &slots, 1, 1500), (Some(2000), 501), "it went on from there");
+        assert_eq!(pop(&mut order, &slots, 1, 9), (Some(2001), 1));
+        for slot in [7, 2000, 2900] {
+            order.push_old(slot, &slots);
+        }
+        assert_eq!(pop(&mut order, &slots, 1, 9), (Some(2000), 2), "7 is none of theirs");
+        assert_eq!(pop(&mut order, &slots, 1, 9), (Some(2900), 1));
+        assert_eq!(pop(&mut order, &slots, 1, 9), (Some(2002), 1));
+        assert_eq!(pop(&mut order, &slots, 0, 9), (Some(7), 1), "the others have an order of their own");
+        assert_eq!(pop(&mut order, &slots, 0, 9), (Some(0), 3), "behind two places that are empty now");
     }
 }

@@ -1,18 +1,15 @@
-//! Removal on request: of a selection, or of one slot whose bytes are bad. What is in use becomes invisible at once
-//! and its slot comes back after its last user.
+//! Removal on request: of a selection, or of one slot whose bytes are bad. A block in use becomes invisible at once,
+//! and its slot is free after its last user.
 
-use super::hold::BLOCKS_OF_A_PART;
 use super::select::{Choice, Selected};
-use super::slot::Usage;
-use super::{Core, NONE, Presence, Store};
-use crate::near;
-use crate::registry::{Quarantine, Removed};
+use super::state::Core;
+use super::store::{BLOCKS_PER_HOLD, Hold, Store};
+use crate::entry::{NONE, Presence};
+use crate::selection::{Quarantine, Removed};
+use crate::slot::Usage;
 use crate::status::EvictionReason;
-use crate::tier::TierMask;
-use kvbm_plan::{BlockId, Tier};
-
-/// The slots of a block are asked for so many blocks before it is removed, its entry twice as many.
-const STEPS_AHEAD: usize = 8;
+use crate::tier::{TIERS, TierMask};
+use kvbm_plan::{BlockId, BlockIdentity, Tier};
 
 /// How far a removal goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +29,9 @@ pub(crate) type How = (Reach, EvictionReason);
 const MOST_TURNS: usize = 4;
 
 impl Store {
-    /// Removes what is chosen from `tiers`, in parts between which others have their turn. What comes meanwhile behind a block that was
-    /// selected keeps it, and both go in the next turn; what is left after some turns goes in one hold, for nobody is waited for who brings
-    /// more and more.
+    /// Removes the chosen blocks from `tiers`, in parts between which other threads have their turn. A block behind which
+    /// another came meanwhile stays until the next turn. After some turns the rest goes in one hold of the lock: no
+    /// removal waits for a thread that brings more and more.
     pub(crate) fn remove_in_parts(
         &self,
         choice: &Choice<'_>,
@@ -43,11 +40,11 @@ impl Store {
         removed: &mut Removed,
     ) {
         if self.remove_in_turns(choice, tiers, how, removed) {
-            self.lock_all().remove_now(choice, tiers, how.1, removed);
+            self.lock().remove_now(choice, tiers, how.1, removed);
         }
     }
 
-    /// The turns of a removal. Says whether blocks were left after the last that something continues.
+    /// The turns of a removal. Returns whether the last one left blocks that others continue.
     pub(crate) fn remove_in_turns(
         &self,
         choice: &Choice<'_>,
@@ -55,55 +52,38 @@ impl Store {
         how: How,
         removed: &mut Removed,
     ) -> bool {
-        (0..MOST_TURNS).all(|_| self.remove_once(choice, tiers, how, removed))
+        (0..MOST_TURNS).all(|_| {
+            let selected = self.select(choice, tiers);
+            !selected.is_empty() && self.lock().remove_selected(&selected, tiers, how, removed)
+        })
     }
+}
 
-    /// One turn of a removal. Says whether blocks were left that something continues.
-    fn remove_once(
-        &self,
-        choice: &Choice<'_>,
+impl Hold<'_> {
+    /// Returns whether blocks were left that others continue.
+    fn remove_selected(
+        &mut self,
+        selected: &[Selected],
         tiers: TierMask,
         (reach, reason): How,
         removed: &mut Removed,
     ) -> bool {
-        let selected = self.select(choice, tiers);
         let (mut left, mut done) = (false, 0);
-        if selected.is_empty() {
-            return left;
-        }
-        let mut core = self.lock_all();
-        for at in 0..selected.len() {
-            core.come_near(&selected[at..], tiers);
+        for selected in selected {
             let before = removed.blocks + removed.cancelled;
-            left |= core.remove(&selected[at], tiers, reach, reason, removed);
+            left |= self.remove(selected, tiers, reach, reason, removed);
             done += (removed.blocks + removed.cancelled - before).max(1);
-            if done >= BLOCKS_OF_A_PART as u64 {
+            if done >= (BLOCKS_PER_HOLD - TIERS) as u64 {
                 done = 0;
-                core.let_others_in();
+                self.let_others_in();
             }
         }
         left
     }
 }
 
-impl Core<'_> {
-    /// What removing the blocks that come next will read is asked for, a step further for what is nearer.
-    fn come_near(&self, next: &[Selected], tiers: TierMask) {
-        let store = self.store;
-        if let Some(far) = next.get(2 * STEPS_AHEAD) {
-            near::prefetch(&store.entries[far.index()]);
-        }
-        if let Some(near) = next.get(STEPS_AHEAD) {
-            let entry = &store.entries[near.index()];
-            for tier in tiers.iter().map(Tier::index) {
-                if let Some(slot) = store.slots[tier].get(entry.slot(tier) as usize) {
-                    near::prefetch(slot);
-                }
-            }
-        }
-    }
-
-    /// Removes all that is chosen from `tiers` in this hold, of all shards.
+impl Core {
+    /// Removes all that is chosen from `tiers` in this hold of the lock.
     pub(crate) fn remove_now(
         &mut self,
         choice: &Choice<'_>,
@@ -113,11 +93,10 @@ impl Core<'_> {
     ) {
         for selected in self.select_now(choice, tiers) {
             self.remove(&selected, tiers, Reach::All, reason, removed);
-            self.settle_many();
         }
     }
 
-    /// Removes a selected block that still is what it was. Says whether it was left for being no end.
+    /// Removes a selected block that still is what it was. Returns whether it was left because another block continues it.
     pub(crate) fn remove(
         &mut self,
         selected: &Selected,
@@ -144,58 +123,50 @@ impl Core<'_> {
 
     /// Whether a block is on `tier`, or on its way there, and something there cannot be found without it.
     fn is_continued(&self, index: u32, tier: usize) -> bool {
-        let entry = &self.store.entries[index];
-        entry.presence(tier) != Presence::Absent
-            && entry.children(tier) > 0
-            && self.store.is_full(entry.group())
+        let entry = self.entry(index);
+        entry.presence(tier) != Presence::Absent && entry.children(tier) > 0 && self.is_full(entry.group())
     }
 
     /// Whether nobody uses the block on `tier` and nothing continues it there.
     pub(crate) fn is_unused(&self, index: u32, tier: usize) -> bool {
-        let store = self.store;
-        let entry = &store.entries[index];
+        let entry = self.entry(index);
         if entry.presence(tier) != Presence::Present || self.is_continued(index, tier) {
             return false;
         }
-        let state = &store.slots[tier][entry.slot(tier) as usize];
+        let state = self.slot(tier, entry.slot(tier));
         state.refs() == 0 && state.link.get() == NONE
     }
 
     /// Makes the block invisible on `tier`, with all its duplicates.
     pub(crate) fn expel(&mut self, index: u32, tier: Tier, reason: EvictionReason, removed: &mut Removed) {
-        let tier_index = tier.index();
-        let store = self.store;
-        let slot_of = &store.entries[index].slots[tier_index];
-        match store.entries[index].presence(tier_index) {
+        let on = tier.index();
+        match self.entry(index).presence(on) {
             Presence::Absent => return,
             Presence::Arriving => {
-                self.cancel_arrival(index, tier_index);
-                self.set_presence(index, tier_index, Presence::Absent);
-                slot_of.set(NONE);
+                self.cancel_arrival(index, on);
+                self.set_presence(index, on, Presence::Absent);
+                self.entry(index).slots[on].set(NONE);
                 removed.cancelled += 1;
             }
             Presence::Present => {
                 #[cfg(test)]
-                super::counts::one_changes();
-                self.set_presence(index, tier_index, Presence::Absent);
-                let mut slot = slot_of.get();
-                slot_of.set(NONE);
-                self.count_eviction(index, tier_index, reason);
+                crate::probe::block_changes();
+                self.set_presence(index, on, Presence::Absent);
+                let mut slot = self.entry(index).slots[on].replace(NONE);
+                self.count_eviction(on, reason);
                 removed.blocks += 1;
                 while slot != NONE {
-                    let next = store.slots[tier_index][slot as usize].link.get();
-                    if self.detach(tier_index, slot, Usage::Detached) {
-                        removed.in_use += 1;
-                    }
+                    let next = self.slot(on, slot).link.get();
+                    removed.in_use += u64::from(self.detach(on, slot, Usage::Detached));
                     slot = next;
                 }
             }
         }
-        self.unused(index);
+        self.give_up_unused(index);
     }
 
-    fn count_eviction(&mut self, index: u32, tier: usize, reason: EvictionReason) {
-        let counters = &mut self.part(index, tier).counters;
+    fn count_eviction(&mut self, tier: usize, reason: EvictionReason) {
+        let counters = &mut self.tiers[tier].counters;
         match reason {
             EvictionReason::Capacity => counters.evicted += 1,
             EvictionReason::Removed => counters.removed += 1,
@@ -206,38 +177,36 @@ impl Core<'_> {
         }
     }
 
-    /// Takes a Registered slot from its entry. With users it becomes `usage` and says so; without it is free, or out
-    /// of use where the bytes are bad. The caller has already made the entry forget the slot.
+    /// Takes a Registered slot from its entry, which does not name it any more. With users it becomes `usage`, and the
+    /// answer is true; without users it is free, or out of use where its bytes are bad.
     fn detach(&mut self, tier: usize, slot: u32, usage: Usage) -> bool {
-        self.empty(tier, slot);
-        let store = self.store;
-        let state = &store.slots[tier][slot as usize];
-        let index = state.entry.get();
-        let part = self.part(index, tier);
+        self.note_removal(tier, slot);
+        let state = &self.slots[tier][slot as usize];
+        let entry = &self.entries[state.entry.get() as usize];
+        let counts = &mut self.tiers[tier];
         if state.refs() > 0 {
-            part.active -= 1;
-            part.detached += 1;
+            counts.active -= 1;
+            counts.detached += 1;
             state.set_usage(usage);
-            state.place.set(NONE);
+            state.order_position.set(NONE);
             state.link.set(NONE);
-            store.entries[index].add_link();
+            entry.add_link();
             return true;
         }
-        part.inactive -= 1;
-        self.count_idle_for_tenant(index, tier, false);
-        self.count_for_tenant(index, tier, false);
-        let mut free = store.free[tier].lock();
+        counts.inactive -= 1;
+        self.tenants.count_idle(tier, entry.namespace(), false);
+        self.tenants.count(tier, entry.namespace(), false);
         if usage == Usage::Tainted {
-            free.retire(&store.slots[tier], slot);
+            self.free[tier].retire(&self.slots[tier], slot);
         } else {
-            free.put(&store.slots[tier], slot);
+            self.free[tier].put(&self.slots[tier], slot);
         }
         false
     }
 
-    /// The bytes in a slot are bad: it must not be found, nor handed out again.
+    /// The bytes in a slot are bad: no lookup finds it any more, and no allocation gets it.
     pub(crate) fn quarantine(&mut self, tier: usize, block: BlockId) -> Quarantine {
-        let Some(state) = self.store.slots[tier].get(block.index()) else {
+        let Some(state) = self.slots[tier].get(block.index()) else {
             return Quarantine::NotRegistered;
         };
         match state.usage() {
@@ -253,31 +222,28 @@ impl Core<'_> {
     }
 
     fn quarantine_registered(&mut self, tier: usize, slot: u32) -> Quarantine {
-        let store = self.store;
-        let state = &store.slots[tier][slot as usize];
+        let state = self.slot(tier, slot);
         let (index, heir) = (state.entry.get(), state.link.get());
-        self.count_eviction(index, tier, EvictionReason::Quarantined);
-        let slot_of = &store.entries[index].slots[tier];
-        if slot_of.get() != slot {
+        self.count_eviction(tier, EvictionReason::Quarantined);
+        if self.entry(index).slot(tier) != slot {
             self.unlink_duplicate(tier, slot);
             // Its primary may have to wait for children again.
             self.update_evictable(index, tier);
         } else if heir == NONE {
             self.set_presence(index, tier, Presence::Absent);
-            slot_of.set(NONE);
+            self.entry(index).slots[tier].set(NONE);
         } else {
-            slot_of.set(heir);
+            self.entry(index).slots[tier].set(heir);
         }
         let in_use = self.detach(tier, slot, Usage::Tainted);
-        self.unused(index);
+        self.give_up_unused(index);
         if in_use { Quarantine::AfterLastUser } else { Quarantine::Done }
     }
 
-    /// Everything on `tier`, parents before children.
-    pub(crate) fn snapshot(&self, tier: usize) -> Vec<(BlockId, kvbm_plan::BlockIdentity)> {
-        let entries = &self.store.entries;
-        let present = |&index: &u32| entries[index].presence(tier) == Presence::Present;
-        let block = |index: u32| (BlockId(entries[index].slot(tier)), entries.identity(index));
+    /// All blocks on `tier`, parents before children.
+    pub(crate) fn snapshot(&self, tier: usize) -> Vec<(BlockId, BlockIdentity)> {
+        let present = |&index: &u32| self.entry(index).presence(tier) == Presence::Present;
+        let block = |index: u32| (BlockId(self.entry(index).slot(tier)), self.identity(index));
         let mut all: Vec<_> = self.in_use().filter(present).map(block).collect();
         all.sort_by_key(|(_, identity)| identity.position);
         all

@@ -1,10 +1,11 @@
 //! What a persistent tier held before the restart becomes Present again.
 
-use super::prospects::FAR_FROM_TAIL;
-use super::slot::Usage;
-use super::{Core, NONE, Presence};
+use super::policy_calls::FAR_FROM_TAIL;
+use super::state::Core;
+use crate::entry::{NONE, Presence};
 use crate::metadata::BlockMetadata;
-use crate::registry::Restored;
+use crate::recovery::Restored;
+use crate::slot::Usage;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, RecoveredBlock, SequenceHash};
 use std::collections::HashMap;
 
@@ -40,8 +41,9 @@ pub(crate) fn latest(
     kept
 }
 
-impl Core<'_> {
-    /// Places `blocks`, which [`latest`] chose, on a tier of which nothing is used, whose free slots are closed; opens them. All shards are held.
+impl Core {
+    /// Makes `blocks`, which [`latest`] chose, Present on an unused tier whose free list was emptied, and refills the
+    /// free list.
     pub(crate) fn restore(
         &mut self,
         tier: usize,
@@ -51,44 +53,29 @@ impl Core<'_> {
     ) {
         let mut by_position: Vec<usize> = (0..blocks.len()).collect();
         by_position.sort_by_key(|&index| blocks[index].identity.position);
-        let mut kept = vec![false; blocks.len()];
-        let store = self.store;
-        let slots = &store.slots[tier];
-        let mut used = vec![false; slots.len()];
+        let mut used = vec![false; self.slots[tier].len()];
         for index in by_position {
             let RecoveredBlock { block, identity } = &blocks[index];
-            let unusable = slots[block.index()].usage() == Usage::Quarantined;
-            if unusable || self.store.check_identity(index, identity).is_err() {
+            let unusable = self.slot(tier, block.0).usage() == Usage::Quarantined;
+            if unusable || self.check_identity(index, identity).is_err() {
                 outcome.invalid += 1;
                 outcome.rejected.push(*block);
             } else if self.has_parent(identity) {
-                kept[index] = true;
                 used[block.index()] = true;
                 self.place_restored(tier, *block, identity, metadata);
             } else {
                 outcome.orphans.push(*block);
             }
         }
-        store.free[tier].lock().open(slots, |slot| used[slot as usize]);
-        for (recovered, _) in blocks.iter().zip(kept).filter(|(_, kept)| *kept) {
-            let index = slots[recovered.block.index()].entry.get();
-            self.part(index, tier).order.push_young(recovered.block.0, slots);
+        self.free[tier].refill(&self.slots[tier], |slot| used[slot as usize]);
+        let restored = || blocks.iter().map(|recovered| recovered.block).filter(|block| used[block.index()]);
+        for block in restored() {
+            self.tiers[tier].order.push_young(block.0, &self.slots[tier]);
             outcome.restored += 1;
         }
-        for recovered in blocks.iter().filter(|recovered| used[recovered.block.index()]) {
-            let index = slots[recovered.block.index()].entry.get();
-            self.update_evictable(index, tier);
+        for block in restored() {
+            self.update_evictable(self.entry_of(tier, block.0), tier);
         }
-    }
-
-    fn has_parent(&self, identity: &BlockIdentity) -> bool {
-        let Some(parent) = identity.parent.filter(|_| self.store.is_full(identity.group)) else {
-            return true;
-        };
-        self.find(identity.group, parent).is_some_and(|found| {
-            let entry = &self.store.entries[found];
-            entry.nearest().is_some() && entry.comes_before(identity.position)
-        })
     }
 
     fn place_restored(
@@ -98,24 +85,23 @@ impl Core<'_> {
         identity: &BlockIdentity,
         metadata: BlockMetadata,
     ) {
-        let store = self.store;
-        let index = self.find_or_insert(identity, None, store.home(1));
-        self.recall(&store.entries[index], FAR_FROM_TAIL);
-        let part = self.part(index, tier);
-        part.inactive += 1;
-        part.counters.stored += 1;
-        let state = &store.slots[tier][block.index()];
+        let index = self.find_or_insert(identity, None);
+        self.recall(index, FAR_FROM_TAIL);
+        let counts = &mut self.tiers[tier];
+        counts.inactive += 1;
+        counts.counters.stored += 1;
+        let state = &self.slots[tier][block.index()];
         state.entry.set(index);
         state.link.set(NONE);
         state.set_usage(Usage::Registered);
-        let entry = &store.entries[index];
+        let entry = &self.entries[index as usize];
         if entry.is_nowhere() {
             entry.priority.set(metadata.priority);
         }
-        entry.last_step.set(self.short_step());
+        entry.last_step.set(self.step as u16);
         entry.slots[tier].set(block.0);
-        self.count_for_tenant(index, tier, true);
-        self.count_idle_for_tenant(index, tier, true);
+        self.tenants.count(tier, entry.namespace(), true);
+        self.tenants.count_idle(tier, entry.namespace(), true);
         self.set_presence(index, tier, Presence::Present);
     }
 }

@@ -1,7 +1,9 @@
-//! Which blocks a removal takes: all entries are looked at, in parts between which others are let in.
+//! Which blocks a removal takes. It looks at all entries, in parts between which other threads have their turn.
 
-use super::{Core, NONE, Presence, Store};
-use crate::registry::Selection;
+use super::state::Core;
+use super::store::Store;
+use crate::entry::{NONE, Presence};
+use crate::selection::BlockSelection;
 use crate::tier::TierMask;
 use kvbm_plan::{GroupId, SequenceHash};
 use std::borrow::Cow;
@@ -18,15 +20,9 @@ pub(crate) struct Selected {
     hash: SequenceHash,
 }
 
-impl Selected {
-    pub(super) fn index(&self) -> u32 {
-        self.index
-    }
-}
-
 /// What is selected.
 pub(crate) enum Choice<'a> {
-    By(Selection),
+    By(BlockSelection),
     /// These blocks and everything that continues one of them.
     Subtrees(&'a [(GroupId, SequenceHash)]),
 }
@@ -35,16 +31,16 @@ impl Choice<'_> {
     /// The blocks at the top of subtrees, where those are chosen.
     fn tops(&self) -> Option<Cow<'_, [(GroupId, SequenceHash)]>> {
         match *self {
-            Self::By(Selection::Subtree { group, hash }) => Some(Cow::Owned(vec![(group, hash)])),
+            Self::By(BlockSelection::Subtree { group, hash }) => Some(Cow::Owned(vec![(group, hash)])),
             Self::By(_) => None,
             Self::Subtrees(tops) => Some(Cow::Borrowed(tops)),
         }
     }
 }
 
-/// For entries that were looked at, whether they are one of some blocks or continue one. An answer holds for as long as the entry is that
-/// of the same block: a part of the block's tag, which its group and hash make, is in it. 30 bits of what is no secret: where an entry becomes
-/// another block's during a removal, that block is taken for the first once in a thousand million times, or if somebody chose its hash for that.
+/// For entries that the selection has looked at: whether they are a top of a subtree or below one. The answer of an entry
+/// holds a part of the block's tag, so it ends when the entry becomes another block's. The 30 bits are no secret: another
+/// block passes for the first once in a thousand million times, or if somebody chose its hash for that.
 #[derive(Default)]
 struct Below {
     answers: Vec<u32>,
@@ -54,7 +50,7 @@ const KNOWN: u32 = 0b10;
 const YES: u32 = 0b01;
 
 impl Below {
-    /// With room for so many entries, which takes time: no shard is held.
+    /// With room for so many entries, made without the lock, because that takes time.
     fn of(entries: usize) -> Self {
         Self { answers: vec![0; entries] }
     }
@@ -62,9 +58,9 @@ impl Below {
     fn note(&mut self, index: u32, tag: u64, is_below: bool) {
         let index = index as usize;
         if self.answers.len() <= index {
-            // All entries became twice as many meanwhile, under these locks as well.
+            // The entries doubled meanwhile, under the lock as well.
             #[cfg(test)]
-            super::counts::answers_grow();
+            crate::probe::removal_grows();
             self.answers.resize(index + 1, 0);
         }
         self.answers[index] = part_of(tag) | KNOWN | if is_below { YES } else { 0 };
@@ -81,19 +77,23 @@ fn part_of(tag: u64) -> u32 {
 }
 
 impl Store {
-    /// Blocks of a choice that are on `tiers`, children before their parents. Of what comes and goes meanwhile some may be among them.
+    /// Blocks of a choice that are on `tiers`, children before their parents. Blocks that come and go meanwhile may be among
+    /// them.
     pub(crate) fn select(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
         let mut below = Below::default();
         let tops = choice.tops();
         if let Some(tops) = &tops {
-            if let Some(ends) = self.lock_all().select_ends(tops, tiers) {
+            let core = self.lock();
+            if let Some(ends) = core.select_ends(tops, tiers) {
                 return ends;
             }
-            below = Below::of(self.entries.len());
+            let entries = core.entries.len();
+            drop(core);
+            below = Below::of(entries);
         }
-        let mut core = self.lock_all();
+        let mut core = self.lock();
         core.note_tops(tops.as_deref().unwrap_or_default(), &mut below);
-        // Each part has a vector of its own: one for all would be copied, under all locks, when it grows.
+        // Each part has a vector of its own: one for all would be copied under the lock when it grows.
         let (mut found, mut at) = (Vec::new(), 0);
         while at < core.end() {
             let part = at..(at + LOOKED_AT).min(core.end());
@@ -114,8 +114,8 @@ fn sort(found: &mut [Selected]) {
     found.sort_unstable_by_key(|selected| std::cmp::Reverse(selected.position));
 }
 
-impl Core<'_> {
-    /// Blocks of a choice that are on `tiers`, children before their parents, in this hold, of all shards.
+impl Core {
+    /// Blocks of a choice that are on `tiers`, children before their parents, in this hold of the lock.
     pub(crate) fn select_now(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
         let (tops, mut below) = (choice.tops(), Below::default());
         if let Some(tops) = &tops {
@@ -130,11 +130,10 @@ impl Core<'_> {
         found
     }
 
-    /// The blocks at the top of subtrees on `tiers`, children before their parents, where nothing continues one of them. All shards are
-    /// held.
+    /// The blocks at the top of subtrees on `tiers`, children before their parents, where no block continues one of them.
     fn select_ends(&self, tops: &[(GroupId, SequenceHash)], tiers: TierMask) -> Option<Vec<Selected>> {
         let found: Vec<u32> = tops.iter().filter_map(|&(group, hash)| self.find(group, hash)).collect();
-        let is_end = |&index: &u32| self.store.entries[index].links.get() == 0;
+        let is_end = |&index: &u32| self.entry(index).links.get() == 0;
         if !found.iter().all(is_end) {
             return None;
         }
@@ -147,28 +146,28 @@ impl Core<'_> {
         Some(ends)
     }
 
-    /// Notes the blocks at the top of subtrees. All shards are held.
+    /// Notes the blocks at the top of subtrees.
     fn note_tops(&self, tops: &[(GroupId, SequenceHash)], below: &mut Below) {
         for &(group, hash) in tops {
             if let Some(index) = self.find(group, hash) {
-                below.note(index, self.store.entries[index].tag(), true);
+                below.note(index, self.entry(index).tag(), true);
             }
         }
     }
 
     fn selected(&self, index: u32) -> Selected {
-        let entry = &self.store.entries[index];
+        let entry = self.entry(index);
         Selected { index, position: entry.position.get(), group: entry.group(), hash: entry.hash() }
     }
 
     /// The entry of a block that was selected, if it is still that block's.
     pub(super) fn still(&self, selected: &Selected) -> Option<u32> {
         let &Selected { index, position, group, hash } = selected;
-        let entry = &self.store.entries[index];
+        let entry = self.entry(index);
         (entry.is_block(group, hash) && entry.position.get() == position).then_some(index)
     }
 
-    /// Those of a choice among the entries with these indices. All shards are held.
+    /// Those of a choice among the entries with these indices.
     fn select_among(
         &self,
         indices: Range<usize>,
@@ -177,17 +176,18 @@ impl Core<'_> {
         below: &mut Below,
         found: &mut Vec<Selected>,
     ) {
-        let entries = &self.store.entries;
         for index in indices.start as u32..indices.end as u32 {
-            let entry = &entries[index];
+            let entry = self.entry(index);
             if !entry.in_use() || !self.is_on_any(index, tiers) {
                 continue;
             }
             let is_chosen = match *choice {
-                Choice::By(Selection::All) => true,
-                Choice::By(Selection::Group(group)) => entry.group() == group,
-                Choice::By(Selection::Namespace(namespace)) => entry.namespace() == namespace,
-                Choice::By(Selection::Subtree { .. }) | Choice::Subtrees(_) => self.is_below(index, below),
+                Choice::By(BlockSelection::All) => true,
+                Choice::By(BlockSelection::Group(group)) => entry.group() == group,
+                Choice::By(BlockSelection::Namespace(namespace)) => entry.namespace() == namespace,
+                Choice::By(BlockSelection::Subtree { .. }) | Choice::Subtrees(_) => {
+                    self.is_below(index, below)
+                }
             };
             if is_chosen {
                 found.push(self.selected(index));
@@ -196,26 +196,26 @@ impl Core<'_> {
     }
 
     fn is_on_any(&self, index: u32, tiers: TierMask) -> bool {
-        let entry = &self.store.entries[index];
+        let entry = self.entry(index);
         tiers.iter().any(|tier| entry.presence(tier.index()) != Presence::Absent)
     }
 
     /// Whether an entry is one of the blocks noted in `below` or continues one, found by walking up until an answer is known.
     fn is_below(&self, start: u32, below: &mut Below) -> bool {
-        let entries = &self.store.entries;
-        let known =
-            |below: &Below, at: u32| if at == NONE { Some(false) } else { below.get(at, entries[at].tag()) };
+        let known = |below: &Below, at: u32| {
+            if at == NONE { Some(false) } else { below.get(at, self.entry(at).tag()) }
+        };
         let mut at = start;
         let answer = loop {
             match known(below, at) {
                 Some(answer) => break answer,
-                None => at = entries[at].parent.get(),
+                None => at = self.entry(at).parent.get(),
             }
         };
         let mut at = start;
         while known(below, at).is_none() {
-            below.note(at, entries[at].tag(), answer);
-            at = entries[at].parent.get();
+            below.note(at, self.entry(at).tag(), answer);
+            at = self.entry(at).parent.get();
         }
         answer
     }
@@ -223,10 +223,10 @@ impl Core<'_> {
 
 #[cfg(all(test, not(any(kvbm_loom, kvbm_shuttle))))]
 mod tests {
-    use super::super::entry::tag_of;
     use super::super::remove::Reach;
     use super::*;
-    use crate::core::chains::register_as;
+    use crate::entry::tag_of;
+    use crate::test_chains::register_as;
     use crate::{EvictionReason, G1, GroupConfig, Registry, RegistryConfig, Removed};
     use kvbm_plan::NamespaceId;
 
@@ -242,10 +242,10 @@ mod tests {
         let registry = Registry::new(&config).expect("a valid configuration");
         let store = &registry.shared.store;
         drop(register_as::<G1>((NamespaceId(0), GroupId(0)), &registry, &[hash(1)], 0));
-        let selected = store.select(&Choice::By(Selection::All), TierMask::ALL);
-        registry.remove(Selection::All, TierMask::ALL);
+        let selected = store.select(&Choice::By(BlockSelection::All), TierMask::ALL);
+        registry.remove(BlockSelection::All, TierMask::ALL);
         drop(register_as::<G1>((NamespaceId(0), GroupId(1)), &registry, &[hash(1)], 0));
-        let mut core = store.lock_all();
+        let mut core = store.lock();
         assert_eq!(core.find(GroupId(1), hash(1)), Some(selected[0].index), "the entry is used again");
         let mut removed = Removed::default();
         core.remove(&selected[0], TierMask::ALL, Reach::All, EvictionReason::Removed, &mut removed);

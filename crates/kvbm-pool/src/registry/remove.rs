@@ -1,70 +1,31 @@
 //! Blocks and slots that the caller takes out: of a model or tenant, of a chain, with bad bytes.
 
-use super::Registry;
-use crate::core::Store;
+use super::handle::Registry;
 use crate::core::remove::Reach;
 use crate::core::select::Choice;
-use crate::core::slot::Usage;
+use crate::core::state::Core;
 use crate::losses::Losses;
+use crate::selection::{BlockSelection, Quarantine, Removed};
+use crate::slot::Usage;
 use crate::status::EvictionReason;
 use crate::tier::TierMask;
 use kvbm_plan::{BlockId, GroupId, NamespaceId, SequenceHash, Tier};
 
-/// Which blocks to remove.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Selection {
-    /// Every block.
-    All,
-    /// The blocks of a group.
-    Group(GroupId),
-    /// The blocks of a namespace (a model, a tenant).
-    Namespace(NamespaceId),
-    /// A block and everything that continues it.
-    Subtree {
-        /// Group of the block.
-        group: GroupId,
-        /// The block.
-        hash: SequenceHash,
-    },
-}
-
-/// What a removal did. All of it is invisible now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Blocks that were on a tier (one on two tiers counts twice).
-    pub blocks: u64,
-    /// Slots of these that come back only after their last user.
-    pub in_use: u64,
-    /// Blocks on their way, which will not become visible.
-    pub cancelled: u64,
-}
-
-/// What became of a slot whose bytes are bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quarantine {
-    /// Out of use for good.
-    Done,
-    /// Invisible now, out of use for good after its last user.
-    AfterLastUser,
-    /// The slot holds no registered block: nothing was done.
-    NotRegistered,
-}
-
 impl Registry {
     /// Removes every block from `tier` that nobody uses and that nothing in use continues.
     pub fn clear(&self, tier: Tier) -> Removed {
-        self.remove_if(Selection::All, TierMask::only(tier), Reach::Unused)
+        self.remove_if(BlockSelection::All, TierMask::only(tier), Reach::Unused)
     }
 
     /// Removes the blocks of a namespace from all tiers.
     pub fn forget(&self, namespace: NamespaceId) -> Removed {
-        self.remove(Selection::Namespace(namespace), TierMask::ALL)
+        self.remove(BlockSelection::Namespace(namespace), TierMask::ALL)
     }
 
     /// Removes a block and everything that continues it from `tiers`. In groups that are not Full, blocks are known to
     /// continue it only as long as the blocks between are on some tier.
     pub fn remove_subtree(&self, group: GroupId, hash: SequenceHash, tiers: TierMask) -> Removed {
-        self.remove(Selection::Subtree { group, hash }, tiers)
+        self.remove(BlockSelection::Subtree { group, hash }, tiers)
     }
 
     /// The same for several blocks at once: the registry is looked through for all of them together.
@@ -79,11 +40,11 @@ impl Registry {
     /// back after their last user. Blocks on their way will not become visible. Looks the registry through, then removes, both in
     /// small parts between which others have their turn: of what is registered meanwhile some may go as well. A block behind which something
     /// came meanwhile goes in another turn, of which there are a few, the last in one hold.
-    pub fn remove(&self, selection: Selection, tiers: TierMask) -> Removed {
+    pub fn remove(&self, selection: BlockSelection, tiers: TierMask) -> Removed {
         self.remove_if(selection, tiers, Reach::Ends)
     }
 
-    fn remove_if(&self, selection: Selection, tiers: TierMask, reach: Reach) -> Removed {
+    fn remove_if(&self, selection: BlockSelection, tiers: TierMask, reach: Reach) -> Removed {
         let mut removed = Removed::default();
         let how = (reach, EvictionReason::Removed);
         self.shared.store.remove_in_parts(&Choice::By(selection), tiers, how, &mut removed);
@@ -93,28 +54,28 @@ impl Registry {
     /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for one): removes all that is there, as
     /// [`remove`](Self::remove) does, and makes sure that nothing from before becomes visible later. Batches that were allocated before are
     /// refused when they are registered ([`RegisterError::Lost`](crate::RegisterError::Lost)), arrivals that began before end as
-    /// [`Completion::Removed`](crate::Completion::Removed), and what reads or writes slots without the registry asks
+    /// [`ArrivalOutcome::Removed`](crate::ArrivalOutcome::Removed), and what reads or writes slots without the registry asks
     /// [`is_lost`](Self::is_lost). Most goes in small parts, in a few turns where others bring more
     /// behind it; the loss is counted in the last hold, in which the rest goes.
     pub fn lose(&self, tiers: TierMask) -> Removed {
         let mut lost = Removed::default();
-        let all = Choice::By(Selection::All);
+        let all = Choice::By(BlockSelection::All);
         let store = &self.shared.store;
         store.remove_in_turns(&all, tiers, (Reach::Ends, EvictionReason::Lost), &mut lost);
-        let mut core = store.lock_all();
-        core.count_loss(tiers);
-        core.remove_now(&all, tiers, EvictionReason::Lost, &mut lost);
+        let mut hold = store.lock();
+        store.losses.count(tiers);
+        hold.remove_now(&all, tiers, EvictionReason::Lost, &mut lost);
         lost
     }
 
     /// How many losses there were: what is given out from now on, or was looked at after this, belongs to the time after them.
     pub fn losses(&self) -> Losses {
-        self.shared.store.losses()
+        self.shared.store.losses.now()
     }
 
     /// Whether `tier` lost what it held [since then](Self::losses). Never for a tier without slots of its own here ([`Tier::G4`]).
     pub fn is_lost(&self, tier: Tier, since: Losses) -> bool {
-        self.shared.store.is_lost(tier.index(), since)
+        self.shared.store.losses.is_lost(tier.index(), since)
     }
 
     /// The bytes in a slot of `tier` are bad: the block is absent there from now on and the slot is never used again.
@@ -123,16 +84,14 @@ impl Registry {
         if tier.index() >= crate::tier::TIERS {
             return Quarantine::NotRegistered;
         }
-        self.shared.store.lock_all().quarantine(tier.index(), block)
+        self.shared.store.lock().quarantine(tier.index(), block)
     }
 
     /// Slots of `tier` that hold no block and that nothing is on its way to, and those that are out of use for good, though they may have a
     /// last user. Takes time in proportion to the tier, under the lock.
     pub fn vacant_slots(&self, tier: Tier) -> Vec<BlockId> {
-        let Store { free, slots, .. } = &self.shared.store;
-        let Some(slots) = slots.get(tier.index()) else { return Vec::new() };
-        let _all = self.shared.store.lock_all();
-        let _free = free[tier.index()].lock();
+        let hold = self.shared.store.lock();
+        let Some(slots) = hold.slots.get(tier.index()) else { return Vec::new() };
         let is_vacant = |&slot: &BlockId| {
             matches!(slots[slot.index()].usage(), Usage::Free | Usage::Tainted | Usage::Quarantined)
         };
@@ -144,10 +103,8 @@ impl Registry {
     /// [`quarantine`](Self::quarantine). Takes time in proportion to the tier, under the lock: for the start, before
     /// [`restore`](Self::restore).
     pub fn retire(&self, tier: Tier, blocks: &[BlockId]) -> u32 {
-        let Store { free, slots, .. } = &self.shared.store;
-        let Some(slots) = slots.get(tier.index()) else { return 0 };
-        // Not while blocks are restored to slots that no list has.
-        let _all = self.shared.store.lock_all();
-        free[tier.index()].lock().retire_free(slots, blocks)
+        let mut hold = self.shared.store.lock();
+        let Core { free, slots, .. } = &mut *hold;
+        slots.get(tier.index()).map_or(0, |slots| free[tier.index()].retire_free(slots, blocks))
     }
 }

@@ -1,7 +1,7 @@
 //! Tenants: their shares, and what they have.
 
-use super::Registry;
-use crate::tenants::{Share, TenantError, TenantId, TenantStatus};
+use super::handle::Registry;
+use crate::share::{Share, TenantError, TenantId, TenantUsage};
 use kvbm_plan::{NamespaceId, Tier};
 
 impl Registry {
@@ -10,7 +10,7 @@ impl Registry {
     /// # Errors
     /// [`TenantError`]: no such tenant, or all shares would be more than 1. Nothing changed.
     pub fn set_share(&self, tenant: TenantId, share: Share) -> Result<(), TenantError> {
-        self.shared.store.lock(0).first_mut().tenants.set_share(tenant, share)
+        self.shared.store.lock().tenants.set_share(tenant, share)
     }
 
     /// Makes a namespace a tenant's, with the blocks that it has on any tier. Where it is not the tenant's already, this takes time in
@@ -19,20 +19,20 @@ impl Registry {
     /// # Errors
     /// [`TenantError`]: no such tenant. Nothing changed.
     pub fn assign(&self, namespace: NamespaceId, tenant: TenantId) -> Result<(), TenantError> {
-        self.shared.store.lock_all().assign(namespace, tenant)
+        self.shared.store.lock().assign(namespace, tenant)
     }
 
     /// Whose the blocks of a namespace are.
     pub fn tenant_of(&self, namespace: NamespaceId) -> Option<TenantId> {
-        self.shared.store.lock(0).first().tenants.tenant_of(namespace)
+        self.shared.store.lock().tenants.tenant_of(namespace)
     }
 
     /// What every tenant has on `tier`, first what is nobody's. Nothing where no tenants are configured.
-    pub fn tenants(&self, tier: Tier) -> Vec<TenantStatus> {
+    pub fn tenants(&self, tier: Tier) -> Vec<TenantUsage> {
         if tier.index() >= crate::tier::TIERS {
             return Vec::new();
         }
-        let core = self.shared.store.lock(0);
-        core.first().tenants.status(tier.index(), core.usable(tier.index()))
+        let hold = self.shared.store.lock();
+        hold.tenants.status(tier.index(), hold.usable(tier.index()))
     }
 }

@@ -95,40 +95,34 @@ fn there(world: &World, chain: &[SequenceHash]) -> usize {
 
 #[test]
 fn an_ended_branch_goes_first_and_what_others_share_stays() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo] {
-        let (mut world, chains) = filled(policy);
-        world.registry.branch_ends(GROUP, &chains[1]);
-        world.registry.branch_ends(GROUP, &chains[3]);
-        // Four of 40 are free: 16 must go, and 16 have ended.
-        world.serve::<G1>(&chain(9, 0, 9, 20), NAMESPACE);
-        let left: Vec<usize> = chains.iter().map(|chain| there(&world, chain)).collect();
-        assert_eq!(left, [10, 4, 10, 0], "{policy:?}");
-    }
+    let (mut world, chains) = filled(PolicyKind::LruLeaf);
+    world.registry.branch_ends(GROUP, &chains[1]);
+    world.registry.branch_ends(GROUP, &chains[3]);
+    // Four of 40 are free: 16 must go, and 16 have ended.
+    world.serve::<G1>(&chain(9, 0, 9, 20), NAMESPACE);
+    let left: Vec<usize> = chains.iter().map(|chain| there(&world, chain)).collect();
+    assert_eq!(left, [10, 4, 10, 0]);
 }
 
 #[test]
 fn a_use_takes_the_hint_back() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo] {
-        let (mut world, chains) = filled(policy);
-        world.registry.branch_ends(GROUP, &chains[3]);
-        world.registry.branch_ends(GROUP, &chains[2]);
-        world.serve::<G1>(&chains[3], NAMESPACE);
-        world.serve::<G1>(&chain(9, 0, 9, 14), NAMESPACE);
-        let left: Vec<usize> = chains.iter().map(|chain| there(&world, chain)).collect();
-        assert_eq!(left, [10, 10, 0, 10], "{policy:?}");
-    }
+    let (mut world, chains) = filled(PolicyKind::LruLeaf);
+    world.registry.branch_ends(GROUP, &chains[3]);
+    world.registry.branch_ends(GROUP, &chains[2]);
+    world.serve::<G1>(&chains[3], NAMESPACE);
+    world.serve::<G1>(&chain(9, 0, 9, 14), NAMESPACE);
+    let left: Vec<usize> = chains.iter().map(|chain| there(&world, chain)).collect();
+    assert_eq!(left, [10, 10, 0, 10]);
 }
 
 #[test]
 fn a_hint_for_blocks_in_use_counts_when_they_are_not() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo] {
-        let (mut world, chains) = filled(policy);
-        let held = world.registry.pool::<G1>().match_sequence_hashes(GROUP, &chains[3]);
-        world.registry.branch_ends(GROUP, &chains[3]);
-        world.serve::<G1>(&chain(8, 0, 8, 7), NAMESPACE);
-        assert_eq!(there(&world, &chains[3]), 10, "{policy:?}: in use");
-        drop(held);
-        world.serve::<G1>(&chain(9, 0, 9, 10), NAMESPACE);
-        assert_eq!(there(&world, &chains[3]), 0, "{policy:?}");
-    }
+    let (mut world, chains) = filled(PolicyKind::LruLeaf);
+    let held = world.registry.pool::<G1>().match_sequence_hashes(GROUP, &chains[3]);
+    world.registry.branch_ends(GROUP, &chains[3]);
+    world.serve::<G1>(&chain(8, 0, 8, 7), NAMESPACE);
+    assert_eq!(there(&world, &chains[3]), 10, "in use");
+    drop(held);
+    world.serve::<G1>(&chain(9, 0, 9, 10), NAMESPACE);
+    assert_eq!(there(&world, &chains[3]), 0);
 }

@@ -2,13 +2,14 @@
 
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, Duplicates, EventKind, EventRecord, G1, G2, PolicyKind, Registry, RegistryConfig, TierTag,
+    BlockChain, Duplicates, EventRecord, EventRecordKind, G1, G2, PolicyKind, Registry, RegistryConfig,
+    TierTag,
 };
 use std::collections::BTreeSet;
 
 pub(crate) const GROUP: GroupId = GroupId(0);
 pub(crate) const CAPACITY: u32 = 40;
-pub(crate) const POLICIES: [PolicyKind; 3] = [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard];
+pub(crate) const POLICIES: [PolicyKind; 2] = [PolicyKind::LruLeaf, PolicyKind::Hazard];
 
 pub(crate) type Chain = Vec<SequenceHash>;
 
@@ -84,11 +85,11 @@ impl World {
             let told = &mut self.told[record.tier.index()];
             let (hash, parent) = (record.identity.hash, record.identity.parent);
             match record.kind {
-                EventKind::Store => {
+                EventRecordKind::Store => {
                     assert!(parent.is_none_or(|parent| told.contains(&parent)), "{record:?}");
                     assert!(told.insert(hash), "{record:?}");
                 }
-                EventKind::Remove => assert!(told.remove(&hash), "{record:?}"),
+                EventRecordKind::Remove => assert!(told.remove(&hash), "{record:?}"),
             }
         }
         for tier in [Tier::G1, Tier::G2] {

@@ -4,9 +4,9 @@ use super::*;
 
 #[test]
 fn the_last_drop_races_eviction() {
-    for (policy, shards) in SETUPS {
+    for policy in POLICIES {
         every_order(move || {
-            let world = World::sharded([2, 0, 0], policy, shards);
+            let world = World::new([2, 0, 0], policy);
             let held = world.register(&hashes(1, 2), 0, Duplicates::Reuse).unwrap();
             let other = world.clone();
             let evicting =
@@ -24,9 +24,9 @@ fn the_last_drop_races_eviction() {
 
 #[test]
 fn two_threads_register_the_same_blocks() {
-    for (duplicates, shards) in [(Duplicates::Reuse, 1), (Duplicates::Allow, 1), (Duplicates::Reuse, 2)] {
+    for duplicates in [Duplicates::Reuse, Duplicates::Allow] {
         every_order(move || {
-            let world = World::sharded([4, 0, 0], PolicyKind::LruLeaf, shards);
+            let world = World::new([4, 0, 0], PolicyKind::LruLeaf);
             let other = world.clone();
             let register = move |world: &World| world.register(&hashes(1, 2), 0, duplicates).unwrap();
             let there = thread::spawn(move || drop(register(&other)));
@@ -110,7 +110,7 @@ fn an_arrival_completes_while_its_block_is_removed_or_registered() {
             let completion = arrivals.complete(0);
             let seen = world.registry.tiers_of(GROUP, hashes(1, 1)[0]);
             if !removed {
-                assert_ne!(completion, Completion::Removed);
+                assert_ne!(completion, ArrivalOutcome::Removed);
                 assert!(seen.contains(Tier::G2), "complete and nobody removes it");
             }
             drop(arrivals);
@@ -143,33 +143,30 @@ fn pools_let_go_of_unfinished_batches_on_any_thread() {
 /// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are not free.
 #[test]
 fn an_allocation_races_restoring() {
-    for shards in [1, 2] {
-        every_order(move || {
-            let world = World::sharded([0, 3, 0], PolicyKind::LruLeaf, shards);
-            let blocks: Vec<_> = world::identities(&hashes(1, 2))
-                .into_iter()
-                .zip([0, 2])
-                .map(|(identity, block)| RecoveredBlock { block: BlockId(block), identity })
-                .collect();
-            let other = world.clone();
-            let allocating =
-                thread::spawn(move || other.registry.pool::<G2>().get_mutable_blocks(1).unwrap());
-            let restored = world.registry.restore(Tier::G2, &blocks, BlockMetadata::default());
-            let retired = world.registry.retire(Tier::G2, &[BlockId(1)]);
-            let held = allocating.join().unwrap();
-            let there = world.present(&hashes(1, 2)).len();
-            let status = world.registry.occupancy(Tier::G2);
-            match restored {
-                Ok(restored) if held.block_ids()[0] == BlockId(1) => {
-                    assert_eq!((restored.restored, there, retired), (2, 2, 0));
-                }
-                // The free slot was retired first: one of the two blocks made room.
-                Ok(restored) => assert_eq!((restored.restored, there, retired), (2, 1, 1)),
-                Err(_) => assert_eq!((there, retired), (0, u32::from(held.block_ids()[0] != BlockId(1)))),
+    every_order(move || {
+        let world = World::new([0, 3, 0], PolicyKind::LruLeaf);
+        let blocks: Vec<_> = world::identities(&hashes(1, 2))
+            .into_iter()
+            .zip([0, 2])
+            .map(|(identity, block)| RecoveredBlock { block: BlockId(block), identity })
+            .collect();
+        let other = world.clone();
+        let allocating = thread::spawn(move || other.registry.pool::<G2>().get_mutable_blocks(1).unwrap());
+        let restored = world.registry.restore(Tier::G2, &blocks, BlockMetadata::default());
+        let retired = world.registry.retire(Tier::G2, &[BlockId(1)]);
+        let held = allocating.join().unwrap();
+        let there = world.present(&hashes(1, 2)).len();
+        let status = world.registry.occupancy(Tier::G2);
+        match restored {
+            Ok(restored) if held.block_ids()[0] == BlockId(1) => {
+                assert_eq!((restored.restored, there, retired), (2, 2, 0));
             }
-            assert_eq!(status.held, 1);
-            assert_eq!(status.free + status.inactive + status.held + status.quarantined, 3);
-            drop(held);
-        });
-    }
+            // The free slot was retired first: one of the two blocks made room.
+            Ok(restored) => assert_eq!((restored.restored, there, retired), (2, 1, 1)),
+            Err(_) => assert_eq!((there, retired), (0, u32::from(held.block_ids()[0] != BlockId(1)))),
+        }
+        assert_eq!(status.held, 1);
+        assert_eq!(status.free + status.inactive + status.held + status.quarantined, 3);
+        drop(held);
+    });
 }

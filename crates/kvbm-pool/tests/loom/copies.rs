@@ -1,20 +1,20 @@
-//! Copies to another tier, behind parents in another shard.
+//! Copies to another tier, behind parents elsewhere.
 
-use super::shards::Fork;
+use super::forks::Fork;
 use super::*;
 
-/// A fork with room on G2, whose right end is in another shard than its first block, which is on G2 as well.
+/// A fork with room on G2, whose right end is elsewhere than its first block, which is on G2 as well.
 fn copied_fork() -> Fork {
     let fork = Fork::new([3, 3, 0]);
     drop(fork.world.register(&fork.left, 0, Duplicates::Reuse));
     Fork::register_right(&fork.world, &fork.right);
-    assert_eq!(fork.copy(0..1), [Some(Completion::Stored)]);
+    assert_eq!(fork.copy(0..1), [Some(ArrivalOutcome::Stored)]);
     fork
 }
 
 impl Fork {
     /// Copies blocks of the right chain to G2; nothing of those that are not brought there.
-    fn copy(&self, blocks: std::ops::Range<usize>) -> Vec<Option<Completion>> {
+    fn copy(&self, blocks: std::ops::Range<usize>) -> Vec<Option<ArrivalOutcome>> {
         let identities = &world::identities(&self.right)[blocks];
         let Ok(mut arrivals) = self.world.registry.begin_arrivals(Tier::G2, identities) else {
             return Vec::new();
@@ -34,7 +34,7 @@ impl Fork {
 
 /// The parent counts what comes before it can go: a copy never comes behind a parent that was evicted.
 #[test]
-fn a_copy_begins_in_one_shard_while_its_parent_is_evicted_in_another() {
+fn a_copy_begins_while_its_parent_is_evicted() {
     every_order(|| {
         let fork = copied_fork();
         let world = fork.world.clone();
@@ -45,7 +45,7 @@ fn a_copy_begins_in_one_shard_while_its_parent_is_evicted_in_another() {
         });
         if let Ok(mut arrivals) =
             fork.world.registry.begin_arrivals(Tier::G2, &world::identities(&fork.right)[1..])
-            && arrivals.complete(0) == Completion::Stored
+            && arrivals.complete(0) == ArrivalOutcome::Stored
         {
             assert!(fork.is_copied(0), "what is held keeps its parent");
         }
@@ -55,7 +55,7 @@ fn a_copy_begins_in_one_shard_while_its_parent_is_evicted_in_another() {
 }
 
 #[test]
-fn a_copy_begins_in_one_shard_while_its_parent_is_removed_in_another() {
+fn a_copy_begins_while_its_parent_is_removed() {
     every_order(|| {
         let fork = copied_fork();
         let (world, root) = (fork.world.clone(), fork.right[0]);
@@ -64,7 +64,7 @@ fn a_copy_begins_in_one_shard_while_its_parent_is_removed_in_another() {
         let completion = fork.copy(1..2);
         removing.join().unwrap();
         assert!(!fork.is_copied(0));
-        assert!(!fork.is_copied(1) || completion == [Some(Completion::Stored)]);
+        assert!(!fork.is_copied(1) || completion == [Some(ArrivalOutcome::Stored)]);
         fork.world.all_may_go();
     });
 }
@@ -78,14 +78,14 @@ fn two_threads_copy_the_same_block_behind_a_parent_in_another_shard() {
         let there = thread::spawn(move || other.copy(1..2));
         let here = fork.copy(1..2);
         let there = there.join().unwrap();
-        assert!([here, there].contains(&vec![Some(Completion::Stored)]), "one of them brings it");
+        assert!([here, there].contains(&vec![Some(ArrivalOutcome::Stored)]), "one of them brings it");
         assert!(fork.is_copied(1));
         fork.world.all_may_go();
     });
 }
 
 #[test]
-fn an_arrival_completes_while_that_of_its_parent_in_another_shard_fails() {
+fn an_arrival_completes_while_that_of_its_parent_fails() {
     every_order(|| {
         let fork = copied_fork();
         fork.world.registry.remove_subtree(GROUP, fork.right[0], TierMask::only(Tier::G2));
@@ -94,7 +94,7 @@ fn an_arrival_completes_while_that_of_its_parent_in_another_shard_fails() {
         let mut child = fork.world.registry.begin_arrivals(Tier::G2, &identities[1..]).unwrap();
         let failing = thread::spawn(move || drop(parent));
         let completion = child.complete(0);
-        assert!(!fork.is_copied(1) || completion == Completion::Stored);
+        assert!(!fork.is_copied(1) || completion == ArrivalOutcome::Stored);
         failing.join().unwrap();
         assert!(!fork.is_copied(0) && !fork.is_copied(1), "nothing stays behind a block that failed");
         drop(child);
@@ -105,7 +105,7 @@ fn an_arrival_completes_while_that_of_its_parent_in_another_shard_fails() {
 /// The parent is on its way when its child's copy begins. One that had failed already has no copy become visible behind it; one that
 /// arrives has its child come, whenever that begins.
 #[test]
-fn a_copy_begins_while_its_parent_in_another_shard_is_on_its_way() {
+fn a_copy_begins_while_its_parent_is_on_its_way() {
     for fails in [true, false] {
         every_order(move || {
             let fork = copied_fork();
@@ -125,9 +125,9 @@ fn a_copy_begins_while_its_parent_in_another_shard_is_on_its_way() {
             let mut child = fork.world.registry.begin_arrivals(Tier::G2, &identities[1..]).unwrap();
             let too_late = failed.load(Ordering::Acquire);
             let completion = child.complete(0);
-            assert!(!fork.is_copied(1) || completion == Completion::Stored);
-            assert!(!too_late || completion == Completion::Removed, "its parent had failed");
-            assert!(fails || completion == Completion::Stored, "its parent comes");
+            assert!(!fork.is_copied(1) || completion == ArrivalOutcome::Stored);
+            assert!(!too_late || completion == ArrivalOutcome::Removed, "its parent had failed");
+            assert!(fails || completion == ArrivalOutcome::Stored, "its parent comes");
             ending.join().unwrap();
             assert_eq!(fork.is_copied(1), !fails, "it goes with its parent");
             drop(child);
@@ -145,7 +145,7 @@ fn a_copy_goes_although_its_parent_that_failed_is_on_its_way_again() {
         let identities = world::identities(&fork.right);
         let mut parent = fork.world.registry.begin_arrivals(Tier::G2, &identities[..1]).unwrap();
         let mut child = fork.world.registry.begin_arrivals(Tier::G2, &identities[1..]).unwrap();
-        assert_eq!(child.complete(0), Completion::Stored, "its parent is on its way");
+        assert_eq!(child.complete(0), ArrivalOutcome::Stored, "its parent is on its way");
         let failing = thread::spawn(move || parent.fail(0));
         let mut again = fork.world.registry.begin_arrivals(Tier::G2, &identities[..1]).unwrap();
         again.fail(0);

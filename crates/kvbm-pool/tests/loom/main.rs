@@ -7,15 +7,15 @@
 
 mod blocks;
 mod copies;
+mod forks;
 mod removal;
-mod shards;
 #[path = "../threads/world.rs"]
 mod world;
 
 use kvbm_plan::{BlockId, RecoveredBlock, Tier};
 use kvbm_pool::{
-    BlockMetadata, Completion, Duplicates, EventKind, EventRecord, G1, G2, Lost, PolicyKind, RegisterError,
-    TierMask,
+    ArrivalOutcome, BlockMetadata, Duplicates, EventRecord, EventRecordKind, G1, G2, Lost, PolicyKind,
+    RegisterError, TierMask,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
@@ -29,8 +29,6 @@ fn every_order(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Policies and numbers of shards.
-const SETUPS: [(PolicyKind, u32); 4] =
-    [(PolicyKind::LruLeaf, 1), (PolicyKind::Hazard, 1), (PolicyKind::LruLeaf, 2), (PolicyKind::Hazard, 2)];
+const POLICIES: [PolicyKind; 2] = [PolicyKind::LruLeaf, PolicyKind::Hazard];
 
 const G1_LOST: RegisterError = RegisterError::Lost(Lost { tier: Tier::G1 });

@@ -1,10 +1,10 @@
 //! Blocks that are removed, or lost with their tier.
 
-use super::shards::Fork;
+use super::forks::Fork;
 use super::*;
 
 /// The numbers of the events of a kind that are about a block.
-fn numbers(events: &[EventRecord], kind: EventKind, hash: kvbm_pool::SequenceHash) -> Vec<u64> {
+fn numbers(events: &[EventRecord], kind: EventRecordKind, hash: kvbm_pool::SequenceHash) -> Vec<u64> {
     let is = |event: &&EventRecord| event.kind == kind && event.identity.hash == hash;
     events.iter().filter(is).map(|event| event.seq).collect()
 }
@@ -12,7 +12,7 @@ fn numbers(events: &[EventRecord], kind: EventKind, hash: kvbm_pool::SequenceHas
 /// What removes a parent locks all shards: a child that comes to another shard sees it, and does not come after it; nor
 /// before its parent, where that comes again at the same moment.
 #[test]
-fn a_child_does_not_come_to_another_shard_after_its_parent_was_removed() {
+fn a_child_does_not_come_after_its_parent_was_removed() {
     for again in [false, true] {
         every_order(move || {
             let Fork { world, left, right } = Fork::new([4, 0, 0]);
@@ -28,11 +28,11 @@ fn a_child_does_not_come_to_another_shard_after_its_parent_was_removed() {
             let registered = world.pool().register(child, Duplicates::Reuse);
             let parent = removing.join().unwrap();
             let events = world.events();
-            let stored = numbers(&events, EventKind::Store, right[1]);
+            let stored = numbers(&events, EventRecordKind::Store, right[1]);
             assert_eq!(stored.len(), usize::from(registered.is_ok()));
             // The parent was there when it began, went once, and came again or did not.
-            let gone = numbers(&events, EventKind::Remove, root)[0];
-            let back = numbers(&events, EventKind::Store, root).first().copied().unwrap_or(u64::MAX);
+            let gone = numbers(&events, EventRecordKind::Remove, root)[0];
+            let back = numbers(&events, EventRecordKind::Store, root).first().copied().unwrap_or(u64::MAX);
             assert!(stored.iter().all(|&stored| stored < gone || back < stored), "{events:?}");
             drop((held, registered, parent));
         });
@@ -65,9 +65,9 @@ fn a_child_comes_while_the_subtree_of_its_parent_is_removed() {
 /// Whatever comes first, nothing is there afterwards that was allocated before the loss; and what is told of it is true.
 #[test]
 fn a_registration_races_a_loss() {
-    for (policy, shards) in SETUPS {
+    for policy in POLICIES {
         every_order(move || {
-            let world = World::sharded([4, 0, 0], policy, shards);
+            let world = World::new([4, 0, 0], policy);
             let chain = hashes(1, 2);
             let before = world.complete::<G1>(&chain, 0).unwrap();
             let other = world.clone();
@@ -87,9 +87,9 @@ fn a_registration_races_a_loss() {
     }
 }
 
-/// The parent, in another shard, is in use and stays for as long; what would continue it goes with it or does not come.
+/// The parent, elsewhere, is in use and stays for as long; what would continue it goes with it or does not come.
 #[test]
-fn a_child_comes_to_another_shard_while_the_tier_is_lost() {
+fn a_child_comes_while_the_tier_is_lost() {
     every_order(|| {
         let Fork { world, left, right } = Fork::new([4, 0, 0]);
         let held = world.register(&left, 0, Duplicates::Reuse).unwrap();
@@ -111,9 +111,9 @@ fn a_child_comes_to_another_shard_while_the_tier_is_lost() {
 /// What is allocated while a tier is lost is from before or from after it: as it says itself.
 #[test]
 fn an_allocation_races_a_loss() {
-    for (policy, shards) in SETUPS {
+    for policy in POLICIES {
         every_order(move || {
-            let world = World::sharded([3, 0, 0], policy, shards);
+            let world = World::new([3, 0, 0], policy);
             let other = world.clone();
             let losing = thread::spawn(move || {
                 other.registry.lose(TierMask::only(Tier::G1));
@@ -134,22 +134,20 @@ fn an_allocation_races_a_loss() {
 /// An arrival ends before the loss and goes with it, or after it and does not become visible.
 #[test]
 fn an_arrival_completes_while_its_tier_is_lost() {
-    for shards in [1, 2] {
-        every_order(move || {
-            let world = World::sharded([0, 3, 0], PolicyKind::LruLeaf, shards);
-            let identities = world::identities(&hashes(1, 1));
-            let mut arrivals = world.registry.pool::<G2>().begin_arrivals(&identities).unwrap();
-            let other = world.clone();
-            let losing = thread::spawn(move || other.registry.lose(TierMask::ALL));
-            let completion = arrivals.complete(0);
-            let lost = losing.join().unwrap();
-            match completion {
-                Completion::Stored => assert_eq!((lost.blocks, lost.cancelled), (1, 0)),
-                completion => assert_eq!((completion, lost.cancelled), (Completion::Removed, 1)),
-            }
-            assert!(world.present(&hashes(1, 1)).is_empty());
-            assert!(arrivals.erase().into_pinned().is_lost());
-            world.check();
-        });
-    }
+    every_order(move || {
+        let world = World::new([0, 3, 0], PolicyKind::LruLeaf);
+        let identities = world::identities(&hashes(1, 1));
+        let mut arrivals = world.registry.pool::<G2>().begin_arrivals(&identities).unwrap();
+        let other = world.clone();
+        let losing = thread::spawn(move || other.registry.lose(TierMask::ALL));
+        let completion = arrivals.complete(0);
+        let lost = losing.join().unwrap();
+        match completion {
+            ArrivalOutcome::Stored => assert_eq!((lost.blocks, lost.cancelled), (1, 0)),
+            completion => assert_eq!((completion, lost.cancelled), (ArrivalOutcome::Removed, 1)),
+        }
+        assert!(world.present(&hashes(1, 1)).is_empty());
+        assert!(arrivals.erase().into_pinned().is_lost());
+        world.check();
+    });
 }

@@ -34,7 +34,6 @@ pub(crate) enum Victims {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) policy: PolicyKind,
-    pub(crate) shards: u32,
     pub(crate) victims: Victims,
 }
 
@@ -84,7 +83,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(seed: u64, setup: Setup) -> Self {
         let mut rng = Rng(seed);
-        let Setup { policy, shards, victims } = setup;
+        let Setup { policy, victims } = setup;
         let groups = vec![
             GroupConfig::full(16),
             GroupConfig { kind: GroupKind::SlidingWindow(40), tokens_per_block: 16 },
@@ -92,8 +91,7 @@ impl Driver {
         ];
         let blocks = universe(&mut rng, groups.len());
         let kinds = groups.iter().map(|group| (group.kind, group.tokens_per_block)).collect();
-        let config =
-            RegistryConfig { groups, event_capacity: 256, shards, policy, ..RegistryConfig::new(CAPACITY) };
+        let config = RegistryConfig { groups, event_capacity: 256, policy, ..RegistryConfig::new(CAPACITY) };
         let spied = (victims != Victims::Foretold).then(|| Arc::new(Mutex::new(Seen::default())));
         let registry = match &spied {
             Some(seen) if victims == Victims::Watched => {

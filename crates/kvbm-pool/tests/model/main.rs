@@ -33,8 +33,8 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-fn run_all(policy: PolicyKind, shards: u32, victims: Victims) {
-    let setup = Setup { policy, shards, victims };
+fn run_all(policy: PolicyKind, victims: Victims) {
+    let setup = Setup { policy, victims };
     if let Some(seed) = number("KVBM_POOL_SEED") {
         run(seed, setup);
         return;
@@ -50,32 +50,19 @@ fn run_all(policy: PolicyKind, shards: u32, victims: Victims) {
 /// Every victim of the built-in policy is foretold.
 #[test]
 fn agrees_with_the_naive_model_over_random_operations() {
-    run_all(PolicyKind::LruLeaf, 1, Victims::Foretold);
+    run_all(PolicyKind::LruLeaf, Victims::Foretold);
 }
 
-/// What a policy is told at every moment is what the model knows to be evictable, and nothing else goes; also where each shard has a part
-/// of it.
+/// What a policy is told at every moment is what the model knows to be evictable, and nothing else goes.
 #[test]
 fn a_policy_knows_exactly_what_may_be_evicted() {
-    for shards in [1, 2, 4] {
-        run_all(PolicyKind::LruLeaf, shards, Victims::Watched);
-    }
+    run_all(PolicyKind::LruLeaf, Victims::Watched);
 }
 
 /// Whatever the policy, and with priorities, only blocks go that may, and as long as one may, there is room.
 #[test]
 fn every_policy_agrees_with_the_naive_model() {
-    for policy in [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard] {
-        run_all(policy, 1, Victims::Told);
-    }
-}
-
-/// Over several shards, which share nothing but what goes on between parents and children, and what the policy learns: the same.
-#[test]
-fn several_shards_agree_with_the_naive_model() {
     for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
-        for shards in [2, 4] {
-            run_all(policy, shards, Victims::Told);
-        }
+        run_all(policy, Victims::Told);
     }
 }

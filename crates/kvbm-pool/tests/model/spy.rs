@@ -1,8 +1,8 @@
 //! A policy that evicts at random and can be watched: what it is told must be what the model knows.
 
-use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, SlotSet};
+use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, SlotNumbers, SlotSet};
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What the policy was told, and what it chose.
 #[derive(Default)]
@@ -11,29 +11,19 @@ pub(crate) struct Seen {
     pub(crate) chosen: VecDeque<(usize, u32)>,
 }
 
-/// Of all slots, or of those of a shard.
+/// The policy.
 pub(crate) struct Spy {
     seen: Arc<Mutex<Seen>>,
     random: u64,
-    /// What it was told itself.
-    mine: [BTreeSet<u32>; 3],
 }
 
 impl Spy {
     pub(crate) fn new(seen: Arc<Mutex<Seen>>, random: u64) -> Self {
-        Self { seen, random, mine: Default::default() }
+        Self { seen, random }
     }
 
-    /// The slot may be evicted from now on, or must not any more: that is said to one spy alone.
-    fn tell(&mut self, set: SlotSet, slot: u32, evictable: bool) {
-        let mut seen = self.seen.lock().expect("the driver does not panic while it looks");
-        for slots in [&mut seen.evictable, &mut self.mine].map(|slots| &mut slots[set.tier]) {
-            if evictable {
-                slots.insert(slot)
-            } else {
-                slots.remove(&slot)
-            };
-        }
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().expect("the driver does not panic while it looks")
     }
 }
 
@@ -43,11 +33,6 @@ fn mark(tag: u64) -> BlockMemory {
 }
 
 impl EvictionPolicy for Spy {
-    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
-        let part = |number| Self::new(Arc::clone(&self.seen), self.random ^ number);
-        Some((0..parts as u64).map(|number| Box::new(part(number)) as Box<dyn EvictionPolicy>).collect())
-    }
-
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
         mark(block.tag)
     }
@@ -67,36 +52,33 @@ impl EvictionPolicy for Spy {
         slot: u32,
         _memory: BlockMemory,
         _priority: u8,
-        _numbers: &mut Numbers<'_>,
+        _numbers: &mut SlotNumbers<'_>,
     ) {
-        self.tell(set, slot, true);
+        self.seen().evictable[set.tier].insert(slot);
     }
 
-    fn kept(&mut self, set: SlotSet, slot: u32, _numbers: &mut Numbers<'_>) {
-        self.tell(set, slot, false);
+    fn kept(&mut self, set: SlotSet, slot: u32, _numbers: &mut SlotNumbers<'_>) {
+        self.seen().evictable[set.tier].remove(&slot);
     }
 
-    fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
+    fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, _numbers: &mut SlotNumbers<'_>) {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let some = 1 + (self.random >> 40) as usize % want;
+        let mut seen = self.seen();
         for turn in 0..some {
-            let count = self.mine[set.tier].len();
-            if count == 0 {
+            let evictable = &mut seen.evictable[set.tier];
+            if evictable.is_empty() {
                 return;
             }
-            let at = ((self.random >> 33) as usize + turn) % count;
-            let Some(&slot) = self.mine[set.tier].iter().nth(at) else { return };
-            self.tell(set, slot, false);
-            self.seen
-                .lock()
-                .expect("the driver does not panic while it looks")
-                .chosen
-                .push_back((set.tier, slot));
+            let at = ((self.random >> 33) as usize + turn) % evictable.len();
+            let Some(&slot) = evictable.iter().nth(at) else { return };
+            evictable.remove(&slot);
+            seen.chosen.push_back((set.tier, slot));
             out.push(slot);
         }
     }
 
     fn has_victim(&self, set: SlotSet) -> bool {
-        !self.mine[set.tier].is_empty()
+        !self.seen().evictable[set.tier].is_empty()
     }
 }

@@ -8,8 +8,7 @@ mod workloads;
 
 use kvbm_plan::Tier;
 use kvbm_pool::PolicyKind;
-use replay::{hit_ratio, registry, sharded};
-use std::sync::{Mutex, PoisonError};
+use replay::{hit_ratio, registry};
 use workloads::{AGENTS, Agents, Pause, Random, SESSIONS, Sessions, agentic, endings, trace, with_pauses};
 
 const NO_HINTS: replay::EndHint<'static> = &|_| false;
@@ -53,59 +52,7 @@ fn hazard_keeps_what_the_traces_use_again() {
     }
 }
 
-/// Each of eight shards sees a part of the blocks and chooses among its own: what the policy learns and remembers is one for all, so they
-/// keep as much, but for chance.
-#[test]
-fn shards_keep_as_much_as_one() {
-    let many = Agents { open: 160, prompts: 20, ..AGENTS };
-    let pausing = Sessions { open: 160, ..SESSIONS };
-    as_much_as_one("agents", &agentic(many, 6000, 9), [20_000, 0, 0], 0.004);
-    as_much_as_one("sessions", &with_pauses(pausing, 6000, 90), [20_000, 0, 0], 0.004);
-    for (name, capacity) in [(CONVERSATION, 20_000), (SYNTHETIC, 20_000)] {
-        if let Some(requests) = requests_of(name) {
-            as_much_as_one(name, &requests, [capacity, 0, 0], 0.004);
-        }
-    }
-}
-
-/// Also a small tier beside large ones, where somebody asks for that: less on the traces, of which it holds few requests.
-#[test]
-fn shards_of_a_small_tier_beside_large_ones_keep_as_much_as_one() {
-    let few = Agents { open: 40, prompts: 20, ..AGENTS };
-    let pausing = Sessions { open: 40, ..SESSIONS };
-    as_much_as_one("agents", &agentic(few, 4000, 9), [5000, 20_000, 100_000], 0.004);
-    as_much_as_one("sessions", &with_pauses(pausing, 4000, 90), [5000, 20_000, 100_000], 0.004);
-    for name in [CONVERSATION, SYNTHETIC] {
-        if let Some(requests) = requests_of(name) {
-            as_much_as_one(name, &requests, [5000, 20_000, 100_000], 0.02);
-        }
-    }
-}
-
-/// But for so much. Never less than recency. Seeds differ by 0.4 points, and so does, under recency too, the shard in which a thread
-/// begins: each ratio is that of a thread of its own, and threads that follow each other begin in each shard once.
-fn as_much_as_one(name: &str, requests: &[Vec<u64>], capacity: [u32; 3], but: f64) {
-    const SHARDS: u32 = 8;
-    static NO_OTHER_THREADS_BETWEEN: Mutex<()> = Mutex::new(());
-    let _alone = NO_OTHER_THREADS_BETWEEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let kinds = [(PolicyKind::Hazard, 1), (PolicyKind::Hazard, SHARDS), (PolicyKind::LruLeaf, SHARDS)];
-    let [one, several, recency] = kinds.map(|(policy, shards)| {
-        let ratio = |seed| {
-            let serve = || hit_ratio(requests, &sharded(policy, capacity, seed, shards), NO_HINTS);
-            std::thread::scope(|scope| scope.spawn(serve).join().unwrap())
-        };
-        let mut ratios: Vec<f64> = (1..=u64::from(SHARDS)).map(ratio).collect();
-        ratios.sort_by(f64::total_cmp);
-        let middle = ratios.len() / 2;
-        let median = f64::midpoint(ratios[middle - 1], ratios[middle]);
-        eprintln!("{median:.4}, {ratios:.4?}: {policy:?} over {shards} shards, {name}, {capacity:?} blocks");
-        median
-    });
-    assert!(several > one - but, "{name}, {capacity:?} blocks: {one:.4}, over eight shards {several:.4}");
-    assert!(several >= recency - 0.003, "{name}, {capacity:?} blocks: {several:.4}, lru-leaf {recency:.4}");
-}
-
-/// Which victims the policy chose is counted: all of those that go under one that always chooses, none under recency, and nearly all once
+/// Which victims the policy chose is counted: none under recency, and nearly all once
 /// `hazard` has shown what blocks are worth that come again behind more others than there is room for.
 #[test]
 fn it_is_counted_which_victims_the_policy_chose() {
@@ -113,10 +60,8 @@ fn it_is_counted_which_victims_the_policy_chose() {
     let requests: Vec<Vec<u64>> = (0..40_000_u64)
         .map(|number| if number % 4 == 0 { vec![random.between(0, 59)] } else { vec![1000 + number] })
         .collect();
-    for (policy, shards) in
-        [(PolicyKind::LruLeaf, 1), (PolicyKind::S3Fifo, 1), (PolicyKind::Hazard, 1), (PolicyKind::Hazard, 4)]
-    {
-        let registry = sharded(policy, [100, 0, 0], 1, shards);
+    for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
+        let registry = registry(policy, 100, 1);
         let victims = |requests: &[Vec<u64>]| {
             let before = registry.counters(Tier::G1);
             hit_ratio(requests, &registry, NO_HINTS);
@@ -126,7 +71,6 @@ fn it_is_counted_which_victims_the_policy_chose() {
         let (first, rest) = (victims(&requests[..20_000]), victims(&requests[20_000..]));
         match policy {
             PolicyKind::LruLeaf => assert_eq!((first.1, rest.1), (0, 0)),
-            PolicyKind::S3Fifo => assert_eq!((first.1, rest.1), (first.0, rest.0)),
             _ => assert!(first.1 < first.0 && 10 * rest.1 > 9 * rest.0, "{first:?}, {rest:?}"),
         }
     }
@@ -204,9 +148,9 @@ fn is_not_below_recency(name: &str, requests: &[Vec<u64>], capacity: u32) {
     assert!(ratios[1] > recency - 0.003, "{name}, {capacity} blocks: {ratios:?}, lru-leaf {recency}");
 }
 
-/// S3-FIFO keeps what is used again through a scan that flushes recency.
+/// The default policy keeps what is used again through a scan that flushes recency.
 #[test]
-fn s3_fifo_survives_a_scan() {
+fn hazard_survives_a_scan() {
     let mut requests = Vec::new();
     let hot: Vec<Vec<u64>> = (0..20).map(|n| vec![n]).collect();
     for round in 0..60_u64 {
@@ -215,9 +159,7 @@ fn s3_fifo_survives_a_scan() {
         requests.extend((0..120).map(|n| vec![1000 + round * 120 + n]));
     }
     let ratio = |policy| hit_ratio(&requests, &registry(policy, 100, 0), NO_HINTS);
-    let (s3, lru, hazard) =
-        (ratio(PolicyKind::S3Fifo), ratio(PolicyKind::LruLeaf), ratio(PolicyKind::Hazard));
-    assert!(s3 > 0.23 && s3 > lru + 0.09, "s3-fifo {s3}, lru-leaf {lru}");
+    let (lru, hazard) = (ratio(PolicyKind::LruLeaf), ratio(PolicyKind::Hazard));
     assert!(hazard > lru + 0.05, "hazard {hazard}, lru-leaf {lru}");
 }
 

@@ -10,14 +10,9 @@ pub(crate) fn hash(id: u64) -> SequenceHash {
 }
 
 pub(crate) fn registry(policy: PolicyKind, capacity: u32, seed: u64) -> Registry {
-    sharded(policy, [capacity, 0, 0], seed, 1)
-}
-
-pub(crate) fn sharded(policy: PolicyKind, capacity: [u32; 3], seed: u64, shards: u32) -> Registry {
-    let mut config = RegistryConfig::new(capacity);
+    let mut config = RegistryConfig::new([capacity, 0, 0]);
     config.policy = policy;
     config.policy_seed = seed;
-    config.shards = shards;
     Registry::new(&config).unwrap()
 }
 

@@ -1,6 +1,6 @@
 //! A policy of a user's that goes by anything but what blocks are, or whose.
 
-use kvbm_pool::{BlockMemory, EvictionPolicy, Numbers, SlotSet};
+use kvbm_pool::{BlockMemory, EvictionPolicy, SlotNumbers, SlotSet};
 use std::collections::BTreeSet;
 
 #[derive(Default)]
@@ -9,26 +9,22 @@ pub(crate) struct Blind {
 }
 
 impl EvictionPolicy for Blind {
-    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
-        Some((0..parts).map(|_| Box::new(Self::default()) as Box<dyn EvictionPolicy>).collect())
-    }
-
     fn evictable(
         &mut self,
         set: SlotSet,
         slot: u32,
         _memory: BlockMemory,
         _priority: u8,
-        _numbers: &mut Numbers<'_>,
+        _numbers: &mut SlotNumbers<'_>,
     ) {
         self.evictable[set.tier].insert(slot);
     }
 
-    fn kept(&mut self, set: SlotSet, slot: u32, _numbers: &mut Numbers<'_>) {
+    fn kept(&mut self, set: SlotSet, slot: u32, _numbers: &mut SlotNumbers<'_>) {
         self.evictable[set.tier].remove(&slot);
     }
 
-    fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, _numbers: &mut Numbers<'_>) {
+    fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, _numbers: &mut SlotNumbers<'_>) {
         out.extend(self.evictable[set.tier].pop_last());
     }
 

@@ -7,12 +7,12 @@ mod oracle;
 use blind::Blind;
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    Arrival, BlockChain, Completion, ConfigError, Duplicates, EvictionPolicy, G1, G2, PinError, PolicyKind,
-    Refusal, Registry, RegistryConfig, Share, TenantConfig, TenantError, TenantId, TierMask,
+    Arrival, ArrivalOutcome, BlockChain, ConfigError, Duplicates, EvictionPolicy, G1, G2, PinError,
+    PolicyKind, Refusal, Registry, RegistryConfig, Share, TenantConfig, TenantError, TenantId, TierMask,
 };
 
 const GROUP: GroupId = GroupId(0);
-const POLICIES: [PolicyKind; 3] = [PolicyKind::LruLeaf, PolicyKind::S3Fifo, PolicyKind::Hazard];
+const POLICIES: [PolicyKind; 2] = [PolicyKind::LruLeaf, PolicyKind::Hazard];
 
 fn share(share: f64) -> Share {
     Share::new(share).unwrap()
@@ -79,7 +79,6 @@ fn what_nobody_wants_is_lent_and_comes_back() {
         assert_eq!(counters.evicted, 180);
         match name.as_str() {
             "LruLeaf" => assert_eq!(counters.evicted_by_choice, 0),
-            "S3Fifo" => assert_eq!(counters.evicted_by_choice, 180),
             _ => assert!(counters.evicted_by_choice <= 180, "{name}"),
         }
     }
@@ -186,7 +185,7 @@ fn copies_and_arrivals_count_as_long_as_they_have_slots() {
         assert_eq!(on_host(), 2, "{name}: on their way");
         registry.forget(NamespaceId(1));
         assert_eq!(on_host(), 2, "{name}: cancelled, but written to");
-        assert_eq!(arrivals.complete(0), Completion::Removed, "{name}");
+        assert_eq!(arrivals.complete(0), ArrivalOutcome::Removed, "{name}");
         assert_eq!(on_host(), 1, "{name}");
         drop(arrivals);
         assert_eq!(on_host(), 0, "{name}");
@@ -394,32 +393,23 @@ fn arrivals_of_a_namespace_that_changes_hands_are_not_called_bad() {
     assert_eq!(registry.occupancy(Tier::G2).free, 64);
 }
 
-/// Shares go by all blocks, so a registry with tenants has one shard, however large it is; one with several has none for life.
+/// A large registry with tenants evicts in exact order; one without tenants has none for life.
 #[test]
-fn a_registry_has_tenants_or_several_shards() {
-    let config = |shards, tenants| RegistryConfig { shards, tenants, ..RegistryConfig::new([1 << 16, 0, 0]) };
-    let some = || vec![tenant(0.5, &[1])];
-    let refused = Registry::new(&config(2, some())).unwrap_err();
-    assert_eq!(refused, ConfigError::ShardsWithTenants { shards: 2 });
-    assert!(refused.to_string().contains("give 0 or 1 shards, or no tenants"), "{refused}");
-    for shards in [0, 1] {
-        let registry = Registry::new(&config(shards, some())).unwrap();
-        // In exact order: of several shards the first would rarely be the one to go.
-        (0..4).for_each(|number| serve(&registry, 1, number, 1 << 14));
-        serve(&registry, 9, 0, 1);
-        let last = chain(1, 0, 1 << 14);
-        assert_eq!(registry.peek_prefix(GROUP, &last).len(), (1 << 14) - 1, "{shards}");
-        assert_eq!(blocks(&registry), [1, (1 << 16) - 1], "{shards}");
-    }
-    for shards in [0, 2] {
-        let registry = Registry::new(&config(shards, Vec::new())).unwrap();
-        let unknown = TenantError::Unknown { tenant: TenantId(0), tenants: 0 };
-        assert_eq!(registry.set_share(TenantId(0), share(0.5)), Err(unknown));
-        assert_eq!(registry.assign(NamespaceId(1), TenantId(0)), Err(unknown));
-        assert_eq!((registry.tenant_of(NamespaceId(1)), registry.tenants(Tier::G1)), (None, Vec::new()));
-        serve(&registry, 1, 0, 4);
-        assert_eq!(registry.occupancy(Tier::G1).held, 0);
-    }
+fn a_registry_has_tenants_from_the_start_or_never() {
+    let config = |tenants| RegistryConfig { tenants, ..RegistryConfig::new([1 << 16, 0, 0]) };
+    let registry = Registry::new(&config(vec![tenant(0.5, &[1])])).unwrap();
+    (0..4).for_each(|number| serve(&registry, 1, number, 1 << 14));
+    serve(&registry, 9, 0, 1);
+    let last = chain(1, 0, 1 << 14);
+    assert_eq!(registry.peek_prefix(GROUP, &last).len(), (1 << 14) - 1);
+    assert_eq!(blocks(&registry), [1, (1 << 16) - 1]);
+    let registry = Registry::new(&config(Vec::new())).unwrap();
+    let unknown = TenantError::Unknown { tenant: TenantId(0), tenants: 0 };
+    assert_eq!(registry.set_share(TenantId(0), share(0.5)), Err(unknown));
+    assert_eq!(registry.assign(NamespaceId(1), TenantId(0)), Err(unknown));
+    assert_eq!((registry.tenant_of(NamespaceId(1)), registry.tenants(Tier::G1)), (None, Vec::new()));
+    serve(&registry, 1, 0, 4);
+    assert_eq!(registry.occupancy(Tier::G1).held, 0);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use super::{GROUP, registries, share, tenant};
 use kvbm_plan::{BlockIdentity, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, Blocks, Cached, Duplicates, G1, Registry, RegistryConfig, Reset, TenantId, TierMask,
+    BlockBatch, BlockChain, Cached, Duplicates, G1, Registry, RegistryConfig, Reset, TenantId, TierMask,
 };
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ struct Model {
     blocks: HashMap<SequenceHash, Block>,
     shares: [f64; 4],
     used: Vec<Cached<G1>>,
-    held: Vec<(usize, Blocks<G1, Reset>)>,
+    held: Vec<(usize, BlockBatch<G1, Reset>)>,
 }
 
 fn tenant_of(namespace: NamespaceId) -> usize {
@@ -107,7 +107,7 @@ impl Model {
     }
 
     /// Allocates, and compares who gave what.
-    fn allocate(&mut self, claim: Option<NamespaceId>, n: usize) -> Option<Blocks<G1, Reset>> {
+    fn allocate(&mut self, claim: Option<NamespaceId>, n: usize) -> Option<BlockBatch<G1, Reset>> {
         let by = claim.map(tenant_of);
         let (expected, enough) = self.givers(by, n);
         let pool = self.registry.pool::<G1>();

@@ -1,4 +1,4 @@
-//! Registries of several shards in which a policy chooses the victims, and what must be true of its parts when the threads are done.
+//! Registries in which a policy chooses the victims, and what must be true of it when the threads are done.
 
 #![allow(dead_code, reason = "each of the tests that share this uses a part of it")]
 
@@ -31,8 +31,8 @@ pub(crate) struct Choosing {
 const MOST_TURNS: u64 = 400;
 
 impl Choosing {
-    pub(crate) fn new(policy: Policy, capacity: [u32; 3], shards: u32, seed: u64) -> Self {
-        let config = RegistryConfig { shards, event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
+    pub(crate) fn new(policy: Policy, capacity: [u32; 3], seed: u64) -> Self {
+        let config = RegistryConfig { event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
         let inner: Box<dyn EvictionPolicy> = match policy {
             Policy::Blind => Box::new(Blind::default()),
             _ => Box::new(Hazard::new(capacity.map(|slots| slots as usize), seed)),
@@ -56,7 +56,7 @@ impl Choosing {
     fn teach(&self) {
         let capacity = u64::from(self.world.registry.capacity(Tier::G1));
         for turn in 0..MOST_TURNS {
-            if self.seen.all_choose() {
+            if self.seen.chooses() {
                 return;
             }
             self.request(&hashes(1 << 20, 2));
@@ -79,20 +79,20 @@ impl Choosing {
         self.seen.chosen() - self.before
     }
 
-    /// With no handle left: the parts know as evictable what nothing continues on its tier, each slot in one of them, and nothing else.
-    pub(crate) fn check_parts(&self) {
+    /// With no handle left: the policy lists exactly the blocks that no other continues on its tier.
+    pub(crate) fn check_policy(&self) {
         for tier in [Tier::G1, Tier::G2] {
             let (blocks, _) = self.world.registry.snapshot(tier);
             let continued: HashSet<_> = blocks.iter().filter_map(|(_, identity)| identity.parent).collect();
             let ends = blocks.iter().filter(|(_, identity)| !continued.contains(&identity.hash));
             let ends: BTreeSet<u32> = ends.map(|(slot, _)| slot.0).collect();
-            assert_eq!(self.seen.evictable(tier.index()), ends, "what the parts know of {tier}");
+            assert_eq!(self.seen.evictable(tier.index()), ends, "what the policy lists on {tier}");
         }
     }
 
-    /// The same, and all goes when it is asked for, which the parts know too.
+    /// The same, and all goes when it is asked for, which the policy knows too.
     pub(crate) fn check(&self) {
-        self.check_parts();
+        self.check_policy();
         self.world.all_may_go();
         for tier in 0..2 {
             assert_eq!(self.seen.evictable(tier), BTreeSet::new());

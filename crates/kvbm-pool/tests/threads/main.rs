@@ -10,21 +10,12 @@ mod world;
 
 use choosing::{Choosing, Policy};
 use kvbm_plan::Tier;
-use kvbm_pool::{Completion, Duplicates, PolicyKind, TierMask};
+use kvbm_pool::{ArrivalOutcome, Duplicates, PolicyKind, TierMask};
 use scenario::Seed;
 use std::sync::{Barrier, Mutex};
 use world::{GROUP, World, hashes, identities};
 
-/// Policies and numbers of shards.
-const SETUPS: [(PolicyKind, u32); 7] = [
-    (PolicyKind::LruLeaf, 1),
-    (PolicyKind::S3Fifo, 1),
-    (PolicyKind::Hazard, 1),
-    (PolicyKind::LruLeaf, 2),
-    (PolicyKind::LruLeaf, 5),
-    (PolicyKind::Hazard, 2),
-    (PolicyKind::Hazard, 5),
-];
+const POLICIES: [PolicyKind; 2] = [PolicyKind::LruLeaf, PolicyKind::Hazard];
 
 /// Set to a number of rounds for a long run (`cargo xtask test` has the short one).
 const ROUNDS: &str = "KVBM_RACE_ROUNDS";
@@ -37,8 +28,8 @@ fn rounds() -> u64 {
 fn threads_with_random_operations_end_with_the_truth() {
     for seed in 0..rounds() / 10 {
         let _seed = Seed(seed);
-        let (policy, shards) = SETUPS[seed as usize % SETUPS.len()];
-        let world = World::sharded([7, 5, 0], policy, shards);
+        let policy = POLICIES[seed as usize % POLICIES.len()];
+        let world = World::new([7, 5, 0], policy);
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let world = world.clone();
@@ -49,7 +40,7 @@ fn threads_with_random_operations_end_with_the_truth() {
     }
 }
 
-/// The same where a policy chooses the victims in each of several shards.
+/// The same where a policy chooses the victims.
 #[test]
 fn threads_under_a_policy_that_chooses_end_with_the_truth() {
     let mut chosen = [0; 3];
@@ -58,7 +49,7 @@ fn threads_under_a_policy_that_chooses_end_with_the_truth() {
         let _seed = Seed(seed);
         let which = seed as usize % 3;
         let policy = [Policy::Default, Policy::DefaultAhead, Policy::Blind][which];
-        let choosing = Choosing::new(policy, [12, 6, 0], 2 + seed as u32 / 3 % 3, seed);
+        let choosing = Choosing::new(policy, [12, 6, 0], seed);
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let world = choosing.world.clone();
@@ -71,10 +62,10 @@ fn threads_under_a_policy_that_chooses_end_with_the_truth() {
     assert!(chosen.iter().all(|&chosen| chosen > 0), "{chosen:?} victims were chosen while threads ran");
 }
 
-/// A parent that keeps a place for what is copied behind it, in another shard, is nothing that the policy may choose.
+/// A parent of a block that is copied behind it is no victim.
 #[test]
-fn the_policy_knows_that_a_parent_in_another_shard_awaits_a_copy() {
-    let choosing = Choosing::new(Policy::Blind, [8, 8, 0], 2, 0);
+fn the_policy_knows_that_a_parent_awaits_a_copy() {
+    let choosing = Choosing::new(Policy::Blind, [8, 8, 0], 0);
     let world = &choosing.world;
     let root = hashes(1, 1)[0];
     for end in 1..6 {
@@ -82,9 +73,9 @@ fn the_policy_knows_that_a_parent_in_another_shard_awaits_a_copy() {
         drop(world.register(&chain, usize::from(end > 1), Duplicates::Reuse).expect("there is room"));
         for block in identities(&chain) {
             let mut copy = world.registry.begin_arrivals(Tier::G2, &[block]).expect("there is room");
-            assert_eq!(copy.complete_all(), [Completion::Stored]);
+            assert_eq!(copy.complete_all(), [ArrivalOutcome::Stored]);
         }
-        choosing.check_parts();
+        choosing.check_policy();
         world.registry.remove_subtree(GROUP, root, TierMask::only(Tier::G2));
     }
     choosing.check();
@@ -94,8 +85,8 @@ fn the_policy_knows_that_a_parent_in_another_shard_awaits_a_copy() {
 #[test]
 fn registering_races_the_last_drop_and_the_last_event_tells_the_truth() {
     let rounds = rounds();
-    for (policy, shards) in SETUPS {
-        let world = World::sharded([3, 0, 0], policy, shards);
+    for policy in POLICIES {
+        let world = World::new([3, 0, 0], policy);
         let chain = hashes(1, 1);
         let held = Mutex::new(None);
         let (start, end) = (Barrier::new(4), Barrier::new(4));

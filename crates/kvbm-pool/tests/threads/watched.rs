@@ -1,9 +1,9 @@
-//! A policy that is watched, in parts if it has some: what each part was told must be what lies in its shard, and what it chooses must be of
-//! that. It may be made to choose every victim, also where it would leave that to recency.
+//! A policy under watch: it chooses only among the slots that the registry told it of. It may be made to choose every
+//! victim, also where it would leave that to recency.
 
 #![allow(dead_code, reason = "each of the tests that share this uses a part of it")]
 
-use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, Numbers, RequestPart, SlotSet};
+use kvbm_pool::{BlockMemory, BlockUse, EvictionPolicy, RequestPart, SlotNumbers, SlotSet};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -16,40 +16,36 @@ pub(crate) enum Chooses {
 }
 
 #[derive(Default)]
-struct Part {
-    /// Slots of each tier that it was told of as evictable.
+struct Record {
+    /// Slots of each tier that are evictable, as the policy was told.
     evictable: [BTreeSet<u32>; 3],
-    /// Victims that it chose, and whether it would choose the next ones of some tier.
+    /// Victims that it chose, and whether it would choose the next ones of G1.
     chosen: usize,
     chooses: bool,
 }
 
-/// What the parts were told and what they chose.
+/// What the policy was told and what it chose.
 #[derive(Clone, Default)]
-pub(crate) struct Seen(Arc<Mutex<Vec<Part>>>);
+pub(crate) struct Seen(Arc<Mutex<Record>>);
 
 impl Seen {
-    fn parts(&self) -> MutexGuard<'_, Vec<Part>> {
+    fn record(&self) -> MutexGuard<'_, Record> {
         self.0.lock().expect("no policy panicked with it")
     }
 
     /// Victims chosen so far.
     pub(crate) fn chosen(&self) -> usize {
-        self.parts().iter().map(|part| part.chosen).sum()
+        self.record().chosen
     }
 
-    /// Whether all parts would choose the next victims, when they were asked last.
-    pub(crate) fn all_choose(&self) -> bool {
-        self.parts().iter().all(|part| part.chooses)
+    /// Whether the policy would choose the next victims, when it was asked last.
+    pub(crate) fn chooses(&self) -> bool {
+        self.record().chooses
     }
 
-    /// Slots of a tier that are evictable, of which no two parts were told.
+    /// Slots of a tier that are evictable.
     pub(crate) fn evictable(&self, tier: usize) -> BTreeSet<u32> {
-        let parts = self.parts();
-        let all: BTreeSet<u32> = parts.iter().flat_map(|part| &part.evictable[tier]).copied().collect();
-        let count: usize = parts.iter().map(|part| part.evictable[tier].len()).sum();
-        assert_eq!(all.len(), count, "a slot is in one part's care");
-        all
+        self.record().evictable[tier].clone()
     }
 }
 
@@ -57,37 +53,17 @@ pub(crate) struct Watched {
     policy: Box<dyn EvictionPolicy>,
     how: Chooses,
     seen: Seen,
-    number: usize,
 }
 
 impl Watched {
     pub(crate) fn new(policy: Box<dyn EvictionPolicy>, how: Chooses, seen: Seen) -> Self {
-        seen.parts().resize_with(1, Part::default);
-        Self { policy, how, seen, number: 0 }
-    }
-
-    fn with_part<R>(&self, work: impl FnOnce(&mut Part) -> R) -> R {
-        work(&mut self.seen.parts()[self.number])
+        Self { policy, how, seen }
     }
 }
 
 impl EvictionPolicy for Watched {
-    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
-        let policies = self.policy.split(parts)?;
-        self.seen.parts().resize_with(parts, Part::default);
-        let watched = |(number, policy)| {
-            let part = Self { policy, how: self.how, seen: self.seen.clone(), number };
-            Box::new(part) as Box<dyn EvictionPolicy>
-        };
-        Some(policies.into_iter().enumerate().map(watched).collect())
-    }
-
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
         self.policy.begin(before, part, blocks);
-    }
-
-    fn goes_on(&mut self, before: Option<BlockMemory>) {
-        self.policy.goes_on(before);
     }
 
     fn expect(&self, tags: &[u64]) {
@@ -120,19 +96,19 @@ impl EvictionPolicy for Watched {
         slot: u32,
         memory: BlockMemory,
         priority: u8,
-        numbers: &mut Numbers<'_>,
+        numbers: &mut SlotNumbers<'_>,
     ) {
-        self.with_part(|part| part.evictable[set.tier].insert(slot));
+        self.seen.record().evictable[set.tier].insert(slot);
         self.policy.evictable(set, slot, memory, priority, numbers);
     }
 
-    fn kept(&mut self, set: SlotSet, slot: u32, numbers: &mut Numbers<'_>) {
-        self.with_part(|part| part.evictable[set.tier].remove(&slot));
+    fn kept(&mut self, set: SlotSet, slot: u32, numbers: &mut SlotNumbers<'_>) {
+        self.seen.record().evictable[set.tier].remove(&slot);
         self.policy.kept(set, slot, numbers);
     }
 
-    fn emptied(&mut self, set: SlotSet, slot: u32, numbers: &mut Numbers<'_>) {
-        self.with_part(|part| part.evictable[set.tier].remove(&slot));
+    fn emptied(&mut self, set: SlotSet, slot: u32, numbers: &mut SlotNumbers<'_>) {
+        self.seen.record().evictable[set.tier].remove(&slot);
         self.policy.emptied(set, slot, numbers);
     }
 
@@ -140,23 +116,22 @@ impl EvictionPolicy for Watched {
         self.policy.touched(tier, slot);
     }
 
-    fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>) {
+    fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, numbers: &mut SlotNumbers<'_>) {
         let before = out.len();
         self.policy.victims(set, want, out, numbers);
-        self.with_part(|part| {
-            for slot in &out[before..] {
-                assert!(part.evictable[set.tier].remove(slot), "slot {slot} is not evictable in this part");
-                part.chosen += 1;
-            }
-        });
-        let left = self.with_part(|part| !part.evictable[set.tier].is_empty());
-        assert_eq!(self.policy.has_victim(set), left, "the part knows what is left to it");
+        let mut record = self.seen.record();
+        for slot in &out[before..] {
+            assert!(record.evictable[set.tier].remove(slot), "slot {slot} is not evictable");
+            record.chosen += 1;
+        }
+        let left = !record.evictable[set.tier].is_empty();
+        assert_eq!(self.policy.has_victim(set), left, "the policy knows what is left to it");
     }
 
     fn follows_recency(&self, set: SlotSet) -> bool {
         let follows = self.how == Chooses::AsItSays && self.policy.follows_recency(set);
         if set.tier == 0 {
-            self.with_part(|part| part.chooses = !follows);
+            self.seen.record().chooses = !follows;
         }
         follows
     }

@@ -4,8 +4,8 @@
 
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{
-    BlockChain, BlockPool, Blocks, Cached, Complete, Duplicates, EventKind, EventRecord, G1, G2, PolicyKind,
-    Registry, RegistryConfig, TierTag,
+    BlockBatch, BlockChain, BlockPool, Cached, Complete, Duplicates, EventRecord, EventRecordKind, G1, G2,
+    PolicyKind, Registry, RegistryConfig, TierTag,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ impl Told {
     fn note_parent(&mut self, event: &EventRecord) {
         let block = (event.tier, event.identity.hash);
         self.early.remove(&block);
-        if event.kind == EventKind::Remove {
+        if event.kind == EventRecordKind::Remove {
             return;
         }
         self.early.retain(|_, parent| *parent != event.identity.hash);
@@ -47,7 +47,7 @@ impl Told {
     fn note_chain(&mut self, event: &EventRecord) {
         let (tier, hash) = (event.tier, event.identity.hash);
         let siblings = event.identity.parent.map(|parent| self.children.entry((tier, parent)).or_default());
-        if event.kind == EventKind::Store {
+        if event.kind == EventRecordKind::Store {
             siblings.map(|siblings| siblings.insert(hash));
             return;
         }
@@ -75,12 +75,7 @@ pub(crate) fn identities(chain: &[SequenceHash]) -> Vec<BlockIdentity> {
 
 impl World {
     pub(crate) fn new(capacity: [u32; 3], policy: PolicyKind) -> Self {
-        Self::sharded(capacity, policy, 1)
-    }
-
-    pub(crate) fn sharded(capacity: [u32; 3], policy: PolicyKind, shards: u32) -> Self {
-        let config =
-            RegistryConfig { policy, shards, event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
+        let config = RegistryConfig { policy, event_capacity: 1 << 16, ..RegistryConfig::new(capacity) };
         Self::of(Registry::new(&config).expect("the configuration is valid"))
     }
 
@@ -117,7 +112,7 @@ impl World {
         &self,
         chain: &[SequenceHash],
         known: usize,
-    ) -> Option<Blocks<T, Complete>> {
+    ) -> Option<BlockBatch<T, Complete>> {
         let blocks = self.registry.pool::<T>().get_mutable_blocks(chain.len() - known).ok()?;
         let partial = blocks.init_sequence(NAMESPACE, GROUP, known as u32).ok()?;
         Some(partial.commit(BlockChain::of_hashes(chain)).ok()?.0)
@@ -180,7 +175,7 @@ impl World {
             for event in &events {
                 assert_eq!(event.seq, told.next, "numbers are dense");
                 told.next += 1;
-                let stored = event.kind == EventKind::Store;
+                let stored = event.kind == EventRecordKind::Store;
                 let before = told.last.insert((event.tier, event.identity.hash), stored);
                 assert_ne!(before.unwrap_or(false), stored, "{event:?} repeats the event before");
                 told.note_chain(event);

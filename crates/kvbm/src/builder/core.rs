@@ -283,7 +283,6 @@ fn registry(
 ) -> Result<Registry, kvbm_pool::ConfigError> {
     let policy = match config.policy.eviction {
         EvictionPolicy::LruLeaf => PolicyKind::LruLeaf,
-        EvictionPolicy::S3Fifo => PolicyKind::S3Fifo,
         EvictionPolicy::Hazard => PolicyKind::Hazard,
     };
     let config = RegistryConfig {

@@ -173,8 +173,6 @@ choice! {
     EvictionPolicy {
         /// The least recently used block that has no child.
         LruLeaf = "lru-leaf",
-        /// S3-FIFO over the blocks that have no child.
-        S3Fifo = "s3-fifo",
         /// The block that is least likely to be used again soon, by what was seen so far.
         Hazard = "hazard",
     }

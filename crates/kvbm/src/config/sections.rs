@@ -373,8 +373,8 @@ section! {
 section! {
     /// What is evicted first, and what is copied to lower tiers.
     PolicyConfig, "policy", |config| config.policy, {
-        /// The policy, which chooses among the blocks without a child: `hazard` learns which are used again, `lru-leaf` goes by recency,
-        /// `s3-fifo` by a small and a main queue.
+        /// The policy, which chooses among the blocks without a child: `hazard` learns which are used again, `lru-leaf` goes by
+        /// recency.
         eviction: EvictionPolicy = EvictionPolicy::Hazard, [""];
         /// Seed of the samples that `hazard` draws.
         seed: u64 = 0, [""];

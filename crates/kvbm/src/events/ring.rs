@@ -73,8 +73,8 @@ impl Ring {
                 let local_hash = known.local_hash(&record.identity.hash);
                 let block = self.facts.block(record.tier, record.identity, root, local_hash);
                 let kind = match record.kind {
-                    kvbm_pool::EventKind::Store => EventKind::Store(block),
-                    kvbm_pool::EventKind::Remove => EventKind::Remove(block),
+                    kvbm_pool::EventRecordKind::Store => EventKind::Store(block),
+                    kvbm_pool::EventRecordKind::Remove => EventKind::Remove(block),
                 };
                 out.push(KvEvent::new(record.seq, kind));
             }
@@ -117,7 +117,7 @@ impl Roots {
         let BlockIdentity { hash, parent, .. } = record.identity;
         let bit = 1 << record.tier.index().min(Tier::SLOTTED.len());
         match record.kind {
-            kvbm_pool::EventKind::Store => {
+            kvbm_pool::EventRecordKind::Store => {
                 let of_parent = match (parent, self.last) {
                     (Some(parent), Some((last, root))) if parent == last => Some(root),
                     (parent, _) => parent.map(|parent| self.of(parent)),
@@ -128,7 +128,7 @@ impl Roots {
                 self.last = Some((hash, root.hash));
                 root.hash
             }
-            kvbm_pool::EventKind::Remove => {
+            kvbm_pool::EventRecordKind::Remove => {
                 let Entry::Occupied(mut root) = self.known.entry(hash) else {
                     return parent.map_or(hash, |parent| self.of(parent));
                 };
@@ -152,9 +152,9 @@ impl Roots {
 mod tests {
     use super::*;
     use kvbm_plan::{BlockId, GroupId, NamespaceId};
-    use kvbm_pool::EventKind;
+    use kvbm_pool::EventRecordKind;
 
-    fn record(seq: u64, kind: EventKind, hash: u8, parent: Option<u8>) -> EventRecord {
+    fn record(seq: u64, kind: EventRecordKind, hash: u8, parent: Option<u8>) -> EventRecord {
         let hash_of = |byte| SequenceHash::from_bytes([byte; 16]);
         let identity = BlockIdentity {
             namespace: NamespaceId(0),
@@ -169,20 +169,20 @@ mod tests {
     #[test]
     fn blocks_whose_removal_was_lost_are_not_kept_for_good() {
         let mut roots = Roots::default();
-        let root = roots.follow(&record(0, EventKind::Store, 1, None));
-        assert_eq!(roots.follow(&record(1, EventKind::Store, 2, Some(1))), root);
+        let root = roots.follow(&record(0, EventRecordKind::Store, 1, None));
+        assert_eq!(roots.follow(&record(1, EventRecordKind::Store, 2, Some(1))), root);
         for lost in 3..9 {
-            roots.follow(&record(u64::from(lost), EventKind::Store, lost, None));
+            roots.follow(&record(u64::from(lost), EventRecordKind::Store, lost, None));
         }
         roots.prune(8, |_| panic!("there is room"));
         roots.prune(7, |hash| hash.as_bytes()[0] < 3);
         assert_eq!(roots.known.len(), 2);
         assert_eq!(
-            roots.follow(&record(9, EventKind::Store, 9, Some(2))),
+            roots.follow(&record(9, EventRecordKind::Store, 9, Some(2))),
             root,
             "the others know their chain"
         );
-        assert_eq!(roots.follow(&record(10, EventKind::Remove, 2, Some(1))), root);
+        assert_eq!(roots.follow(&record(10, EventRecordKind::Remove, 2, Some(1))), root);
         assert_eq!(roots.known.len(), 2);
     }
 }

@@ -5,7 +5,7 @@ use super::operation::{Destination, Move, Operation, Outcome, Parts, Purpose, Un
 use crate::error::{BlockFailure, condemns_source, lost};
 use crate::metrics::DropReason;
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
-use kvbm_pool::{AnyArrivals, Completion, Losses, Lost, Quarantine, TierMask};
+use kvbm_pool::{AnyArrivals, ArrivalOutcome, Losses, Lost, Quarantine, TierMask};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -296,12 +296,12 @@ fn complete(
     let mut spare = Vec::new();
     for ((step, slot), completion) in completed.zip(completions) {
         match completion {
-            Completion::Removed => {
+            ArrivalOutcome::Removed => {
                 let removed = "the block was removed while it was on its way";
                 *slot = Some(Failure::new(FailureKind::Missing, removed));
             }
-            Completion::Existing { .. } => spare.push(step.dst),
-            Completion::Stored => {}
+            ArrivalOutcome::Existing { .. } => spare.push(step.dst),
+            ArrivalOutcome::Stored => {}
         }
     }
     (arrivals, spare)

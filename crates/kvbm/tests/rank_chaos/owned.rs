@@ -4,7 +4,7 @@ use super::support::model;
 use super::world::{Bytes, RANKS, World};
 use super::{Bench, STEPS, any, configure, namespace, seeds};
 use kvbm::config::Blocks;
-use kvbm::{Blocks as Batch, Cached, Complete, G1, KvBlockManager, Onboarding, Owned, Parked, Tier};
+use kvbm::{BlockBatch as Batch, Cached, Complete, G1, KvBlockManager, Onboarding, Owned, Parked, Tier};
 use std::time::Instant;
 
 /// What an engine has in its hands.

@@ -1,12 +1,7 @@
-//! What is remembered of blocks that are gone: eight bytes each, in sets of one cache line.
-//!
-//! A block may come back in another shard of the registry than it went from, so all shards have one history, without a lock. An entry is one
-//! number, which is read and written as a whole: what is found was put in for a block with this tag, at some time. Two threads that
-//! write the same entry at the same time forget a block. Nothing but a guess hangs on either.
+//! What the policy remembers of blocks that are gone: eight bytes each, in sets of one cache line.
 
-use crate::near;
-use crate::policy::BlockMemory;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::entry::BlockMemory;
+use crate::prefetch::prefetch;
 
 const WAYS: usize = 8;
 const USED: u64 = 1 << 63;
@@ -18,7 +13,7 @@ pub(crate) struct History {
 
 #[derive(Default)]
 #[repr(C, align(64))]
-struct Set([AtomicU64; WAYS]);
+struct Set([u64; WAYS]);
 
 /// Bytes for each entry.
 pub(crate) const BYTES: usize = size_of::<Set>() / WAYS;
@@ -46,47 +41,41 @@ impl History {
     }
 
     #[inline]
-    fn set(&self, tag: u64) -> &[AtomicU64; WAYS] {
-        &self.sets[(((tag >> 32) * self.sets.len() as u64) >> 32) as usize].0
+    fn set_of(&self, tag: u64) -> usize {
+        (((tag >> 32) * self.sets.len() as u64) >> 32) as usize
     }
 
-    /// Asks for the sets of `tags`, for later.
+    /// Prefetches the sets of `tags`.
     pub(crate) fn fetch(&self, tags: &[u64]) {
         for &tag in tags {
-            near::prefetch(self.set(tag));
+            prefetch(&self.sets[self.set_of(tag)]);
         }
     }
 
     /// Takes what is remembered of a block.
-    pub(crate) fn take(&self, tag: u64) -> Option<BlockMemory> {
-        let wanted = USED | tag_bits(tag);
-        for place in self.set(tag) {
-            let record = place.load(Relaxed);
-            if record & (USED | TAG_MASK) == wanted {
-                forget(place, record);
-                return Some(unpack(record));
-            }
-        }
-        None
+    pub(crate) fn take(&mut self, tag: u64) -> Option<BlockMemory> {
+        let (set, wanted) = (self.set_of(tag), USED | tag_bits(tag));
+        let found = self.sets[set].0.iter_mut().find(|record| **record & (USED | TAG_MASK) == wanted)?;
+        Some(unpack(std::mem::take(found)))
     }
 
     /// Remembers a block that is gone, in place of the longest unused of its set. `age` tells ages.
-    pub(crate) fn put(&self, tag: u64, memory: BlockMemory, age: impl Fn(u16) -> u16) {
-        let oldest = |place: &&AtomicU64| match place.load(Relaxed) {
+    pub(crate) fn put(&mut self, tag: u64, memory: BlockMemory, age: impl Fn(u16) -> u16) {
+        let oldest = |record: &&mut u64| match **record {
             record if record & USED == 0 => u32::MAX,
             record => u32::from(age(record as u16)),
         };
-        if let Some(place) = self.set(tag).iter().max_by_key(oldest) {
-            place.store(pack(tag, memory), Relaxed);
+        let set = self.set_of(tag);
+        if let Some(record) = self.sets[set].0.iter_mut().max_by_key(oldest) {
+            *record = pack(tag, memory);
         }
     }
 
-    /// Shows the entries of a set; those of which `each` says so are forgotten.
-    pub(crate) fn observe(&self, set: usize, mut each: impl FnMut(BlockMemory) -> bool) {
-        for place in &self.sets[set].0 {
-            let record = place.load(Relaxed);
-            if record & USED != 0 && each(unpack(record)) {
-                forget(place, record);
+    /// Shows the entries of a set, and forgets those for which `each` returns true.
+    pub(crate) fn observe(&mut self, set: usize, mut each: impl FnMut(BlockMemory) -> bool) {
+        for record in &mut self.sets[set].0 {
+            if *record & USED != 0 && each(unpack(*record)) {
+                *record = 0;
             }
         }
     }
@@ -97,23 +86,14 @@ impl History {
     }
 }
 
-/// Unless there is another one by now.
-#[inline]
-fn forget(place: &AtomicU64, record: u64) {
-    // An instruction that locks the line costs more than all the rest; what is put there meanwhile may be lost.
-    if place.load(Relaxed) == record {
-        place.store(0, Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::mix;
+    use crate::random::mix;
 
     #[test]
     fn gives_back_what_it_was_given_and_forgets_the_oldest_of_a_set() {
-        let history = History::new(64);
+        let mut history = History::new(64);
         let memory = |time| BlockMemory { time, class: 0xa5 };
         for n in 0..1000_u64 {
             history.put(mix(n), memory(n as u16), |time| 1000 - time);
@@ -132,7 +112,7 @@ mod tests {
 
     #[test]
     fn observation_reaches_every_entry_and_may_forget_it() {
-        let history = History::new(80);
+        let mut history = History::new(80);
         for n in 0..20 {
             history.put(mix(n), BlockMemory { time: 7, class: n as u8 }, |time| time);
         }

@@ -1,7 +1,7 @@
 //! The evictable slots of a tier: a dense array of packed records, so that a sample is a few cache lines.
 
-use crate::policy::{BlockMemory, Numbers};
-use crate::sync;
+use super::super::eviction::SlotNumbers;
+use crate::entry::BlockMemory;
 
 /// A slot with all that its value depends on.
 #[derive(Clone, Copy)]
@@ -36,35 +36,15 @@ impl Leaf {
 /// Leaves of a part of the array: it grows by parts, since most blocks are no leaves most of the time.
 pub(super) const PART: usize = 1024;
 
-type Part = Box<[Leaf]>;
+pub(crate) type LeafPart = Box<[Leaf]>;
 
-/// Parts that no array needs. All arrays take from here, those of all shards and tiers, and give back: the heap has as many as all needed at
-/// a time, and not as many as each ever needed.
-#[derive(Default)]
-pub(crate) struct Spare(sync::Leaf<Vec<Part>>);
+/// Parts that no array needs now. All arrays share them, so the heap has as many parts as all arrays need together.
+pub(crate) type UnusedParts = Vec<LeafPart>;
 
-impl Spare {
-    #[cold]
-    fn take(&self) -> Part {
-        let spare = self.0.lock().pop();
-        spare.unwrap_or_else(|| vec![Leaf(0); PART].into_boxed_slice())
-    }
-
-    #[cold]
-    fn give(&self, part: Option<Part>) {
-        self.0.lock().extend(part);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.0.lock().len()
-    }
-}
-
-/// The array. Where a slot is in it is its number ([`Numbers`]).
+/// The array. Where a slot is in it is its number ([`SlotNumbers`]).
 pub(crate) struct Leaves {
-    /// Those in use, and at most one more: what comes and goes about the end of one takes nobody's lock.
-    parts: Vec<Part>,
+    /// Those in use, and at most one more: a leaf that comes and goes at the end of a part moves no part.
+    parts: Vec<LeafPart>,
     len: usize,
 }
 
@@ -79,8 +59,8 @@ impl Leaves {
         slot: u32,
         memory: BlockMemory,
         priority: u8,
-        spare: &Spare,
-        numbers: &mut Numbers<'_>,
+        unused: &mut UnusedParts,
+        numbers: &mut SlotNumbers<'_>,
     ) {
         let leaf = Leaf::new(slot, memory, priority);
         if let Some(place) = numbers.get(slot) {
@@ -88,7 +68,8 @@ impl Leaves {
             return;
         }
         if self.len == self.parts.len() * PART {
-            self.parts.push(spare.take());
+            let part = unused.pop();
+            self.parts.push(part.unwrap_or_else(|| vec![Leaf(0); PART].into_boxed_slice()));
         }
         numbers.set(slot, Some(self.len as u32));
         self.len += 1;
@@ -101,7 +82,7 @@ impl Leaves {
     }
 
     /// Takes `slot` out, if it is in.
-    pub(crate) fn remove(&mut self, slot: u32, spare: &Spare, numbers: &mut Numbers<'_>) {
+    pub(crate) fn remove(&mut self, slot: u32, unused: &mut UnusedParts, numbers: &mut SlotNumbers<'_>) {
         let Some(place) = numbers.get(slot) else { return };
         numbers.set(slot, None);
         self.len -= 1;
@@ -111,7 +92,7 @@ impl Leaves {
             numbers.set(last.slot(), Some(place));
         }
         if self.len.is_multiple_of(PART) && self.parts.len() > self.len / PART + 1 {
-            spare.give(self.parts.pop());
+            unused.extend(self.parts.pop());
         }
     }
 
@@ -136,7 +117,7 @@ impl Leaves {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::slot::Slot;
+    use crate::slot::Slot;
 
     fn listed(slots: u32) -> Box<[Slot]> {
         let all = Slot::many(slots as usize);
@@ -149,14 +130,14 @@ mod tests {
     #[test]
     fn grows_by_parts_and_windows_stay_in_one() {
         let slots = 2 * PART as u32 + 100;
-        let (mut leaves, spare) = (Leaves::new(), Spare::default());
+        let (mut leaves, mut unused) = (Leaves::new(), UnusedParts::new());
         let states = listed(slots);
-        let mut numbers = Numbers::of(&states);
+        let mut numbers = SlotNumbers::of(&states);
         for slot in 0..slots {
-            leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0, &spare, &mut numbers);
+            leaves.put(slot, BlockMemory { time: slot as u16, class: 0 }, 0, &mut unused, &mut numbers);
         }
         for slot in (0..slots).filter(|slot| slot % 3 > 0) {
-            leaves.remove(slot, &spare, &mut numbers);
+            leaves.remove(slot, &mut unused, &mut numbers);
         }
         assert_eq!(leaves.len(), slots.div_ceil(3) as usize);
         let mut seen: Vec<u32> = Vec::new();
@@ -172,24 +153,24 @@ mod tests {
 
     #[test]
     fn slots_come_change_and_go() {
-        let (mut leaves, spare) = (Leaves::new(), Spare::default());
+        let (mut leaves, mut unused) = (Leaves::new(), UnusedParts::new());
         let states = listed(8);
-        let mut numbers = Numbers::of(&states);
+        let mut numbers = SlotNumbers::of(&states);
         let memory = |time, class| BlockMemory { time, class };
         for slot in 0..8 {
-            leaves.put(slot, memory(slot as u16, slot as u8), 1, &spare, &mut numbers);
+            leaves.put(slot, memory(slot as u16, slot as u8), 1, &mut unused, &mut numbers);
         }
-        leaves.put(3, memory(300, 200), 2, &spare, &mut numbers);
-        leaves.remove(0, &spare, &mut numbers);
-        leaves.remove(0, &spare, &mut numbers);
-        leaves.remove(7, &spare, &mut numbers);
+        leaves.put(3, memory(300, 200), 2, &mut unused, &mut numbers);
+        leaves.remove(0, &mut unused, &mut numbers);
+        leaves.remove(0, &mut unused, &mut numbers);
+        leaves.remove(7, &mut unused, &mut numbers);
         let mut rest: Vec<_> = leaves.window(0, 99).iter().map(|leaf| (leaf.slot(), leaf.time())).collect();
         rest.sort_unstable();
         assert_eq!(rest, [(1, 1), (2, 2), (3, 300), (4, 4), (5, 5), (6, 6)]);
         let changed = leaves.window(0, 99).iter().find(|leaf| leaf.slot() == 3).unwrap();
         assert_eq!((changed.class(), changed.priority()), (200, 2));
         for slot in 0..8 {
-            leaves.remove(slot, &spare, &mut numbers);
+            leaves.remove(slot, &mut unused, &mut numbers);
         }
         assert_eq!(leaves.len(), 0);
         assert!(leaves.window(0, 4).is_empty());

@@ -8,29 +8,36 @@
 //! All that is followed on a tier only where it was shown to keep more of what is used again than recency does, and as long as
 //! it is ([`trial`]).
 //!
-//! Where the registry has several shards each has a part of the policy, with the leaves of the shard. What is learnt is one for all ([`parts`]).
-//!
 //! Nothing is fitted to a workload: time is counted in block uses and measured against the capacity, and what a class
 //! or a hint is worth is what was seen of it. A hint that is often wrong costs nothing for long.
+//!
+//! # Modules
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `trial` | whether the policy keeps more than recency does | `candidates` |
+//! | `leaves` | the evictable slots of a tier | |
+//! | `history` | blocks that are gone | |
+//! | `model` | rates of reuse, learnt | |
+//! | `candidates` | which of some candidates is evicted | |
 
-pub(super) mod history;
+mod candidates;
+mod history;
 mod leaves;
 mod model;
-mod parts;
 mod trial;
 
-use super::{BlockMemory, BlockUse, EvictionPolicy, Numbers, Random, RequestPart, Sets, SlotSet};
-use crate::core::NONE;
-use crate::sync::Arc;
+use super::eviction::{BlockUse, EvictionPolicy, RequestPart, SlotNumbers, SlotSet};
+use super::slot_sets::SlotSets;
+use crate::entry::{BlockMemory, NONE};
+use crate::random::Random;
 use crate::tier::TIERS;
-use leaves::Leaves;
-use model::Seen;
-use parts::Common;
-use std::cmp::Ordering;
+use candidates::{Least, Next, Offer, SAMPLE, WINDOW};
+use history::History;
+use leaves::{Leaves, UnusedParts};
+use model::{Observations, Worth};
+use trial::{Rate, Trial};
 
-/// Leaves looked at for a victim, and how many lie side by side.
-const SAMPLE: usize = 64;
-const WINDOW: usize = 8;
 /// Entries of the history for each slot of the largest tier; where that is more than [`LONG_HISTORY`], fewer, down to a half.
 const HISTORY: usize = 4;
 const LONG_HISTORY: usize = 500_000;
@@ -40,43 +47,11 @@ const UNITS: usize = 1024;
 const OLDEST: u16 = 40_000;
 /// Blocks used between two looks into the history, at eight entries each.
 const USES_PER_LOOK: u64 = 4;
-/// Classes of which a part says what it saw, while one class is fitted.
-const GIVEN_PER_FIT: u64 = 4;
-
 // A class: uses, turn, distance from the tail (two bits each), ended.
 const USES: u8 = 0b11;
 const TURN_SHIFT: u32 = 2;
 const TAIL_SHIFT: u32 = 4;
 const ENDED_SHIFT: u32 = 6;
-
-/// A victim found without a sample. When a leaf goes, its parent becomes one; if that is worth no more than the next best
-/// of the sample from which its child was taken, it follows. So chains go in runs, which the memory likes.
-#[derive(Clone, Copy)]
-struct Next {
-    bar: f32,
-    slot: u32,
-}
-
-impl Next {
-    const NOTHING: Self = Self { bar: f32::NEG_INFINITY, slot: NONE };
-
-    /// None yet; the next best of the sample is the bar.
-    fn after(second: Offer) -> Self {
-        Self { bar: second.worth, slot: NONE }
-    }
-
-    #[inline]
-    fn consider(&mut self, slot: u32, worth: f32) {
-        if worth <= self.bar {
-            self.slot = slot;
-        }
-    }
-
-    fn take(&mut self) -> Option<u32> {
-        let slot = std::mem::replace(&mut self.slot, NONE);
-        (slot != NONE).then_some(slot)
-    }
-}
 
 /// What victims of a set are chosen from.
 struct Candidates {
@@ -86,16 +61,28 @@ struct Candidates {
     sampled: u64,
 }
 
-/// The policy "hazard", or the part of it that a shard has.
+/// The policy `hazard`.
 pub struct Hazard {
-    common: Arc<Common>,
-    sets: Sets<Candidates>,
-    /// What this part saw, and has not given to all.
-    seen: Seen,
-    /// When it gives something next, of which class.
-    next_given: u64,
-    given: usize,
+    /// Slots of the largest tier.
+    largest: usize,
+    /// How many blocks used make a unit of time, as a power of two.
+    unit_shift: u32,
+    history: History,
+    worth: Worth,
+    seen: Observations,
+    trials: [Option<Trial>; TIERS],
+    sets: SlotSets<Candidates>,
+    unused: UnusedParts,
     random: Random,
+    /// Blocks used so far, and at which number of them something is due.
+    uses: u64,
+    next_look: u64,
+    next_fade: u64,
+    next_fit: u64,
+    /// Blocks of the request that is under way: they count as used when it is over.
+    pending: u64,
+    /// Whether these are blocks that were there, so far.
+    in_use: bool,
     /// Turn of the request that is under way.
     turn: u8,
 }
@@ -106,31 +93,41 @@ impl Hazard {
 
     /// For tiers of `capacity` slots.
     pub fn new(capacity: [usize; TIERS], seed: u64) -> Self {
-        Self::part(&Arc::new(Common::new(capacity, seed, 1)), 0)
-    }
-
-    fn part(common: &Arc<Common>, number: u64) -> Self {
+        let largest = capacity.into_iter().max().unwrap_or(0);
         let candidates = |_| Candidates { leaves: Leaves::new(), next: Next::NOTHING, sampled: 0 };
         Self {
-            sets: Sets::new(common.capacity, candidates),
-            seen: Seen::new(),
-            next_given: 0,
-            given: 0,
-            random: Random::new(common.seed.wrapping_add(number)),
+            largest,
+            unit_shift: (largest / UNITS).max(1).ilog2(),
+            history: History::new((HISTORY * largest).min(LONG_HISTORY).max(largest / 2)),
+            worth: Worth::new(),
+            seen: Observations::new(),
+            trials: capacity.map(|slots| (slots > 0).then(|| Trial::new(slots, seed))),
+            sets: SlotSets::new(capacity, candidates),
+            unused: UnusedParts::new(),
+            random: Random::new(seed),
+            uses: 0,
+            next_look: 0,
+            next_fade: (largest as u64).max(4096),
+            next_fit: 0,
+            pending: 0,
+            in_use: false,
             turn: 0,
-            common: Arc::clone(common),
         }
     }
-}
 
-impl Hazard {
+    /// The time, in units. It wraps.
     #[inline]
     fn now(&self) -> u16 {
-        self.common.now()
+        (self.uses >> self.unit_shift) as u16
+    }
+
+    /// Uses of blocks, in units of time.
+    fn time(&self, uses: u64) -> f32 {
+        uses as f32 / (1_u64 << self.unit_shift) as f32
     }
 
     fn units_per_turnover(&self) -> f32 {
-        (self.common.largest >> self.common.unit_shift).max(1) as f32
+        (self.largest >> self.unit_shift).max(1) as f32
     }
 
     #[inline]
@@ -145,7 +142,7 @@ impl Hazard {
 
     #[inline]
     fn worth_at(&self, age: u16, class: usize, priority: u8) -> f32 {
-        self.common.worth.of(class, age.min(OLDEST)) * (1.0 + f32::from(priority))
+        self.worth.of(class, age.min(OLDEST)) * (1.0 + f32::from(priority))
     }
 
     /// The leaf of least worth in a sample. The next least is the bar for what is not sampled.
@@ -161,7 +158,7 @@ impl Hazard {
             }
         }
         let [first, second] = least.0;
-        let sampled = self.common.uses();
+        let sampled = self.uses;
         let candidates = self.sets.at(set);
         (candidates.next, candidates.sampled) = (Next::after(second), sampled);
         (first.slot != NONE).then_some(first.slot)
@@ -181,53 +178,45 @@ impl Hazard {
     /// A block was found resting, which it is in `every` uses of others once.
     fn saw_rest(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
         let age = self.age(memory.time);
-        let time = self.common.time(every);
+        let time = self.time(every);
         self.seen.saw_rest(class_of(memory), age.min(OLDEST), time);
         if age > OLDEST { BlockMemory { time: self.now().wrapping_sub(OLDEST), ..memory } } else { memory }
     }
 
     /// Learns from blocks that are gone, and keeps what blocks are worth up to date.
     fn learn(&mut self) {
-        let Self { common, seen, .. } = self;
-        let (now, time) = (common.now(), common.time(common.every()));
-        for set in common.due_sets() {
-            common.history.observe(set, |memory| {
+        let now = self.now();
+        // The policy looks at each set once in so many uses.
+        let sets = self.history.sets();
+        let time = self.time(sets as u64 * USES_PER_LOOK);
+        for look in due(&mut self.next_look, self.uses, USES_PER_LOOK) {
+            let Self { history, seen, .. } = self;
+            history.observe((look as usize + 1) % sets, |memory| {
                 let age = now.wrapping_sub(memory.time);
                 seen.saw_rest(class_of(memory), age.min(OLDEST), time);
                 age > OLDEST
             });
         }
-        let fades = common.is_time_to_fade();
-        match &common.seen {
-            None => {
-                if fades {
-                    seen.fade();
-                }
-                common.due_classes().for_each(|class| common.worth.fit(class, seen));
-            }
-            Some(all) => {
-                if fades {
-                    all.lock().fade();
-                }
-                for class in common.due_classes() {
-                    common.worth.fit(class, &all.lock());
-                }
-                self.give();
-            }
+        let fade_every = (self.largest as u64).max(4096);
+        if self.next_fade < self.uses {
+            self.next_fade = self.uses + fade_every;
+            self.seen.fade();
+        }
+        let fit_every = (fade_every / model::CLASSES as u64).max(16);
+        for fit in due(&mut self.next_fit, self.uses, fit_every) {
+            self.worth.fit(fit as usize % model::CLASSES, &self.seen);
         }
     }
 
-    /// Gives to all what this part saw of the next few classes.
-    fn give(&mut self) {
-        let uses = self.common.uses();
-        let Some(all) = self.common.seen.as_ref().filter(|_| self.next_given < uses) else { return };
-        let every = (self.common.fit_every() / GIVEN_PER_FIT).max(1);
-        let due = (uses - self.next_given).div_ceil(every);
-        self.next_given += due * every;
-        let mut all = all.lock();
-        for _ in 0..due.min(model::CLASSES as u64) {
-            self.seen.give(self.given, &mut all);
-            self.given = (self.given + 1) % model::CLASSES;
+    /// A block of the request is used: both small caches show whether they would have had it.
+    #[inline]
+    fn try_both(&mut self, tag: u64, memory: BlockMemory) {
+        let (now, Self { trials, worth, .. }) = (self.now(), self);
+        for trial in trials.iter_mut().flatten().filter(|trial| trial.draws(tag)) {
+            trial.used(tag, memory, |memory: BlockMemory| {
+                let age = now.wrapping_sub(memory.time).min(OLDEST);
+                Rate { worth: worth.of(class_of(memory), age), age }
+            });
         }
     }
 
@@ -272,15 +261,26 @@ fn turn_of(memory: BlockMemory) -> u8 {
     memory.class >> TURN_SHIFT & 0b11
 }
 
-impl EvictionPolicy for Hazard {
-    fn split(&self, parts: usize) -> Option<Vec<Box<dyn EvictionPolicy>>> {
-        let common = Arc::new(Common::new(self.common.capacity, self.common.seed, parts));
-        let part = |number| Box::new(Self::part(&common, number)) as Box<dyn EvictionPolicy>;
-        Some((0..parts as u64).map(part).collect())
+/// Numbers of what is due each `every` uses.
+fn due(next: &mut u64, uses: u64, every: u64) -> std::ops::Range<u64> {
+    let from = *next;
+    if from >= uses {
+        return 0..0;
     }
+    let count = (uses - from).div_ceil(every);
+    *next = from + count * every;
+    from / every..from / every + count
+}
 
+impl EvictionPolicy for Hazard {
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
-        self.common.begin(before.is_some(), part, blocks);
+        // Blocks that were used and blocks registered behind them are one request.
+        if part == RequestPart::Used || !self.in_use || before.is_none() {
+            self.uses += std::mem::take(&mut self.pending);
+            self.trials.iter_mut().flatten().for_each(Trial::begin);
+        }
+        self.pending += blocks as u64;
+        self.in_use = part == RequestPart::Used;
         self.sets.each().for_each(|candidates| candidates.next = Next::NOTHING);
         self.turn = match (before, part) {
             // The block before was used in this same request.
@@ -290,17 +290,12 @@ impl EvictionPolicy for Hazard {
         self.learn();
     }
 
-    fn goes_on(&mut self, before: Option<BlockMemory>) {
-        self.sets.each().for_each(|candidates| candidates.next = Next::NOTHING);
-        self.turn = self.turn_after(before);
-    }
-
     fn expect(&self, tags: &[u64]) {
-        self.common.history.fetch(tags);
+        self.history.fetch(tags);
     }
 
     fn registered(&mut self, block: &BlockUse) -> BlockMemory {
-        let count = match self.common.history.take(block.tag) {
+        let count = match self.history.take(block.tag) {
             Some(memory) => {
                 let turn = step(turn_of(memory), 3, &mut self.random);
                 self.turn = self.turn.max(turn);
@@ -309,20 +304,22 @@ impl EvictionPolicy for Hazard {
             None => 0,
         };
         let memory = self.memory(count, block.from_tail);
-        self.common.try_both(block.tag, memory);
+        self.try_both(block.tag, memory);
         memory
     }
 
     fn used(&mut self, block: &BlockUse, memory: BlockMemory) -> BlockMemory {
         let count = self.count_use(memory);
         let memory = self.memory(count, block.from_tail);
-        self.common.try_both(block.tag, memory);
+        self.try_both(block.tag, memory);
         memory
     }
 
     fn ended(&mut self, tag: u64, memory: BlockMemory) -> BlockMemory {
         let memory = BlockMemory { class: memory.class | 1 << ENDED_SHIFT, ..memory };
-        self.common.changed(tag, memory);
+        for trial in self.trials.iter_mut().flatten().filter(|trial| trial.draws(tag)) {
+            trial.changed(tag, memory);
+        }
         memory
     }
 
@@ -332,7 +329,7 @@ impl EvictionPolicy for Hazard {
 
     fn forgotten(&mut self, tag: u64, memory: BlockMemory) {
         let now = self.now();
-        self.common.history.put(tag, memory, |time| now.wrapping_sub(time));
+        self.history.put(tag, memory, |time| now.wrapping_sub(time));
     }
 
     fn evictable(
@@ -341,33 +338,33 @@ impl EvictionPolicy for Hazard {
         slot: u32,
         memory: BlockMemory,
         priority: u8,
-        numbers: &mut Numbers<'_>,
+        numbers: &mut SlotNumbers<'_>,
     ) {
         let worth = self.worth_of(memory.time, class_of(memory), priority);
         let candidates = self.sets.at(set);
-        candidates.leaves.put(slot, memory, priority, &self.common.spare, numbers);
+        candidates.leaves.put(slot, memory, priority, &mut self.unused, numbers);
         candidates.next.consider(slot, worth);
     }
 
-    fn kept(&mut self, set: SlotSet, slot: u32, numbers: &mut Numbers<'_>) {
-        self.sets.at(set).leaves.remove(slot, &self.common.spare, numbers);
+    fn kept(&mut self, set: SlotSet, slot: u32, numbers: &mut SlotNumbers<'_>) {
+        self.sets.at(set).leaves.remove(slot, &mut self.unused, numbers);
     }
 
-    fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, numbers: &mut Numbers<'_>) {
-        let uses = self.common.uses();
+    fn victims(&mut self, set: SlotSet, _want: usize, out: &mut Vec<u32>, numbers: &mut SlotNumbers<'_>) {
+        let uses = self.uses;
         let candidates = self.sets.at(set);
         // A victim that follows was found in this same request: no other has come since.
         let follow = candidates.next.take().filter(|_| candidates.sampled == uses);
         let follow = follow.filter(|&slot| numbers.get(slot).is_some());
         let victim = follow.or_else(|| self.sample(set));
         if let Some(slot) = victim {
-            self.sets.at(set).leaves.remove(slot, &self.common.spare, numbers);
+            self.sets.at(set).leaves.remove(slot, &mut self.unused, numbers);
             out.push(slot);
         }
     }
 
     fn follows_recency(&self, set: SlotSet) -> bool {
-        self.common.trials[set.tier].as_ref().is_some_and(|trial| !trial.is_ahead())
+        self.trials[set.tier].as_ref().is_some_and(|trial| !trial.is_ahead())
     }
 
     fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {
@@ -379,84 +376,49 @@ impl EvictionPolicy for Hazard {
     }
 }
 
-/// The two leaves of least worth among those offered; of equal worth the older.
-struct Least([Offer; 2]);
-
-#[derive(Clone, Copy)]
-struct Offer {
-    worth: f32,
-    age: u16,
-    slot: u32,
-}
-
-impl Offer {
-    const NONE: Self = Self { worth: f32::INFINITY, age: 0, slot: NONE };
-
-    fn is_before(&self, other: &Self) -> bool {
-        self.worth.total_cmp(&other.worth).then_with(|| other.age.cmp(&self.age)) == Ordering::Less
-    }
-}
-
-impl Least {
-    #[inline]
-    fn offer(&mut self, offer: Offer) {
-        let [first, second] = &mut self.0;
-        if offer.is_before(second) && offer.slot != first.slot {
-            if offer.is_before(first) {
-                *second = std::mem::replace(first, offer);
-            } else {
-                *second = offer;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A victim that would follow another is forgotten when a request begins, in whichever part it comes to later.
+    /// A victim that would follow another is forgotten when a request begins.
     #[test]
     fn no_victim_follows_one_of_another_request() {
-        let mut part = Hazard::new([64, 0, 0], 1);
+        let mut policy = Hazard::new([64, 0, 0], 1);
         let set = SlotSet::of_tier(0);
-        let follow = |part: &mut Hazard| {
-            part.sets.at(set).next = Next { bar: f32::INFINITY, slot: NONE };
-            part.sets.at(set).next.consider(3, 0.5);
+        let follow = |policy: &mut Hazard| {
+            policy.sets.at(set).next = Next { bar: f32::INFINITY, slot: NONE };
+            policy.sets.at(set).next.consider(3, 0.5);
         };
-        follow(&mut part);
-        assert_eq!(part.sets.at(set).next.take(), Some(3));
-        follow(&mut part);
-        part.begin(None, RequestPart::Used, 1);
-        assert_eq!(part.sets.at(set).next.take(), None);
-        follow(&mut part);
-        part.goes_on(None);
-        assert_eq!(part.sets.at(set).next.take(), None);
+        follow(&mut policy);
+        assert_eq!(policy.sets.at(set).next.take(), Some(3));
+        follow(&mut policy);
+        policy.begin(None, RequestPart::Used, 1);
+        assert_eq!(policy.sets.at(set).next.take(), None);
     }
 
-    /// What all leaves of a tier take lies on the heap once, in whichever shards they are, one after the other.
+    /// The leaves of tiers whose tenants have them in turn lie on the heap once.
     #[test]
-    fn parts_of_shards_take_the_leaves_that_others_have_no_more() {
+    fn sets_take_the_parts_that_others_do_not_need_any_more() {
         const MANY: u32 = 6 * leaves::PART as u32;
-        const SHARDS: usize = 4;
-        let common = Arc::new(Common::new([MANY as usize, 0, 0], 1, SHARDS));
-        let mut shards: Vec<_> = (0..SHARDS as u64).map(|number| Hazard::part(&common, number)).collect();
-        let set = SlotSet::of_tier(0);
-        let slots = crate::core::slot::Slot::many(MANY as usize);
+        const TENANTS: usize = 4;
+        let mut policy = Hazard::new([MANY as usize, 0, 0], 1);
+        let slots = crate::slot::Slot::many(MANY as usize);
         let listed = |slot: u32, listed| slots[slot as usize].set_listed(listed);
-        for turn in 0..3 * SHARDS {
+        let set = |turn: usize| SlotSet { tier: 0, tenant: turn % TENANTS };
+        for turn in 0..3 * TENANTS {
             for slot in 0..MANY {
-                let numbers = &mut Numbers::of(&slots);
+                let numbers = &mut SlotNumbers::of(&slots);
                 if turn > 0 {
-                    shards[(turn - 1) % SHARDS].kept(set, slot, numbers);
+                    policy.kept(set(turn - 1), slot, numbers);
                     listed(slot, false);
                 }
                 listed(slot, true);
-                shards[turn % SHARDS].evictable(set, slot, BlockMemory::default(), 0, numbers);
+                policy.evictable(set(turn), slot, BlockMemory::default(), 0, numbers);
             }
-            let used: usize = shards.iter().map(|shard| shard.sets.get(set).unwrap().leaves.parts()).sum();
+            let used: usize = policy.sets.each().map(|candidates| candidates.leaves.parts()).sum();
             // Six, and one more that each may have.
-            assert!(used + common.spare.len() <= 6 + SHARDS, "{used} are used, {} not", common.spare.len());
+            let unused = policy.unused.len();
+            assert!(used + unused <= 6 + TENANTS, "{used} are used, {unused} not");
         }
     }
 }

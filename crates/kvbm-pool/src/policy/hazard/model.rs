@@ -8,8 +8,6 @@
 //! Rates of which little is known lean on the rate of all classes at that age, and those on 1 / age, which makes an
 //! untaught model evict in order of recency.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
 /// Ranges of age: 0, 1, 2, 3, then two for each power of two.
 pub(crate) const AGES: usize = 32;
 pub(crate) const CLASSES: usize = 128;
@@ -27,23 +25,17 @@ struct Count {
 
 impl Count {
     const NOTHING: Self = Self { uses: 0.0, time: 0.0 };
-
-    fn add(&mut self, other: Self) {
-        self.uses += other.uses;
-        self.time += other.time;
-    }
 }
 
-/// What was seen of blocks. Where there are several parts of the policy each has some, which it gives to all now and then: what many
-/// threads write at every use of a block must not lie in one place.
-pub(crate) struct Seen {
+/// The uses and the rests of blocks that the policy saw.
+pub(crate) struct Observations {
     classes: Box<[[Count; AGES]]>,
     all: [Count; AGES],
 }
 
-/// What blocks are worth, from what was seen. Anybody reads it at any time; a number of it is changed as a whole.
+/// What blocks are worth, from what was seen.
 pub(crate) struct Worth {
-    classes: Box<[[AtomicU32; AGES]]>,
+    classes: Box<[[f32; AGES]]>,
 }
 
 /// Which range an age belongs to.
@@ -65,7 +57,7 @@ fn first_of(range: usize) -> f32 {
     ((2 + range % 2) << (log - 1)) as f32
 }
 
-impl Seen {
+impl Observations {
     pub(crate) fn new() -> Self {
         let classes = vec![[Count::NOTHING; AGES]; CLASSES].into_boxed_slice();
         Self { classes, all: [Count::NOTHING; AGES] }
@@ -96,24 +88,12 @@ impl Seen {
         self.classes.iter_mut().flatten().for_each(fade);
         self.all.iter_mut().for_each(fade);
     }
-
-    /// Gives away what was seen of `class`.
-    pub(crate) fn give(&mut self, class: usize, to: &mut Self) {
-        // Nobody asks who gives for the sums of its classes; they must not grow until a use more makes no difference.
-        self.all = [Count::NOTHING; AGES];
-        for (range, count) in self.classes[class].iter_mut().enumerate() {
-            let count = std::mem::replace(count, Count::NOTHING);
-            to.classes[class][range].add(count);
-            to.all[range].add(count);
-        }
-    }
 }
 
 impl Worth {
     pub(crate) fn new() -> Self {
-        let none = || std::array::from_fn(|_| AtomicU32::new(0));
-        let worth = Self { classes: (0..CLASSES).map(|_| none()).collect() };
-        let nothing = Seen::new();
+        let mut worth = Self { classes: vec![[0.0; AGES]; CLASSES].into_boxed_slice() };
+        let nothing = Observations::new();
         (0..CLASSES).for_each(|class| worth.fit(class, &nothing));
         worth
     }
@@ -121,11 +101,11 @@ impl Worth {
     /// What keeping a block is worth: larger is better.
     #[inline]
     pub(crate) fn of(&self, class: usize, age: u16) -> f32 {
-        f32::from_bits(self.classes[class][range_of(age)].load(Relaxed))
+        self.classes[class][range_of(age)]
     }
 
     /// Brings the worth of one class up to date.
-    pub(crate) fn fit(&self, class: usize, seen: &Seen) {
+    pub(crate) fn fit(&mut self, class: usize, seen: &Observations) {
         let (mut used, mut spent) = ([0.0; AGES], [0.0; AGES]);
         for range in 0..AGES {
             let width = first_of(range + 1) - first_of(range);
@@ -143,7 +123,7 @@ impl Worth {
                 left *= 1.0 - used[range];
                 best = best.max(uses / time);
             }
-            self.classes[class][from].store(best.to_bits(), Relaxed);
+            self.classes[class][from] = best;
         }
     }
 }
@@ -177,12 +157,12 @@ mod tests {
         }
     }
 
-    fn fit(worth: &Worth, seen: &Seen) {
+    fn fit(worth: &mut Worth, seen: &Observations) {
         (0..CLASSES).for_each(|class| worth.fit(class, seen));
     }
 
     /// Class 1 is used at age 1000 as a rule, class 2 never.
-    fn teach(seen: &mut Seen, times: usize) {
+    fn teach(seen: &mut Observations, times: usize) {
         for _ in 0..times {
             for age in [10, 100, 500] {
                 seen.saw_rest(1, age, 100.0);
@@ -195,38 +175,15 @@ mod tests {
 
     #[test]
     fn what_was_seen_counts_and_fades() {
-        let (mut seen, worth) = (Seen::new(), Worth::new());
+        let (mut seen, mut worth) = (Observations::new(), Worth::new());
         teach(&mut seen, 5000);
-        fit(&worth, &seen);
+        fit(&mut worth, &seen);
         assert!(worth.of(1, 900) > 20.0 * worth.of(2, 900));
         assert!(worth.of(1, 900) > worth.of(1, 100), "the nearer the use the better");
         for _ in 0..2000 {
             seen.fade();
         }
-        fit(&worth, &seen);
+        fit(&mut worth, &seen);
         assert!((worth.of(1, 900) / worth.of(2, 900) - 1.0).abs() < 0.01);
-    }
-
-    /// What several have seen of it together is what one would have seen.
-    #[test]
-    fn what_parts_saw_comes_together() {
-        let (mut one, mut all) = (Seen::new(), Seen::new());
-        teach(&mut one, 800);
-        for _ in 0..8 {
-            let mut part = Seen::new();
-            teach(&mut part, 100);
-            (0..CLASSES).for_each(|class| part.give(class, &mut all));
-            (0..CLASSES).for_each(|class| part.give(class, &mut all));
-            assert!(part.all.iter().all(|count| (count.uses, count.time) == (0.0, 0.0)), "nothing is left");
-        }
-        let [of_one, of_all] = [&one, &all].map(|seen| {
-            let worth = Worth::new();
-            fit(&worth, seen);
-            worth
-        });
-        for (class, age) in [(1, 900), (2, 900), (3, 50)] {
-            let (one, all) = (of_one.of(class, age), of_all.of(class, age));
-            assert!((one / all - 1.0).abs() < 1e-3, "class {class}: {one}, {all}");
-        }
     }
 }

@@ -4,13 +4,14 @@ use super::{Driver, Victims};
 use crate::oracle::{Pin, Refused, Slot};
 use kvbm_plan::{BlockId, Tier};
 use kvbm_pool::{
-    BlockChain, BlockMetadata, Blocks, Duplicates, EventKind, G1, G2, G3, RegisterError, Reset, TierTag,
+    BlockBatch, BlockChain, BlockMetadata, Duplicates, EventRecordKind, G1, G2, G3, RegisterError, Reset,
+    TierTag,
 };
 
 pub(super) enum Held {
-    G1(Blocks<G1, Reset>),
-    G2(Blocks<G2, Reset>),
-    G3(Blocks<G3, Reset>),
+    G1(BlockBatch<G1, Reset>),
+    G2(BlockBatch<G2, Reset>),
+    G3(BlockBatch<G3, Reset>),
 }
 
 impl Held {
@@ -40,14 +41,14 @@ impl Held {
 }
 
 impl Driver {
-    pub(super) fn allocate<T: TierTag>(&mut self, hold: fn(Blocks<T, Reset>) -> Held) {
+    pub(super) fn allocate<T: TierTag>(&mut self, hold: fn(BlockBatch<T, Reset>) -> Held) {
         if self.held.len() > 6 {
             return self.drop_held();
         }
         let n = self.rng.below(5);
         let tier = T::TIER.index();
         let allocated = self.registry.pool::<T>().get_mutable_blocks(n);
-        let given: Vec<BlockId> = allocated.iter().flat_map(Blocks::block_ids).copied().collect();
+        let given: Vec<BlockId> = allocated.iter().flat_map(BlockBatch::block_ids).copied().collect();
         self.follow_victims(T::TIER, &given);
         let expected = self.oracle.allocate(tier, n, 0);
         match allocated {
@@ -86,7 +87,7 @@ impl Driver {
         }
         let before = self.drain.len();
         self.registry.drain_events(&mut self.drain, usize::MAX);
-        for event in self.drain[before..].iter().filter(|event| event.kind == EventKind::Remove) {
+        for event in self.drain[before..].iter().filter(|event| event.kind == EventRecordKind::Remove) {
             seen.chosen.push_back((event.tier.index(), event.block.0));
         }
     }
@@ -119,7 +120,11 @@ impl Driver {
         }
     }
 
-    fn register_on<T: TierTag>(&mut self, blocks: Blocks<T, Reset>, hold: fn(Blocks<T, Reset>) -> Held) {
+    fn register_on<T: TierTag>(
+        &mut self,
+        blocks: BlockBatch<T, Reset>,
+        hold: fn(BlockBatch<T, Reset>) -> Held,
+    ) {
         let path = self.any_path();
         // Most often what continues the part that is there.
         let (start, found) = self.oracle.longest_prefix(&path, &[0, 1, 2]);

@@ -3,7 +3,7 @@
 use super::{Driver, Tally, Victims};
 use crate::oracle::Slot;
 use kvbm_plan::Tier;
-use kvbm_pool::{EventKind, PrefixBlock, Selection, TierMask};
+use kvbm_pool::{BlockSelection, EventRecordKind, PrefixBlock, TierMask};
 use std::collections::BTreeMap;
 
 impl Driver {
@@ -81,10 +81,14 @@ impl Driver {
             let key = (event.identity.group, event.identity.hash);
             let tier = &mut self.told[event.tier.index()];
             let before = match event.kind {
-                EventKind::Store => tier.insert(key, event.identity),
-                EventKind::Remove => tier.remove(&key),
+                EventRecordKind::Store => tier.insert(key, event.identity),
+                EventRecordKind::Remove => tier.remove(&key),
             };
-            assert_eq!(before.is_some(), event.kind == EventKind::Remove, "an event that changes nothing");
+            assert_eq!(
+                before.is_some(),
+                event.kind == EventRecordKind::Remove,
+                "an event that changes nothing"
+            );
         }
         for (tier, told) in self.told.iter().enumerate() {
             let present = self.oracle.tiers[tier].present.keys().map(|&node| {
@@ -124,7 +128,7 @@ impl Driver {
             assert_eq!(status.free + status.inactive + status.quarantined, status.capacity);
             assert_eq!(status.transfer_pins, 0);
         }
-        self.registry.remove(Selection::All, TierMask::ALL);
+        self.registry.remove(BlockSelection::All, TierMask::ALL);
         assert_eq!(self.registry.known_blocks(), 0, "a record of nothing");
         self.tally
     }

@@ -3,7 +3,7 @@
 use super::{Driver, Victims};
 use crate::universe::NAMESPACES;
 use kvbm_plan::{NamespaceId, Tier};
-use kvbm_pool::{EventKind, PinError, TierMask};
+use kvbm_pool::{EventRecordKind, PinError, TierMask};
 
 impl Driver {
     fn some_tiers(&mut self) -> (&'static [usize], TierMask) {
@@ -65,7 +65,7 @@ impl Driver {
         self.registry.drain_events(&mut self.drain, usize::MAX);
         for at in before..self.drain.len() {
             let event = self.drain[at];
-            assert_eq!(event.kind, EventKind::Remove);
+            assert_eq!(event.kind, EventRecordKind::Remove);
             let node = self.node(event.identity.group, event.identity.hash);
             self.oracle.expire(event.tier.index(), node);
             self.tally.expired += 1;

@@ -4,7 +4,7 @@ use super::Driver;
 use crate::oracle::Node;
 use crate::universe::{CAPACITY, NODES_PER_GROUP};
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, Tier};
-use kvbm_pool::{Selection, TierMask};
+use kvbm_pool::{BlockSelection, TierMask};
 use std::collections::BTreeSet;
 
 impl Driver {
@@ -57,7 +57,7 @@ impl Driver {
                 let nodes = every.into_iter().filter(|&node| self.oracle.universe[node].group == group);
                 self.oracle.remove(&nodes.collect(), &[1, 2], false);
                 let tiers = TierMask::only(Tier::G2).with(Tier::G3);
-                self.registry.remove(Selection::Group(group), tiers);
+                self.registry.remove(BlockSelection::Group(group), tiers);
             }
             _ => {
                 let nodes = self.oracle.subtree(node);

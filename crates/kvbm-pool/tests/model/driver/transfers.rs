@@ -3,7 +3,7 @@
 use super::Driver;
 use crate::oracle::{Node, Pin, Slot};
 use kvbm_plan::{BlockId, BlockIdentity, GroupKind, Tier};
-use kvbm_pool::{AnyArrivals, Arrival, Arrivals, Completion, G1, G2, G3};
+use kvbm_pool::{AnyArrivals, Arrival, ArrivalOutcome, Arrivals, G1, G2, G3};
 use std::collections::BTreeSet;
 
 impl Driver {
@@ -31,8 +31,7 @@ impl Driver {
         let reserved = begun.iter().flat_map(AnyArrivals::reserved).map(|(_, block, _)| block);
         let reserved: Vec<BlockId> = reserved.collect();
         self.follow_victims(tier, &reserved);
-        let counted = self.counted_parent(index, &nodes);
-        let room = self.oracle.allocate(index, needed, counted);
+        let room = self.oracle.allocate(index, needed, 0);
         match begun {
             Ok(arrivals) => {
                 let room = room.expect("the model has no room");
@@ -51,16 +50,6 @@ impl Driver {
         for slot in pins.into_iter().rev() {
             self.oracle.unpin(index, slot, Pin::Transfer);
         }
-    }
-
-    /// One where the parent of the first block may be another shard's that nobody else uses: it stays as a parent, not for a pin, while
-    /// room is made.
-    fn counted_parent(&self, tier: usize, nodes: &[Node]) -> usize {
-        let oracle = &self.oracle;
-        let parent = nodes.first().filter(|&&node| self.setup.shards > 1 && oracle.is_full(node));
-        let slots = parent.and_then(|&node| oracle.tiers[tier].present.get(&oracle.parents[node]?));
-        // The pin is the model's own.
-        usize::from(slots.is_some_and(|slots| oracle.tiers[tier].refs[slots[0] as usize] == 1))
     }
 
     pub(super) fn check_arrivals(
@@ -106,12 +95,12 @@ impl Driver {
                 let expected = self.oracle.complete(tier, block.0);
                 let completion = arrivals.complete(at);
                 let found = match completion {
-                    Completion::Stored => Some(block.0),
-                    Completion::Existing { block } => Some(block.0),
-                    Completion::Removed => None,
+                    ArrivalOutcome::Stored => Some(block.0),
+                    ArrivalOutcome::Existing { block } => Some(block.0),
+                    ArrivalOutcome::Removed => None,
                 };
                 assert_eq!(found, expected);
-                assert_eq!(arrivals.complete(at), Completion::Removed, "an arrival completes once");
+                assert_eq!(arrivals.complete(at), ArrivalOutcome::Removed, "an arrival completes once");
             } else if choice == 5 && self.rng.below(8) == 0 {
                 self.oracle.fail(tier, block.0, Slot::Quarantined);
                 arrivals.fail_and_quarantine(at);

@@ -35,11 +35,6 @@ impl Index {
         (at != NONE).then_some(at)
     }
 
-    /// The tag of a number that is given out.
-    pub(super) fn tag(&self, number: u16) -> u64 {
-        self.tags[usize::from(number)]
-    }
-
     /// A number for a tag that has none; none when all are given out.
     pub(super) fn add(&mut self, tag: u64) -> Option<u16> {
         let (at, list) = (self.free, self.list(tag));
@@ -76,7 +71,7 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Random;
+    use crate::random::Random;
     use std::collections::HashMap;
 
     #[test]

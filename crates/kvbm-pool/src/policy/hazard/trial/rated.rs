@@ -1,8 +1,9 @@
 //! A small cache that keeps what is worth most, of leaves first: the policy itself, in small.
 
+use super::super::candidates::{Least, Next, Offer, SAMPLE, WINDOW};
 use super::index::{Index, NONE};
-use crate::policy::hazard::{Least, Next, Offer, SAMPLE, WINDOW};
-use crate::policy::{BlockMemory, Random};
+use crate::entry::BlockMemory;
+use crate::random::Random;
 
 #[derive(Clone, Copy)]
 struct Block {
@@ -46,16 +47,6 @@ impl Rated {
     /// A request begins.
     pub(super) fn begin(&mut self) {
         self.above = NONE;
-    }
-
-    /// The block of the request that was used last.
-    pub(super) fn above(&self) -> Option<u64> {
-        (self.above != NONE).then(|| self.index.tag(self.above))
-    }
-
-    /// Another request goes on, behind the block that it used last, if that is still there.
-    pub(super) fn go_on_behind(&mut self, above: Option<u64>) {
-        self.above = above.and_then(|tag| self.index.find(tag)).unwrap_or(NONE);
     }
 
     /// What is kept of a block has changed.

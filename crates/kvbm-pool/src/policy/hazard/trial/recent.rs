@@ -28,16 +28,6 @@ impl Recent {
         self.above = NONE;
     }
 
-    /// The block of the request that was used last.
-    pub(super) fn above(&self) -> Option<u64> {
-        (self.above != NONE).then(|| self.index.tag(self.above))
-    }
-
-    /// Another request goes on, behind the block that it used last, if that is still there.
-    pub(super) fn go_on_behind(&mut self, above: Option<u64>) {
-        self.above = above.and_then(|tag| self.index.find(tag)).unwrap_or(NONE);
-    }
-
     /// The next block of a request. Says whether it was there.
     pub(super) fn used(&mut self, tag: u64) -> bool {
         let found = self.index.find(tag);
@@ -98,7 +88,7 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Random;
+    use crate::random::Random;
 
     /// The same as a list that is rebuilt for each request: its blocks, then the others as they were, cut off.
     #[test]

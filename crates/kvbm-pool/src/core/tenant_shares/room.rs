@@ -1,0 +1,195 @@
+//! Whether a request can be met, known before anything goes for it: one that is refused takes nothing.
+//!
+//! Counts of what nobody uses refuse most of those. But some of that may have to stay, because something in use continues it, or because
+//! it is pinned: where a tenant has such blocks, those that could go are counted one by one, no more than are needed, and in parts between
+//! which others have their turn.
+
+use super::super::evict::MAX_LOOKED_AT;
+use super::super::shares::{Claim, Number, TierCounts};
+use super::super::state::Core;
+use super::super::store::Hold;
+
+use crate::entry::{NONE, Presence};
+use crate::policy::SlotSet;
+use crate::slot::Usage;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// Places of the order that are looked at in one part of a count.
+const PLACES_AT_ONCE: usize = 128;
+
+/// Counts of a request, where what was counted moved meanwhile and did not suffice.
+const MOST_COUNTS: usize = 2;
+
+/// Entries that would be evicted.
+#[derive(Default)]
+struct Gone {
+    /// As many slots as are needed.
+    enough: u32,
+    all: HashSet<u32>,
+    /// How many of them continue others that stay so far.
+    children: HashMap<u32, u32>,
+    /// Slots that they leave.
+    slots: u32,
+    /// Slots without users that were looked at, also those that stay.
+    idle: HashSet<u32>,
+}
+
+impl Core {
+    /// Whether `wanted` blocks of `tier` might be given for who claims them. If not, nobody gives one.
+    pub(crate) fn might_give(&self, tier: usize, claim: Claim, wanted: usize) -> bool {
+        let tenants = &self.tenants;
+        let idle = |number: Number| tenants.all[number].on[tier].idle;
+        wanted <= self.evictable_at_most(tier, wanted)
+            && (!tenants.are_configured() || wanted <= tenants.given(tier, self.usable(tier), claim, idle))
+    }
+}
+
+impl Hold<'_> {
+    /// Whether they will be, as things are now. Exact where there are tenants and no other thread changes anything meanwhile; where others go on
+    /// changing things, true rather than false.
+    pub(crate) fn will_give(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
+        let might = self.might_give(tier, claim, wanted);
+        if !might || !self.tenants.are_configured() {
+            return might;
+        }
+        // What others put into the order, or moved in it, while they were let in may have been missed.
+        let ends = |core: &Core| (core.tiers[tier].order.first(), core.tiers[tier].order.end());
+        for _ in 0..MOST_COUNTS {
+            let before = ends(self);
+            if self.counts_suffice(tier, claim, wanted) {
+                return true;
+            }
+            if ends(self) == before {
+                return false;
+            }
+        }
+        // Nothing says that it cannot: so it is tried.
+        true
+    }
+
+    /// Whether what each could give, counted one by one, is enough.
+    fn counts_suffice(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
+        let usable = self.usable(tier);
+        let tenants = &self.tenants;
+        // Those who give first are asked first.
+        let mut numbers: Vec<Number> = (0..tenants.all.len()).collect();
+        numbers.sort_by_key(|&number| std::cmp::Reverse(tenants.excess(number, tier, usable)));
+        let mut counted = vec![0; numbers.len()];
+        numbers.into_iter().any(|number| {
+            counted[number] = self.count_evictable(SlotSet { tier, tenant: number }, wanted);
+            wanted <= self.tenants.given(tier, usable, claim, |number| counted[number])
+        })
+    }
+
+    /// How many blocks of a set could go one after the other, as far as `enough`.
+    fn count_evictable(&mut self, set: SlotSet, enough: usize) -> u32 {
+        let SlotSet { tier, tenant } = set;
+        let TierCounts { blocks, idle, pinned, .. } = self.tenants.all[tenant].on[tier];
+        // The order has the places of all tenants: it is not searched for what a count says already.
+        if idle == 0 || blocks == idle && pinned == 0 {
+            return idle;
+        }
+        // What others put behind it meanwhile is not looked at: there may be no end to that.
+        let until = self.tiers[tier].order.end();
+        let turns = (until - self.tiers[tier].order.first()) / MAX_LOOKED_AT as u64;
+        for _ in 0..=turns {
+            if self.pass_over(set) {
+                break;
+            }
+            self.let_others_in();
+        }
+        let mut gone = Gone { enough: enough as u32, ..Gone::default() };
+        let mut from = 0;
+        while let Some(next) = self.count_part(set, from..until, &mut gone) {
+            from = next;
+            self.let_others_in();
+        }
+        gone.slots
+    }
+}
+
+impl Core {
+    /// Counts among the next places of the order with these numbers. Where to go on, if there may be more.
+    fn count_part(&self, set: SlotSet, numbers: Range<u64>, gone: &mut Gone) -> Option<u64> {
+        let SlotSet { tier, tenant } = set;
+        let idle = self.tenants.all[tenant].on[tier].idle as usize;
+        let slots = &self.slots[tier];
+        let places = self.tiers[tier].order.unseen(tenant, numbers, slots);
+        for (looked_at, (number, slot)) in places.enumerate() {
+            if gone.slots >= gone.enough || gone.idle.len() >= idle {
+                return None;
+            }
+            if looked_at == PLACES_AT_ONCE {
+                return Some(number);
+            }
+            if let Some(slot) = slot
+                && self.set_of(slots[slot as usize].entry.get(), tier) == set
+            {
+                self.let_go(tier, slot, gone);
+            }
+        }
+        None
+    }
+
+    /// Passes over what is first in the order and none of the set's, or may not go: it was looked at then, as by who evicts. False where
+    /// there may be more of that.
+    fn pass_over(&mut self, set: SlotSet) -> bool {
+        let SlotSet { tier, tenant } = set;
+        let mut budget = MAX_LOOKED_AT;
+        while budget > 0 {
+            let Self { entries, slots, tenants, tiers, .. } = self;
+            let is_theirs = |index: u32| {
+                index != NONE && tenants.number_of(entries[index as usize].namespace()) == tenant
+            };
+            let order = &mut tiers[tier].order;
+            let Some(slot) = order.look_for(tenant, &slots[tier], &mut budget, is_theirs) else {
+                return budget > 0;
+            };
+            if self.may_go(tier, slot) {
+                return true;
+            }
+            self.slot(tier, slot).order_position.set(NONE);
+        }
+        false
+    }
+
+    /// The block in a slot would be evicted, if it may be, and then those before it that nothing else continues, as far as they are needed.
+    fn let_go(&self, tier: usize, slot: u32, gone: &mut Gone) {
+        let mut slot = slot;
+        loop {
+            let state = self.slot(tier, slot);
+            let index = state.entry.get();
+            let entry = self.entry(index);
+            let in_use = state.usage() != Usage::Registered || state.refs() > 0;
+            if in_use {
+                return;
+            }
+            gone.idle.insert(slot);
+            if self.is_pinned(index, tier) || gone.all.contains(&index) {
+                return;
+            }
+            // Where there is a copy, that takes over.
+            let goes = state.link.get() == NONE;
+            let is_full = self.is_full(entry.group());
+            let left = entry.children(tier).saturating_sub(gone.children.get(&index).copied().unwrap_or(0));
+            if goes && is_full && left > 0 {
+                return;
+            }
+            gone.all.insert(index);
+            gone.slots += 1;
+            let parent = entry.parent.get();
+            let enough = gone.slots >= gone.enough;
+            if enough
+                || !goes
+                || !is_full
+                || parent == NONE
+                || self.entry(parent).presence(tier) != Presence::Present
+            {
+                return;
+            }
+            *gone.children.entry(parent).or_default() += 1;
+            slot = self.entry(parent).slot(tier);
+        }
+    }
+}

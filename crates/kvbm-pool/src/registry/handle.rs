@@ -1,0 +1,360 @@
+//! The handle of a registry.
+
+use crate::arrivals::AnyArrivals;
+use crate::block_state::BatchState;
+use crate::blocks::BlockBatch;
+use crate::config::{ConfigError, RegistryConfig};
+use crate::core::reference::Reference;
+use crate::core::store::Store;
+use crate::error::{AllocError, PinError, TtlError};
+use crate::event::{Drained, EventBacklog, EventRecord};
+use crate::metadata::BlockMetadata;
+use crate::pinned::Pinned;
+use crate::policy::{self, EvictionPolicy};
+use crate::pool::BlockPool;
+use crate::prefix::Prefix;
+use crate::shared::Shared;
+use crate::status::{TierCounters, TierStatus};
+use crate::sync::Arc;
+use crate::tier::{TIERS, TierMask, TierTag};
+use crate::vectors::VectorPool;
+use kvbm_plan::{BlockId, BlockIdentity, Epoch, GroupId, NamespaceId, SequenceHash, Tier};
+use std::fmt;
+use std::hash::BuildHasher;
+
+/// All blocks on G1, G2 and G3. Cheap to clone; handles keep what they need alive.
+#[derive(Clone)]
+pub struct Registry {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Events that one hold of the lock drains.
+const EVENTS_PER_HOLD: usize = 256;
+
+impl Registry {
+    /// An empty registry.
+    ///
+    /// # Errors
+    /// A configuration that is not [valid](RegistryConfig::validate).
+    pub fn new(config: &RegistryConfig) -> Result<Self, ConfigError> {
+        let capacity = config.capacity.map(|blocks| blocks as usize);
+        Self::build(config, policy::build(config.policy, capacity, config.policy_seed))
+    }
+
+    /// An empty registry that evicts as `policy` says, whatever `config.policy` is.
+    ///
+    /// # Errors
+    /// A configuration that is not [valid](RegistryConfig::validate).
+    pub fn with_policy(
+        config: &RegistryConfig,
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Result<Self, ConfigError> {
+        Self::build(config, Some(policy))
+    }
+
+    fn build(config: &RegistryConfig, policy: Option<Box<dyn EvictionPolicy>>) -> Result<Self, ConfigError> {
+        config.validate()?;
+        // Only the places of keys in the table depend on the seed, nothing that anybody can see.
+        let seed = std::hash::RandomState::new().hash_one(config.epoch.0);
+        let shared = Shared {
+            vectors: VectorPool::new(),
+            store: Store::new(config, policy, seed),
+            epoch: config.epoch,
+            event_capacity: config.event_capacity as usize,
+            has_tenants: !config.tenants.is_empty(),
+            capacity: config.capacity,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A typed view of tier `T`.
+    pub fn pool<T: TierTag>(&self) -> BlockPool<T> {
+        BlockPool::new(Arc::clone(&self.shared))
+    }
+
+    /// Whether `prefix` was matched here. Its slots mean something else, or nothing, in another registry.
+    pub fn owns_prefix(&self, prefix: &Prefix) -> bool {
+        Arc::ptr_eq(&self.shared, &prefix.shared)
+    }
+
+    /// Whether the blocks of `pinned` are registered here.
+    pub fn owns_pinned(&self, pinned: &Pinned) -> bool {
+        Arc::ptr_eq(&self.shared, &pinned.shared)
+    }
+
+    /// Whether `blocks` were allocated here.
+    pub fn owns_blocks<T: TierTag, S: BatchState>(&self, blocks: &BlockBatch<T, S>) -> bool {
+        blocks.belongs_to(&self.shared)
+    }
+
+    /// Life of the leader, as configured.
+    pub fn epoch(&self) -> Epoch {
+        self.shared.epoch
+    }
+
+    /// Slots of `tier`; 0 where there is no such tier.
+    pub fn capacity(&self, tier: Tier) -> u32 {
+        self.shared.capacity.get(tier.index()).copied().unwrap_or(0)
+    }
+
+    /// The longest useful prefix of a sequence that is on some tier, each block pinned on its nearest one. Does not
+    /// count as a use by itself: [`touch`](Self::touch) once for each request.
+    ///
+    /// `hashes` are those of the whole sequence from its first block. For a Full group the prefix ends before the
+    /// first block that is on no tier. For a sliding window it is the longest whose last window is there, and for
+    /// state the longest whose last block is there; only those blocks are pinned.
+    pub fn match_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Prefix {
+        // Before anything is found: what is lost meanwhile counts as found before.
+        let losses = self.losses();
+        let mut blocks = Vec::with_capacity(hashes.len());
+        let hashes_kept = hashes.to_vec();
+        let mut arriving = Vec::new();
+        let push = |block| blocks.push(block);
+        let mut hold = self.shared.store.lock();
+        let found = hold.match_prefix(group, hashes, TierMask::ALL, push, Some(&mut arriving));
+        drop(hold);
+        Prefix {
+            shared: Arc::clone(&self.shared),
+            namespace: found.namespace,
+            group,
+            hashes: hashes_kept,
+            start: found.start as u32,
+            losses,
+            blocks,
+            arriving,
+            volume: None,
+        }
+    }
+
+    /// On which tiers the blocks are, up to the first that is on none. Neither pins nor touches.
+    pub fn peek_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Vec<TierMask> {
+        let mut tiers = Vec::with_capacity(hashes.len());
+        self.shared.store.lock().tiers_of_each(group, hashes, &mut tiers);
+        tiers
+    }
+
+    /// On which tiers one block is. Neither pins nor touches.
+    pub fn tiers_of(&self, group: GroupId, hash: SequenceHash) -> TierMask {
+        let hold = self.shared.store.lock();
+        hold.find(group, hash).map_or(TierMask::NONE, |index| hold.tiers_of(index))
+    }
+
+    /// In which slot of `tier` a block is, where it is there. Neither pins nor touches: by the time it is known it may be gone from there.
+    pub fn slot_of(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<BlockId> {
+        let hold = self.shared.store.lock();
+        let found = hold.find(group, hash).filter(|&index| hold.tiers_of(index).contains(tier));
+        found.map(|index| BlockId(hold.entry(index).slot(tier.index())))
+    }
+
+    /// A use of these blocks, tail to head, on every tier that holds them: once for each request, with its whole chain.
+    ///
+    /// There is no id of a request. To the default policy, this and the next registration behind a block that is there are
+    /// one request if no other use comes in between. So touch a request right before you register its new blocks. Where
+    /// several threads interleave, the policy counts new blocks with the request that was touched last, or as a request of
+    /// their own: the ages that it learns differ by so many blocks, and eviction stays as safe as before.
+    pub fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
+        self.shared.store.lock().touch(group, hashes);
+    }
+
+    /// Nothing will continue this request: a soft hint. Concerns those of its blocks at its end that belong to no other
+    /// branch, until they are used again. `hazard` learns what such hints are worth; under `lru-leaf` these
+    /// blocks are the next to go, once nobody uses them. For an ended session, call it for the session's last request.
+    pub fn branch_ends(&self, group: GroupId, hashes: &[SequenceHash]) {
+        self.shared.store.lock().branch_ends(group, hashes);
+    }
+
+    /// Keeps what is there of a chain on `tiers` from eviction until iteration `until` (or until it is unpinned, or
+    /// removed), with the ancestors that it needs there. Of several pins of a block the one that ends last counts. Pinned
+    /// blocks are cached ones like others in all other respects: a pin is neither a use nor a handle. Returns how many of
+    /// `hashes` are pinned.
+    ///
+    /// # Errors
+    /// [`PinError`]: an iteration that is over, or more than [`RegistryConfig::most_pinned`] on a tier. Nothing changed.
+    pub fn pin(
+        &self,
+        group: GroupId,
+        hashes: &[SequenceHash],
+        tiers: TierMask,
+        until: u64,
+    ) -> Result<usize, PinError> {
+        self.shared.store.lock().pin_chain(group, hashes, tiers, until)
+    }
+
+    /// Takes pins back: of the blocks of a chain, given from its first block on, as far as no other pinned block continues
+    /// them. Returns on how many places (a block on a tier) a pin ended.
+    pub fn unpin(&self, group: GroupId, hashes: &[SequenceHash], tiers: TierMask) -> usize {
+        self.shared.store.lock().unpin_chain(group, hashes, tiers)
+    }
+
+    /// Blocks of `namespace` leave every tier after `iterations` without use (`None`: they stay until their slots are needed).
+    /// A use is what makes a block young: a touch, the end of a handle, and its arrival on a tier. Blocks that are in use,
+    /// pinned or continued on the tier stay until they are not. [`step`](Self::step) removes them, from the ends of
+    /// chains on: in a registry of up to 1,024 blocks in the iteration in which they are due, in larger ones within
+    /// 1,024 further iterations.
+    ///
+    /// # Errors
+    /// [`TtlError`]: 0, or more than [`RegistryConfig::MAX_TTL`]. Nothing changed.
+    pub fn set_ttl(&self, namespace: NamespaceId, iterations: Option<u64>) -> Result<(), TtlError> {
+        let allowed = |&iterations: &u64| (1..=RegistryConfig::MAX_TTL).contains(&iterations);
+        if let Some(iterations) = iterations.filter(|iterations| !allowed(iterations)) {
+            return Err(TtlError { iterations });
+        }
+        self.shared.store.lock().expiry.limit(namespace, iterations.map(|iterations| iterations as u16));
+        Ok(())
+    }
+
+    /// The iteration clock.
+    pub fn iteration(&self) -> u64 {
+        self.shared.store.lock().step
+    }
+
+    /// Advances the iteration clock, ends the pins whose time is over, removes the blocks whose time to live is, and returns
+    /// the clock.
+    pub fn step(&self) -> u64 {
+        let mut hold = self.shared.store.lock();
+        hold.step += 1;
+        let now = hold.step;
+        while hold.end_timed_pins() {
+            hold.let_others_in();
+        }
+        hold.begin_expiry();
+        while hold.expire() {
+            hold.let_others_in();
+        }
+        now
+    }
+
+    /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors, that are neither on
+    /// `not_on` nor on their way there and were not used during the last `min_idle` iterations (0: any; counted up to 65,535). Pinned for a
+    /// transfer. Looks at a bounded number of blocks and goes on from there in the next call.
+    pub fn coldest(&self, tier: Tier, n: usize, not_on: Tier, min_idle: u64) -> Pinned {
+        let (losses, mut ids) = (self.losses(), Vec::new());
+        if self.capacity(tier) > 0 && not_on.index() < TIERS {
+            ids.reserve(n.min(self.capacity(tier) as usize));
+            self.shared.store.coldest([tier.index(), not_on.index()], n, min_idle, &mut ids);
+        }
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, reference: Reference::Transfer, losses }
+    }
+
+    /// Up to `n` blocks of `tier` that may be evicted soon and are neither on `not_on` nor on their way there, pinned for a
+    /// transfer, parents before children. Under `lru-leaf` these are the oldest `share` (0 to 1) of its eviction order;
+    /// other policies may take any block next, so with one they all are, unless `share` is 0. Each use of a block puts it
+    /// before this once: call it after every registration or arrival on the tier.
+    pub fn uncopied_victims(&self, tier: Tier, share: f64, n: usize, not_on: Tier) -> Pinned {
+        let (losses, mut ids) = (self.losses(), Vec::new());
+        if self.capacity(tier) > 0 && not_on.index() < TIERS {
+            self.shared.store.uncopied_victims([tier.index(), not_on.index()], share, n, &mut ids);
+        }
+        Pinned { shared: Arc::clone(&self.shared), tier, ids, reference: Reference::Transfer, losses }
+    }
+
+    /// Prepares a transfer to a tier that is known at run time (see [`BlockPool::begin_arrivals`]).
+    ///
+    /// # Errors
+    /// As there, and always on a tier without slots (G4).
+    pub fn begin_arrivals(
+        &self,
+        tier: Tier,
+        identities: &[BlockIdentity],
+    ) -> Result<AnyArrivals, AllocError> {
+        AnyArrivals::begin(&self.shared, tier, identities, BlockMetadata::default())
+    }
+
+    /// Where the slots of `tier` are.
+    pub fn occupancy(&self, tier: Tier) -> TierStatus {
+        if tier.index() >= TIERS {
+            TierStatus::without_slots(tier)
+        } else {
+            self.shared.store.lock().status(tier)
+        }
+    }
+
+    /// Blocks of `tier` that are neither free, nor quarantined, nor on the next lower tier:
+    /// [`TierStatus::not_copied_lower`].
+    pub fn not_copied_lower(&self, tier: Tier) -> u32 {
+        self.occupancy(tier).not_copied_lower
+    }
+
+    /// What happened on `tier` so far.
+    pub fn counters(&self, tier: Tier) -> TierCounters {
+        if tier.index() >= TIERS {
+            return TierCounters::default();
+        }
+        self.shared.store.lock().tiers[tier.index()].counters
+    }
+
+    /// Blocks of which there is a record: those on some tier or on their way, and those that something on a tier
+    /// continues.
+    pub fn known_blocks(&self) -> usize {
+        self.shared.store.lock().used
+    }
+
+    /// Appends up to `max` events to `out`, oldest first.
+    pub fn drain_events(&self, out: &mut Vec<EventRecord>, max: usize) -> Drained {
+        if out.capacity() - out.len() < max {
+            let waiting = self.shared.store.lock().events.waiting();
+            out.reserve(max.min(waiting.saturating_add(64)).min(2 * self.shared.event_capacity));
+        }
+        let mut drained = Drained::default();
+        let mut hold = self.shared.store.lock();
+        loop {
+            let most = EVENTS_PER_HOLD.min(max - drained.records);
+            let part = hold.events.drain(out, most);
+            drained = Drained {
+                records: drained.records + part.records,
+                lost: drained.lost + part.lost,
+                next_seq: part.next_seq,
+                waiting: part.waiting,
+            };
+            if part.records < EVENTS_PER_HOLD || drained.records == max {
+                return drained;
+            }
+            hold.let_others_in();
+            // A loss between two records ends the call: it stands before the first record of the next one.
+            if hold.events.lost() > 0 {
+                return drained;
+            }
+        }
+    }
+
+    /// How full the ring of events is.
+    pub fn event_backlog(&self) -> EventBacklog {
+        self.shared.store.lock().events.backlog()
+    }
+
+    /// Events that were overwritten before they were drained, in all.
+    pub fn events_lost(&self) -> u64 {
+        self.shared.store.lock().events.lost_total()
+    }
+
+    /// Everything on `tier`, parents before children, and the number of the first event that is not in it. Takes
+    /// time and memory in proportion to the tier, under the lock: for resync, not for every day.
+    pub fn snapshot(&self, tier: Tier) -> (Vec<(BlockId, BlockIdentity)>, u64) {
+        let hold = self.shared.store.lock();
+        let blocks = if tier.index() < TIERS { hold.snapshot(tier.index()) } else { Vec::new() };
+        (blocks, hold.events.next_seq())
+    }
+
+    /// As [`snapshot`](Self::snapshot), of all tiers at one moment: each block with its tier, parents before children.
+    pub fn snapshot_all(&self) -> (Vec<(Tier, BlockIdentity)>, u64) {
+        let hold = self.shared.store.lock();
+        let blocks = Tier::SLOTTED.into_iter().flat_map(|tier| {
+            hold.snapshot(tier.index()).into_iter().map(move |(_, identity)| (tier, identity))
+        });
+        (blocks.collect(), hold.events.next_seq())
+    }
+}
+
+/// A tier of a registry leads back to it.
+impl<T: TierTag> BlockPool<T> {
+    /// The registry that this tier belongs to.
+    pub fn registry(&self) -> Registry {
+        Registry { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registry{:?}", self.shared.capacity)
+    }
+}
