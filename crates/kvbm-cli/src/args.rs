@@ -25,12 +25,12 @@ use crate::number::{SOME, whole};
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Option<Command>,
+    pub command: Option<CliCommand>,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Replay a request trace through a block manager and verify every byte that comes back.
     Replay(Box<ReplayArgs>),
     /// Measure what this machine reaches, each figure beside its own limit.
@@ -368,7 +368,7 @@ mod tests {
     fn replay(line: &str) -> Result<ReplayArgs, String> {
         let words = ["kvbm", "replay"].into_iter().chain(line.split_whitespace());
         let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
-        let Some(Command::Replay(args)) = cli.command else { panic!("not a replay") };
+        let Some(CliCommand::Replay(args)) = cli.command else { panic!("not a replay") };
         args.check().map(|()| *args).map_err(|error| error.to_string())
     }
 

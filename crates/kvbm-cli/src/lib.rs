@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use args::{Cli, Command, DoctorArgs, Output, ReplayArgs, WrongUsage};
+use args::{Cli, CliCommand, DoctorArgs, Output, ReplayArgs, WrongUsage};
 use note::note;
 use summary::ReplayResult;
 
@@ -46,12 +46,12 @@ pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         None => run_replay(&ReplayArgs::demo()),
-        Some(Command::Replay(args)) => run_replay(args),
-        Some(Command::Bench { command }) => bench::run(command),
-        Some(Command::Disk { command }) => run_disk(command),
-        Some(Command::Doctor(args)) => run_doctor(args),
-        Some(Command::Events { command }) => events::run(command),
-        Some(Command::Layout { command }) => run_layout(command),
+        Some(CliCommand::Replay(args)) => run_replay(args),
+        Some(CliCommand::Bench { command }) => bench::run(command),
+        Some(CliCommand::Disk { command }) => run_disk(command),
+        Some(CliCommand::Doctor(args)) => run_doctor(args),
+        Some(CliCommand::Events { command }) => events::run(command),
+        Some(CliCommand::Layout { command }) => run_layout(command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -210,7 +210,7 @@ pub enum SubmitError {
 /// A batch that was not taken; its completion was not called.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct RejectedBatch {
+pub struct UnsubmittedBatch {
     /// The batch, unchanged.
     pub batch: IoBatch,
     /// Why.

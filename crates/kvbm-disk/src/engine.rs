@@ -8,7 +8,7 @@ use crate::open::{self, Opened};
 use crate::shared::{Alive, GivenUp, Shared};
 use crate::{
     BatchHandle, BlockChecksum, DirInfo, DiskConfig, DiskFlushReport, EngineInfo, EngineStats, FlushError,
-    IoBatch, IoMemory, OpenError, Recovered, RejectedBatch,
+    IoBatch, IoMemory, OpenError, Recovered, UnsubmittedBatch,
 };
 use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, deadline_after};
 use parking_lot::Mutex;
@@ -80,7 +80,7 @@ impl DiskEngine {
     ///
     /// # Errors
     /// Gives the batch back when the queue has no room for it.
-    pub fn submit(&self, batch: IoBatch) -> Result<BatchHandle, RejectedBatch> {
+    pub fn submit(&self, batch: IoBatch) -> Result<BatchHandle, UnsubmittedBatch> {
         self.executor.submit(batch)
     }
 

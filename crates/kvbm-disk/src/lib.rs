@@ -100,7 +100,7 @@ mod slot_table;
 mod stripes;
 
 pub use archive::Archive;
-pub use batch::{BatchCompletion, BatchHandle, IoBatch, OpDone, OpOutcome, RejectedBatch, SubmitError};
+pub use batch::{BatchCompletion, BatchHandle, IoBatch, OpDone, OpOutcome, SubmitError, UnsubmittedBatch};
 pub use buffer::{IoFragments, IoMemory, OwnedBuffer, ReadTarget};
 pub use checksum::{BlockChecksum, ContentCrc};
 pub use config::{DiskConfig, EngineMode, GroupCommit, SLOT_ALIGNMENT};

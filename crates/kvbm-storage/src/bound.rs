@@ -7,7 +7,9 @@ use kvbm_device::{DeviceId, DeviceMemory, HostRegion};
 use kvbm_layout::BlockLayout;
 
 use crate::fragments::FragmentTable;
-use crate::{Backing, FileRange, Fragment, Storage, StorageAllocator, StorageError, StorageExt, StorageKind};
+use crate::{
+    Backing, BoundFragment, FileRange, Storage, StorageAllocator, StorageError, StorageExt, StorageKind,
+};
 
 /// Where one region of a layout lies.
 #[derive(Clone, Debug)]
@@ -164,7 +166,7 @@ impl BoundLayout {
     ///
     /// # Errors
     /// [`StorageError::Layout`] if there is no such block.
-    pub fn block_fragments(&self, block: u32) -> Result<Vec<Fragment>, StorageError> {
+    pub fn block_fragments(&self, block: u32) -> Result<Vec<BoundFragment>, StorageError> {
         self.inner.fragments.of(block)
     }
 

@@ -6,7 +6,7 @@ use crate::StorageError;
 
 /// One contiguous run of bytes of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fragment {
+pub struct BoundFragment {
     /// Region of the layout.
     pub region: u32,
     /// First byte, as an offset in the region.
@@ -24,7 +24,7 @@ pub(crate) struct FragmentTable {
 
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    first: Fragment,
+    first: BoundFragment,
     block_stride: u64,
 }
 
@@ -37,7 +37,7 @@ impl FragmentTable {
         let config = layout.config();
         let num_blocks = config.num_blocks;
         if let Some(whole) = layout.contiguous_block() {
-            let first = Fragment { region: whole.region, offset: whole.offset, len: whole.bytes };
+            let first = BoundFragment { region: whole.region, offset: whole.offset, len: whole.bytes };
             return Ok(Self { num_blocks, runs: vec![Run { first, block_stride: whole.stride }] });
         }
         let mut runs = Vec::new();
@@ -63,12 +63,12 @@ impl FragmentTable {
         self.runs.len()
     }
 
-    pub(crate) fn of(&self, block: u32) -> Result<Vec<Fragment>, StorageError> {
+    pub(crate) fn of(&self, block: u32) -> Result<Vec<BoundFragment>, StorageError> {
         if block >= self.num_blocks {
             let count = self.num_blocks;
             return Err(LayoutError::OutOfRange { axis: "block", index: block, count }.into());
         }
-        let shift = |run: &Run| Fragment {
+        let shift = |run: &Run| BoundFragment {
             offset: run.first.offset + run.block_stride * u64::from(block),
             ..run.first
         };
@@ -106,7 +106,7 @@ fn push_runs(view: &CellView, runs: &mut Vec<Run>) -> Result<(), StorageError> {
             offset += stride * (rest % count);
             rest /= count;
         }
-        let first = Fragment { region: view.region, offset, len };
+        let first = BoundFragment { region: view.region, offset, len };
         runs.push(Run { first, block_stride: view.block_stride });
     }
     Ok(())

@@ -48,7 +48,7 @@ pub use bound::{BoundLayout, RegionBinding, RegionBytes};
 pub use device::{DeviceAllocator, DeviceStorage};
 pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;
-pub use fragments::Fragment;
+pub use fragments::BoundFragment;
 pub use near::{Processors, ThreadPlacement, near, node_of};
 pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};

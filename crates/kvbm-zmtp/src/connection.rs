@@ -1,7 +1,7 @@
 //! Opening connections, and accepting a bounded number of them.
 
 use crate::{
-    Endpoint, EndpointListener, Handshake, SocketReader, SocketType, SocketWriter, ZmtpError, handshake,
+    EndpointListener, Handshake, SocketReader, SocketType, SocketWriter, ZmtpEndpoint, ZmtpError, handshake,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// # Errors
 /// Nobody listens there, or the [`handshake`] failed.
 pub async fn connect(
-    endpoint: &Endpoint,
+    endpoint: &ZmtpEndpoint,
     socket: SocketType,
     properties: &[(&str, &[u8])],
     limit: Duration,

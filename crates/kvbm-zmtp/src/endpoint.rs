@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// `tcp://HOST:PORT` or `ipc://PATH`. To bind, the host `*` means every interface and the port `*`
 /// or 0 any free one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum ZmtpEndpoint {
     /// A host name or address, without brackets, and a port.
     Tcp {
         /// Name, address or `*`.
@@ -39,7 +39,7 @@ pub type SocketWriter = Box<dyn AsyncWrite + Send + Unpin>;
 
 type Halves = (SocketReader, SocketWriter);
 
-impl Endpoint {
+impl ZmtpEndpoint {
     /// Whether only this machine reaches it.
     pub fn is_local(&self) -> bool {
         match self {
@@ -97,7 +97,7 @@ impl Endpoint {
     }
 }
 
-impl FromStr for Endpoint {
+impl FromStr for ZmtpEndpoint {
     type Err = EndpointError;
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
@@ -116,7 +116,7 @@ impl FromStr for Endpoint {
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for ZmtpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
@@ -146,14 +146,14 @@ enum Bound {
 
 impl EndpointListener {
     /// Where it listens, with the port that it got.
-    pub fn endpoint(&self) -> Endpoint {
+    pub fn endpoint(&self) -> ZmtpEndpoint {
         match &self.0 {
             Bound::Tcp { listener, host, port } => {
                 let port = listener.local_addr().map_or(*port, |address| address.port());
-                Endpoint::Tcp { host: host.clone(), port }
+                ZmtpEndpoint::Tcp { host: host.clone(), port }
             }
             #[cfg(unix)]
-            Bound::Ipc { path, .. } => Endpoint::Ipc(path.clone()),
+            Bound::Ipc { path, .. } => ZmtpEndpoint::Ipc(path.clone()),
         }
     }
 
@@ -236,11 +236,11 @@ mod tests {
             ("tcp://*:5557", "tcp://*:5557", false),
             ("tcp://host.example:5557", "tcp://host.example:5557", false),
         ] {
-            let endpoint: Endpoint = text.parse().unwrap();
+            let endpoint: ZmtpEndpoint = text.parse().unwrap();
             assert_eq!((endpoint.to_string().as_str(), endpoint.is_local()), (wanted, local));
         }
         for wrong in ["", "tcp://", "tcp://:1", "tcp://host", "tcp://host:99999", "udp://host:1", "ipc://"] {
-            let error = wrong.parse::<Endpoint>().unwrap_err().to_string();
+            let error = wrong.parse::<ZmtpEndpoint>().unwrap_err().to_string();
             assert!(error.contains(wrong) && error.contains("tcp://HOST:PORT"), "{error}");
         }
     }

@@ -50,7 +50,7 @@ mod socket;
 mod subscription;
 
 pub use connection::{ConnectedPeer, accept, connect};
-pub use endpoint::{Endpoint, EndpointError, EndpointListener, SocketReader, SocketWriter};
+pub use endpoint::{EndpointError, EndpointListener, SocketReader, SocketWriter, ZmtpEndpoint};
 pub use error::ZmtpError;
 pub use frame::{
     MAX_COMMAND_BYTES, MAX_FRAMES, MAX_MESSAGE_BYTES, MAX_PING_CONTEXT, Received, ZmtpReader, ZmtpWriter,

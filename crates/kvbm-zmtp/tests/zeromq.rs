@@ -6,7 +6,7 @@
 mod support;
 
 use bytes::Bytes;
-use kvbm_zmtp::{Endpoint, Handshake, Received, SocketType, accept, connect, handshake};
+use kvbm_zmtp::{Handshake, Received, SocketType, ZmtpEndpoint, accept, connect, handshake};
 use std::sync::Arc;
 use support::{LIMIT, anywhere, pause, run, soon};
 use tokio::sync::mpsc;
@@ -31,7 +31,7 @@ fn event(sequence: u64) -> [Vec<u8>; 3] {
 
 /// Accepts connections of a socket of ours and echoes what it receives, each message with `reply`
 /// in front of its last frame. A PUB socket sends events from the first subscription on.
-async fn serve(socket: SocketType, received: mpsc::UnboundedSender<Received>) -> Endpoint {
+async fn serve(socket: SocketType, received: mpsc::UnboundedSender<Received>) -> ZmtpEndpoint {
     let listener = anywhere().listen(soon()).await.unwrap();
     let endpoint = listener.endpoint();
     let received = Arc::new(received);

@@ -159,12 +159,12 @@ fn range(text: &str) -> Result<Range<u32>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, CliCommand};
     use clap::Parser;
 
     fn explain(line: &str) -> Result<String> {
         let words = ["kvbm", "layout", "explain"].into_iter().chain(line.split_whitespace());
-        let Some(Command::Layout { command }) = Cli::try_parse_from(words)?.command else {
+        let Some(CliCommand::Layout { command }) = Cli::try_parse_from(words)?.command else {
             panic!("not layout")
         };
         run(&command)

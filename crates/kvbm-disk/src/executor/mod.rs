@@ -7,7 +7,7 @@ mod ring;
 
 use crate::batch::IoBatch;
 use crate::shared::{Alive, Shared};
-use crate::{BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpenError, RejectedBatch};
+use crate::{BatchHandle, EngineChoice, EngineKind, EngineMode, IoMemory, OpenError, UnsubmittedBatch};
 use job::jobs_of;
 use queue::Queue;
 use std::cell::Cell;
@@ -93,9 +93,9 @@ impl Executor {
     }
 
     /// Queues all operations of a batch, or none.
-    pub(crate) fn submit(&self, batch: IoBatch) -> Result<BatchHandle, RejectedBatch> {
+    pub(crate) fn submit(&self, batch: IoBatch) -> Result<BatchHandle, UnsubmittedBatch> {
         if let Err(error) = self.queue.admit(batch.len()) {
-            return Err(RejectedBatch { batch, error });
+            return Err(UnsubmittedBatch { batch, error });
         }
         let (handle, jobs) = jobs_of(batch, &self.shared);
         self.queue.push(jobs);

@@ -2,7 +2,7 @@
 
 use super::NAME;
 use crate::{InProcessConfig, Payload, TransportError};
-use kvbm_zmtp::Endpoint;
+use kvbm_zmtp::ZmtpEndpoint;
 use std::time::Duration;
 
 /// The two sockets of a publisher, as `tcp://HOST:PORT` or `ipc://PATH`. To bind, the port may be
@@ -89,8 +89,8 @@ impl From<ZmqMessage> for Payload {
 }
 
 /// Parses an address; without `insecure`, only one of this machine.
-pub(super) fn parse(text: &str, insecure: bool) -> Result<Endpoint, TransportError> {
-    let endpoint: Endpoint = text.parse().map_err(|error| config_error(format!("{error}")))?;
+pub(super) fn parse(text: &str, insecure: bool) -> Result<ZmtpEndpoint, TransportError> {
+    let endpoint: ZmtpEndpoint = text.parse().map_err(|error| config_error(format!("{error}")))?;
     if insecure || endpoint.is_local() {
         return Ok(endpoint);
     }
@@ -101,10 +101,10 @@ pub(super) fn parse(text: &str, insecure: bool) -> Result<Endpoint, TransportErr
 }
 
 /// The address at which this machine reaches a socket bound to `endpoint`.
-pub(super) fn reachable(endpoint: &Endpoint) -> Endpoint {
+pub(super) fn reachable(endpoint: &ZmtpEndpoint) -> ZmtpEndpoint {
     match endpoint {
-        Endpoint::Tcp { host, port } if host == "*" || host == "0.0.0.0" => {
-            Endpoint::Tcp { host: "127.0.0.1".into(), port: *port }
+        ZmtpEndpoint::Tcp { host, port } if host == "*" || host == "0.0.0.0" => {
+            ZmtpEndpoint::Tcp { host: "127.0.0.1".into(), port: *port }
         }
         other => other.clone(),
     }

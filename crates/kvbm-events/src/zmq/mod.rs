@@ -28,7 +28,7 @@ use config::{config_error, parse, reachable};
 use crossbeam_channel::bounded;
 pub use engine_follower::EngineFollower;
 use fan_out::FanOut;
-use kvbm_zmtp::{Endpoint, EndpointListener};
+use kvbm_zmtp::{EndpointListener, ZmtpEndpoint};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use subscribe::Target;
@@ -63,7 +63,7 @@ const MESSAGE_OVERHEAD: usize = 1024;
 /// messages, for a second at most, and closes its subscribers.
 pub struct ZmqTransport {
     config: ZmqConfig,
-    publishers: Vec<(Endpoint, Option<Endpoint>)>,
+    publishers: Vec<(ZmtpEndpoint, Option<ZmtpEndpoint>)>,
     fan_out: Option<Arc<FanOut>>,
     runtime: Handle,
     /// Dropping it ends the thread.
@@ -96,7 +96,7 @@ impl ZmqTransport {
             return Err(config_error("there is no address to subscribe to".into()));
         }
         let read = |text: &str| match parse(text, config.insecure)? {
-            Endpoint::Tcp { host, port } if host == "*" || port == 0 => {
+            ZmtpEndpoint::Tcp { host, port } if host == "*" || port == 0 => {
                 Err(config_error(format!("{text} is an address to bind, not one to connect to")))
             }
             endpoint => Ok(endpoint),
@@ -112,7 +112,7 @@ impl ZmqTransport {
 
     /// Addresses of the publishers: a bound one's with the ports that it got.
     pub fn addresses(&self) -> Vec<ZmqAddress> {
-        let text = |(events, replay): &(Endpoint, Option<Endpoint>)| ZmqAddress {
+        let text = |(events, replay): &(ZmtpEndpoint, Option<ZmtpEndpoint>)| ZmqAddress {
             events: events.to_string(),
             replay: replay.as_ref().map(ToString::to_string),
         };
@@ -194,7 +194,7 @@ impl ZmqTransport {
         Ok(Self { config, publishers: Vec::new(), fan_out, runtime: handle, stop: Some(stop), ended })
     }
 
-    fn listen(&self, endpoint: Endpoint) -> Result<EndpointListener, TransportError> {
+    fn listen(&self, endpoint: ZmtpEndpoint) -> Result<EndpointListener, TransportError> {
         let text = endpoint.to_string();
         let (answer, answered) = bounded(1);
         let deadline = deadline::after(self.config.connect_timeout);
@@ -268,7 +268,7 @@ impl EventTransport for ZmqTransport {
         question: &Payload,
         timeout: Duration,
     ) -> Result<Payload, TransportError> {
-        let replays: Vec<Endpoint> =
+        let replays: Vec<ZmtpEndpoint> =
             self.publishers.iter().filter_map(|(_, replay)| replay.as_ref().map(reachable)).collect();
         if replays.is_empty() {
             return Err(config_error("questions go to the replay socket: give its address".into()));

@@ -8,7 +8,8 @@ use crate::vllm::END_OF_REPLAY;
 use crate::{Payload, SourceId};
 use crossbeam_channel::Sender;
 use kvbm_zmtp::{
-    ConnectedPeer, Endpoint, Handshake, Received, SocketType, SocketWriter, ZmtpError, ZmtpReader, ZmtpWriter,
+    ConnectedPeer, Handshake, Received, SocketType, SocketWriter, ZmtpEndpoint, ZmtpError, ZmtpReader,
+    ZmtpWriter,
 };
 use std::hash::{DefaultHasher, Hasher};
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use tokio::time::timeout;
 pub(super) struct Target {
     /// Its place in the list of addresses.
     pub(super) publisher: u32,
-    pub(super) events: Endpoint,
-    pub(super) replay: Option<Endpoint>,
+    pub(super) events: ZmtpEndpoint,
+    pub(super) replay: Option<ZmtpEndpoint>,
     pub(super) topic: Vec<u8>,
     /// Ask for what was published before the first message.
     pub(super) from_start: bool,
@@ -437,7 +438,7 @@ fn digest(payload: &[u8]) -> u64 {
 
 /// The publisher's answer to a question about a source, if it answers for it.
 pub(super) async fn ask(
-    replay: &Endpoint,
+    replay: &ZmtpEndpoint,
     source: SourceId,
     question: &[u8],
 ) -> Result<Option<Payload>, ZmtpError> {
@@ -462,7 +463,7 @@ pub(super) async fn ask(
     }
 }
 
-async fn dial(endpoint: &Endpoint, socket: SocketType) -> Result<ConnectedPeer, ZmtpError> {
+async fn dial(endpoint: &ZmtpEndpoint, socket: SocketType) -> Result<ConnectedPeer, ZmtpError> {
     kvbm_zmtp::connect(endpoint, socket, &[], HANDSHAKE_LIMIT).await
 }
 

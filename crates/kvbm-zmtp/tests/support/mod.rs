@@ -1,7 +1,7 @@
 //! What the tests with the crate `zeromq` share.
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
-use kvbm_zmtp::Endpoint;
+use kvbm_zmtp::ZmtpEndpoint;
 use std::time::{Duration, Instant};
 
 /// Long enough for any machine; a correct run never waits for it.
@@ -13,8 +13,8 @@ pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(async { tokio::time::timeout(LIMIT, future).await.expect("the test takes too long") })
 }
 
-pub(crate) fn anywhere() -> Endpoint {
-    Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 }
+pub(crate) fn anywhere() -> ZmtpEndpoint {
+    ZmtpEndpoint::Tcp { host: "127.0.0.1".into(), port: 0 }
 }
 
 pub(crate) fn soon() -> Instant {
