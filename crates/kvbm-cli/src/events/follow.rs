@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use kvbm::config::Secret;
-use kvbm::events_plane::url::{OpenError, PayloadFormat, Side};
+use kvbm::events_plane::url::{OpenError, Side};
 use kvbm::events_plane::{EventReceiver, EventTransport, EventUrl, TransportError};
 
+#[cfg(feature = "zmq")]
 use super::engines::Engines;
 use crate::args::events_url;
 use crate::interrupt;
@@ -38,6 +39,7 @@ pub(super) enum Source {
     /// kvbm, or whoever speaks its format.
     Kvbm(Arc<dyn EventTransport>, Box<dyn EventReceiver>),
     /// Engines, in a format of their own (`format=vllm`).
+    #[cfg(feature = "zmq")]
     Engines(Engines),
 }
 
@@ -66,7 +68,8 @@ pub(super) fn open(args: &FollowArgs) -> Result<(EventUrl, Source)> {
 }
 
 fn subscribe(url: &EventUrl, patience: Duration) -> Result<Source, OpenError> {
-    if url.format() == PayloadFormat::Vllm {
+    #[cfg(feature = "zmq")]
+    if url.format() == kvbm::events_plane::url::PayloadFormat::Vllm {
         return Ok(Source::Engines(Engines::open(url.open_messages(patience)?)?));
     }
     let transport = url.open(Side::Subscriber, patience)?;

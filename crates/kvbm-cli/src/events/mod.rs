@@ -1,6 +1,7 @@
 //! `kvbm events`: what travels on the event plane, and an index of it.
 
 mod decode;
+#[cfg(feature = "zmq")]
 mod engines;
 mod follow;
 mod joining;

@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
+#[cfg(feature = "zmq")]
 use kvbm::events_plane::vllm::Heard;
 use kvbm::events_plane::{Delivery, EventReceiver, wire};
 
+#[cfg(feature = "zmq")]
 use super::engines::{self, Listener};
 use super::follow::{self, FollowArgs, Source};
 use super::joining::Joining;
@@ -39,11 +41,13 @@ pub(super) fn run(args: &TailArgs, out: &mut dyn Write) -> Result<()> {
     note(&format!("following {url}"));
     match source {
         Source::Kvbm(_transport, receiver) => print(receiver, args, out),
+        #[cfg(feature = "zmq")]
         Source::Engines(engines) => print_engines(Listener::new(engines), args, out),
     }
 }
 
 /// Lost messages count as one event each.
+#[cfg(feature = "zmq")]
 fn print_engines(mut listener: Listener, args: &TailArgs, out: &mut dyn Write) -> Result<()> {
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 && !interrupt::asked() {

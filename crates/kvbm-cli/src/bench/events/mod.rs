@@ -110,6 +110,7 @@ const CASES: &[Case] = &[
 
 /// Measures, and says what was found.
 pub fn run(args: &EventsArgs) -> Result<Rows> {
+    crate::features::require_transports("kvbm bench events")?;
     let program = server::find(args.nats_server.as_deref());
     let progress = Progress::new("runs", u64::from(args.rounds) * (CASES.len() as u64 + 2));
     let mut rows: Vec<Row> = CASES.iter().map(|case| transport(args, case, &program, &progress)).collect();

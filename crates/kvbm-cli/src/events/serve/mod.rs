@@ -1,6 +1,7 @@
 //! `kvbm events serve-index`: who has which prefix, over HTTP.
 
 mod api;
+#[cfg(feature = "zmq")]
 mod engines;
 mod http;
 mod index;
@@ -19,6 +20,7 @@ use crate::interrupt;
 use crate::note::note;
 use crate::number::whole;
 use api::Served;
+#[cfg(feature = "zmq")]
 use engines::EngineIndex;
 use index::Index;
 
@@ -68,11 +70,13 @@ pub(super) fn run(args: &ServeIndexArgs) -> Result<()> {
             let (subscriber, index) = (Subscriber::new(receiver), KvIndex::new(args.max_blocks));
             Arc::new(Index::new(subscriber, transport, index, silence))
         }
+        #[cfg(feature = "zmq")]
         Source::Engines(_) if args.forget_after.is_some_and(|seconds| seconds > 0) => {
             let problem =
                 "--forget-after: engines have no heartbeat, so silence says nothing of them; leave it out";
             return Err(WrongUsage(problem.to_owned()).into());
         }
+        #[cfg(feature = "zmq")]
         Source::Engines(engines) => Arc::new(EngineIndex::new(engines, args.max_blocks)),
     };
     let served = Arc::clone(&index);

@@ -1,5 +1,6 @@
 //! `kvbm events stats`: rates, losses, lag.
 
+#[cfg(feature = "zmq")]
 mod engines;
 mod kvbm;
 mod report;
@@ -52,6 +53,7 @@ pub(super) fn run(args: &StatsArgs, out: &mut dyn Write) -> Result<()> {
     let now = Instant::now();
     let mut counting: Box<dyn Counting> = match source {
         Source::Kvbm(_, receiver) => Box::new(kvbm::Stats::new(receiver, now)),
+        #[cfg(feature = "zmq")]
         Source::Engines(engines) => Box::new(engines::Stats::new(engines, now)),
     };
     note(&format!("following {url}"));
