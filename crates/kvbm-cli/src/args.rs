@@ -13,6 +13,7 @@ use kvbm::events_plane::EventUrl;
 use crate::bench::BenchCommand;
 use crate::disk::DiskCommand;
 use crate::events::EventsCommand;
+use crate::features;
 use crate::layout::LayoutCommand;
 use crate::number::{SOME, whole};
 
@@ -335,7 +336,7 @@ pub struct DoctorArgs {
 
 /// The text is kept: it may hold a password, so nobody shows it.
 pub(crate) fn events_url(text: &str) -> Result<Secret, String> {
-    text.parse::<EventUrl>().map(|_| Secret::new(text)).map_err(|error| error.to_string())
+    text.parse::<EventUrl>().map(|_| Secret::new(text)).map_err(|error| features::explain_url(&error))
 }
 
 fn probability(text: &str) -> Result<f64, String> {

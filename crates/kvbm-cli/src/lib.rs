@@ -8,6 +8,7 @@ pub mod bench;
 pub mod disk;
 pub mod doctor;
 pub mod events;
+mod features;
 pub mod human;
 pub mod interrupt;
 pub mod layout;

@@ -471,6 +471,7 @@ fn without_arguments_the_demo_runs_through_all_tiers_and_writes_its_report() {
     assert_eq!(left, ["kvbm-report.html"]);
 }
 
+#[cfg(feature = "nats")]
 #[test]
 fn events_that_nobody_took_are_told_and_the_replay_is_done_all_the_same() {
     let dir = temp();
@@ -486,7 +487,11 @@ fn events_that_nobody_took_are_told_and_the_replay_is_done_all_the_same() {
     let json: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t.json")).unwrap()).unwrap();
     assert_eq!((number(&json, "/events/published"), number(&json, "/events/unpublished")), (0, 6));
     assert_eq!(json["events"]["held"], serde_json::json!([6, 0, 0]));
+}
 
+#[test]
+fn an_unknown_transport_is_named() {
+    let dir = temp();
     let output = run(dir.path(), "--events pigeon://coop");
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("there is no transport 'pigeon'; known are nats"));

@@ -5,8 +5,11 @@ mod docs;
 mod invariants;
 mod length;
 mod map;
+mod module_map;
 mod modules;
+mod names;
 mod paths;
+mod prose;
 mod source;
 mod words;
 
@@ -60,13 +63,19 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     findings.extend(map.check(workspace));
     findings.extend(invariants::check(&map, &code));
     findings.extend(docs::check(workspace)?);
+    findings.extend(names::check(&code));
+    findings.extend(module_map::check(&code));
+    findings.extend(prose::kept_names(&Source::new(map::FILE, text), &code));
     for source in &code {
         findings.extend(words::check(source));
         findings.extend(modules::check(source));
         findings.extend(assertions::check(source));
         findings.extend(length::check(source));
     }
-    for source in sources.iter().chain(&source::load_files(&workspace.root, "md")?) {
+    let documents = source::load_files(&workspace.root, "md")?;
+    findings.extend(prose::check(&documents));
+    findings.extend(prose::check(&sources));
+    for source in sources.iter().chain(&documents) {
         findings.extend(paths::check(source));
     }
     findings.sort();

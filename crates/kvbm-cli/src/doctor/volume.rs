@@ -80,7 +80,7 @@ fn judge(name: &str, descriptor: &VolumeDescriptor, probe: &Probe) -> Finding {
 fn unopened(uri: &str, error: &RegistryError) -> String {
     match error {
         RegistryError::Scheme { .. } if uri.starts_with("s3:") => {
-            "build kvbm with S3: cargo build --release --features s3".into()
+            format!("this build lacks s3: {}", crate::features::command_with("s3"))
         }
         RegistryError::Scheme { .. } => {
             "use a URI with one of these schemes; a vendor's volume is known to the program that adds its scheme".into()

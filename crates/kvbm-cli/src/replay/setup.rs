@@ -7,6 +7,7 @@ use kvbm::{KvBlockManager, Owned};
 use std::path::Path;
 
 use crate::args::{DeviceChoice, OffloadMode, ReplayArgs, WrongUsage};
+use crate::features::command_with;
 
 /// With two tensors each, 16 fragments a block: the layer-separate G1 that engines have.
 const LAYERS: u32 = 8;
@@ -23,7 +24,7 @@ pub(super) fn manager(args: &ReplayArgs, dir: Option<&Path>) -> Result<KvBlockMa
     let built = if args.metadata_only { builder.build_metadata_only() } else { builder.build() };
     built.with_context(|| {
         let s3 = args.volume.as_ref().is_some_and(|uri| uri.starts_with("s3:")) && !cfg!(feature = "s3");
-        let hint = if s3 { "; for s3: volumes, build with `--features s3`" } else { "" };
+        let hint = if s3 { format!("; this build lacks s3: {}", command_with("s3")) } else { String::new() };
         format!("cannot build the block manager{hint}")
     })
 }
