@@ -147,8 +147,9 @@ impl Onboarding {
         let mut arrivals = match leader.registry.begin_arrivals(Tier::G1, &identities) {
             Ok(arrivals) => arrivals,
             Err(error) => {
-                let first = identities.first();
-                first.into_iter().for_each(|first| leader.tenants.count_refusal(first.namespace, &error));
+                if let Some(first) = identities.first() {
+                    leader.tenants.count_refusal(first.namespace, &error);
+                }
                 self.refused = Some(error);
                 return;
             }

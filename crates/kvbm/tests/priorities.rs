@@ -15,7 +15,7 @@ struct Recorder(MetadataWorker, Arc<Mutex<Vec<TransferPlan>>>);
 impl WorkerLink for Recorder {
     fn send(&self, command: &[u8]) -> Result<(), LinkError> {
         if let Ok(kvbm::plan::Command::Transfer(plan)) = kvbm::plan::wire::decode_command(command) {
-            self.1.lock().unwrap().push(plan);
+            self.1.lock().expect("a list").push(plan);
         }
         self.0.send(command)
     }

@@ -100,7 +100,7 @@ impl Handle {
             Released::Shared => true,
             Released::Abandoned => {
                 self.transfers.cancel(transfer);
-                self.transfers.announce_kept(transfer);
+                transfer.announce_kept();
                 true
             }
         }

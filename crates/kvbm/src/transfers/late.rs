@@ -18,7 +18,7 @@ impl Transfers {
             // Each time: whoever joined it in the last moment waits for it again.
             self.keep_arrived(&transfer);
             if self.abandon(&transfer, &late) {
-                self.announce_kept(&transfer);
+                transfer.announce_kept();
             }
             self.note_hung_disk_reads(&transfer, &late, now);
         }
@@ -47,15 +47,6 @@ impl Transfers {
             Destination::Reserved { arrivals, places } => arrivals.complete_front(sound.map(|at| places[at])),
             Destination::Unregistered => sound.count(),
             Destination::Volume => 0,
-        }
-    }
-
-    /// Blocks that were kept of a transfer that was given up are visible like any others.
-    pub(super) fn announce_kept(&self, transfer: &Transfer) {
-        if let Some(on_arrival) = &transfer.on_arrival
-            && let Some(arrived) = transfer.with_outcome(|outcome| outcome.arrived.clone())
-        {
-            on_arrival(&arrived);
         }
     }
 }

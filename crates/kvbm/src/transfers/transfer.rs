@@ -316,6 +316,15 @@ impl Transfer {
         }
     }
 
+    /// Blocks that were kept of a transfer that was given up are visible like any others.
+    pub(super) fn announce_kept(&self) {
+        if let Some(on_arrival) = &self.on_arrival
+            && let Some(arrived) = self.with_outcome(|outcome| outcome.arrived.clone())
+        {
+            on_arrival(&arrived);
+        }
+    }
+
     fn settle(&self, mut outcome: Outcome) {
         let arrived = outcome.arrived.as_ref().map_or(0, Pinned::len);
         tracing::trace!(purpose = ?self.purpose, to = %self.to, arrived, failed = outcome.failures.len(), "settled");
