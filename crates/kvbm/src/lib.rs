@@ -6,7 +6,7 @@
 //! wire form, whether they run in this process or in another.
 //!
 //! ```
-//! use kvbm::config::{BlockBatch, ModelConfig};
+//! use kvbm::config::{Blocks, ModelConfig};
 //! use kvbm::{KvBlockManager, Namespace};
 //!
 //! let model = ModelConfig { num_layers: 4, num_kv_heads: 2, head_dim: 64, ..ModelConfig::default() };
@@ -56,6 +56,36 @@
 //! elsewhere: no device, no disk, no NIXL in its dependencies, and managers come from `build_with_workers` and
 //! `build_metadata_only`.
 //! `nats`: events over NATS, core and `JetStream`. `zmq`: events over `ZeroMQ`. What is left out and asked for is an error of `build` that names the feature.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
+//! | `describe` | what an engine knows of its blocks | `manager` |
+//! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `config`, `transfers`, `error` |
+//! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `metrics`, `signal` |
+//! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `ranks`, `metrics` |
+//! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
+//! | `places` | where blocks are, without using them | `volume`, `config` |
+//! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `ranks` |
+//! | `offload` | copies one tier down: edges, triggers, write budget, queue | `admission`, `volume`, `config`, `transfers`, `slots`, `metrics` |
+//! | `admission` | which blocks are worth a copy below | - |
+//! | `tenants` | tenants by name | `metrics` |
+//! | `volume` | G4: what volumes hold, and requests about it | `config`, `transfers`, `circuit_breaker`, `error`, `ranks`, `metrics`, `worker` |
+//! | `workers` | the workers of this process | `config`, `transfers`, `metrics`, `worker` |
+//! | `config` | settings, declared once | - |
+//! | `transfers` | from a request to the last report: plans, deadlines, settlement | `circuit_breaker`, `error`, `slots`, `ranks`, `metrics`, `signal` |
+//! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
+//! | `error` | failures of blocks | - |
+//! | `slots` | slots of G3: releases, removals, write backoff, quarantine | `ranks`, `metrics`, `signal` |
+//! | `ranks` | links to the workers, rank liveness, requests, handshakes | `metrics`, `signal`, `worker` |
+//! | `metrics` | counters and their exposition | - |
+//! | `signal` | one-shot completion for threads and futures | - |
+//! | `worker` | the seam between leader and workers | - |
 
 #![forbid(unsafe_code)]
 
@@ -65,8 +95,8 @@
 mod for_engine_authors {}
 
 pub mod admission;
-mod breaker;
 pub mod builder;
+mod circuit_breaker;
 pub mod config;
 mod describe;
 mod engine;
@@ -75,13 +105,16 @@ mod events;
 mod leader;
 mod manager;
 pub mod metrics;
+mod offload;
 mod onboard;
 mod park;
 mod places;
-mod shutdown;
+mod ranks;
 mod signal;
+mod slots;
 mod status;
 mod tenants;
+mod transfers;
 mod volume;
 pub mod worker;
 #[cfg(feature = "worker")]
@@ -94,19 +127,18 @@ pub use engine::{
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
-pub use leader::edge::OffloadBacklog;
+pub use leader::{ClearError, FlushError, FlushReport, ShutdownReport};
 pub use manager::{Committed, FenceError, KvBlockManager, OffloadError, Owned, RankLostError, SequenceError};
+pub use offload::OffloadBacklog;
 pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
-pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
-#[cfg(feature = "worker")]
-pub use status::DiskStatus;
-pub use status::{PathStatus, RankStatus, Status, VolumeStatus};
+pub use ranks::RankStatus;
+pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
-pub use volume::VolumeSetError;
+pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{LocalWorker, TookOver, WorkerError, Workers};
+pub use workers::{DiskStatus, LocalWorker, TookOver, WorkerError, Workers};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;

@@ -1,54 +1,78 @@
-//! Bringing a prefix to G1.
+//! Onboards: copying a prefix up to G1.
 
 use crate::error::{BlockFailure, FirstOf, lost};
-use crate::leader::operation::{Destination, Interest, Move, Operation, Parts, Purpose, Released, expired};
-use crate::leader::{Leader, Prepared};
+use crate::leader::Leader;
 use crate::signal::deadline;
-use crate::volume::VolumeTier;
-use kvbm_plan::{BlockIdentity, Failure, FailureKind, GroupId, Path, SequenceHash, Tier};
+use crate::transfers::{Arriving, Destination, Handle, Move, Purpose, Request, expired};
+use crate::volume::{VolumeTier, transfer_end};
+use kvbm_plan::{BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
 use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Losses, Pinned, Prefix, PrefixBlock};
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-type Key = (GroupId, SequenceHash);
-
-/// How often blocks whose transfer others gave up are asked for again.
+/// How often an onboard starts blocks again whose transfer another caller gave up.
 const RETRIES: u32 = 8;
 
-/// How long an operation that has all its answers may take to settle: bookkeeping, no transfer.
-const SETTLEMENT: Duration = Duration::from_secs(10);
-
-/// Blocks on their way to G1 and the operation that brings each, so that a second request for one joins the first.
-#[derive(Default)]
-pub(crate) struct Joins {
-    arriving: Mutex<HashMap<Key, Arc<Operation>>>,
+/// The common part of all onboards: a pinned prefix and the transfers that bring its blocks.
+pub(crate) struct PrefixTransfer {
+    pub(crate) leader: Arc<Leader>,
+    /// Pins on every block of the prefix where it was found.
+    pub(crate) prefix: Arc<Prefix>,
+    pub(crate) identities: Vec<BlockIdentity>,
+    pub(crate) handles: Vec<Handle>,
 }
 
-impl Joins {
-    /// Held from the reservation of blocks until they are entered here: nobody can find a block Arriving without its
-    /// operation.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Operation>>> {
-        self.arriving.lock()
+impl PrefixTransfer {
+    pub(crate) fn new(leader: &Arc<Leader>, prefix: Prefix) -> Self {
+        let identities = prefix.identities();
+        Self { leader: Arc::clone(leader), prefix: Arc::new(prefix), identities, handles: Vec::new() }
     }
 
-    /// The operation is over: its blocks are there, or not on their way any more.
-    pub(crate) fn remove(&self, operation: &Arc<Operation>, moves: &[Move]) {
-        if operation.purpose != Purpose::Onboard {
-            return;
-        }
-        let mut arriving = self.lock();
-        for step in moves {
-            let key = (step.identity.group, step.identity.hash);
-            // The block may be on its way again already, with another operation.
-            if arriving.get(&key).is_some_and(|known| Arc::ptr_eq(known, operation)) {
-                arriving.remove(&key);
-            }
-        }
+    pub(crate) fn len(&self) -> usize {
+        self.identities.len()
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.handles.iter().all(Handle::is_done)
+    }
+
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        let pending = self.handles.iter().any(|handle| handle.poll(context).is_pending());
+        if pending { Poll::Pending } else { Poll::Ready(()) }
+    }
+
+    /// The volume that a part of the prefix is on, unless it was unregistered.
+    pub(crate) fn volume(&self) -> Option<Arc<VolumeTier>> {
+        self.leader.volumes.get(self.prefix.volume()?)
+    }
+
+    /// Block `at`, moved into slot or engine block `dst`.
+    pub(crate) fn to(&self, at: usize, dst: kvbm_plan::BlockId) -> Move {
+        let source = self.prefix.blocks()[at];
+        Move { identity: self.identities[at], from: source.tier, src: source.block, dst }
+    }
+
+    /// Block `at` did not arrive.
+    pub(crate) fn failed(&self, at: usize, failure: &Failure) -> Option<BlockFailure> {
+        let (identity, block) = (*self.identities.get(at)?, self.prefix.blocks().get(at)?);
+        Some(BlockFailure { identity, path: Path::new(block.tier, Tier::G1), failure: failure.clone() })
+    }
+
+    pub(crate) fn request(
+        &self,
+        purpose: Purpose,
+        moves: Vec<Move>,
+        destination: Destination,
+        losses: Losses,
+    ) -> Request {
+        let mut request =
+            Request::new(purpose, Tier::G1, moves, destination, losses).hold(Arc::clone(&self.prefix));
+        request.volume = self.volume().map(transfer_end);
+        request
     }
 }
 
@@ -59,18 +83,13 @@ impl Joins {
 /// visible, and their slots come back when the hardware is done.
 #[must_use = "dropping it cancels the onboard"]
 pub struct Onboarding {
-    leader: Arc<Leader>,
-    group: GroupId,
-    identities: Vec<BlockIdentity>,
-    /// Pins on every block of the prefix where it was found.
-    prefix: Arc<Prefix>,
-    interests: Vec<Interest>,
-    /// Blocks that were in G1 by the time they were asked for.
+    transfer: PrefixTransfer,
+    /// Blocks that were in G1 by the time of the call.
     present: Vec<Pinned>,
     /// Blocks that cannot be brought.
     failures: Vec<BlockFailure>,
     refused: Option<AllocError>,
-    /// How often it may still start again what others gave up.
+    /// How often it may still start again what other callers gave up.
     retries: u32,
     began: Instant,
     deadline: Instant,
@@ -94,160 +113,121 @@ fn reason(failures: &[BlockFailure], refused: Option<&AllocError>) -> String {
     refused.map_or_else(|| FirstOf(failures).to_string(), ToString::to_string)
 }
 
-impl Leader {
-    /// Starts bringing what is not in G1 yet; joins what is on its way already.
-    pub(crate) fn onboard(self: &Arc<Self>, prefix: Prefix) -> Onboarding {
-        let identities = prefix.identities();
-        let mut onboarding = Onboarding {
-            leader: Arc::clone(self),
-            group: prefix.group(),
-            identities,
-            prefix: Arc::new(prefix),
-            interests: Vec::new(),
+impl Onboarding {
+    /// Starts the transfer of blocks that are not in G1 yet; joins transfers that bring some of them already.
+    pub(crate) fn start(leader: &Arc<Leader>, prefix: Prefix) -> Self {
+        let mut onboarding = Self {
+            transfer: PrefixTransfer::new(leader, prefix),
             present: Vec::new(),
             failures: Vec::new(),
             refused: None,
             retries: RETRIES,
             began: Instant::now(),
-            deadline: deadline(self.settings.transfer_deadline),
+            deadline: deadline(leader.transfers.settings.transfer_deadline),
         };
-        if !self.registry.owns_prefix(&onboarding.prefix) {
+        if !leader.registry.owns_prefix(&onboarding.transfer.prefix) {
             let detail = "the prefix was matched by another manager: match it again with this one";
             onboarding.fail_from(0, &Failure::new(FailureKind::Missing, detail));
         } else if onboarding.lower().next().is_some() {
-            self.start_onboard(&mut onboarding);
+            onboarding.start_lower();
         }
         onboarding
     }
 
-    fn start_onboard(self: &Arc<Self>, onboarding: &mut Onboarding) {
-        if self.is_turned_away() {
+    fn start_lower(&mut self) {
+        let leader = Arc::clone(&self.transfer.leader);
+        if leader.transfers.refuses_callers() {
             let detail = "the manager is shutting down: no transfer starts";
-            onboarding.fail_from(0, &Failure::new(FailureKind::ShuttingDown, detail));
+            self.fail_from(0, &Failure::new(FailureKind::ShuttingDown, detail));
             return;
         }
-        let lower: Vec<usize> = onboarding.lower().collect();
-        let identities: Vec<_> = lower.iter().map(|&at| onboarding.identities[at]).collect();
-        let mut arriving = self.joins.lock();
-        let mut arrivals = match self.registry.begin_arrivals(Tier::G1, &identities) {
+        let lower: Vec<usize> = self.lower().collect();
+        let identities: Vec<_> = lower.iter().map(|&at| self.transfer.identities[at]).collect();
+        let arriving = leader.transfers.arriving();
+        let mut arrivals = match leader.registry.begin_arrivals(Tier::G1, &identities) {
             Ok(arrivals) => arrivals,
             Err(error) => {
-                identities.iter().take(1).for_each(|first| self.count_refusal(first.namespace, &error));
-                onboarding.refused = Some(error);
+                if let Some(first) = identities.first() {
+                    leader.tenants.count_refusal(first.namespace, &error);
+                }
+                self.refused = Some(error);
                 return;
             }
         };
-        let losses = self.registry.losses();
-        let there = onboarding.still_there();
+        let losses = leader.registry.losses();
+        let there = self.still_there();
         let (mut moves, mut places, mut removed) = (Vec::new(), Vec::new(), Vec::new());
         for (place, &at) in lower.iter().enumerate() {
             match arrivals.arrivals()[place] {
                 Arrival::Reserved { .. } if at >= there => removed.push(place),
                 Arrival::Reserved { block: dst, .. } => {
-                    let (identity, source) = (identities[place], onboarding.prefix.blocks()[at]);
-                    moves.push(Move { identity, from: source.tier, src: source.block, dst });
+                    moves.push(self.transfer.to(at, dst));
                     places.push(place);
                 }
-                Arrival::Joined { .. } => onboarding.join(at, &arriving),
+                Arrival::Joined { .. } => {
+                    if let Err(late) = arriving.join(&identities[place], &mut self.transfer.handles) {
+                        self.fail(at, &late);
+                    }
+                }
                 Arrival::Refused(refusal) => {
-                    onboarding.fail(at, &Failure::new(FailureKind::Missing, refusal.to_string()));
+                    self.fail(at, &Failure::new(FailureKind::Missing, refusal.to_string()));
                 }
                 _ => {}
             }
         }
         arrivals.fail_each(removed);
-        if there < onboarding.identities.len() {
+        if there < self.len() {
             let removed = "it was removed since it was matched";
-            let failure = match onboarding.prefix.lost() {
+            let failure = match self.transfer.prefix.lost() {
                 Some(gone) => lost(gone, &format!("{removed}: match it again")),
                 None => Failure::new(FailureKind::Missing, removed),
             };
-            onboarding.fail_from(there, &failure);
+            self.fail_from(there, &failure);
         }
-        let prepared = self.prepare_onboard(onboarding, arrivals, moves, places, losses, &mut arriving);
-        drop(arriving);
-        if let Some(prepared) = prepared {
-            self.send(prepared);
-        }
+        self.start_moves(arriving, arrivals, moves, places, losses);
     }
 
-    /// The operation of those blocks that nobody else brings.
-    fn prepare_onboard(
-        &self,
-        onboarding: &mut Onboarding,
+    /// Starts the transfer of those blocks that no other caller brings.
+    fn start_moves(
+        &mut self,
+        arriving: Arriving<'_>,
         arrivals: AnyArrivals,
         moves: Vec<Move>,
         places: Vec<usize>,
         losses: Losses,
-        arriving: &mut HashMap<Key, Arc<Operation>>,
-    ) -> Option<Prepared> {
+    ) {
         if moves.is_empty() {
-            onboarding.present.push(arrivals.into_pinned());
-            return None;
+            self.present.push(arrivals.into_pinned());
+            return;
         }
-        let keys: Vec<Key> = moves.iter().map(|step| (step.identity.group, step.identity.hash)).collect();
-        let parts = Parts {
-            moves,
-            destination: Destination::Reserved { arrivals, places },
-            losses,
-            keep: vec![Box::new(Arc::clone(&onboarding.prefix))],
-            source_check: None,
-            round: None,
-            volume: onboarding.volume(),
-        };
-        let prepared = self.prepare(Purpose::Onboard, Tier::G1, parts);
-        let operation = prepared.operation();
-        arriving.extend(keys.into_iter().map(|key| (key, Arc::clone(operation))));
-        onboarding.interests.push(operation.interest());
-        Some(prepared)
+        let destination = Destination::Reserved { arrivals, places };
+        let mut request = self.transfer.request(Purpose::Onboard, moves, destination, losses);
+        request.on_arrival = Some(self.transfer.leader.offload.on_arrival(None));
+        self.transfer.handles.push(arriving.start(request));
     }
-}
 
-impl Onboarding {
     /// Indices of the blocks that are not in G1.
     fn lower(&self) -> impl Iterator<Item = usize> + '_ {
-        let blocks = self.prefix.blocks().iter().enumerate();
+        let blocks = self.transfer.prefix.blocks().iter().enumerate();
         blocks.filter(|(_, block)| block.tier != Tier::G1).map(|(at, _)| at)
     }
 
     /// How many blocks from the front still are where they were found, in the same slot. Asked after the destinations are reserved: what is
     /// removed later cancels the arrival, so nothing that was removed (a tenant that was forgotten) comes back.
     fn still_there(&self) -> usize {
-        let hashes: Vec<_> = self.identities.iter().map(|identity| identity.hash).collect();
-        let mut registered = self.prefix.registered().into_iter();
-        let volume = self.volume();
+        let hashes: Vec<_> = self.transfer.identities.iter().map(|identity| identity.hash).collect();
+        let mut registered = self.transfer.prefix.registered().into_iter();
+        let (volume, group) = (self.transfer.volume(), self.transfer.prefix.group());
         let mut there = |at: usize, block: &PrefixBlock| match block.tier {
-            Tier::G4 => volume.as_ref().is_some_and(|volume| volume.contains(self.group, hashes[at])),
+            Tier::G4 => volume.as_ref().is_some_and(|volume| volume.contains(group, hashes[at])),
             _ => registered.next().unwrap_or(false),
         };
-        let blocks = self.prefix.blocks().iter().enumerate();
+        let blocks = self.transfer.prefix.blocks().iter().enumerate();
         blocks.take_while(|(at, block)| there(*at, block)).count()
     }
 
-    /// The volume that a part of the prefix is on, unless it was unregistered.
-    fn volume(&self) -> Option<Arc<VolumeTier>> {
-        self.leader.volumes.get(self.prefix.volume()?)
-    }
-
-    /// Waits for whoever brings block `at`.
-    fn join(&mut self, at: usize, arriving: &HashMap<Key, Arc<Operation>>) {
-        let identity = &self.identities[at];
-        let Some(theirs) = arriving.get(&(identity.group, identity.hash)) else { return };
-        if self.interests.iter().any(|known| Arc::ptr_eq(&known.operation, theirs)) {
-            return;
-        }
-        match theirs.join(Instant::now()) {
-            Some(interest) => self.interests.push(interest),
-            None => self.fail(at, &expired("an earlier transfer of the block", theirs.limit)),
-        }
-    }
-
     fn fail(&mut self, at: usize, failure: &Failure) {
-        let (Some(&identity), Some(block)) = (self.identities.get(at), self.prefix.blocks().get(at)) else {
-            return;
-        };
-        let path = Path::new(block.tier, Tier::G1);
-        self.failures.push(BlockFailure { identity, path, failure: failure.clone() });
+        self.failures.extend(self.transfer.failed(at, failure));
     }
 
     fn fail_from(&mut self, first: usize, failure: &Failure) {
@@ -259,17 +239,17 @@ impl Onboarding {
 
     /// Blocks asked for.
     pub fn len(&self) -> usize {
-        self.identities.len()
+        self.transfer.identities.len()
     }
 
     /// Whether nothing was asked for.
     pub fn is_empty(&self) -> bool {
-        self.identities.is_empty()
+        self.transfer.identities.is_empty()
     }
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_done(&self) -> bool {
-        self.interests.iter().all(|interest| interest.operation.settled.is_set())
+        self.transfer.is_done()
     }
 
     /// Waits at most the configured transfer deadline. The prefix in G1, verified and pinned.
@@ -287,92 +267,66 @@ impl Onboarding {
     /// [`OnboardError`] with the part that did arrive.
     pub fn wait_until(mut self, deadline: Instant) -> Result<Cached<G1>, OnboardError> {
         loop {
-            for interest in &self.interests {
-                interest.operation.settled.wait_until(deadline);
-            }
+            self.transfer.handles.iter().for_each(|handle| handle.wait_until(deadline));
             if Instant::now() >= deadline || !self.start_again() {
                 return self.resolve();
             }
         }
     }
 
-    /// Everything has settled. Where others gave up a transfer that this one had joined, the blocks are asked for again.
+    /// All transfers are done. Where other callers gave up a transfer that this one had joined, the blocks are started again.
     fn start_again(&mut self) -> bool {
-        let given_up = |interest: &Interest| {
-            interest.joined
-                && interest.operation.with_outcome(|outcome| {
-                    outcome.failures.iter().any(|failed| failed.failure.kind == FailureKind::Cancelled)
-                })
-        };
-        if self.retries == 0 || Instant::now() >= self.deadline || !self.interests.iter().any(given_up) {
+        if self.retries == 0 || Instant::now() >= self.deadline {
+            return false;
+        }
+        let given_up =
+            self.transfer.handles.iter_mut().filter_map(|handle| handle.take_given_up().then_some(()));
+        if given_up.count() == 0 {
             return false;
         }
         self.retries -= 1;
-        for interest in &mut self.interests {
-            interest.joined = false;
-        }
-        let leader = Arc::clone(&self.leader);
-        leader.start_onboard(self);
+        self.start_lower();
         true
     }
 
-    /// All operations have settled, or the time is up.
+    /// All transfers are done, or the time is up.
     fn resolve(&mut self) -> Result<Cached<G1>, OnboardError> {
-        let interests = std::mem::take(&mut self.interests);
+        let mut handles = std::mem::take(&mut self.transfer.handles);
         let late = expired("onboard", self.began.elapsed());
-        let mut told: HashMap<SequenceHash, BlockFailure> = HashMap::new();
+        let mut failed: HashMap<SequenceHash, BlockFailure> = HashMap::new();
         for failure in std::mem::take(&mut self.failures) {
-            told.insert(failure.identity.hash, failure);
+            failed.insert(failure.identity.hash, failure);
         }
-        if self.let_go(&interests, &late) {
+        let stopped = handles.iter_mut().filter_map(|handle| handle.stop(&late).then_some(()));
+        if stopped.count() > 0 {
             self.fail_from(0, &late);
         }
-        for interest in &interests {
-            interest.operation.with_outcome(|outcome| {
-                told.extend(outcome.failures.iter().map(|failed| (failed.identity.hash, failed.clone())));
+        for handle in &handles {
+            handle.with_outcome(|outcome| {
+                failed.extend(outcome.failures.iter().map(|block| (block.identity.hash, block.clone())));
             });
         }
         for failure in std::mem::take(&mut self.failures) {
-            told.entry(failure.identity.hash).or_insert(failure);
+            failed.entry(failure.identity.hash).or_insert(failure);
         }
-        let pool = self.leader.registry.pool::<G1>();
-        let hashes: Vec<_> = self.identities.iter().map(|identity| identity.hash).collect();
-        let arrived = pool.match_sequence_hashes(self.group, &hashes);
-        self.leader.count_hits(&self.prefix, arrived.len());
+        let pool = self.transfer.leader.registry.pool::<G1>();
+        let hashes: Vec<_> = self.transfer.identities.iter().map(|identity| identity.hash).collect();
+        let arrived = pool.match_sequence_hashes(self.transfer.prefix.group(), &hashes);
+        self.transfer.leader.count_hits(&self.transfer.prefix, arrived.len());
         self.present.clear();
-        if arrived.len() == self.identities.len() {
+        if arrived.len() == self.transfer.identities.len() {
             return Ok(arrived);
         }
         let refused = self.refused.take();
-        let missing = &self.identities[arrived.len()..];
+        let missing = &self.transfer.identities[arrived.len()..];
         let mut failures: Vec<_> =
-            missing.iter().filter_map(|identity| told.remove(&identity.hash)).collect();
+            missing.iter().filter_map(|identity| failed.remove(&identity.hash)).collect();
         if failures.is_empty() && refused.is_none() {
             let removed = Failure::new(FailureKind::Missing, "it was removed before it could be used");
             self.fail(arrived.len(), &removed);
             failures.append(&mut self.failures);
         }
-        Err(OnboardError { arrived, wanted: self.identities.len(), failures, refused })
-    }
-
-    /// Gives up this caller's share in what has not settled. Whether anything was late.
-    fn let_go(&self, interests: &[Interest], reason: &Failure) -> bool {
-        let mut late = false;
-        for interest in interests {
-            self.leader.keep_arrived(&interest.operation);
-            match interest.release(reason) {
-                Released::Over => {
-                    interest.operation.settled.wait_until(deadline(SETTLEMENT));
-                }
-                Released::Shared => late = true,
-                Released::Abandoned => {
-                    late = true;
-                    self.leader.cancel(&interest.operation);
-                    self.leader.tell_of_kept(&interest.operation);
-                }
-            }
-        }
-        late
+        Err(OnboardError { arrived, wanted: self.transfer.identities.len(), failures, refused })
     }
 }
 
@@ -381,24 +335,11 @@ impl Future for Onboarding {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            for interest in &self.interests {
-                if interest.operation.settled.poll(context).is_pending() {
-                    return Poll::Pending;
-                }
+            if self.transfer.poll(context).is_pending() {
+                return Poll::Pending;
             }
             if !self.start_again() {
                 return Poll::Ready(self.resolve());
-            }
-        }
-    }
-}
-
-impl Drop for Onboarding {
-    fn drop(&mut self) {
-        let cancelled = Failure::new(FailureKind::Cancelled, "the onboard was dropped");
-        for interest in self.interests.drain(..) {
-            if interest.release(&cancelled) == Released::Abandoned {
-                self.leader.cancel(&interest.operation);
             }
         }
     }

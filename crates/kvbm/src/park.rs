@@ -4,17 +4,16 @@
 //! them to G2 as they are, the partial tail included, and `resume` brings them back. They are never registered or
 //! shared: nobody else can find them, and dropping a [`Parked`] forgets them.
 
+use crate::config::ONLY_GROUP;
 use crate::error::{BlockFailure, FirstOf};
 use crate::leader::Leader;
-use crate::leader::operation::{Destination, Move, Operation, Parts, Purpose, expired};
-use crate::manager::{KvBlockManager, ONLY_GROUP, Owned};
-use crate::signal::deadline;
-use kvbm_plan::{BlockId, BlockIdentity, Failure, NamespaceId, SequenceHash, Tier};
+use crate::manager::{KvBlockManager, Owned};
+use crate::transfers::{Destination, Move, Purpose, Request};
+use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, Tier};
 use kvbm_pool::{AllocError, BatchPosition, BlockBatch, G1, G2, Losses, Lost, Partial, Reset, SequenceError};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Private blocks of a preempted sequence, on G2.
 #[derive(Debug)]
@@ -89,7 +88,7 @@ impl KvBlockManager<Owned> {
         if !self.leader.registry.owns_blocks(&blocks) {
             return Err(ParkRejected { blocks: Some(blocks), error: ParkError::Foreign });
         }
-        if let Err(lost) = self.leader.check_lost(Tier::G1, blocks.losses()) {
+        if let Err(lost) = self.leader.transfers.check_lost(Tier::G1, blocks.losses()) {
             return Err(ParkRejected { blocks: Some(blocks), error: lost.into() });
         }
         let origin = blocks.origin();
@@ -97,7 +96,7 @@ impl KvBlockManager<Owned> {
             match self.leader.registry.pool::<G2>().get_mutable_blocks_for(origin.namespace, blocks.len()) {
                 Ok(host) => Arc::new(host),
                 Err(error) => {
-                    self.leader.count_refusal(origin.namespace, &error);
+                    self.leader.tenants.count_refusal(origin.namespace, &error);
                     return Err(ParkRejected { blocks: Some(blocks), error: error.into() });
                 }
             };
@@ -105,12 +104,8 @@ impl KvBlockManager<Owned> {
         let losses = blocks.losses();
         let source = Arc::new(blocks);
         let moves = moves(&names, Tier::G1, source.block_ids(), host.block_ids());
-        let moved = self.leader.move_private(
-            Tier::G2,
-            moves,
-            losses,
-            vec![Box::new(Arc::clone(&source)), Box::new(Arc::clone(&host))],
-        );
+        let ends = (Arc::clone(&source), Arc::clone(&host));
+        let moved = move_private(&self.leader, Tier::G2, moves, losses, ends);
         match moved {
             Ok(()) => Ok(Parked { blocks: host, names, origin }),
             Err(error) => Err(ParkRejected { blocks: Arc::into_inner(source), error }),
@@ -126,21 +121,20 @@ impl KvBlockManager<Owned> {
             return Err(ParkRejected { blocks: Some(parked), error: ParkError::Foreign });
         }
         let losses = parked.blocks.losses();
-        if let Err(lost) = self.leader.check_lost(Tier::G2, losses) {
+        if let Err(lost) = self.leader.transfers.check_lost(Tier::G2, losses) {
             return Err(ParkRejected { blocks: Some(parked), error: lost.into() });
         }
         let pool = self.leader.registry.pool::<G1>();
         let device = match pool.get_mutable_blocks_for(parked.origin.namespace, parked.len()) {
             Ok(device) => Arc::new(device),
             Err(error) => {
-                self.leader.count_refusal(parked.origin.namespace, &error);
+                self.leader.tenants.count_refusal(parked.origin.namespace, &error);
                 return Err(ParkRejected { blocks: Some(parked), error: error.into() });
             }
         };
         let moves = moves(&parked.names, Tier::G2, parked.blocks.block_ids(), device.block_ids());
-        let keep: Vec<Box<dyn Any + Send>> =
-            vec![Box::new(Arc::clone(&parked.blocks)), Box::new(Arc::clone(&device))];
-        if let Err(error) = self.leader.move_private(Tier::G1, moves, losses, keep) {
+        let ends = (Arc::clone(&parked.blocks), Arc::clone(&device));
+        if let Err(error) = move_private(&self.leader, Tier::G1, moves, losses, ends) {
             return Err(ParkRejected { blocks: Some(parked), error });
         }
         let BatchPosition { namespace, group, position } = parked.origin;
@@ -152,67 +146,28 @@ impl KvBlockManager<Owned> {
     }
 }
 
-impl Leader {
-    /// Moves blocks that stay private, and waits.
-    fn move_private(
-        self: &Arc<Self>,
-        to: Tier,
-        moves: Vec<Move>,
-        losses: Losses,
-        keep: Vec<Box<dyn Any + Send>>,
-    ) -> Result<(), ParkError> {
-        if self.is_turned_away() {
-            return Err(ParkError::ShuttingDown);
-        }
-        if moves.is_empty() {
-            return Ok(());
-        }
-        let all = moves.clone();
-        let parts = Parts {
-            moves,
-            destination: Destination::Unregistered,
-            losses,
-            keep,
-            source_check: None,
-            round: None,
-            volume: None,
-        };
-        let prepared = self.prepare(Purpose::Private, to, parts);
-        let operation = Arc::clone(prepared.operation());
-        self.send(prepared);
-        if let Err(reason) = self.await_operation(&operation, "private blocks") {
-            let failed = all.iter().map(|step| step.failed(to, reason.clone()));
-            return Err(ParkError::Failed(failed.collect()));
-        }
-        // Whatever else is told of them: nothing could bring them back.
-        if let Some(from) = all.first().map(|step| step.from) {
-            self.check_lost(from, losses)?;
-        }
-        operation.with_outcome(|outcome| match outcome.failures.as_slice() {
-            [] => Ok(()),
-            failures => Err(ParkError::Failed(failures.to_vec())),
-        })
+/// Moves blocks that stay private, and waits. `ends` is held until no worker touches the blocks.
+fn move_private(
+    leader: &Leader,
+    to: Tier,
+    moves: Vec<Move>,
+    losses: Losses,
+    ends: impl Any + Send,
+) -> Result<(), ParkError> {
+    let transfers = &leader.transfers;
+    if transfers.refuses_callers() {
+        return Err(ParkError::ShuttingDown);
     }
-}
-
-impl Leader {
-    /// Waits until the operation has an outcome: its own, or that it is late.
-    ///
-    /// # Errors
-    /// It has none, although it should: what became of it is not known, so it counts as failed.
-    pub(crate) fn await_operation(&self, operation: &Arc<Operation>, what: &str) -> Result<(), Failure> {
-        /// Between the last answer and the outcome lies bookkeeping, no transfer.
-        const SETTLEMENT: Duration = Duration::from_secs(10);
-        if !operation.settled.wait_until(operation.deadline) {
-            let late = expired(what, operation.limit);
-            self.keep_arrived(operation);
-            self.abandon(operation, &late);
-            if !operation.settled.wait_until(deadline(SETTLEMENT)) {
-                return Err(late);
-            }
-        }
-        Ok(())
-    }
+    let Some(from) = moves.first().map(|block| block.from) else { return Ok(()) };
+    let request = Request::new(Purpose::Private, to, moves, Destination::Unregistered, losses).hold(ends);
+    let handle = transfers.start(request);
+    handle.wait("private blocks").map_err(|late| ParkError::Failed(handle.failures(&late)))?;
+    // Before any other failure: nothing could bring the blocks back.
+    transfers.check_lost(from, losses)?;
+    handle.with_outcome(|outcome| match outcome.failures.as_slice() {
+        [] => Ok(()),
+        failures => Err(ParkError::Failed(failures.to_vec())),
+    })
 }
 
 fn moves(names: &[BlockIdentity], from: Tier, src: &[BlockId], dst: &[BlockId]) -> Vec<Move> {

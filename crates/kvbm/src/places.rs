@@ -1,9 +1,9 @@
 //! Where blocks are, without using them.
 
-use crate::leader::Leader;
-use crate::manager::ONLY_GROUP;
+use crate::config::ONLY_GROUP;
+use crate::volume::Volumes;
 use kvbm_plan::{NamespaceId, Tier, VolumeId};
-use kvbm_pool::TierMask;
+use kvbm_pool::{Registry, TierMask};
 use kvbm_tokens::BlockChain;
 
 /// Where a block is, as far as this manager knows.
@@ -39,31 +39,29 @@ impl Places {
     }
 }
 
-impl Leader {
-    /// Where the blocks of `chain` are, up to the first that is nowhere. Asks no volume, pins nothing and counts as no use.
-    pub(crate) fn look_up(&self, chain: BlockChain<'_>) -> Vec<Places> {
-        let (hashes, namespace) = (chain.hashes(), NamespaceId::from(chain.namespace()));
-        let on_tiers = self.registry.peek_prefix(ONLY_GROUP, hashes);
-        let mut places: Vec<_> = on_tiers.into_iter().map(Places::from).collect();
-        // What a match would not take from a volume is not there.
-        let volumes = self.volumes.answering(namespace);
-        if volumes.is_empty() {
-            return places;
-        }
-        for (at, &hash) in hashes.iter().enumerate() {
-            let holder = volumes.iter().find(|volume| volume.contains(ONLY_GROUP, hash));
-            let volume = holder.map(|volume| volume.descriptor.id);
-            if let Some(known) = places.get_mut(at) {
-                known.volume = volume;
-                continue;
-            }
-            // Behind a block that only a volume has, tiers may go on.
-            let found = Places { tiers: self.registry.tiers_of(ONLY_GROUP, hash), volume };
-            if found.is_empty() {
-                break;
-            }
-            places.push(found);
-        }
-        places
+/// Where the blocks of `chain` are, up to the first that is nowhere. Asks no volume, pins nothing and counts as no use.
+pub(crate) fn look_up(registry: &Registry, volumes: &Volumes, chain: BlockChain<'_>) -> Vec<Places> {
+    let (hashes, namespace) = (chain.hashes(), NamespaceId::from(chain.namespace()));
+    let on_tiers = registry.peek_prefix(ONLY_GROUP, hashes);
+    let mut places: Vec<_> = on_tiers.into_iter().map(Places::from).collect();
+    // What a match would not take from a volume is not there.
+    let volumes = volumes.answering(namespace);
+    if volumes.is_empty() {
+        return places;
     }
+    for (at, &hash) in hashes.iter().enumerate() {
+        let holder = volumes.iter().find(|volume| volume.contains(ONLY_GROUP, hash));
+        let volume = holder.map(|volume| volume.descriptor.id);
+        if let Some(known) = places.get_mut(at) {
+            known.volume = volume;
+            continue;
+        }
+        // Behind a block that only a volume has, tiers may go on.
+        let found = Places { tiers: registry.tiers_of(ONLY_GROUP, hash), volume };
+        if found.is_empty() {
+            break;
+        }
+        places.push(found);
+    }
+    places
 }

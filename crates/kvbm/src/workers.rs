@@ -2,23 +2,24 @@
 
 mod disk;
 mod predecessor;
+mod volumes;
 
 pub use predecessor::TookOver;
+pub(crate) use volumes::open_volumes;
+use volumes::volume_tier;
 
 use crate::config::{
     self, BandwidthModel, Config, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VerifyHost,
 };
-use crate::leader::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::metrics::Metrics;
-use crate::status::DiskStatus;
-use crate::volume::local::volume_tier;
+use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::worker::{LinkError, MessageSink, WorkerLink};
 use disk::open_disk;
 use kvbm_device::{
     CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice,
     Event, TransferModel,
 };
-use kvbm_disk::{DiskEngine, OpenError};
+use kvbm_disk::{DiskEngine, EngineInfo, OpenError};
 use kvbm_layout::{
     AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, LayoutError, OuterPlacement,
     SliceError, slice_for_rank,
@@ -54,6 +55,15 @@ pub struct LocalWorker {
     g2: Option<BoundLayout>,
     g3: Option<Arc<DiskEngine>>,
     manager: Option<Arc<TransferManager>>,
+}
+
+/// A rank's disk engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskStatus {
+    /// The rank.
+    pub rank: Rank,
+    /// What it holds, who moves its bytes and why, and what each of its directories has failed.
+    pub engine: EngineInfo,
 }
 
 /// A worker that cannot be started.

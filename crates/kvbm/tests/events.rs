@@ -97,6 +97,10 @@ fn invariant_4_events_replayed_give_the_registry_s_state() {
                         drop(cached);
                         drop(manager.register(done));
                     }
+                    // Offloads have their own thread, and what waits for it is pinned.
+                    if round % 5 == 4 {
+                        assert!(manager.wait_offloads(soon()));
+                    }
                     if round % 100 == 99 {
                         manager.clear([Tier::G1, Tier::G2, Tier::G3][thread % 3]).unwrap();
                     }

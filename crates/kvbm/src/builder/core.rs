@@ -6,14 +6,15 @@ use crate::config::{
     Admission, Capacity, Config, ConfigError, EdgeConfig, EvictionPolicy, NamespaceConfig, VolumeOffload,
 };
 use crate::events::{BlockFacts, EventPump, VolumeChanges};
-use crate::leader::edge::Edge;
-use crate::leader::offload::Offloads;
-use crate::leader::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
-use crate::leader::wear::WearBudget;
-use crate::leader::{BlockCosts, Leader, Settings};
+use crate::leader::{Leader, Parts};
 use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, RecoveryOutcome};
-use crate::tenants::Names;
+use crate::offload::{Edge, Offload, WearBudget};
+use crate::ranks::Ranks;
+use crate::slots::Slots;
+use crate::tenants::{self, Tenants};
+use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
+use crate::transfers::{BlockCosts, TransferSettings, Transfers};
 use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
@@ -28,8 +29,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long the ranks may take to say what they found on their disks.
 pub(super) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often transfers past their deadline are looked for.
-const EXPIRY_TICK: Duration = Duration::from_millis(50);
 
 /// Makes an eviction policy for tiers of so many blocks.
 type MakeEviction = Box<dyn FnOnce([u32; 3]) -> Box<dyn kvbm_pool::EvictionPolicy> + Send>;
@@ -90,28 +89,15 @@ impl Core {
         // Validated above: they fit.
         let blocks =
             config.capacity_blocks().map(|blocks| blocks.min(u64::from(RegistryConfig::MAX_CAPACITY)) as u32);
-        let (tenants, names) = Names::of(config.tenants.shares.as_slice(), &namespace);
+        let (tenants, names) = tenants::of_shares(config.tenants.shares.as_slice(), &namespace);
         let Policies { admission, eviction } = policies;
         let registry = registry(&config, blocks, tenants, eviction)?;
-        let settings = Settings {
-            epoch: registry.epoch(),
-            ranks: config.parallelism.tensor_parallel as usize,
-            max_plan_blocks: MAX_PLAN_BLOCKS,
-            max_read_blocks: max_read_blocks(config.rank_block_bytes()),
-            transfer_deadline: config.transfer.deadline,
-            read_deadline: config.disk.read_deadline,
-            block_costs: block_costs(&config),
-            rank_lost_after: config.transfer.rank_lost_after,
-        };
-        let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
-        let offloads = Offloads::new(edges(&config, blocks, to_volumes));
         let admission = admission.unwrap_or_else(|| match config.policy.admission {
             Admission::Cost => Arc::new(CostAdmission) as Arc<dyn AdmissionPolicy>,
             Admission::All => Arc::new(AdmitAll),
         });
-        let metrics = Metrics::new();
-        let volumes = Volumes::new(&config, to_volumes, metrics.clone());
-        let leader = Leader::new((registry, names), settings, metrics, offloads, admission, volumes);
+        let to_volumes = blocks[1] > 0 && (more_volumes || !config.volume.is_empty());
+        let leader = leader(&config, blocks, registry, names, admission, to_volumes);
         Ok(Self { config, namespace, hasher, blocks, leader })
     }
 
@@ -120,7 +106,7 @@ impl Core {
         let leader: Weak<Leader> = Arc::downgrade(&self.leader);
         Arc::new(move |message| {
             if let Some(leader) = leader.upgrade() {
-                leader.deliver(rank, message);
+                leader.deliver(rank, &message);
             }
         })
     }
@@ -139,9 +125,9 @@ impl Core {
             let (key, value) = ("transfer.rank_lost_after", format!("{patience:?}"));
             return Err(ConfigError::Rule { key, value, rule }.into());
         }
-        let (tag, epoch) = (self.namespace.tag(), self.leader.settings.epoch);
+        let (tag, epoch) = (self.namespace.tag(), self.leader.transfers.settings.epoch);
         let sink = |rank| self.sink(rank);
-        let volumes = crate::volume::local::open_volumes(&self.config, volumes)?;
+        let volumes = crate::workers::open_volumes(&self.config, volumes)?;
         let workers = Workers::start(&self.config, memory, self.blocks, volumes, tag, epoch, &sink)?;
         for took_over in workers.took_over() {
             self.leader.metrics.recovered(RecoveryOutcome::TakenOver).add(took_over.blocks);
@@ -149,17 +135,17 @@ impl Core {
         }
         let metrics = &self.leader.metrics;
         metrics.refresh_by(workers.disk_refresh(metrics));
-        self.leader.connect(workers.links());
+        self.leader.ranks.connect(workers.links());
         Ok(workers)
     }
 
     /// Workers that are somewhere else.
     pub(super) fn connect(&self, mut connect: impl FnMut(Rank, Epoch, MessageSink) -> Box<dyn WorkerLink>) {
-        let epoch = self.leader.settings.epoch;
-        let ranks = (0..self.leader.settings.ranks as u16).map(Rank);
-        self.leader.connect(ranks.clone().map(|rank| connect(rank, epoch, self.sink(rank))).collect());
-        // A worker that starts later says so, and is told then.
-        ranks.for_each(|rank| self.leader.introduce_volumes(rank));
+        let epoch = self.leader.transfers.settings.epoch;
+        let ranks = self.leader.ranks.all();
+        self.leader.ranks.connect(ranks.clone().map(|rank| connect(rank, epoch, self.sink(rank))).collect());
+        // A worker that starts later says so, and is sent the volumes then.
+        ranks.for_each(|rank| self.leader.volumes.rank_started(rank));
     }
 
     /// Workers that move no bytes.
@@ -196,8 +182,8 @@ impl Core {
         if self.blocks[Tier::G3.index()] > 0 {
             self.recover()?;
         }
-        watch_deadlines(&self.leader)?;
-        let BlockCosts { bytes, tokens, .. } = self.leader.settings.block_costs;
+        self.leader.start_threads().map_err(|(name, source)| BuildError::Thread { name, source })?;
+        let BlockCosts { bytes, tokens, .. } = self.leader.transfers.settings.block_costs;
         let facts =
             BlockFacts { block_bytes: bytes, block_tokens: tokens, node: NodeId(self.config.events.node) };
         let events = Arc::new(EventPump::start(
@@ -256,9 +242,9 @@ impl Core {
                 "blocks on disk whose parent is gone were dropped, their slots are free; `kvbm disk verify` looks for damage"
             );
         }
-        self.leader.release(&common.incomplete);
+        self.leader.slots.release(&common.incomplete);
         for slots in [&restored.rejected, &restored.duplicates, &restored.orphans] {
-            self.leader.release(slots);
+            self.leader.slots.release(slots);
         }
         Ok(())
     }
@@ -298,6 +284,50 @@ fn registry(
         Some(make) => Registry::with_policy(&config, make(blocks)),
         None => Registry::new(&config),
     }
+}
+
+/// Builds the parts of a leader, lowest first.
+fn leader(
+    config: &Config,
+    blocks: [u32; 3],
+    registry: Registry,
+    tenant_names: Vec<String>,
+    admission: Arc<dyn AdmissionPolicy>,
+    to_volumes: bool,
+) -> Arc<Leader> {
+    let settings = TransferSettings {
+        epoch: registry.epoch(),
+        max_plan_blocks: MAX_PLAN_BLOCKS,
+        max_read_blocks: max_read_blocks(config.rank_block_bytes()),
+        transfer_deadline: config.transfer.deadline,
+        read_deadline: config.disk.read_deadline,
+        block_costs: block_costs(config),
+    };
+    let (metrics, ranks) = (Metrics::new(), config.parallelism.tensor_parallel as usize);
+    metrics.set_ranks(ranks);
+    let ranks = Arc::new(Ranks::new(ranks, metrics.clone(), config.transfer.rank_lost_after));
+    let tenants = Tenants::new(registry.clone(), metrics.clone(), tenant_names);
+    let deadline = config.transfer.deadline;
+    let slots = Arc::new(Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline));
+    let transfers =
+        Transfers::new(registry.clone(), Arc::clone(&ranks), Arc::clone(&slots), metrics.clone(), settings);
+    let volumes = Arc::new(Volumes::new(
+        config,
+        to_volumes,
+        metrics.clone(),
+        Arc::clone(&ranks),
+        Arc::clone(&transfers),
+    ));
+    let offload = Offload::new(
+        registry.clone(),
+        Arc::clone(&transfers),
+        Arc::clone(&slots),
+        Arc::clone(&volumes),
+        metrics.clone(),
+        admission,
+        edges(config, blocks, to_volumes),
+    );
+    Leader::new(Parts { registry, tenants, metrics, ranks, slots, transfers, volumes, offload })
 }
 
 fn block_costs(config: &Config) -> BlockCosts {
@@ -349,19 +379,4 @@ fn edges(config: &Config, blocks: [u32; 3], to_volumes: bool) -> Vec<Edge> {
         edges.push(Edge::new(Path::G2_G4, triggers, limit(g2, volumes.queue_share), None));
     }
     edges
-}
-
-/// A thread that gives up on late transfers for as long as the leader lives.
-fn watch_deadlines(leader: &Arc<Leader>) -> Result<(), BuildError> {
-    let weak = Arc::downgrade(leader);
-    let name = "kvbm-deadlines";
-    let watch = move || {
-        while let Some(leader) = weak.upgrade() {
-            leader.expire(Instant::now());
-            drop(leader);
-            std::thread::sleep(EXPIRY_TICK);
-        }
-    };
-    let thread = std::thread::Builder::new().name(name.into()).spawn(watch);
-    thread.map(drop).map_err(|source| BuildError::Thread { name, source })
 }

@@ -40,6 +40,7 @@ mod tests;
 mod units;
 mod validate;
 mod value;
+mod volumes;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -53,6 +54,11 @@ pub use choices::{
 };
 pub use error::{ConfigError, Origin};
 pub use schema::{Key, Section};
+pub(crate) use volumes::{stored_bytes, volumes};
+
+/// Group of all blocks of a model whose layers are alike.
+pub(crate) const ONLY_GROUP: kvbm_plan::GroupId = kvbm_plan::GroupId(0);
+
 pub use sections::{
     DeviceConfig, DiskConfig, EdgeConfig, EventsConfig, HostConfig, ModelConfig, NamespaceConfig,
     OffloadConfig, ParallelismConfig, PolicyConfig, TenantsConfig, TransferConfig, VolumeConfig,
@@ -147,7 +153,7 @@ impl Config {
 
     /// The volumes, as they are registered.
     pub fn volume_descriptors(&self) -> Vec<VolumeDescriptor> {
-        crate::volume::configured(self).map(|(descriptor, _)| descriptor).collect()
+        volumes(self).map(|(descriptor, _)| descriptor).collect()
     }
 
     /// Every section with its keys.

@@ -2,21 +2,28 @@
 //!
 //! vLLM, SGLang and TensorRT-LLM allocate the KV tensors and assign their block ids. Here nothing is allocated, evicted,
 //! deduplicated or renamed in G1: the engine names blocks, kvbm copies them down and up.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `generations` | generations and holds of engine blocks | - |
+//! | `onboard` | an onboard into engine blocks | - |
 
 mod generations;
 mod onboard;
 
-use crate::leader::Leader;
-use crate::leader::offload::Running;
-use crate::leader::operation::{Destination, Move, Parts, Purpose, SourceCheck};
-use crate::manager::{KvBlockManager, ONLY_GROUP};
+use crate::config::ONLY_GROUP;
+use crate::manager::KvBlockManager;
+use crate::onboard::PrefixTransfer;
+use crate::transfers::{Check, Destination, Move, Purpose, Request};
 pub use generations::NoSuchBlock;
 use generations::{Generations, Hold};
 use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, NamespaceId, Tier};
-use kvbm_pool::{AllocError, Arrival, Lost};
+use kvbm_pool::{AllocError, Arrival, Lost, Prefix};
 use kvbm_tokens::BlockChain;
 pub use onboard::{EngineOnboardError, EngineOnboarding};
-use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -129,7 +136,7 @@ impl KvBlockManager<Engine> {
         if part.len() != ids.len() {
             return Err(EngineError::Count { ids: ids.len(), blocks: part.len() });
         }
-        if self.leader.is_turned_away() {
+        if self.leader.transfers.refuses_callers() {
             return Err(EngineError::ShuttingDown);
         }
         let namespace = NamespaceId::from(part.namespace());
@@ -156,7 +163,7 @@ impl KvBlockManager<Engine> {
         let losses = self.leader.registry.losses();
         let lost = self.g1.blocks.lost(ids, |since| self.leader.registry.is_lost(Tier::G1, since));
         if !lost.is_empty() {
-            self.leader.count_lost(Lost { tier: Tier::G1 });
+            self.leader.transfers.count_lost(Lost { tier: Tier::G1 });
             return Err(EngineError::Lost(lost));
         }
         let holds = self.g1.blocks.begin_read(ids).map_err(EngineError::Busy)?;
@@ -180,16 +187,14 @@ impl KvBlockManager<Engine> {
         if moves.is_empty() {
             return Ok(started);
         }
-        let reused = "was reused while it was read";
-        let source_check = Some(self.still_the_same(read, reused));
+        let (offload, interval) = (&self.leader.offload, self.leader.offload.interval());
         let destination = Destination::Reserved { arrivals, places };
-        let round = self.leader.offloads.round();
-        let running = Running::new(&self.leader, round, moves.len());
-        let keep: Vec<Box<dyn Any + Send>> = vec![Box::new(busy), Box::new(running)];
-        let round = Some(round);
-        let parts = Parts { moves, destination, losses, keep, source_check, round, volume: None };
-        let prepared = self.leader.prepare(Purpose::Offload, Tier::G2, parts);
-        self.leader.send(prepared);
+        let mut request = Request::new(Purpose::Offload, Tier::G2, moves, destination, losses)
+            .hold(busy)
+            .hold(offload.running(interval, started.started));
+        request.check = Some(self.still_the_same(read, "was reused while it was read"));
+        request.on_arrival = Some(offload.on_arrival(Some(interval)));
+        self.leader.transfers.start(request).detach();
         Ok(started)
     }
 
@@ -204,7 +209,7 @@ impl KvBlockManager<Engine> {
     }
 
     /// A transfer between whose beginning and end an engine block may have changed is worth nothing.
-    fn still_the_same(&self, holds: Vec<Hold>, otherwise: &'static str) -> SourceCheck {
+    fn still_the_same(&self, holds: Vec<Hold>, otherwise: &'static str) -> Check {
         let blocks = Arc::clone(&self.g1.blocks);
         Box::new(move |index| {
             let hold = holds.get(index)?;
@@ -233,21 +238,51 @@ impl KvBlockManager<Engine> {
     /// What is still busy at `deadline`; an id beyond the registered memory is never busy.
     pub fn before_reuse(&self, ids: &[BlockId], deadline: Instant) -> Result<(), StillBusy> {
         self.g1.blocks.invalidate(ids, self.leader.registry.losses());
-        self.leader.cancel_reads(ids);
+        // Offloads all of whose sources are among these: what has not started never will.
+        let reason = Failure::new(FailureKind::Cancelled, "the engine reuses the block");
+        let reused = ids.iter().copied().collect();
+        self.leader.transfers.cancel_reads(Tier::G1, &reused, &reason);
         match self.g1.blocks.wait_idle(ids, deadline) {
             busy if busy.is_empty() => Ok(()),
             blocks => Err(StillBusy { blocks }),
         }
     }
-}
 
-impl Leader {
-    /// Gives up offloads all of whose sources are among `ids`: what has not started never will.
-    fn cancel_reads(&self, ids: &[BlockId]) {
-        let reason = Failure::new(FailureKind::Cancelled, "the engine reuses the block");
-        let ids = ids.iter().copied().collect();
-        for operation in self.operations(|operation| operation.reads_only(Tier::G1, &ids)) {
-            self.abandon(&operation, &reason);
+    /// Copies a prefix into engine blocks: listed block `i` of the prefix into `ids[i]`. They are the transfer's until it is over, also where
+    /// nobody waits for it any more or it was late: see [`before_reuse`](Self::before_reuse).
+    ///
+    /// # Errors
+    /// See [`EngineError`]; nothing was started.
+    pub fn onboard(&self, prefix: Prefix, ids: &[BlockId]) -> Result<EngineOnboarding, EngineError> {
+        self.check(ids)?;
+        if !self.leader.registry.owns_prefix(&prefix) {
+            return Err(EngineError::ForeignPrefix);
         }
+        if ids.len() != prefix.blocks().len() {
+            return Err(EngineError::Count { ids: ids.len(), blocks: prefix.blocks().len() });
+        }
+        let transfers = &self.leader.transfers;
+        if transfers.refuses_callers() {
+            return Err(EngineError::ShuttingDown);
+        }
+        let losses = self.leader.registry.losses();
+        if let Some(lost) = prefix.lost() {
+            transfers.count_lost(lost);
+            return Err(EngineError::LostPrefix(lost));
+        }
+        let mut transfer = PrefixTransfer::new(&self.leader, prefix);
+        let moves: Vec<_> = ids.iter().enumerate().map(|(at, &dst)| transfer.to(at, dst)).collect();
+        if moves.is_empty() {
+            return Ok(EngineOnboarding(transfer));
+        }
+        let holds = self.g1.blocks.begin_write(ids, losses).map_err(EngineError::Busy)?;
+        let changed = "was given to another use while it was written";
+        let check = self.still_the_same(holds.clone(), changed);
+        let busy = Busy { blocks: Arc::clone(&self.g1.blocks), holds };
+        let destination = Destination::Unregistered;
+        let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
+        request.check = Some(check);
+        transfer.handles.push(transfers.start(request));
+        Ok(EngineOnboarding(transfer))
     }
 }

@@ -4,7 +4,7 @@ use super::BlockFacts;
 use super::hashing::Keyed;
 use super::lag::Marks;
 use super::notes::Notes;
-use crate::manager::ONLY_GROUP;
+use crate::config::ONLY_GROUP;
 use kvbm_events::{EventKind, KvEvent};
 use kvbm_plan::{BlockIdentity, SequenceHash, Tier};
 use kvbm_pool::{EventRecord, Registry, TierMask};

@@ -2,10 +2,9 @@
 //! removal is over. One that fails is not asked for again: what stays is found.
 
 use super::VolumeTier;
-use super::asking::followed;
 use super::removal::PATIENCE;
-use crate::leader::Leader;
-use crate::leader::gather::Asked;
+use super::requests::followed;
+use crate::ranks::requests::Request;
 use kvbm_plan::{BlockIdentity, Command, GroupId, SequenceHash, VolumeAnswer, VolumeRequest};
 use std::time::Instant;
 
@@ -15,7 +14,7 @@ pub(super) struct Discards(Vec<Discard>);
 
 struct Discard {
     blocks: Vec<(GroupId, SequenceHash)>,
-    asked: Option<Asked<VolumeAnswer>>,
+    asked: Option<Request<VolumeAnswer>>,
     /// When a rank that has not answered, and was not given up, counts as one that never will: its process was replaced.
     late: Instant,
 }
@@ -23,7 +22,7 @@ struct Discard {
 impl Discard {
     /// Whether it is over, whatever came of it.
     fn is_over(&mut self, now: Instant) -> bool {
-        let over = |asked: &mut Asked<VolumeAnswer>| asked.is_answered() || now >= self.late;
+        let over = |asked: &mut Request<VolumeAnswer>| asked.is_answered() || now >= self.late;
         let Some(asked) = self.asked.take_if(over) else { return false };
         if let Err((rank, failure)) = asked.wait(now, "a removal", followed) {
             tracing::warn!(target: "kvbm", %rank, %failure, "blocks not removed from the volume");
@@ -33,6 +32,30 @@ impl Discard {
 }
 
 impl VolumeTier {
+    /// Removes blocks from the volume, which [leave](super::index::Index::leave), because there is no room for them.
+    pub(super) fn discard(&self, blocks: &[BlockIdentity]) {
+        self.remove(blocks, VolumeRequest::Discard);
+    }
+
+    /// Removes what is damaged of blocks, which [leave](super::index::Index::leave). What stays is found to be damaged again.
+    pub(super) fn discard_damaged(&self, blocks: &[BlockIdentity]) {
+        self.remove(blocks, VolumeRequest::DiscardDamaged);
+    }
+
+    fn remove(&self, blocks: &[BlockIdentity], request: fn(Vec<BlockIdentity>) -> VolumeRequest) {
+        let now = Instant::now();
+        for part in blocks.chunks(Command::MAX_VOLUME_BLOCKS) {
+            let asked = self.requests.pending.start(self.requests.ranks.len());
+            let token = asked.token;
+            let blocks = part.iter().map(|block| (block.group, block.hash)).collect();
+            // A link may answer from inside `send`.
+            self.discards.lock().0.push(Discard { blocks, asked: Some(asked), late: now + PATIENCE });
+            // What was not reached is told of when it is over, with whatever else failed.
+            let _unreached = self.requests.send(self.descriptor.id, token, request(part.to_vec()));
+        }
+        self.tend_discards(now);
+    }
+
     /// Ends removals of single blocks that are over: their blocks may come again. Called again and again.
     pub(super) fn tend_discards(&self, now: Instant) {
         let over: Vec<Discard> = self.discards.lock().0.extract_if(.., |one| one.is_over(now)).collect();
@@ -42,53 +65,22 @@ impl VolumeTier {
     }
 }
 
-impl Leader {
-    /// Removes blocks from the volume, which [leave](super::index::Index::leave), because there is no room for them.
-    pub(super) fn discard_on_volume(&self, volume: &VolumeTier, blocks: &[BlockIdentity]) {
-        self.remove_on_volume(volume, blocks, VolumeRequest::Discard);
-    }
-
-    /// Removes what is damaged of blocks, which [leave](super::index::Index::leave). What stays is found to be damaged again.
-    pub(super) fn discard_damaged_on_volume(&self, volume: &VolumeTier, blocks: &[BlockIdentity]) {
-        self.remove_on_volume(volume, blocks, VolumeRequest::DiscardDamaged);
-    }
-
-    fn remove_on_volume(
-        &self,
-        volume: &VolumeTier,
-        blocks: &[BlockIdentity],
-        request: fn(Vec<BlockIdentity>) -> VolumeRequest,
-    ) {
-        let now = Instant::now();
-        for part in blocks.chunks(Command::MAX_VOLUME_BLOCKS) {
-            let asked = self.volumes.asks.start(self.settings.ranks);
-            let token = asked.token;
-            let blocks = part.iter().map(|block| (block.group, block.hash)).collect();
-            // A link may answer from inside `send`.
-            volume.discards.lock().0.push(Discard { blocks, asked: Some(asked), late: now + PATIENCE });
-            // What was not reached is told of when it is over, with whatever else failed.
-            let _unreached = self.send_about_volume(volume, token, request(part.to_vec()));
-        }
-        volume.tend_discards(now);
-    }
-}
-
 #[cfg(all(test, feature = "worker"))]
 mod tests {
-    use super::super::silent::{self, VOLUME, block};
+    use super::super::test_manager::{self, VOLUME, block};
     use super::*;
     use kvbm_plan::{Failure, FailureKind, Rank};
 
     #[test]
     fn what_is_removed_does_not_come_before_that_is_over_whatever_came_of_it() {
-        let (manager, heard) = silent::manager();
+        let (manager, sent) = test_manager::manager();
         let leader = &manager.leader;
         let volume = leader.volumes.get(VOLUME).expect("configured");
         let is_leaving = || volume.index.lock().is_leaving(block().group, block().hash);
-        let tokens = || heard.tokens(|request| matches!(request, VolumeRequest::Discard(_)));
+        let tokens = || sent.tokens(|request| matches!(request, VolumeRequest::Discard(_)));
         for answer in [Some(Ok(1)), Some(Err(FailureKind::Io)), None] {
             volume.index.lock().leave(&[block()]);
-            leader.discard_on_volume(&volume, &[block()]);
+            volume.discard(&[block()]);
             let now = Instant::now();
             volume.tend_discards(now);
             assert!(is_leaving());
@@ -98,7 +90,7 @@ mod tests {
             });
             let token = *tokens().last().expect("asked for");
             match answer {
-                Some(answer) => assert!(leader.volumes.asks.answer(Rank(0), token, answer)),
+                Some(answer) => assert!(leader.volumes.pending.answer(Rank(0), token, answer)),
                 // Its process was replaced.
                 None => volume.discards.lock().0[0].late = now,
             }

@@ -1,8 +1,7 @@
 //! Finding chains: from what is known of each volume, and for what is not, from the volumes in a few round trips whatever the length.
 
-use super::VolumeTier;
-use crate::breaker::Verdict;
-use crate::leader::Leader;
+use super::{VolumeTier, Volumes};
+use crate::circuit_breaker::Verdict;
 use kvbm_plan::{BlockIdentity, Failure, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
@@ -37,9 +36,9 @@ impl Absences {
     }
 }
 
-impl Leader {
+impl Volumes {
     /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts a use of what volumes have.
-    pub(crate) fn extend_on_volumes(&self, prefix: &mut Prefix, chain: BlockChain<'_>) {
+    pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>) {
         let (group, hashes, namespace) =
             (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
         let Some(&root) = hashes.first() else { return };
@@ -49,19 +48,20 @@ impl Leader {
             volume.index.lock().touch(group, hashes);
             from < hashes.len() && (!volume.is_down() || volume.may_ask()) && !volume.is_purging(namespace)
         };
-        let mut volumes = self.volumes.preferred(root);
+        let mut volumes = self.preferred(root);
         volumes.retain(|volume| usable(volume));
         let rest = hashes.len().saturating_sub(from);
         let known: Vec<usize> =
             volumes.iter().map(|volume| volume.index.lock().prefix(group, &hashes[from..])).collect();
         // Nobody is asked where a volume is known to have all of it.
-        let ask = self.volumes.policy.probe && known.iter().all(|known| *known < rest);
+        let ask = self.policy.probe && known.iter().all(|known| *known < rest);
+        let recheck = self.policy.recheck;
         let mut best: Option<(usize, VolumeId)> = None;
         for (volume, mut found) in volumes.iter().zip(known) {
             let most = best.map_or(0, |(most, _)| most);
             if ask && most < rest {
                 let unknown = BlockIdentity::chain(namespace, group, hashes).skip(from + found);
-                found += self.probe_chain(volume, &unknown.collect::<Vec<_>>());
+                found += volume.probe_chain(recheck, &unknown.collect::<Vec<_>>());
             }
             if found > most {
                 best = Some((found, volume.descriptor.id));
@@ -71,23 +71,25 @@ impl Leader {
             prefix.extend_on_volume(volume, namespace, found);
         }
     }
+}
 
+impl VolumeTier {
     /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few of them, and what is before one
     /// that is there counts as there, since chains are written from their beginning.
-    fn probe_chain(&self, volume: &VolumeTier, identities: &[BlockIdentity]) -> usize {
+    fn probe_chain(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
         let now = Instant::now();
         // What is being removed is there no more, whatever the volume says; nor is what continues it.
         let (staying, since) = {
-            let index = volume.index.lock();
+            let index = self.index.lock();
             let since = index.now();
             (index.staying(identities, since), since)
         };
         let identities = &identities[..staying];
         let Some(first) = identities.first() else { return 0 };
-        if volume.absences.lock().is_recent(first.hash, now, self.volumes.policy.recheck) {
+        if self.absences.lock().is_recent(first.hash, now, recheck) {
             return 0;
         }
-        let deadline = now + volume.descriptor.deadline;
+        let deadline = now + self.descriptor.deadline;
         // All before `low` is there; `high` is not, or is the end.
         let (mut low, mut high) = (0, identities.len());
         let mut seen = HashSet::new();
@@ -97,7 +99,7 @@ impl Leader {
                 break;
             }
             let asked: Vec<BlockIdentity> = picks.iter().map(|&at| identities[at]).collect();
-            let there = match self.probe(volume, &asked, deadline) {
+            let there = match self.probe(&asked, deadline) {
                 Ok(there) => there,
                 Err(failure) => {
                     tracing::debug!(target: "kvbm", %failure, "the volume could not be asked");
@@ -115,9 +117,9 @@ impl Leader {
             }
         }
         if let Some(missing) = identities.get(low) {
-            volume.absences.lock().note(missing.hash, now);
+            self.absences.lock().note(missing.hash, now);
         }
-        let mut index = volume.index.lock();
+        let mut index = self.index.lock();
         // Some of it may have been removed, or be about to be, since it was asked for.
         let found = &identities[..index.staying(&identities[..low], since)];
         // Parents first, so that the index knows the chain.
@@ -127,25 +129,22 @@ impl Leader {
         found.len()
     }
 
-    /// Which of these blocks every rank finds on the volume.
-    pub(super) fn probe(
-        &self,
-        volume: &VolumeTier,
-        blocks: &[BlockIdentity],
-        deadline: Instant,
-    ) -> Result<Vec<bool>, Failure> {
+    /// Which of these blocks every rank finds on the self.
+    pub(super) fn probe(&self, blocks: &[BlockIdentity], deadline: Instant) -> Result<Vec<bool>, Failure> {
         // Where one rank is away nothing comes of it, however often somebody looks: the others are not asked for nothing.
-        if let Some(failure) = self.ranks.away() {
+        if let Some(failure) = self.requests.ranks.away() {
             return Err(failure);
         }
         let began = Instant::now();
-        volume.asks();
+        self.asks();
         let request = VolumeRequest::Probe(blocks.to_vec());
         let answers =
-            self.ask_about_volume(volume, request, deadline, "what a volume holds", |answer| match answer {
-                VolumeAnswer::Present(found) => Ok(found),
-                VolumeAnswer::Failed(failure) => Err(failure),
-                VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
+            self.requests.wait(self.descriptor.id, request, deadline, "what a volume holds", |answer| {
+                match answer {
+                    VolumeAnswer::Present(found) => Ok(found),
+                    VolumeAnswer::Failed(failure) => Err(failure),
+                    VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
+                }
             });
         let mut verdict = Verdict::default();
         match &answers {
@@ -153,7 +152,7 @@ impl Leader {
             Err(unanswered) if !unanswered.is_away => verdict.add(Some(&unanswered.failure)),
             Err(_) => {}
         }
-        volume.note(&verdict, began);
+        self.note(&verdict, began);
         let mut there = vec![true; blocks.len()];
         for found in answers.map_err(|unanswered| unanswered.failure)? {
             for (at, there) in there.iter_mut().enumerate() {
@@ -229,17 +228,17 @@ mod tests {
     #[cfg(feature = "worker")]
     #[test]
     fn what_is_removed_while_it_is_looked_for_is_not_found() {
-        use super::super::silent::{self, VOLUME, block};
+        use super::super::test_manager::{self, VOLUME, block};
         use kvbm_plan::Rank;
 
-        let (manager, heard) = silent::manager();
+        let (manager, sent) = test_manager::manager();
         let leader = &manager.leader;
         let volume = leader.volumes.get(VOLUME).expect("configured");
         let block = block();
-        let probes = || heard.tokens(|request| matches!(request, VolumeRequest::Probe(_)));
+        let probes = || sent.tokens(|request| matches!(request, VolumeRequest::Probe(_)));
         for (at, removed) in [true, false].into_iter().enumerate() {
             let found = std::thread::scope(|scope| {
-                let looking = scope.spawn(|| leader.probe_chain(&volume, &[block]));
+                let looking = scope.spawn(|| volume.probe_chain(Duration::ZERO, &[block]));
                 let until = Instant::now() + Duration::from_secs(60);
                 while probes().len() <= at {
                     assert!(Instant::now() < until, "it is asked for");
@@ -249,7 +248,7 @@ mod tests {
                     volume.index.lock().leave(&[block]);
                     volume.index.lock().left(&[(block.group, block.hash)]);
                 }
-                leader.volumes.asks.answer(Rank(0), probes()[at], VolumeAnswer::Present(vec![true]));
+                leader.volumes.pending.answer(Rank(0), probes()[at], VolumeAnswer::Present(vec![true]));
                 looking.join().expect("it ends")
             });
             let known = volume.contains(block.group, block.hash);

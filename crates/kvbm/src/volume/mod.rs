@@ -2,44 +2,67 @@
 //!
 //! A chain lies on one volume: its first block chooses one, and what continues it follows. So a look-up needs one volume to answer,
 //! and a volume that goes takes whole chains with it.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `copies` | copies to volumes, and what transfers say about them | `index`, `history` |
+//! | `discards` | removing single blocks | `removal`, `requests` |
+//! | `look_up` | finding chains on volumes | - |
+//! | `reclaim` | room on a volume full of unknown blocks | - |
+//! | `registration` | registering and unregistering volumes | `opening`, `requests` |
+//! | `removal` | removing namespaces, and blocks without room | `index`, `opening`, `requests`, `writes` |
+//! | `index` | what is on a volume, as far as known | `history`, `log`, `writes` |
+//! | `history` | when blocks came and went | - |
+//! | `seal` | a store that takes no writes | - |
+//! | `set` | all volumes of a leader | `log`, `opening`, `place`, `writes` |
+//! | `log` | changes, for events | - |
+//! | `opening` | ranks that start open every volume | `requests` |
+//! | `place` | where a volume is | - |
+//! | `requests` | requests to ranks about a volume | - |
+//! | `status` | what is known of a volume | - |
+//! | `writes` | copies that may land yet | - |
 
-mod asking;
+mod copies;
 mod discards;
-mod hello;
 mod history;
 mod index;
-mod introduction;
-#[cfg(feature = "worker")]
-pub(crate) mod local;
 mod log;
 mod look_up;
+mod opening;
 mod place;
 mod reclaim;
 mod registration;
 mod removal;
+mod requests;
 mod seal;
 mod set;
+mod status;
 #[cfg(all(test, feature = "worker"))]
-mod silent;
-mod transfers;
+mod test_manager;
 mod writes;
 
-use crate::breaker::{Breaker, Turn, Verdict};
-use crate::config::Config;
+use crate::circuit_breaker::{Breaker, Turn, Verdict};
 use crate::metrics::VolumeCounters;
+pub(crate) use copies::transfer_end;
 use discards::Discards;
-pub(crate) use history::Moment;
+use history::Moment;
 use index::Index;
-use introduction::Introductions;
 use kvbm_plan::{Failure, GroupId, SequenceHash, VolumeDescriptor};
 pub(crate) use log::{Change, Log};
 use look_up::Absences;
+use opening::Openings;
 use parking_lot::Mutex;
 use reclaim::Reclaim;
+pub(crate) use registration::LocalVolumes;
 pub use registration::VolumeSetError;
 use removal::Purges;
+use requests::VolumeRequests;
 use seal::Seal;
 pub(crate) use set::Volumes;
+pub use status::VolumeStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +77,7 @@ pub(crate) struct VolumeTier {
     pub(crate) counters: Arc<VolumeCounters>,
     /// Blocks that it may hold, where it is limited.
     pub(crate) limit: Option<u64>,
+    requests: Arc<VolumeRequests>,
     index: Mutex<Index>,
     breaker: Mutex<Breaker>,
     seal: Mutex<Seal>,
@@ -62,7 +86,7 @@ pub(crate) struct VolumeTier {
     absences: Mutex<Absences>,
     purges: Mutex<Purges>,
     discards: Mutex<Discards>,
-    introductions: Introductions,
+    openings: Openings,
     reclaim: Mutex<Reclaim>,
 }
 
@@ -74,6 +98,7 @@ impl VolumeTier {
         longest_pause: Duration,
         log: Arc<Mutex<Log>>,
         counters: Arc<VolumeCounters>,
+        requests: Arc<VolumeRequests>,
     ) -> Self {
         let limit = |blocks: u64| usize::try_from(blocks - (blocks / 8).min(MAX_SLACK)).unwrap_or(usize::MAX);
         let capacity = blocks.map_or(MAX_KNOWN, limit);
@@ -85,10 +110,11 @@ impl VolumeTier {
             absences: Mutex::default(),
             purges: Mutex::default(),
             discards: Mutex::default(),
-            introductions: Introductions::default(),
+            openings: Openings::default(),
             reclaim: Mutex::default(),
             limit: blocks,
             counters,
+            requests,
             descriptor,
         }
     }
@@ -109,7 +135,7 @@ impl VolumeTier {
 
     /// Whether it is left alone because it failed, or because a rank that started again cannot open it.
     pub(crate) fn is_down(&self) -> bool {
-        self.breaker.lock().is_open() || self.introductions.lacks_one()
+        self.breaker.lock().is_open() || self.openings.lacks_one()
     }
 
     /// What it failed with, while it is left alone for that.
@@ -181,36 +207,11 @@ impl VolumeTier {
 
     /// Whether it may be asked now: where it is left alone, by one caller after a pause.
     fn may_ask(&self) -> bool {
-        !self.introductions.lacks_one() && self.breaker.lock().may_ask(Instant::now())
+        !self.openings.lacks_one() && self.breaker.lock().may_ask(Instant::now())
     }
 
     /// It is asked.
     pub(crate) fn asks(&self) {
         self.breaker.lock().asks(Instant::now());
     }
-}
-
-/// Bytes that a block takes on a volume, headers included: an object for each slice that some rank writes.
-fn stored_bytes(config: &Config, alignment: u32) -> u64 {
-    let slices = config.parallelism.tensor_parallel.min(config.model.num_kv_heads).max(1);
-    // A checksum for each head, and up to an alignment less one of padding.
-    let header = 96 + 8 * u64::from(config.heads_per_rank()) + u64::from(alignment);
-    config.rank_block_bytes().saturating_add(header).saturating_mul(u64::from(slices))
-}
-
-/// The volumes that are configured, and how many blocks each may hold.
-pub(crate) fn configured(config: &Config) -> impl Iterator<Item = (VolumeDescriptor, Option<u64>)> {
-    config.volume.iter().map(|volume| {
-        let blocks = volume.capacity.blocks(config.rank_block_bytes());
-        let blocks = (!volume.capacity.is_none()).then_some(blocks);
-        let descriptor = VolumeDescriptor {
-            id: kvbm_plan::VolumeId(volume.id),
-            uri: volume.uri.clone(),
-            capacity_bytes: blocks
-                .map(|blocks| blocks.saturating_mul(stored_bytes(config, volume.alignment))),
-            alignment: volume.alignment,
-            deadline: volume.deadline,
-        };
-        (descriptor, blocks)
-    })
 }

@@ -2,8 +2,7 @@
 //! was not used in this life is used least, so it goes before anything that was.
 
 use super::VolumeTier;
-use crate::leader::Leader;
-use crate::leader::gather::Asked;
+use crate::ranks::requests::Request;
 use kvbm_plan::{BlockIdentity, Rank, StoredBlock, VolumeAnswer, VolumeRequest};
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ pub(super) struct Reclaim {
     found: bool,
     /// When strangers were let go last.
     let_go: Option<Instant>,
-    asked: Option<Asked<VolumeAnswer>>,
+    asked: Option<Request<VolumeAnswer>>,
     /// When a question is late, or may be asked again.
     next: Option<Instant>,
 }
@@ -89,25 +88,25 @@ fn nobodys(block: &StoredBlock) -> BlockIdentity {
     BlockIdentity { namespace, group, hash, parent: None, position: 0 }
 }
 
-impl Leader {
+impl VolumeTier {
     /// A volume was full for `refused` blocks, although no more are known there than may be: others make room, strangers first. Where nobody
     /// said how much of it is ours, its store is full, and nothing is removed.
-    pub(super) fn reclaim_on_volume(&self, volume: &VolumeTier, refused: usize, now: Instant) {
-        if refused == 0 || !volume.is_limited() {
+    pub(super) fn reclaim(&self, refused: usize, now: Instant) {
+        if refused == 0 || !self.is_limited() {
             return;
         }
-        let mut reclaim = volume.reclaim.lock();
+        let mut reclaim = self.reclaim.lock();
         if reclaim.asked.is_none() && !reclaim.is_due(now) {
             drop(reclaim);
-            self.yield_on_volume(volume, refused);
+            self.yield_room(refused);
             return;
         }
         reclaim.needed = (reclaim.needed + refused).min(MOST);
     }
 
     /// Goes on with the search, where there is one. Called again and again.
-    pub(super) fn tend_reclaim(&self, volume: &VolumeTier, now: Instant) {
-        let mut reclaim = volume.reclaim.lock();
+    pub(super) fn tend_reclaim(&self, now: Instant) {
+        let mut reclaim = self.reclaim.lock();
         let mut outcome = Outcome::default();
         if reclaim.asked.as_ref().is_some_and(|asked| asked.is_answered() || reclaim.is_due(now))
             && let Some(asked) = reclaim.asked.take()
@@ -120,7 +119,7 @@ impl Leader {
             match listed {
                 Ok(ranks) => {
                     let blocks = ranks.into_iter().next().unwrap_or_default();
-                    let strangers = volume.let_go(|index| {
+                    let strangers = self.let_go(|index| {
                         let is_known = |block: &StoredBlock| {
                             index.awaits(block.group, block.hash) || index.is_leaving(block.group, block.hash)
                         };
@@ -137,7 +136,7 @@ impl Leader {
         }
         let ask = (reclaim.needed > 0 && reclaim.asked.is_none() && reclaim.is_due(now)).then(|| {
             // The first rank's objects stand for the blocks.
-            let asked = self.volumes.asks.start(1);
+            let asked = self.requests.pending.start(1);
             let token = asked.token;
             reclaim.asked = Some(asked);
             reclaim.next = Some(now + PATIENCE);
@@ -145,10 +144,10 @@ impl Leader {
         });
         // A link may answer from inside `send`.
         drop(reclaim);
-        self.evicted_on_volume(volume, &outcome.strangers);
-        self.yield_on_volume(volume, outcome.known);
+        self.evicted(&outcome.strangers);
+        self.yield_room(outcome.known);
         if let Some((token, after)) = ask {
-            self.send_one_about_volume(Rank(0), volume, token, VolumeRequest::List(after));
+            self.requests.send_to(Rank(0), self.descriptor.id, token, VolumeRequest::List(after));
         }
     }
 }
@@ -187,13 +186,13 @@ mod tests {
         assert!(!reclaim.is_due(later) && reclaim.is_due(later + QUIET));
     }
 
-    /// Mutation that makes it fail: `reclaim_on_volume` does not ask whether the volume is limited.
+    /// Mutation that makes it fail: `reclaim` does not ask whether the volume is limited.
     #[cfg(feature = "worker")]
     #[test]
     fn a_store_without_room_whose_capacity_nobody_said_keeps_what_it_holds() {
-        use super::super::silent::{self, VOLUME, block};
+        use super::super::test_manager::{self, VOLUME, block};
 
-        let (manager, heard) = silent::manager();
+        let (manager, sent) = test_manager::manager();
         let leader = &manager.leader;
         let volume = leader.volumes.get(VOLUME).expect("configured");
         let known = block();
@@ -201,10 +200,10 @@ mod tests {
         volume.index.lock().learn(&known, true, since);
         for seconds in 0..3 {
             let now = Instant::now() + Duration::from_secs(seconds);
-            leader.reclaim_on_volume(&volume, 9, now);
-            leader.tend_reclaim(&volume, now);
+            volume.reclaim(9, now);
+            volume.tend_reclaim(now);
         }
-        assert!(heard.tokens(|request| matches!(request, VolumeRequest::List(_))).is_empty());
+        assert!(sent.tokens(|request| matches!(request, VolumeRequest::List(_))).is_empty());
         assert!(volume.contains(known.group, known.hash));
     }
 }

@@ -4,13 +4,12 @@
 //! What was being written when a namespace was forgotten may land behind its removal. So the removal is asked for at once, and again when
 //! nothing can land any more: the last one ends it.
 
-use super::VolumeTier;
-use super::asking::followed;
 use super::index::Index;
+use super::requests::followed;
 use super::writes::Landing;
-use crate::leader::Leader;
-use crate::leader::gather::Asked;
+use super::{VolumeTier, Volumes, opening};
 use crate::metrics::EvictReason;
+use crate::ranks::requests::Request;
 use kvbm_plan::{BlockIdentity, NamespaceId, Tier, VolumeAnswer, VolumeRequest};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ impl Purges {
 
 struct Purge {
     /// While it is under way, with what could land when it was asked for.
-    asked: Option<(Landing, Asked<VolumeAnswer>)>,
+    asked: Option<(Landing, Request<VolumeAnswer>)>,
     /// What could land when it was asked for the last time that it succeeded.
     done: Option<Landing>,
     /// When it is late, or may be asked for again.
@@ -47,7 +46,7 @@ impl Purge {
         Self { asked: None, done: None, next: now }
     }
 
-    fn ask(&mut self, landing: Landing, asked: Asked<VolumeAnswer>, now: Instant) {
+    fn ask(&mut self, landing: Landing, asked: Request<VolumeAnswer>, now: Instant) {
         self.asked = Some((landing, asked));
         self.next = now + PATIENCE;
     }
@@ -79,6 +78,57 @@ impl Purge {
 }
 
 impl VolumeTier {
+    /// Goes on with removals of namespaces. Called again and again.
+    pub(super) fn tend_purges(&self, now: Instant) {
+        let mut purges = self.purges.lock();
+        let mut due = Vec::new();
+        purges.0.retain(|namespace, purge| {
+            let over = purge.is_over(now);
+            let mut index = self.index.lock();
+            if index.is_retired() {
+                // Another place may have its id by now.
+                return false;
+            }
+            if over {
+                index.purged(*namespace);
+                return false;
+            }
+            let landing = index.landing(*namespace, now);
+            if purge.is_due(landing, now) {
+                let asked = self.requests.pending.start(self.requests.ranks.len());
+                due.push((asked.token, *namespace));
+                purge.ask(landing, asked, now);
+            }
+            true
+        });
+        // A link may answer from inside `send`.
+        drop(purges);
+        for (token, namespace) in due {
+            // Tried again like any other failure.
+            let _unreached = self.requests.send(self.descriptor.id, token, VolumeRequest::Purge(namespace));
+        }
+    }
+
+    /// Keeps the index of a volume within bounds, with `more` blocks to come; what goes is removed from a limited volume.
+    pub(super) fn evict(&self, more: usize) {
+        let evicted = self.let_go(|index| index.evict(more));
+        self.evicted(&evicted);
+    }
+
+    /// A volume was full for `refused` blocks: known ones make room.
+    pub(super) fn yield_room(&self, refused: usize) {
+        let evicted = self.let_go(|index| index.yield_room(refused));
+        self.evicted(&evicted);
+    }
+
+    /// Removes what [`VolumeTier::let_go`] gave.
+    pub(super) fn evicted(&self, evicted: &[BlockIdentity]) {
+        if !evicted.is_empty() {
+            self.requests.metrics.tier(Tier::G4).evictions(EvictReason::Capacity).add(evicted.len() as u64);
+            self.discard(evicted);
+        }
+    }
+
     /// Lets go of what `choose` picks. What of it is to be removed from the store: where the volume is not limited nothing is.
     pub(super) fn let_go(&self, choose: impl FnOnce(&mut Index) -> Vec<BlockIdentity>) -> Vec<BlockIdentity> {
         let mut index = self.index.lock();
@@ -98,30 +148,30 @@ impl VolumeTier {
     }
 }
 
-impl Leader {
+impl Volumes {
     /// Removes a namespace, or everything, from all volumes. How many blocks are known to have been there.
-    pub(crate) fn forget_on_volumes(&self, namespace: Option<NamespaceId>, reason: EvictReason) -> u64 {
+    pub(crate) fn forget(&self, namespace: Option<NamespaceId>, reason: EvictReason) -> u64 {
         let mut removed = 0;
-        for volume in self.volumes.all() {
+        for volume in self.all() {
             let mut purges = volume.purges.lock();
             purges.0.insert(namespace, Purge::new(Instant::now()));
             // Together, so that the end of an earlier removal does not count as the end of this one.
             removed += volume.index.lock().purge(namespace);
         }
-        self.metrics.tier(Tier::G4).evictions(reason).add(removed);
-        self.tend_volumes(Instant::now());
+        self.metrics().tier(Tier::G4).evictions(reason).add(removed);
+        self.tend(Instant::now());
         removed
     }
 
     /// Sees to removals that are not confirmed, and to full volumes. Called again and again.
-    pub(crate) fn tend_volumes(&self, now: Instant) {
-        drop(self.volumes.former(now));
-        for volume in self.volumes.all() {
+    pub(crate) fn tend(&self, now: Instant) {
+        drop(self.former(now));
+        for volume in self.all() {
             volume.index.lock().tidy_writes(now);
-            self.tend_purges(&volume, now);
+            volume.tend_purges(now);
             volume.tend_discards(now);
-            self.tend_introductions(&volume, now);
-            self.tend_reclaim(&volume, now);
+            opening::tend(&volume, now);
+            volume.tend_reclaim(now);
         }
     }
 
@@ -130,8 +180,8 @@ impl Leader {
     pub(crate) fn wait_purges(&self, deadline: Instant) -> usize {
         loop {
             let now = Instant::now();
-            self.tend_volumes(now);
-            let mut pending = self.volumes.all();
+            self.tend(now);
+            let mut pending = self.all();
             pending.retain(|volume| volume.purges.lock().are_pending());
             if pending.is_empty() {
                 return 0;
@@ -148,70 +198,19 @@ impl Leader {
             std::thread::sleep(POLL.min(deadline - now));
         }
     }
-
-    /// Goes on with removals of namespaces. Called again and again.
-    pub(super) fn tend_purges(&self, volume: &VolumeTier, now: Instant) {
-        let mut purges = volume.purges.lock();
-        let mut due = Vec::new();
-        purges.0.retain(|namespace, purge| {
-            let over = purge.is_over(now);
-            let mut index = volume.index.lock();
-            if index.is_retired() {
-                // Another place may have its id by now.
-                return false;
-            }
-            if over {
-                index.purged(*namespace);
-                return false;
-            }
-            let landing = index.landing(*namespace, now);
-            if purge.is_due(landing, now) {
-                let asked = self.volumes.asks.start(self.settings.ranks);
-                due.push((asked.token, *namespace));
-                purge.ask(landing, asked, now);
-            }
-            true
-        });
-        // A link may answer from inside `send`.
-        drop(purges);
-        for (token, namespace) in due {
-            // Tried again like any other failure.
-            let _unreached = self.send_about_volume(volume, token, VolumeRequest::Purge(namespace));
-        }
-    }
-
-    /// Keeps the index of a volume within bounds, with `more` blocks to come; what goes is removed from a limited volume.
-    pub(super) fn evict_on_volume(&self, volume: &VolumeTier, more: usize) {
-        let evicted = volume.let_go(|index| index.evict(more));
-        self.evicted_on_volume(volume, &evicted);
-    }
-
-    /// A volume was full for `refused` blocks: known ones make room.
-    pub(super) fn yield_on_volume(&self, volume: &VolumeTier, refused: usize) {
-        let evicted = volume.let_go(|index| index.yield_room(refused));
-        self.evicted_on_volume(volume, &evicted);
-    }
-
-    /// Removes what [`VolumeTier::let_go`] gave.
-    pub(super) fn evicted_on_volume(&self, volume: &VolumeTier, evicted: &[BlockIdentity]) {
-        if !evicted.is_empty() {
-            self.metrics.tier(Tier::G4).evictions(EvictReason::Capacity).add(evicted.len() as u64);
-            self.discard_on_volume(volume, evicted);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leader::gather::Gather;
+    use crate::ranks::requests::Requests;
     use kvbm_plan::{Failure, FailureKind, Rank};
     use std::sync::Arc;
 
     /// Mutations that make it fail: a removal is over when it succeeded, whatever may land; or it is not asked for again where it failed.
     #[test]
     fn a_removal_is_asked_for_until_it_succeeded_when_nothing_can_land_any_more() {
-        let asks = Arc::new(Gather::default());
+        let asks = Arc::new(Requests::default());
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         // Asks where that is due, and answers. Whether it was due, and whether the removal is over.

@@ -1,6 +1,6 @@
 //! A store that lets nobody write is read all the same: what it holds is found, and copies there are tried again from time to time.
 
-use crate::breaker::Turn;
+use crate::circuit_breaker::Turn;
 use kvbm_plan::{Failure, FailureKind};
 use std::time::{Duration, Instant};
 

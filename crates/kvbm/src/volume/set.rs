@@ -1,15 +1,18 @@
 //! All volumes of a leader. They come and go while it runs.
 
-use super::hello::Hellos;
 use super::log::{Change, Log};
 use super::place::place;
 use super::writes::Landing;
-use super::{VolumeTier, configured};
-use crate::config::{Config, VolumeLookup, VolumeOffload};
-use crate::leader::gather::Gather;
+use super::{VolumeRequests, VolumeTier, opening};
+use crate::config::{self, Config, VolumeLookup, VolumeOffload};
 use crate::metrics::Metrics;
+use crate::ranks::Ranks;
+use crate::ranks::handshake::Handshakes;
+use crate::ranks::requests::Requests;
+use crate::transfers::Transfers;
 use kvbm_plan::{
-    BlockIdentity, GroupId, NamespaceId, SequenceHash, Tier, VolumeAnswer, VolumeDescriptor, VolumeId,
+    BlockIdentity, Failure, GroupId, NamespaceId, Rank, SequenceHash, Tier, VolumeAnswer, VolumeDescriptor,
+    VolumeId,
 };
 use kvbm_pool::TierStatus;
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -36,8 +39,10 @@ pub(crate) struct Volumes {
     pub(crate) policy: VolumePolicy,
     /// Whether blocks can get to volumes.
     pub(crate) reachable: bool,
-    pub(crate) asks: Arc<Gather<VolumeAnswer>>,
-    pub(crate) hellos: Hellos,
+    pub(crate) pending: Arc<Requests<VolumeAnswer>>,
+    requests: Arc<VolumeRequests>,
+    pub(crate) handshakes: Handshakes,
+    pub(super) transfers: Arc<Transfers>,
     /// Held while one is registered or unregistered: those that the workers of this process knew by somebody else's word. They are not
     /// this leader's to close.
     pub(super) changing: Mutex<BTreeSet<VolumeId>>,
@@ -53,8 +58,16 @@ pub(crate) struct Volumes {
 
 impl Volumes {
     /// Those of the configuration. `reachable`: whether others may come.
-    pub(crate) fn new(config: &Config, reachable: bool, metrics: Metrics) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        reachable: bool,
+        metrics: Metrics,
+        ranks: Arc<Ranks>,
+        transfers: Arc<Transfers>,
+    ) -> Self {
         let settings = &config.volumes;
+        let pending = Arc::<Requests<VolumeAnswer>>::default();
+        let requests = VolumeRequests { ranks, pending: Arc::clone(&pending), metrics: metrics.clone() };
         let volumes = Self {
             policy: VolumePolicy {
                 probe: settings.lookup == VolumeLookup::Probe,
@@ -63,8 +76,10 @@ impl Volumes {
                 keeps_victims: settings.offload == VolumeOffload::Victims,
             },
             reachable,
-            asks: Arc::default(),
-            hellos: Hellos::default(),
+            pending,
+            requests: Arc::new(requests),
+            handshakes: Handshakes::default(),
+            transfers,
             changing: Mutex::default(),
             tiers: RwLock::default(),
             former: Mutex::default(),
@@ -72,15 +87,47 @@ impl Volumes {
             log: Arc::new(Mutex::new(Log::new(config.events.ring_capacity as usize))),
             metrics,
         };
-        for (descriptor, blocks) in configured(config) {
+        for (descriptor, blocks) in config::volumes(config) {
             volumes.enter(volumes.tier(descriptor, blocks));
         }
         volumes
     }
 
-    /// A rank started. Before it is told of the volumes that there are: one that comes later sees that.
-    pub(super) fn note_start(&self) {
+    /// A rank started: it has to open every volume that there is. It may have started after they were registered.
+    pub(crate) fn rank_started(&self, rank: Rank) {
+        // Before the volumes are read: one that is registered later sees the start.
         self.starts.fetch_add(1, Ordering::SeqCst);
+        let now = Instant::now();
+        for tier in self.all() {
+            opening::start(&tier, rank, now);
+        }
+    }
+
+    /// A rank's answer to a request about a volume.
+    pub(crate) fn answered(&self, rank: Rank, token: u64, answer: VolumeAnswer) {
+        if self.pending.answer(rank, token, answer) {
+            let now = Instant::now();
+            for volume in self.all() {
+                volume.tend_purges(now);
+                volume.tend_discards(now);
+                opening::tend(&volume, now);
+            }
+        } else {
+            self.metrics.ignored_reports.add(1);
+        }
+    }
+
+    /// A rank will not answer requests any more.
+    pub(crate) fn rank_lost(&self, rank: Rank, reason: &Failure) {
+        self.pending.lost(rank, || VolumeAnswer::Failed(reason.clone()));
+    }
+
+    pub(super) fn ranks(&self) -> &Ranks {
+        &self.requests.ranks
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     pub(super) fn starts(&self) -> u64 {
@@ -91,7 +138,7 @@ impl Volumes {
     pub(super) fn tier(&self, descriptor: VolumeDescriptor, blocks: Option<u64>) -> Arc<VolumeTier> {
         let counters = self.metrics.volume(descriptor.id);
         let (pause, log) = (self.policy.longest_pause, Arc::clone(&self.log));
-        let tier = VolumeTier::new(descriptor, blocks, pause, log, counters);
+        let tier = VolumeTier::new(descriptor, blocks, pause, log, counters, Arc::clone(&self.requests));
         let now = Instant::now();
         let place = place(&tier.descriptor.uri);
         for former in self.former(now).iter().filter(|former| self::place(&former.descriptor.uri) == place) {
@@ -219,6 +266,28 @@ fn mixed(root: SequenceHash, id: VolumeId) -> u64 {
 mod tests {
     use super::*;
 
+    /// Volumes of a leader without ranks.
+    fn without_ranks() -> Volumes {
+        use crate::slots::Slots;
+        use crate::transfers::{BlockCosts, TransferSettings};
+        let registry =
+            kvbm_pool::Registry::new(&kvbm_pool::RegistryConfig::new([1, 0, 0])).expect("a registry");
+        let (metrics, deadline) = (Metrics::new(), Duration::from_secs(1));
+        let settings = TransferSettings {
+            epoch: registry.epoch(),
+            max_plan_blocks: 1,
+            max_read_blocks: 1,
+            transfer_deadline: deadline,
+            read_deadline: deadline,
+            block_costs: BlockCosts::default(),
+        };
+        let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));
+        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline);
+        let transfers =
+            Transfers::new(registry, Arc::clone(&ranks), Arc::new(slots), metrics.clone(), settings);
+        Volumes::new(&Config::default(), true, metrics, ranks, transfers)
+    }
+
     fn block(namespace: u32) -> BlockIdentity {
         BlockIdentity {
             namespace: NamespaceId(namespace),
@@ -231,7 +300,7 @@ mod tests {
 
     #[test]
     fn what_can_land_yet_is_known_when_the_place_is_registered_again() {
-        let volumes = Volumes::new(&Config::default(), true, Metrics::new());
+        let volumes = without_ranks();
         let deadline = Duration::from_secs(30);
         let register = |id: u32, uri: &str| {
             let tier =

@@ -197,14 +197,17 @@ fn a_queued_offload_does_not_read_a_slot_whose_bytes_a_worker_lost() {
     // The way to G2 is busy until batches wait for it.
     let busy: Vec<_> = (1..=40).map(|start| fill(&manager, &tokens(&manager, start, 1), 0)).collect();
     let sequence = tokens(&manager, 50, BLOCKS);
+    ranks.wait_held(1, 8);
     let sent = ranks.held(1);
     let old = fill(&manager, &sequence, 0);
-    assert_eq!(ranks.held(1), sent, "it waits");
+    let waiting = || manager.status().paths[0].backlog.queued_blocks;
+    assert!(waiting() >= BLOCKS as usize, "they wait");
+    assert_eq!(ranks.held(1), sent, "they wait");
     ranks.start(1);
     let new = fill(&manager, &sequence, 0);
     let lost: Vec<_> = old.block_ids().to_vec();
     assert!(new.block_ids().iter().all(|block| !lost.contains(block)));
-    while ranks.held(0) + ranks.held(1) > 0 {
+    while !manager.wait_offloads(Instant::now()) {
         for rank in 0..2 {
             while ranks.held(rank) > 0 {
                 let plan = ranks.next_plan(rank);

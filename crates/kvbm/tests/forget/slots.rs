@@ -21,6 +21,7 @@ fn released_and_written_again(ranks: &Ranks) -> (KvBlockManager<Owned>, [Transfe
             ranks.execute(rank);
         }
         let down = ranks.execute(0);
+        ranks.wait_held(1, 1);
         if forget {
             // Durable at once, with all that was released before; what is on its way is released later.
             ranks.set_all(Mode::Answer);

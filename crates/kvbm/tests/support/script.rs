@@ -137,6 +137,15 @@ impl Ranks {
         self.lock()[rank].held.len()
     }
 
+    /// Waits until `rank` holds so many plans.
+    pub fn wait_held(&self, rank: usize, plans: usize) {
+        let until = soon();
+        while self.held(rank) < plans {
+            assert!(Instant::now() < until, "rank {rank} got {} plans, not {plans}", self.held(rank));
+            std::thread::yield_now();
+        }
+    }
+
     /// Whatever `rank` was told that is no plan.
     pub fn commands(&self, rank: usize) -> Vec<Command> {
         self.lock()[rank].commands.clone()

@@ -1,0 +1,79 @@
+//! Ranks that go away and come back: what becomes of the transfers that they owe, and of blocks that are not whole any more.
+
+use super::Leader;
+use crate::ranks::{Contact, given_up};
+use kvbm_plan::{Failure, FailureKind, Rank, Tier};
+use std::time::Instant;
+
+impl Leader {
+    /// Gives up on a rank: what it owes fails, nothing is sent to it until its worker says that it has started, and what would need its part
+    /// of a block is not found any more. Plans that it owed.
+    pub(crate) fn rank_lost(&self, rank: Rank) -> usize {
+        self.give_up(rank, |_| true)
+    }
+
+    /// The same, where `still` is true of what is known of the rank at that moment.
+    fn give_up(&self, rank: Rank, still: impl FnOnce(&Contact) -> bool) -> usize {
+        // No worker of the rank is taken in meanwhile.
+        let order = self.slots.order();
+        // Before the look at what is under way: what is sent meanwhile is refused.
+        if !self.ranks.give_up(rank, still) {
+            return 0;
+        }
+        let owed = self.transfers.owed_by(rank);
+        let blocks = self.slots.lose(&Tier::SLOTTED);
+        self.end_requests(rank, &given_up(rank));
+        drop(order);
+        tracing::warn!(target: "kvbm", %rank, plans = owed.len(), blocks, "a rank was given up: its transfers fail, and no cached block is whole any more");
+        self.transfers.fail_plans(rank, &owed, &given_up(rank));
+        owed.len()
+    }
+
+    /// A worker of the rank says that it has started. Where another one served the rank before, the memory of that one is gone, and what lay
+    /// there is not found any more; what lies on its disk is compared when it is read.
+    pub(super) fn rank_started(&self, rank: Rank) {
+        // The rank is not given up meanwhile.
+        let _order = self.slots.order();
+        let Some(contact) = self.ranks.contact(rank) else { return };
+        let start = self.ranks.begin_start(rank);
+        let was_lost = self.ranks.is_lost(rank);
+        if was_lost || contact.starts > 0 {
+            let tiers: &[Tier] = if was_lost { &Tier::SLOTTED } else { &[Tier::G1, Tier::G2] };
+            let blocks = self.slots.lose(tiers);
+            self.end_requests(rank, &started_again(rank));
+            self.transfers.forget_disk_reads();
+            tracing::info!(target: "kvbm", %rank, blocks, was_lost, "a rank's worker started again: what the one before it held is gone");
+        }
+        // Before anything reaches the new worker: a flush that it answers says nothing about what only the one before was sent.
+        let due = self.slots.worker_replaced(rank);
+        start.done();
+        // Still under the lock: no block was sent to its disk since.
+        self.slots.catch_up(rank, &due);
+    }
+
+    /// Gives up ranks whose link stays closed, and ends what earlier workers of a rank owe.
+    pub(super) fn watch_ranks(&self, now: Instant) {
+        for rank in self.ranks.all().filter(|&rank| !self.ranks.is_lost(rank)) {
+            let Some(contact) = self.ranks.contact(rank) else { continue };
+            if let (Some(started), 2..) = (contact.started, contact.starts) {
+                let earlier = self.transfers.owed_by_earlier(rank, contact.announced, started, now);
+                self.transfers.fail_plans(rank, &earlier, &started_again(rank));
+            }
+            if self.ranks.stays_away(&contact, now) {
+                let same = |then: &Contact| then.starts == contact.starts && then.closed.is_some();
+                self.give_up(rank, same);
+            }
+        }
+    }
+
+    /// Nobody answers what an earlier worker of a rank was sent.
+    fn end_requests(&self, rank: Rank, reason: &Failure) {
+        self.slots.rank_lost(rank, reason);
+        self.volumes.rank_lost(rank, reason);
+    }
+}
+
+fn started_again(rank: Rank) -> Failure {
+    let detail = format!("rank {rank} had taken it when its worker ended, and started again");
+    Failure::new(FailureKind::Io, detail)
+}

@@ -1,0 +1,229 @@
+//! Flush, clear, forget and shutdown.
+
+use super::Leader;
+use crate::metrics::EvictReason;
+use kvbm_plan::{BlockIdentity, Failure, NamespaceId, Path, Rank, Tier};
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+/// What a flush made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushReport {
+    /// Blocks that every rank has durable on G3; where there is no disk, blocks on volumes.
+    pub durable_blocks: u64,
+}
+
+/// A flush that did not reach every disk. What was durable before still is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlushError {
+    /// There is nothing that could be made durable.
+    #[error("nothing that lasts is configured: set disk.dir and disk.capacity, or volume.uri")]
+    NoDisk,
+    /// A rank failed, or did not answer in time.
+    #[error("flush failed on rank {rank}: {failure}")]
+    Rank {
+        /// The rank.
+        rank: Rank,
+        /// Why.
+        failure: Failure,
+    },
+    /// Copies to disk were still under way at the deadline; what had arrived was not flushed.
+    #[error("offloads to disk did not finish in time: allow more time, or flush again later")]
+    Busy,
+}
+
+/// How a manager ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShutdownReport {
+    /// Blocks durable on G3, or on volumes where there is no disk; `None` where there is neither or the flush failed.
+    pub durable_blocks: Option<u64>,
+    /// Blocks of G1 and G2 that are not on G3 (on a volume, where there is no disk) and are lost with the process; 0 where there is
+    /// neither, for then nothing could be saved.
+    pub not_saved: u64,
+    /// Whether every offload ended in time.
+    pub drained: bool,
+    /// Why the flush failed, if it did.
+    pub flush_error: Option<FlushError>,
+    /// Ranks and volumes that have not confirmed what `forget` and `clear` removed there: another manager may find it. Repeat it there.
+    pub removals_unconfirmed: usize,
+    /// Events that nobody took in time: followers learn of them from the next life.
+    pub events_unpublished: u64,
+}
+
+/// A tier that has no blocks of ours to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{tier} cannot be cleared: {}", match tier {
+    Tier::G1 => "the engine owns its blocks; it releases them",
+    _ => "it is not configured",
+})]
+pub struct ClearError {
+    /// The tier.
+    pub tier: Tier,
+}
+
+impl ShutdownReport {
+    /// Whether everything that could be saved was, and everything that was removed is gone for good.
+    pub fn is_complete(&self) -> bool {
+        self.drained && self.not_saved == 0 && self.flush_error.is_none() && self.removals_unconfirmed == 0
+    }
+}
+
+impl Leader {
+    /// Waits for copies to disk that are under way, then makes them durable.
+    pub(crate) fn flush(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
+        let span = tracing::info_span!(target: "kvbm", "flush", durable = tracing::field::Empty);
+        let _inside = span.enter();
+        let Some(lasting) = self.lasting() else { return Err(FlushError::NoDisk) };
+        if !self.offload.wait_under_way(deadline) {
+            return Err(FlushError::Busy);
+        }
+        if lasting == Tier::G4 {
+            // A volume has made durable what it said that it has.
+            let durable_blocks = self.volumes.blocks() as u64;
+            return Ok(FlushReport { durable_blocks });
+        }
+        match self.slots.flush(deadline) {
+            Ok(ranks) => {
+                let durable_blocks = ranks.into_iter().min().unwrap_or(0);
+                span.record("durable", durable_blocks);
+                Ok(FlushReport { durable_blocks })
+            }
+            Err((rank, failure)) => Err(FlushError::Rank { rank, failure }),
+        }
+    }
+
+    /// The flush that a manager ends with: also of removals that ranks could not be sent when they were due.
+    fn flush_last(&self, deadline: Instant) -> Result<FlushReport, FlushError> {
+        self.slots.send_removals_again();
+        let report = self.flush(deadline)?;
+        if self.slots.unconfirmed() == 0 {
+            return Ok(report);
+        }
+        // Slots of bad blocks, say, that were released while the disks were flushed. What does not become durable stays unconfirmed.
+        self.slots.send_removals_again();
+        Ok(self.flush(deadline).unwrap_or(report))
+    }
+
+    pub(crate) fn shut_down(&self, deadline: Instant) -> ShutdownReport {
+        let span = tracing::info_span!(target: "kvbm", "shutdown");
+        let _inside = span.enter();
+        // Callers are refused first, so that the tiers do not change while they are written down.
+        self.transfers.refuse_callers();
+        let lasting = self.lasting();
+        if let Some(last) = lasting {
+            // G2 first and after every batch from above: what comes down must not push out what is not saved yet.
+            let save_host = || self.save(Path::new(Tier::G2, last), last, deadline, &|| ());
+            save_host();
+            self.save(Path::G1_G2, last, deadline, &save_host);
+        }
+        let drained = self.offload.wait_idle(deadline);
+        let (durable_blocks, flush_error) = match self.flush_last(deadline) {
+            Ok(report) => (Some(report.durable_blocks), None),
+            Err(FlushError::NoDisk) => (None, None),
+            Err(error) => (None, Some(error)),
+        };
+        let removals_unconfirmed = self.volumes.wait_purges(deadline) + self.slots.unconfirmed();
+        self.transfers.close();
+        self.offload.drop_queued();
+        let not_saved = lasting.map_or(0, |last| self.not_saved(last));
+        ShutdownReport {
+            durable_blocks,
+            not_saved,
+            drained,
+            flush_error,
+            removals_unconfirmed,
+            events_unpublished: 0,
+        }
+    }
+
+    /// The tier that blocks are saved on: the disk, else volumes.
+    fn lasting(&self) -> Option<Tier> {
+        if self.registry.capacity(Tier::G3) > 0 {
+            return Some(Tier::G3);
+        }
+        (!self.volumes.is_empty()).then_some(Tier::G4)
+    }
+
+    /// Sends every block of the source of `path` that is not saved on `last` one step down, in use or not, chain by chain and each
+    /// once. `after_each` runs after every batch.
+    fn save(&self, path: Path, last: Tier, deadline: Instant, after_each: &dyn Fn()) {
+        let Some(edge) = self.offload.edge(path) else { return };
+        let src = path.src;
+        let room = match path.dst {
+            Tier::G4 => usize::MAX,
+            dst => self.registry.capacity(dst) as usize / 2,
+        };
+        let unsaved = self.unsaved(src, last);
+        for part in unsaved.chunks(edge.limit.min(room).max(1)) {
+            if Instant::now() >= deadline {
+                return;
+            }
+            let mut batch = self.offload.nothing(src);
+            for identity in part {
+                if let Some(block) = self.offload.pin(src, identity.group, identity.hash) {
+                    // Of the same registry, tier and kind of pin, so it is never refused.
+                    let _refused = batch.append(block);
+                }
+            }
+            self.offload.enqueue(edge, self.offload.interval(), batch);
+            if !self.offload.wait_idle(deadline) {
+                return;
+            }
+            after_each();
+        }
+    }
+
+    /// Blocks of `tier` that are not saved on `last`, chain by chain, parents first.
+    fn unsaved(&self, tier: Tier, last: Tier) -> Vec<BlockIdentity> {
+        let key = |identity: &BlockIdentity| (identity.group, identity.hash);
+        let on_disk: HashSet<_> = match last {
+            Tier::G3 => self.registry.snapshot(last).0.iter().map(|(_, identity)| key(identity)).collect(),
+            _ => HashSet::new(),
+        };
+        let is_saved = |identity: &BlockIdentity| match last {
+            Tier::G4 => self.volumes.contains(identity.group, identity.hash),
+            _ => on_disk.contains(&key(identity)),
+        };
+        let mut chains: HashMap<_, usize> = HashMap::new();
+        let mut unsaved = Vec::new();
+        for (_, identity) in self.registry.snapshot(tier).0 {
+            // Parents come before children, so a chain is known by the time it goes on.
+            let of_parent = identity.parent.and_then(|parent| chains.get(&(identity.group, parent)).copied());
+            let chain = of_parent.unwrap_or(chains.len());
+            chains.insert(key(&identity), chain);
+            if !is_saved(&identity) {
+                unsaved.push((chain, identity.position, identity));
+            }
+        }
+        unsaved.sort_unstable_by_key(|&(chain, position, _)| (chain, position));
+        unsaved.into_iter().map(|(.., identity)| identity).collect()
+    }
+
+    /// Blocks of the upper tiers that are not saved on `last`.
+    fn not_saved(&self, last: Tier) -> u64 {
+        let unsaved = [Tier::G1, Tier::G2].map(|tier| self.unsaved(tier, last));
+        let unsaved: HashSet<_> =
+            unsaved.iter().flatten().map(|identity| (identity.group, identity.hash)).collect();
+        unsaved.len() as u64
+    }
+
+    pub(crate) fn clear(&self, tier: Tier) -> Result<u64, ClearError> {
+        if tier == Tier::G4 && !self.volumes.is_empty() {
+            return Ok(self.volumes.forget(None, EvictReason::Cleared));
+        }
+        if self.registry.capacity(tier) == 0 {
+            return Err(ClearError { tier });
+        }
+        let removed = self.slots.clear(tier);
+        self.metrics.tier(tier).evictions(EvictReason::Cleared).add(removed);
+        Ok(removed)
+    }
+
+    pub(crate) fn forget(&self, namespace: NamespaceId) -> u64 {
+        let (blocks, removed) = self.slots.forget(namespace);
+        for (tier, removed) in Tier::SLOTTED.into_iter().zip(removed) {
+            self.metrics.tier(tier).evictions(EvictReason::Forgotten).add(removed);
+        }
+        blocks + self.volumes.forget(Some(namespace), EvictReason::Forgotten)
+    }
+}

@@ -1,0 +1,287 @@
+//! Slots of G3 that change hands: releases, removals that must become durable, slots in write backoff, and slots that are quarantined.
+//!
+//! The lock [`Slots::order`] is held while slots of G3 change hands and the workers are sent what follows from it. So no slot is
+//! released after its next block was sent to it.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `removals` | removals that a disk may lack | - |
+//! | `write_backoff` | slots that failed a write | - |
+
+mod removals;
+mod write_backoff;
+
+use crate::metrics::Metrics;
+use crate::ranks::Ranks;
+use crate::ranks::recovery::RankPart;
+use crate::ranks::requests::Requests;
+use crate::signal::deadline;
+use kvbm_plan::{
+    BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Rank, SequenceHash, Tier,
+};
+use kvbm_pool::{AnyArrivals, Quarantine, Registry, TierMask};
+use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
+use removals::PendingRemovals;
+pub(crate) use removals::Removal;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use write_backoff::WriteBackoff;
+
+/// See the module.
+pub(crate) struct Slots {
+    registry: Registry,
+    ranks: Arc<Ranks>,
+    metrics: Metrics,
+    /// Flushes of the disks that wait for the ranks.
+    flushes: Arc<Requests<FlushOutcome>>,
+    /// A link may answer from inside `send`, hence reentrant.
+    order: ReentrantMutex<()>,
+    /// By rank.
+    removals: Vec<Mutex<PendingRemovals>>,
+    write_backoff: WriteBackoff,
+    /// Bad slots that were about to be written when they were found bad: they are retired when that write has failed.
+    to_retire: Mutex<Vec<BlockId>>,
+    /// Longest wait for the disks to make a removal durable.
+    durable_within: Duration,
+}
+
+impl Slots {
+    pub(crate) fn new(
+        registry: Registry,
+        ranks: Arc<Ranks>,
+        metrics: Metrics,
+        durable_within: Duration,
+    ) -> Self {
+        Self {
+            write_backoff: WriteBackoff::new(registry.capacity(Tier::G3)),
+            removals: ranks.all().map(|_| Mutex::default()).collect(),
+            flushes: Arc::default(),
+            order: ReentrantMutex::new(()),
+            to_retire: Mutex::default(),
+            registry,
+            ranks,
+            metrics,
+            durable_within,
+        }
+    }
+
+    /// Keeps slots of G3 from changing hands while the guard lives.
+    pub(crate) fn order(&self) -> ReentrantMutexGuard<'_, ()> {
+        self.order.lock()
+    }
+
+    /// Slots in write backoff.
+    pub(crate) fn in_backoff(&self) -> u32 {
+        u32::try_from(self.write_backoff.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Gives back the slots whose write backoff is over, for a caller that is about to reserve slots.
+    pub(crate) fn retry_writes(&self) {
+        drop(self.write_backoff.due(Instant::now()));
+    }
+
+    /// Copies to G3 are over: slots that were written, and reservations whose slot could not be written (place in `arrivals` and slot).
+    /// Some of the latter begin a write backoff.
+    pub(crate) fn writes_ended(
+        &self,
+        arrivals: &mut AnyArrivals,
+        written: &[BlockId],
+        failed: &[(usize, BlockId)],
+    ) {
+        let now = Instant::now();
+        let slots: Vec<_> = failed.iter().map(|(_, slot)| *slot).collect();
+        let count = self.write_backoff.writes_ended(written, &slots, now);
+        // A slot that is about to be retired gets no backoff.
+        let to_retire = self.to_retire.lock();
+        let back_off = failed.iter().filter(|(_, slot)| !to_retire.contains(slot)).map(|(place, _)| *place);
+        let slots = arrivals.fail_and_withhold(back_off.take(count));
+        drop(to_retire);
+        let total = slots.len();
+        if self.write_backoff.begin(slots, now) {
+            tracing::warn!(
+                target: "kvbm", slots = total,
+                "slots of G3 could not be written and are not written again for a while: the status shows the errors of each directory"
+            );
+        }
+    }
+
+    /// Quarantines a slot whose bytes were bad: it never serves again, nor after a restart.
+    pub(crate) fn quarantine(&self, tier: Tier, slot: BlockId, hash: SequenceHash) {
+        if slot.0 >= self.registry.capacity(tier) {
+            return;
+        }
+        self.metrics.tier(tier).corrupt.add(1);
+        let quarantine = self.registry.quarantine(tier, slot);
+        tracing::warn!(target: "kvbm", %tier, %slot, %hash, ?quarantine, "bad bytes: slot quarantined");
+        if tier == Tier::G3 && quarantine != Quarantine::NotRegistered {
+            self.release(&[slot]);
+        }
+    }
+
+    /// Retires bad slots of G3, at the latest when the writes to them are over.
+    pub(crate) fn retire(&self, mut slots: Vec<BlockId>) {
+        slots.retain(|slot| slot.0 < self.registry.capacity(Tier::G3));
+        if slots.is_empty() {
+            return;
+        }
+        {
+            let mut to_retire = self.to_retire.lock();
+            to_retire.append(&mut slots);
+            to_retire.sort_unstable();
+            to_retire.dedup();
+        }
+        self.retire_due();
+    }
+
+    /// Retires bad slots that the registry did not know to hold a block when they were found bad.
+    pub(crate) fn retire_due(&self) {
+        if self.to_retire.lock().is_empty() {
+            return;
+        }
+        // Nothing arrives meanwhile.
+        let _order = self.order();
+        let mut to_retire = self.to_retire.lock();
+        let is_out = |slot: BlockId| {
+            self.registry.quarantine(Tier::G3, slot) != Quarantine::NotRegistered
+                || self.registry.retire(Tier::G3, &[slot]) > 0
+        };
+        to_retire.retain(|&slot| !is_out(slot));
+        let status = self.registry.occupancy(Tier::G3);
+        if status.arriving + status.held == 0 {
+            // Nothing is on its way to them, so those that are left were retired before.
+            to_retire.clear();
+        }
+    }
+
+    /// A worker that started again opened its disk, where these slots are out of use, as a repair leaves them. No rank writes there any
+    /// more, and what the others have there is not whole.
+    pub(crate) fn disk_reopened(&self, unusable: Vec<BlockId>) {
+        // It may be another device.
+        drop(self.write_backoff.all());
+        self.retire(unusable);
+    }
+
+    /// Removes blocks from the registry that a disk does not hold after all: their slots were being overwritten when the last process
+    /// ended, or a disk gave them up. What continues them goes too. A block that has come to another slot since stays.
+    pub(crate) fn drop_missing(&self, mut missing: Vec<(BlockIdentity, BlockId)>) {
+        if missing.is_empty() {
+            return;
+        }
+        // Nothing arrives meanwhile.
+        let _order = self.order();
+        missing
+            .retain(|(block, slot)| self.registry.slot_of(Tier::G3, block.group, block.hash) == Some(*slot));
+        let missing: Vec<_> = missing.into_iter().map(|(block, _)| block).collect();
+        let gone: HashSet<_> = missing.iter().map(|block| (block.group, block.hash)).collect();
+        let continues =
+            |block: &BlockIdentity| block.parent.is_some_and(|parent| gone.contains(&(block.group, parent)));
+        // Of each chain the topmost block stands for all.
+        let topmost: Vec<_> =
+            missing.iter().filter(|block| !continues(block)).map(|block| (block.group, block.hash)).collect();
+        let removed = self.registry.remove_subtrees(&topmost, TierMask::only(Tier::G3));
+        tracing::info!(target: "kvbm", missing = missing.len(), blocks = removed.blocks, "the disk does not hold these blocks: removed");
+    }
+
+    /// A rank has answered a flush.
+    pub(crate) fn flush_answered(&self, rank: Rank, token: u64, outcome: FlushOutcome) {
+        if matches!(outcome, FlushOutcome::Durable { .. }) {
+            self.caught_up(rank, token);
+        }
+        self.flushes.answer(rank, token, outcome);
+    }
+
+    /// A rank will not answer flushes any more.
+    pub(crate) fn rank_lost(&self, rank: Rank, reason: &Failure) {
+        self.flushes.lost(rank, || FlushOutcome::Failed(reason.clone()));
+    }
+
+    /// Has every rank make durable what its disk was sent. The blocks that each rank holds then.
+    pub(crate) fn flush(&self, deadline: Instant) -> Result<Vec<u64>, (Rank, Failure)> {
+        // Read before any rank is sent the flush: what it is sent after that may not be part of it.
+        let sent: Vec<u64> = self.removals.iter().map(|pending| pending.lock().last_sent()).collect();
+        let started = self.flushes.start(self.ranks.len());
+        for (rank, failure) in self.ranks.broadcast(&Command::Flush { token: started.token }) {
+            self.flushes.answer(rank, started.token, FlushOutcome::Failed(failure));
+        }
+        let each = started.wait_each(deadline, "the flush", |outcome| match outcome {
+            FlushOutcome::Durable { blocks } => Ok(blocks),
+            FlushOutcome::Failed(failure) => Err(failure),
+        });
+        for ((pending, upto), outcome) in self.removals.iter().zip(sent).zip(&each) {
+            if outcome.is_ok() {
+                pending.lock().durable(upto);
+            }
+        }
+        each.into_iter().collect()
+    }
+
+    /// Waits until the disks have made durable what was removed from them, or logs which has not.
+    fn commit_removal(&self) {
+        if let Err((rank, failure)) = self.flush(deadline(self.durable_within)) {
+            tracing::warn!(
+                target: "kvbm", %rank, %failure,
+                "a removal from G3 is not known to be durable: call flush. A worker that starts again is sent it once more; where the manager ends before either, repeat the removal"
+            );
+        }
+    }
+
+    /// Removes all inactive blocks from `tier`. How many went.
+    pub(crate) fn clear(&self, tier: Tier) -> u64 {
+        let order = self.order();
+        let removed = self.registry.clear(tier).blocks;
+        if tier == Tier::G3 {
+            self.remove_unused();
+            drop(order);
+            self.commit_removal();
+        }
+        removed
+    }
+
+    /// Removes a namespace from G1, G2 and G3. How many blocks went, in all and from each tier.
+    pub(crate) fn forget(&self, namespace: NamespaceId) -> (u64, [u64; 3]) {
+        let order = self.order();
+        let removed = || Tier::SLOTTED.map(|tier| self.registry.counters(tier).removed);
+        let before = removed();
+        let blocks = self.registry.forget(namespace).blocks;
+        // Nothing else removes blocks on request: clear takes the same lock.
+        let after = removed();
+        let each = std::array::from_fn(|at| after[at].saturating_sub(before[at]));
+        if self.registry.capacity(Tier::G3) > 0 {
+            // The disks know what they hold, also blocks that left the registry in another way. A copy that is on its way there is
+            // released when it ends.
+            self.remove(Removal::Namespace(namespace));
+            drop(order);
+            self.commit_removal();
+        }
+        (blocks, each)
+    }
+
+    /// Removes the blocks of `tiers` from the registry, because a rank's part of them is gone. Records on disks stay, so that a later leader
+    /// finds what all ranks have then. How many went.
+    pub(crate) fn lose(&self, tiers: &[Tier]) -> u64 {
+        let _order = self.order();
+        self.registry.lose(tiers.iter().copied().collect()).blocks
+    }
+
+    /// A worker that has started again says what it found on its disk, or a part of that. Nothing is sent to it yet.
+    pub(crate) fn disk_found_again(&self, rank: Rank, part: &RankPart) {
+        let Some(pending) = self.removals.get(rank.index()) else { return };
+        // No block comes to a slot of the disk meanwhile.
+        let _order = self.order();
+        pending.lock().found(&part.blocks);
+        if !part.last {
+            return;
+        }
+        let registered = self.registry.snapshot(Tier::G3).0.into_iter().collect();
+        let missing = pending.lock().found_all(&registered);
+        for block in missing {
+            let removed =
+                self.registry.remove_subtree(block.group, block.hash, TierMask::only(Tier::G3)).blocks;
+            tracing::info!(target: "kvbm", %rank, hash = %block.hash, blocks = removed, "not on the disk of a rank that started again: its slot has an earlier block there");
+        }
+    }
+}

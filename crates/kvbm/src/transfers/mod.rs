@@ -1,0 +1,439 @@
+//! Transfers: everything from "these blocks go from here to there" to "every rank has reported how it ended".
+//!
+//! [`Transfers::start`] is the one door, for onboards, offloads, parked sequences and volumes alike. A [`Request`] says which blocks move
+//! ([`Move`]), where they arrive ([`Destination`]), what stays held until no worker can touch it (`holds`), and what is called
+//! when blocks become visible (`on_arrival`). The caller gets a [`Handle`]: to wait, to look at the outcome, or to give the transfer up.
+//!
+//! ```text
+//! Request ─ plans::ranges ─> plans ─ send ─> Ranks (workers)
+//!                              │ Inflight: plans that not all ranks have answered
+//! worker's report ─ report ────┘
+//!      │ last rank of a plan: Transfer::merge
+//!      │ last plan of a transfer: settle
+//!      ├─ circuit breakers of the disk and of the volume learn what their reads came to
+//!      ├─ bad sources are quarantined, missing ones removed from the registry
+//!      ├─ destinations become visible, first block first; the others are given back
+//!      ├─ on_arrival(blocks), then the holds are dropped
+//!      └─ the outcome is published to the handles
+//! ```
+//!
+//! A transfer past its deadline is given up (`late`): its waiters get what has arrived from the front on, plans that have not started are
+//! cancelled, and everything it holds stays held until the last rank has answered. Nothing here calls back up to whoever started a transfer,
+//! except through `on_arrival`, `check` and [`VolumeEnd`]; none of the three runs under a lock that a report takes.
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `disk_reads` | circuit breaker of the disk tier | `transfer` |
+//! | `handle` | a caller's share in a transfer | `transfer` |
+//! | `inflight` | plans that not all workers have answered | - |
+//! | `joins` | blocks on their way to G1, for later requests | `transfer` |
+//! | `late` | transfers past their deadline | `transfer` |
+//! | `log_limit` | rate limit of failures in the log | - |
+//! | `send` | starting a transfer | `plans`, `transfer` |
+//! | `plans` | splitting a transfer into plans | - |
+//! | `settle` | what follows when all plans are over | `transfer` |
+//! | `speeds` | measured speeds of the paths | - |
+//! | `transfer` | one transfer and its state | - |
+
+mod disk_reads;
+mod handle;
+mod inflight;
+mod joins;
+mod late;
+mod log_limit;
+pub(crate) mod plans;
+mod send;
+mod settle;
+mod speeds;
+mod transfer;
+
+use crate::circuit_breaker::Verdict;
+use crate::error::BlockFailure;
+use crate::metrics::Metrics;
+use crate::ranks::Ranks;
+use crate::slots::Slots;
+use disk_reads::DiskReads;
+pub(crate) use handle::Handle;
+use inflight::{Answer, Finished, Inflight};
+pub(crate) use joins::Arriving;
+use joins::Joins;
+use kvbm_plan::{
+    BlockId, BlockIdentity, Command, Epoch, Failure, Path, PlanId, Rank, Tier, TransferReport, VolumeId,
+};
+use kvbm_pool::{AnyArrivals, Losses, Lost, Pinned, Registry};
+use log_limit::LogLimit;
+pub(crate) use speeds::BlockCosts;
+use speeds::Speeds;
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+pub(crate) use transfer::{Outcome, expired};
+use transfer::{PlanPart, Transfer};
+
+/// One block of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    pub(crate) identity: BlockIdentity,
+    pub(crate) from: Tier,
+    pub(crate) src: BlockId,
+    pub(crate) dst: BlockId,
+}
+
+impl Move {
+    pub(crate) fn failed(&self, to: Tier, failure: Failure) -> BlockFailure {
+        BlockFailure { identity: self.identity, path: Path::new(self.from, to), failure }
+    }
+}
+
+/// Why blocks move, hence their priority and what follows when they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A request waits for a prefix in G1.
+    Onboard,
+    /// A request waits for a prefix in blocks that the engine names; nothing becomes visible.
+    EngineOnboard,
+    /// Copies are made one tier down.
+    Offload,
+    /// A sequence's private blocks move; nothing becomes visible.
+    Private,
+}
+
+/// Why block `index` does not count, although it was copied: its source or destination changed meanwhile.
+pub(crate) type Check = Box<dyn Fn(usize) -> Option<Failure> + Send>;
+
+/// Called with blocks that have become visible at the destination: once at the end, and before that where a late transfer is given up and its
+/// front has arrived.
+pub(crate) type OnArrival = Box<dyn Fn(&Pinned) + Send + Sync>;
+
+/// Where the blocks arrive.
+pub(crate) enum Destination {
+    /// Slots of one of our tiers: move `i` fills reservation `places[i]`.
+    Reserved { arrivals: AnyArrivals, places: Vec<usize> },
+    /// The volume of the request.
+    Volume,
+    /// Memory that the caller keeps (the engine's, or a private batch): nothing becomes visible.
+    Unregistered,
+}
+
+/// The volume at one end of a transfer. It learns how its part of the transfer ended.
+pub(crate) trait VolumeEnd: Send + Sync {
+    fn id(&self) -> VolumeId;
+    /// Longest time of one request to the store.
+    fn deadline(&self) -> Duration;
+    /// Plans are about to be sent.
+    fn requested(&self);
+    /// Blocks came from the store or arrived there.
+    fn served(&self);
+    /// All plans are over; the transfer began at `began`.
+    fn ended(&self, results: &Verdict, began: Instant);
+    /// Reads are over, with these failures.
+    fn reads_ended(&self, moves: &[Move], failures: &[Option<Failure>]);
+    /// Writes are over. Blocks that cannot count get a failure.
+    fn writes_ended(&self, moves: &[Move], failures: &mut [Option<Failure>]);
+}
+
+/// What is to be transferred.
+pub(crate) struct Request {
+    pub(crate) purpose: Purpose,
+    pub(crate) to: Tier,
+    pub(crate) moves: Vec<Move>,
+    pub(crate) destination: Destination,
+    /// Read before the sources were known to be there. A tier that lost its blocks since then gave nothing, and got nothing that lasts.
+    pub(crate) losses: Losses,
+    /// Pins, private batches, engine blocks: dropped when no worker touches the blocks any more.
+    pub(crate) holds: Vec<Box<dyn Any + Send>>,
+    pub(crate) check: Option<Check>,
+    /// The volume that blocks come from or go to, where one does.
+    pub(crate) volume: Option<Arc<dyn VolumeEnd>>,
+    pub(crate) on_arrival: Option<OnArrival>,
+}
+
+impl Request {
+    pub(crate) fn new(
+        purpose: Purpose,
+        to: Tier,
+        moves: Vec<Move>,
+        destination: Destination,
+        losses: Losses,
+    ) -> Self {
+        let (holds, check, volume, on_arrival) = (Vec::new(), None, None, None);
+        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival }
+    }
+
+    /// Also holds this until no worker touches the blocks any more.
+    pub(crate) fn hold(mut self, hold: impl Any + Send) -> Self {
+        self.holds.push(Box::new(hold));
+        self
+    }
+}
+
+/// What the transfers of a leader go by.
+#[derive(Clone, Debug)]
+pub(crate) struct TransferSettings {
+    pub(crate) epoch: Epoch,
+    /// Most blocks of one plan.
+    pub(crate) max_plan_blocks: usize,
+    /// Most blocks of one plan that reads from a disk or a volume.
+    pub(crate) max_read_blocks: usize,
+    /// A transfer that takes longer fails.
+    pub(crate) transfer_deadline: Duration,
+    /// A read from disk that takes longer than this and the time of its bytes fails: computing the blocks is faster.
+    pub(crate) read_deadline: Duration,
+    pub(crate) block_costs: BlockCosts,
+}
+
+/// See the module.
+pub(crate) struct Transfers {
+    registry: Registry,
+    ranks: Arc<Ranks>,
+    slots: Arc<Slots>,
+    metrics: Metrics,
+    pub(crate) settings: TransferSettings,
+    inflight: Inflight<PlanPart>,
+    joins: Joins,
+    speeds: Speeds,
+    disk_reads: DiskReads,
+    /// Of failures in the log.
+    log_limit: LogLimit,
+    /// Number of the last device event that the engine handed over; 0 for none.
+    fence: AtomicU64,
+    /// Last number given to a device event.
+    fences: AtomicU64,
+    /// Callers start nothing any more.
+    refuses_callers: AtomicBool,
+    /// Nothing starts any more.
+    closed: AtomicBool,
+}
+
+impl Transfers {
+    pub(crate) fn new(
+        registry: Registry,
+        ranks: Arc<Ranks>,
+        slots: Arc<Slots>,
+        metrics: Metrics,
+        settings: TransferSettings,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            inflight: Inflight::new(settings.epoch, ranks.len()),
+            joins: Joins::default(),
+            speeds: Speeds::default(),
+            disk_reads: DiskReads::new(settings.read_deadline),
+            log_limit: LogLimit::default(),
+            fence: AtomicU64::new(0),
+            fences: AtomicU64::new(0),
+            refuses_callers: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            registry,
+            ranks,
+            slots,
+            metrics,
+            settings,
+        })
+    }
+
+    /// No caller starts a transfer from now on.
+    pub(crate) fn refuse_callers(&self) {
+        self.refuses_callers.store(true, Ordering::Release);
+    }
+
+    /// Whether the manager is shutting down.
+    pub(crate) fn refuses_callers(&self) -> bool {
+        self.refuses_callers.load(Ordering::Acquire)
+    }
+
+    /// No transfer starts from now on.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// The next number for a device event.
+    #[cfg(feature = "worker")]
+    pub(crate) fn next_fence(&self) -> u64 {
+        self.fences.fetch_add(1, Ordering::AcqRel).saturating_add(1)
+    }
+
+    /// Takes a number that somebody else gave to a device event. `false` where numbers do not grow.
+    pub(crate) fn take_fence(&self, number: u64) -> bool {
+        let grows = |last: u64| (number > last && number < u64::MAX).then_some(number);
+        self.fences.fetch_update(Ordering::AcqRel, Ordering::Acquire, grows).is_ok()
+    }
+
+    /// Plans that touch G1 wait for the device event of this number from now on.
+    pub(crate) fn set_fence(&self, number: u64) {
+        self.fence.fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// Plans of `path` that not all ranks have answered.
+    pub(crate) fn plans_on(&self, path: Path) -> usize {
+        self.inflight.on_path(path)
+    }
+
+    /// Plans that `rank` has not answered.
+    pub(crate) fn owed_by(&self, rank: Rank) -> Vec<(PlanId, Path)> {
+        self.inflight.owed_by(rank, |_, _| true)
+    }
+
+    /// Of those, plans that went to an earlier worker of the rank, before start number `announced`, and whose time is over since `started`.
+    pub(crate) fn owed_by_earlier(
+        &self,
+        rank: Rank,
+        announced: u64,
+        started: Instant,
+        now: Instant,
+    ) -> Vec<(PlanId, Path)> {
+        // The earlier worker has had the time of a transfer, should the plan have reached it after all.
+        self.inflight.owed_by(rank, |part, sent| {
+            sent.is_some_and(|sent| sent < announced)
+                && now.saturating_duration_since(started) >= part.transfer.limit
+        })
+    }
+
+    /// The losses of tiers so far.
+    pub(crate) fn losses(&self) -> Losses {
+        self.registry.losses()
+    }
+
+    /// Whether what was handed out there on a tier is gone since then. Counts it: callers ask where they want to use it.
+    pub(crate) fn check_lost(&self, tier: Tier, since: Losses) -> Result<(), Lost> {
+        if !self.registry.is_lost(tier, since) {
+            return Ok(());
+        }
+        let lost = Lost { tier };
+        self.count_lost(lost);
+        Err(lost)
+    }
+
+    /// A caller came with blocks that are gone, and was refused.
+    pub(crate) fn count_lost(&self, lost: Lost) {
+        self.metrics.tier(lost.tier).lost_refusals.add(1);
+    }
+
+    /// Measured time of a block along `path`, if enough blocks took it lately.
+    pub(crate) fn time_per_block(&self, path: Path) -> Option<Duration> {
+        self.speeds.per_block(path, Instant::now())
+    }
+
+    /// Gives up on a transfer: unstarted plans are cancelled, started ones detach. `false` where it was given up before, or is over.
+    fn abandon(&self, transfer: &Arc<Transfer>, reason: &Failure) -> bool {
+        let abandoned = transfer.abandon(reason);
+        if abandoned {
+            self.cancel(transfer);
+        }
+        abandoned
+    }
+
+    /// Takes back the plans of an abandoned transfer that have not started.
+    fn cancel(&self, transfer: &Arc<Transfer>) {
+        for plan_id in self.inflight.select(|part| Arc::ptr_eq(&part.transfer, transfer)) {
+            // A worker that is not reached has nothing that could be cancelled.
+            let _not_sent = self.ranks.broadcast(&Command::Cancel { plan_id });
+        }
+    }
+
+    /// Transfers under way that `select` picks, each once.
+    fn select(&self, select: impl Fn(&Transfer) -> bool) -> Vec<Arc<Transfer>> {
+        let mut all: HashMap<*const Transfer, Arc<Transfer>> = HashMap::new();
+        self.inflight.select(|part| {
+            all.entry(Arc::as_ptr(&part.transfer)).or_insert_with(|| Arc::clone(&part.transfer));
+            false
+        });
+        // Looked at without the table's lock, and once, however many plans they have.
+        all.into_values().filter(|transfer| select(transfer)).collect()
+    }
+
+    /// Gives up transfers that read nothing but these blocks of `tier`.
+    pub(crate) fn cancel_reads(&self, tier: Tier, ids: &HashSet<BlockId>, reason: &Failure) {
+        for transfer in self.select(|transfer| transfer.reads_only(tier, ids)) {
+            self.abandon(&transfer, reason);
+        }
+    }
+
+    /// Waits for transfers from and to a volume, at most so long; what is late is given up.
+    pub(crate) fn end_with_volume(&self, id: VolumeId, most: Duration) {
+        let deadline = Instant::now() + most;
+        for transfer in self.select(|transfer| transfer.volume_id() == Some(id)) {
+            if !transfer.settled.wait_until(deadline) {
+                self.abandon(&transfer, &expired("a transfer of a volume that is unregistered", most));
+            }
+        }
+    }
+
+    /// A rank's report on a plan.
+    pub(crate) fn report(&self, report: TransferReport) {
+        let answer = self.inflight.answer(report);
+        self.take(answer);
+    }
+
+    /// A rank will not answer these plans, or could not be sent them.
+    pub(crate) fn fail_plans(&self, rank: Rank, owed: &[(PlanId, Path)], failure: &Failure) {
+        for &(plan_id, path) in owed {
+            let answer = self.inflight.answer_failed(plan_id, rank, path, failure);
+            self.take(answer);
+        }
+    }
+
+    fn take(&self, answer: Answer<PlanPart>) {
+        match answer {
+            Answer::Finished(finished) => {
+                // Whatever goes wrong with one transfer, the others are waited for.
+                if catch_unwind(AssertUnwindSafe(|| self.plan_finished(&finished))).is_err() {
+                    tracing::error!(
+                        "the leader failed on a report; its transfer is over, or runs into its deadline"
+                    );
+                }
+            }
+            Answer::Ignored => self.metrics.ignored_reports.add(1),
+            Answer::Waiting => {}
+        }
+    }
+
+    fn plan_finished(&self, finished: &Finished<PlanPart>) {
+        let PlanPart { transfer, first } = &finished.operation;
+        self.note_served(transfer, finished);
+        let unsettled = transfer.merge(*first, &finished.failures, finished.own.then_some(finished.busy));
+        self.count_plan(finished);
+        if let Some(unsettled) = unsettled {
+            self.settle(transfer, unsettled);
+        }
+    }
+
+    /// Blocks that arrived prove that a store works, whatever the other blocks wait for.
+    fn note_served(&self, transfer: &Transfer, finished: &Finished<PlanPart>) {
+        let Finished { path, own, failures, .. } = finished;
+        if !own || failures.iter().all(Option::is_some) {
+            return;
+        }
+        if path.src == Tier::G3 {
+            self.disk_gives();
+        }
+        if (path.src == Tier::G4 || path.dst == Tier::G4)
+            && let Some(volume) = &transfer.volume
+        {
+            volume.served();
+        }
+    }
+
+    fn count_plan(&self, finished: &Finished<PlanPart>) {
+        let path = self.metrics.path(finished.path);
+        let failed = finished.failures.iter().flatten();
+        failed.for_each(|failure| path.failures(failure.kind).add(1));
+        let arrived = finished.failures.iter().filter(|slot| slot.is_none()).count();
+        let Finished { queued, elapsed, bytes, .. } = finished;
+        tracing::trace!(path = %finished.path, arrived, bytes, ?queued, ?elapsed, "plan finished");
+        path.leave();
+        if arrived > 0 {
+            path.arrived(arrived as u64, finished.bytes, finished.elapsed);
+            self.speeds.saw(finished.path, arrived, finished.elapsed);
+        }
+    }
+}

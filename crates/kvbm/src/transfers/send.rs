@@ -1,0 +1,115 @@
+//! Starting a transfer: its plans and their way to the workers.
+
+use super::transfer::{PlanPart, Transfer};
+use super::{Handle, Move, Purpose, Request, Transfers, VolumeEnd, plans};
+use kvbm_plan::{ChecksumMode, Command, Gate, Path, Priority, Tier, TransferPlan};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Purpose {
+    fn priority(self) -> Priority {
+        match self {
+            Self::Onboard | Self::EngineOnboard => Priority::Urgent,
+            Self::Private => Priority::Normal,
+            Self::Offload => Priority::Background,
+        }
+    }
+}
+
+impl Transfers {
+    /// Starts a transfer of at least one block.
+    pub(crate) fn start(self: &Arc<Self>, request: Request) -> Handle {
+        let (transfer, ranges) = self.prepare(request);
+        let handle = Handle::new(self, transfer.interest());
+        self.send(&transfer, ranges);
+        handle
+    }
+
+    /// A transfer that is not under way yet, and the moves of each of its plans. Nothing can answer for it before [`send`](Self::send).
+    pub(super) fn prepare(&self, request: Request) -> (Arc<Transfer>, Vec<Range<usize>>) {
+        let most = |from| match from {
+            Tier::G1 | Tier::G2 => self.settings.max_plan_blocks,
+            Tier::G3 | Tier::G4 => self.settings.max_read_blocks,
+        };
+        let ranges = plans::ranges(&request.moves, most);
+        if request.moves.iter().any(|block| block.from == Tier::G3) {
+            self.ask_disk();
+        }
+        if let Some(volume) = &request.volume {
+            volume.requested();
+        }
+        let limit = self.limit(&request.moves, request.to, request.volume.as_deref());
+        (Transfer::new(request, limit, ranges.len()), ranges)
+    }
+
+    /// How long these moves may take. A read from a disk or a volume has the deadline of its tier, and beside it the time that all the bytes
+    /// take: a device that works is not given up because many blocks are read.
+    fn limit(&self, moves: &[Move], to: Tier, volume: Option<&dyn VolumeEnd>) -> Duration {
+        let most = self.settings.transfer_deadline;
+        let now = std::time::Instant::now();
+        let deadlines =
+            [(Tier::G3, Some(self.settings.read_deadline)), (Tier::G4, volume.map(VolumeEnd::deadline))];
+        let (mut limit, mut beside) = (most, Duration::ZERO);
+        for (tier, deadline) in deadlines {
+            let blocks = moves.iter().filter(|block| block.from == tier).count();
+            if let Some(deadline) = deadline.filter(|_| blocks > 0) {
+                let path = Path::new(tier, to);
+                // Transfers that hang are not waited for.
+                let before = self.inflight.blocks_on(path, |part| part.transfer.is_waited_for(now));
+                limit = limit.min(deadline);
+                let costs = self.settings.block_costs;
+                beside = beside.saturating_add(self.speeds.time_of_read(path, costs, blocks, before));
+            }
+        }
+        limit.saturating_add(beside).min(most)
+    }
+
+    /// Sends the plans of a transfer.
+    pub(super) fn send(&self, transfer: &Arc<Transfer>, ranges: Vec<Range<usize>>) {
+        let _inside = transfer.span.enter();
+        for range in ranges {
+            self.send_plan(transfer, range);
+        }
+    }
+
+    /// Sends the plan for the moves of `range` to every rank.
+    fn send_plan(&self, transfer: &Arc<Transfer>, range: Range<usize>) {
+        let moves = &transfer.moves[range.clone()];
+        let first = moves[0];
+        let path = Path::new(first.from, transfer.to);
+        let part = PlanPart { transfer: Arc::clone(transfer), first: range.start };
+        let plan_id = self.inflight.enter(part, path, range.len());
+        self.metrics.path(path).enter();
+        let plan = TransferPlan {
+            plan_id,
+            epoch: self.settings.epoch,
+            group: first.identity.group,
+            src: transfer.endpoint(first.from),
+            dst: transfer.endpoint(transfer.to),
+            blocks: plans::transfers(moves),
+            layers: None,
+            gate: self.gate(path),
+            after: Vec::new(),
+            priority: transfer.purpose.priority(),
+            // 0 would mean no limit.
+            budget_ms: u32::try_from(transfer.limit.as_millis()).unwrap_or(u32::MAX).max(1),
+            checksums: ChecksumMode::Required,
+        };
+        let not_sent = self.ranks.broadcast(&Command::Transfer(plan));
+        // After it was sent: a worker whose start is announced later has not got it.
+        self.inflight.sent(plan_id, self.ranks.starts_announced());
+        for (rank, failure) in not_sent {
+            self.fail_plans(rank, &[(plan_id, path)], &failure);
+        }
+    }
+
+    /// The engine's last event lies behind its writes and its reads of G1. A plan that touches G1 waits for it: blocks are read after the engine
+    /// wrote them, and overwritten after the engine read them.
+    fn gate(&self, path: Path) -> Gate {
+        let fence = self.fence.load(Ordering::Acquire);
+        let touches_device = path.src == Tier::G1 || path.dst == Tier::G1;
+        if touches_device && fence > 0 { Gate::DeviceEvent(fence) } else { Gate::None }
+    }
+}

@@ -1,0 +1,473 @@
+//! One transfer, from its request to its last report.
+//!
+//! A transfer may need several plans (one per source tier and per part), on several ranks. It settles once, when all plans are over: only then
+//! are its sources released and its destinations made visible or given back.
+
+use super::{Destination, Move, OnArrival, Purpose, Request, VolumeEnd};
+use crate::circuit_breaker::Verdict;
+use crate::error::BlockFailure;
+use crate::signal::{Signal, deadline};
+use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId};
+use kvbm_pool::{Losses, Pinned};
+use parking_lot::Mutex;
+use std::any::Any;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a transfer holds until the hardware is done.
+pub(crate) struct Parts {
+    pub(super) destination: Destination,
+    pub(super) losses: Losses,
+    pub(super) holds: Vec<Box<dyn Any + Send>>,
+    pub(super) check: Option<super::Check>,
+}
+
+/// How a transfer ended.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    /// Blocks that are visible at the destination now: pinned until the last caller has seen the outcome.
+    pub(crate) arrived: Option<Pinned>,
+    /// The others.
+    pub(crate) failures: Vec<BlockFailure>,
+}
+
+/// See the module.
+pub(crate) struct Transfer {
+    pub(crate) purpose: Purpose,
+    pub(crate) to: Tier,
+    pub(super) moves: Box<[Move]>,
+    /// The volume at one of its ends, where there is one.
+    pub(super) volume: Option<Arc<dyn VolumeEnd>>,
+    pub(super) on_arrival: Option<OnArrival>,
+    /// How long it may take.
+    pub(crate) limit: Duration,
+    pub(crate) began: Instant,
+    pub(crate) deadline: Instant,
+    /// The outcome is known: the transfer is over, or was given up.
+    pub(crate) settled: Signal,
+    /// Open from the first plan to the settlement.
+    pub(crate) span: tracing::Span,
+    /// What it says of the disk that it reads from has been taken.
+    has_spoken: AtomicBool,
+    /// Its deadline was seen to pass.
+    has_expired: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    parts: Option<Parts>,
+    failures: Vec<Option<Failure>>,
+    /// Blocks that all ranks have answered for.
+    answered: Vec<bool>,
+    results: RankResults,
+    /// When a block last arrived from G3; from the start on.
+    disk_gave: Instant,
+    /// It was late, and no block had arrived from G3 for so long at least, although some were owed.
+    quiet_disk: Option<Duration>,
+    /// Blocks from the front that count as arrived although the transfer is not over.
+    kept: usize,
+    /// Pins of those, of a transfer that was given up and joined again.
+    front: Option<Pinned>,
+    plans_left: usize,
+    abandoned: Option<Failure>,
+    /// Callers that still want the result.
+    interested: usize,
+    outcome: Outcome,
+}
+
+impl State {
+    /// Whether reports on blocks of G3 are missing.
+    fn owes_disk(&self, moves: &[Move]) -> bool {
+        let mut unanswered = moves.iter().zip(&self.answered).filter(|(_, answered)| !**answered);
+        self.parts.is_some() && unanswered.any(|(block, _)| block.from == Tier::G3)
+    }
+}
+
+/// What a caller's loss of interest did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// It is over, or about to be.
+    Over,
+    /// Others still wait for it.
+    Shared,
+    /// Nobody does: it was given up, and what has not started is to be cancelled.
+    Abandoned,
+}
+
+/// The part of a transfer that one plan moves.
+#[derive(Clone)]
+pub(crate) struct PlanPart {
+    pub(crate) transfer: Arc<Transfer>,
+    /// Index in `moves` of the plan's first block.
+    pub(crate) first: usize,
+}
+
+/// A transfer whose plans are all over, to be settled by the leader.
+pub(crate) struct Unsettled {
+    pub(crate) parts: Parts,
+    pub(crate) failures: Vec<Option<Failure>>,
+    /// Blocks from the front that have counted as arrived before, and did.
+    pub(crate) kept: usize,
+    pub(crate) results: RankResults,
+    pub(crate) settlement: Settlement,
+}
+
+/// What the ranks themselves said of the stores that they copied from or to, whatever became of the transfer.
+#[derive(Debug, Default)]
+pub(crate) struct RankResults {
+    /// Of reads from G3.
+    pub(crate) disk: Verdict,
+    pub(crate) volume: Verdict,
+    /// Blocks that could not be written to G3.
+    pub(crate) unwritten: Vec<usize>,
+}
+
+impl RankResults {
+    fn add(&mut self, path: Path, first: usize, blocks: &[Option<Failure>]) {
+        for (index, block) in (first..).zip(blocks) {
+            if path.src == Tier::G3 {
+                self.disk.add(block.as_ref());
+            }
+            if path.src == Tier::G4 || path.dst == Tier::G4 {
+                self.volume.add(block.as_ref());
+            }
+            if path.dst == Tier::G3 && block.as_ref().is_some_and(|failure| failure.kind == FailureKind::Io) {
+                self.unwritten.push(index);
+            }
+        }
+    }
+}
+
+/// The duty to publish the outcome of a transfer. Dropped before that, which only a defect (a panic) can cause, it publishes that the transfer
+/// failed.
+pub(crate) struct Settlement {
+    transfer: Arc<Transfer>,
+    published: bool,
+}
+
+impl Settlement {
+    /// Publishes the outcome to all waiters.
+    pub(crate) fn publish(mut self, outcome: Outcome) {
+        self.published = true;
+        self.transfer.settle(outcome);
+    }
+}
+
+impl Drop for Settlement {
+    fn drop(&mut self) {
+        if self.published {
+            return;
+        }
+        let why = "the leader failed while it settled the transfer (a defect of kvbm: please report the log)";
+        // Not as cancelled: a caller that joined would start it again and again.
+        let reason = Failure::new(FailureKind::Io, why);
+        let failures = self.transfer.failures(0, &reason);
+        self.transfer.settle(Outcome { arrived: None, failures });
+    }
+}
+
+impl Transfer {
+    /// A transfer that `plans` plans carry out.
+    pub(crate) fn new(request: Request, limit: Duration, plans: usize) -> Arc<Self> {
+        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival } = request;
+        let blocks = moves.len();
+        let span = match purpose {
+            Purpose::Onboard | Purpose::EngineOnboard => {
+                tracing::debug_span!(target: "kvbm", "onboard", %to, blocks, plans)
+            }
+            Purpose::Offload => tracing::debug_span!(target: "kvbm", "offload", %to, blocks, plans),
+            Purpose::Private => tracing::debug_span!(target: "kvbm", "private", %to, blocks, plans),
+        };
+        let began = Instant::now();
+        let state = State {
+            parts: Some(Parts { destination, losses, holds, check }),
+            failures: vec![None; blocks],
+            answered: vec![false; blocks],
+            results: RankResults::default(),
+            disk_gave: began,
+            quiet_disk: None,
+            kept: 0,
+            front: None,
+            plans_left: plans,
+            abandoned: None,
+            interested: 0,
+            outcome: Outcome::default(),
+        };
+        Arc::new(Self {
+            purpose,
+            to,
+            moves: moves.into_boxed_slice(),
+            volume,
+            on_arrival,
+            limit,
+            began,
+            deadline: deadline(limit),
+            settled: Signal::default(),
+            span,
+            has_spoken: AtomicBool::new(false),
+            has_expired: AtomicBool::new(false),
+            state: Mutex::new(state),
+        })
+    }
+
+    pub(crate) fn volume_id(&self) -> Option<VolumeId> {
+        self.volume.as_ref().map(|volume| volume.id())
+    }
+
+    /// Its end on `tier`.
+    pub(super) fn endpoint(&self, tier: Tier) -> Endpoint {
+        match (tier, self.volume_id()) {
+            (Tier::G4, Some(volume)) => Endpoint::Volume(volume),
+            _ => Endpoint::Local(tier),
+        }
+    }
+
+    /// The failures of all blocks from `first` on, for one reason.
+    pub(super) fn failures(&self, first: usize, reason: &Failure) -> Vec<BlockFailure> {
+        self.moves.iter().skip(first).map(|block| block.failed(self.to, reason.clone())).collect()
+    }
+
+    /// Takes the failures of a finished plan; how long ranks were at it, where all answered themselves (`own`). The whole transfer, if that
+    /// was the last plan.
+    pub(crate) fn merge(
+        self: &Arc<Self>,
+        first: usize,
+        failures: &[Option<Failure>],
+        own: Option<Duration>,
+    ) -> Option<Unsettled> {
+        let mut state = self.state.lock();
+        let from = self.moves.get(first).map(|block| block.from);
+        if let (Some(from), Some(busy)) = (from, own) {
+            state.results.add(Path::new(from, self.to), first, failures);
+            if from == Tier::G3 && state.quiet_disk.is_some_and(|quiet| busy >= quiet) {
+                state.results.disk.comes_late(expired("read from G3", self.limit));
+            }
+        }
+        if from == Some(Tier::G3) && failures.iter().any(Option::is_none) {
+            state.disk_gave = Instant::now();
+        }
+        for (slot, failure) in state.failures.iter_mut().skip(first).zip(failures) {
+            if slot.is_none() {
+                slot.clone_from(failure);
+            }
+        }
+        state.answered.iter_mut().skip(first).take(failures.len()).for_each(|answered| *answered = true);
+        state.plans_left = state.plans_left.saturating_sub(1);
+        if state.plans_left > 0 {
+            return None;
+        }
+        let parts = state.parts.take()?;
+        let mut failures = std::mem::take(&mut state.failures);
+        let (kept, results) = (state.kept, std::mem::take(&mut state.results));
+        if let Some(reason) = &state.abandoned {
+            for slot in failures.iter_mut().skip(kept) {
+                slot.get_or_insert_with(|| reason.clone());
+            }
+        }
+        let settlement = Settlement { transfer: Arc::clone(self), published: false };
+        Some(Unsettled { parts, failures, kept, results, settlement })
+    }
+
+    /// Whether the caller is the first one to ask what it says of the disk.
+    pub(crate) fn speaks_of_disk(&self) -> bool {
+        !self.has_spoken.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the caller is the first one to see that its deadline has passed.
+    pub(crate) fn expires(&self) -> bool {
+        !self.has_expired.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether somebody waits for it still.
+    pub(crate) fn is_waited_for(&self, now: Instant) -> bool {
+        now < self.deadline && !self.settled.is_set()
+    }
+
+    /// It is late: whether blocks of G3 are owed and none has arrived for `patience` matters from now on.
+    pub(crate) fn watch_quiet_disk(&self, now: Instant, patience: Duration) {
+        let mut state = self.state.lock();
+        if state.owes_disk(&self.moves) && now.saturating_duration_since(state.disk_gave) >= patience {
+            state.quiet_disk = Some(patience);
+        }
+    }
+
+    /// Whether that was so, blocks of G3 are still owed, and it has been late for as long: a rank that started them in the last moment has
+    /// waited for its disk all that time.
+    pub(crate) fn is_owed_by_quiet_disk(&self, now: Instant) -> bool {
+        let late = now.saturating_duration_since(self.deadline);
+        let state = self.state.lock();
+        state.quiet_disk.is_some_and(|patience| late >= patience) && state.owes_disk(&self.moves)
+    }
+
+    /// What has arrived from the front on counts from now on, although later blocks are still on their way: `keep` makes such blocks
+    /// visible, and says of how many from the first on that is so. Nothing of a transfer that was given up, or is over.
+    pub(crate) fn keep_front(&self, keep: impl FnOnce(&mut Parts, Range<usize>) -> usize) {
+        let mut state = self.state.lock();
+        let State { parts: Some(parts), failures, answered, kept, abandoned: None, .. } = &mut *state else {
+            return;
+        };
+        let arrived = answered.iter().zip(failures).skip(*kept);
+        let arrived = arrived.take_while(|(answered, failure)| **answered && failure.is_none()).count();
+        if arrived > 0 {
+            *kept += keep(parts, *kept..*kept + arrived);
+        }
+    }
+
+    /// Blocks that were kept of a transfer that was given up are visible like any others.
+    pub(super) fn announce_kept(&self) {
+        if let Some(on_arrival) = &self.on_arrival
+            && let Some(arrived) = self.with_outcome(|outcome| outcome.arrived.clone())
+        {
+            on_arrival(&arrived);
+        }
+    }
+
+    fn settle(&self, mut outcome: Outcome) {
+        let arrived = outcome.arrived.as_ref().map_or(0, Pinned::len);
+        tracing::trace!(purpose = ?self.purpose, to = %self.to, arrived, failed = outcome.failures.len(), "settled");
+        let mut state = self.state.lock();
+        outcome.arrived = joined(state.front.take(), outcome.arrived);
+        // An abandoned transfer has told its failure already; what did arrive is dropped without the lock.
+        let unwanted = match state.abandoned {
+            Some(_) => outcome,
+            None => std::mem::replace(&mut state.outcome, outcome),
+        };
+        let woken = self.settled.mark();
+        drop(state);
+        drop(unwanted);
+        woken.wake();
+    }
+
+    /// Gives up: whatever still arrives is not made visible. Waiters are told `reason` now, of all but what was
+    /// [kept](Self::keep_front); the slots come back when the workers are done with them. `false` if the transfer had settled.
+    pub(crate) fn abandon(&self, reason: &Failure) -> bool {
+        let mut state = self.state.lock();
+        if state.parts.is_none() || state.abandoned.is_some() {
+            return false;
+        }
+        self.give_up(&mut state, reason);
+        let woken = self.settled.mark();
+        drop(state);
+        woken.wake();
+        true
+    }
+
+    fn give_up(&self, state: &mut State, reason: &Failure) {
+        let arrived = match state.parts.as_mut().map(|parts| &mut parts.destination) {
+            Some(Destination::Reserved { arrivals, .. }) if state.kept > 0 => Some(arrivals.take_pinned()),
+            _ => None,
+        };
+        let arrived = joined(state.front.take(), arrived);
+        let failures = self.failures(state.kept, reason);
+        state.outcome = Outcome { arrived, failures };
+        state.abandoned = Some(reason.clone());
+    }
+
+    /// A caller that wants the result, from the start.
+    pub(crate) fn interest(self: &Arc<Self>) -> Interest {
+        self.state.lock().interested += 1;
+        Interest { transfer: Arc::clone(self), joined: false }
+    }
+
+    /// One more caller that wants the result. A transfer that nobody wanted any more is wanted again, and what was kept of it stays
+    /// pinned; `None` where it was given up because it is late.
+    pub(crate) fn join(self: &Arc<Self>, now: Instant) -> Option<Interest> {
+        let mut given_up = Outcome::default();
+        let mut state = self.state.lock();
+        if state.abandoned.is_some() {
+            if now >= self.deadline {
+                return None;
+            }
+            state.abandoned = None;
+            given_up = std::mem::take(&mut state.outcome);
+            state.front = given_up.arrived.take();
+            self.settled.reset();
+        }
+        state.interested += 1;
+        drop(state);
+        drop(given_up);
+        Some(Interest { transfer: Arc::clone(self), joined: true })
+    }
+
+    /// One caller less. Decided in one step with [`join`](Self::join): a transfer that was joined in time goes on.
+    fn release(&self, reason: &Failure) -> Released {
+        let mut state = self.state.lock();
+        state.interested = state.interested.saturating_sub(1);
+        if state.parts.is_none() || state.abandoned.is_some() {
+            return Released::Over;
+        }
+        if state.interested > 0 {
+            return Released::Shared;
+        }
+        self.give_up(&mut state, reason);
+        let woken = self.settled.mark();
+        drop(state);
+        woken.wake();
+        Released::Abandoned
+    }
+
+    /// Whether the transfer is under way and reads nothing but these blocks of `tier`.
+    pub(crate) fn reads_only(&self, tier: Tier, ids: &HashSet<BlockId>) -> bool {
+        let state = self.state.lock();
+        state.parts.is_some() && self.moves.iter().all(|block| block.from == tier && ids.contains(&block.src))
+    }
+
+    /// What arrived is let go once the last caller is through with the outcome, although the leader may hold the transfer a moment
+    /// longer.
+    fn seen(&self) {
+        let mut state = self.state.lock();
+        let arrived = if state.interested == 0 { state.outcome.arrived.take() } else { None };
+        drop(state);
+        drop(arrived);
+    }
+
+    /// Looks at the outcome. Meaningful once `settled` is set.
+    pub(crate) fn with_outcome<R>(&self, read: impl FnOnce(&Outcome) -> R) -> R {
+        read(&self.state.lock().outcome)
+    }
+}
+
+/// What was kept before and what arrived since, in order.
+fn joined(front: Option<Pinned>, rest: Option<Pinned>) -> Option<Pinned> {
+    let Some(mut front) = front else { return rest };
+    // Both are of one tier of one registry, held for the same.
+    let _none = rest.map(|rest| front.append(rest));
+    Some(front)
+}
+
+/// A caller's share in a transfer.
+pub(crate) struct Interest {
+    pub(crate) transfer: Arc<Transfer>,
+    /// Whether somebody else had started it.
+    pub(crate) joined: bool,
+}
+
+impl Drop for Interest {
+    fn drop(&mut self) {
+        self.transfer.seen();
+    }
+}
+
+impl Interest {
+    /// Lets go; a transfer that this was the last share of is given up for `reason`. What arrived stays pinned until this is dropped.
+    pub(crate) fn release(&self, reason: &Failure) -> Released {
+        self.transfer.release(reason)
+    }
+
+    /// Lets go without an end to the transfer.
+    pub(crate) fn detach(&self) {
+        let mut state = self.transfer.state.lock();
+        state.interested = state.interested.saturating_sub(1);
+    }
+}
+
+/// The failure of a transfer whose time ran out.
+pub(crate) fn expired(what: &str, limit: Duration) -> Failure {
+    Failure::new(FailureKind::Deadline, format!("{what} not complete after {} ms", limit.as_millis()))
+}
+
+#[cfg(test)]
+mod tests;
