@@ -60,6 +60,8 @@ fn invariant_1_a_block_that_fails_on_one_rank_ends_the_prefix_before_it() {
     }
     drop(error);
     assert_eq!(manager.metrics().path(Path::G2_G1).failures(FailureKind::Io).get(), 1);
+    // What arrived is pinned until it is decided whether it is copied down.
+    assert!(manager.wait_offloads(soon()));
     let slots = &manager.status().tiers[0];
     assert_eq!((slots.arriving, slots.held, slots.active), (0, 0, 0), "the slots are back: {slots:?}");
 }
