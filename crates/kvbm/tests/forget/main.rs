@@ -180,6 +180,7 @@ fn what_is_on_its_way_when_it_is_forgotten_never_arrives() {
     let sequence = tokens(&manager, 1, 4);
     let blocks = fill(&manager, &sequence, 0);
     manager.offload(&blocks, Tier::G2).unwrap();
+    assert!(manager.wait_offloads(soon()));
     ranks.set_all(Mode::Hold);
     manager.offload(&fill(&manager, &tokens(&manager, 2, 1), 0), Tier::G2).unwrap();
     ranks.execute(0);
