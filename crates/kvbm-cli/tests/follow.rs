@@ -178,7 +178,7 @@ fn a_url_that_nobody_answers_is_an_error_with_a_hint() {
     assert!(err.contains("Connection refused") && !err.contains("word"), "{err}");
     let (status, _, err) = Running::kvbm("events tail zmq+tcp://127.0.0.1:99999 --wait 1").end();
     assert_eq!(status, Some(1));
-    assert!(err.contains("is no address: write") && !err.contains("the other side is up"), "{err}");
+    assert!(err.contains("is not an address: write") && !err.contains("the other side is up"), "{err}");
     let (status, _, err) = Running::kvbm("events tail nats://127.0.0.1:9?format=vllm").end();
     assert_eq!(status, Some(2));
     assert!(err.contains("no parameter 'format'"), "{err}");

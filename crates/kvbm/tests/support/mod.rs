@@ -69,8 +69,15 @@ pub fn unlimited(config: &mut Config) {
 }
 
 /// Registers blocks of `tokens` from block `first` on without computing anything.
+///
+/// The decision what to offload holds registered blocks for a moment. Where they are all of G1, the
+/// allocation waits for it.
 pub fn fill(manager: &KvBlockManager<Owned>, tokens: &TokenSequence, first: usize) -> Cached<G1> {
-    let fresh = manager.allocate(tokens.num_blocks() - first).unwrap();
+    let count = tokens.num_blocks() - first;
+    let fresh = manager.allocate(count).unwrap_or_else(|_| {
+        manager.wait_offloads(Instant::now() + Duration::from_secs(30));
+        manager.allocate(count).unwrap()
+    });
     let (done, rest) = manager.commit(fresh, tokens, first).unwrap();
     assert!(rest.is_empty());
     manager.register(done).unwrap()
