@@ -3,8 +3,8 @@
 use crate::side::{Side, mix};
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
 use kvbm_pool::{
-    BlockChain, BlockPool, BlockBatch, Cached, Duplicates, EventRecord, G1, PolicyKind, Registry, RegistryConfig,
-    Reset,
+    BlockBatch, BlockChain, BlockPool, Cached, Duplicates, EventRecord, G1, PolicyKind, Registry,
+    RegistryConfig, Reset,
 };
 use std::sync::Mutex;
 

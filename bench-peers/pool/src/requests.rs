@@ -9,7 +9,7 @@ use crate::rows::{self, BATCH};
 use crate::side::{Side, mix};
 use crate::{DEFAULT, Options, Table};
 use kvbm_plan::Tier;
-use kvbm_pool::{TierCounters, PolicyKind};
+use kvbm_pool::{PolicyKind, TierCounters};
 
 /// Blocks of a request: instructions, a prompt, and what comes once.
 const INSTRUCTIONS: usize = 16;

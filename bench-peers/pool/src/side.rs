@@ -44,16 +44,6 @@ pub trait Side: Sync + Sized {
         self.keep_house();
     }
 
-    /// A request that finds some of its blocks.
-    fn serve(&self, chain: &Self::Chain, length: usize) {
-        let known = self.lookup(chain);
-        let from = Self::len(&known);
-        let fresh = self.allocate(length - from);
-        drop(self.register(fresh, chain, from));
-        drop(known);
-        self.keep_house();
-    }
-
     /// As an engine serves a request: what is there of it is looked up and counts as used, the rest is registered, all is let go of. Says
     /// how many blocks were there.
     fn request(&self, chain: &Self::Chain, length: usize) -> usize {

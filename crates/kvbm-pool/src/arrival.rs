@@ -5,7 +5,8 @@ use kvbm_plan::{BlockId, SequenceHash};
 /// What [`begin_arrivals`](crate::BlockPool::begin_arrivals) decided for one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Bytes may be written to this slot; [`complete`](AnyArrivals::complete) makes the block visible.
+    /// Bytes may be written to this slot; [`complete`](AnyArrivals::complete) makes the block
+    /// visible.
     Reserved {
         /// Destination.
         block: BlockId,
@@ -17,7 +18,8 @@ pub enum Arrival {
         /// Slot.
         block: BlockId,
     },
-    /// Another transfer brings the block: wait for that one, then look again. If it fails the block is absent.
+    /// Another transfer brings the block: wait for that one, then look again. If it fails the block
+    /// is absent.
     Joined {
         /// Number of the other arrival.
         ticket: u64,
@@ -42,8 +44,8 @@ pub enum Refusal {
         /// The block before it.
         parent: SequenceHash,
     },
-    /// What was on the tier when room was made is gone, or the block's namespace is another tenant's since: the room does not
-    /// suffice any more.
+    /// What was on the tier when room was made is gone, or the block's namespace is another
+    /// tenant's since: the room does not suffice any more.
     #[error(
         "a block was removed, or its namespace assigned to another tenant, while room was made: try again"
     )]
@@ -58,12 +60,13 @@ pub enum Refusal {
 pub enum ArrivalOutcome {
     /// Present now, and announced.
     Stored,
-    /// Somebody else registered the block meanwhile: that copy is used and pinned, this one given up.
+    /// The block was registered meanwhile: that copy is used and pinned, this one given up.
     Existing {
         /// Slot of the other copy.
         block: BlockId,
     },
-    /// The block was removed (clear, forget, a loss) while it was on its way, or, in a Full group, the tier neither has nor awaits its
-    /// parent any more, or this arrival was over already: not visible.
+    /// The block was removed (clear, forget, a loss) while it was on its way, or, in a Full group,
+    /// the tier neither has nor awaits its parent any more, or this arrival was over already: not
+    /// visible.
     Removed,
 }

@@ -17,10 +17,11 @@ use kvbm_plan::{BlockId, BlockIdentity, Tier};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Reserved destinations on a tier that is known at run time. [`Arrivals`] is the same with the tier in its type.
+/// Reserved destinations on a tier that is known at run time. [`Arrivals`] is the same with the
+/// tier in its type.
 ///
-/// Nothing is visible before [`complete`](Self::complete). Dropping it returns slots that are not complete to Reset:
-/// drop it only when no hardware writes to them any more.
+/// Nothing is visible before [`complete`](Self::complete). Dropping it returns slots that are not
+/// complete to Reset: drop it only when no hardware writes to them any more.
 #[must_use = "dropping arrivals gives their slots up"]
 pub struct AnyArrivals {
     shared: Arc<Shared>,
@@ -122,14 +123,14 @@ impl AnyArrivals {
         })
     }
 
-    /// The bytes of block `index` are complete on every rank and verified: it becomes visible. An index that is not
-    /// reserved (any more) changes nothing.
+    /// The bytes of block `index` are complete on every rank and verified: it becomes visible. An
+    /// index that is not reserved (any more) changes nothing.
     pub fn complete(&mut self, index: usize) -> ArrivalOutcome {
         self.complete_each([index]).pop().unwrap_or(ArrivalOutcome::Removed)
     }
 
-    /// The same for several blocks, one after the other; answers are in the order of `indices`. Parents go before their children. Others have
-    /// their turn after 64 blocks at the latest.
+    /// The same for several blocks, one after the other; answers are in the order of `indices`.
+    /// Parents go before their children. Others have their turn after 64 blocks at the latest.
     pub fn complete_each(&mut self, indices: impl IntoIterator<Item = usize>) -> Vec<ArrivalOutcome> {
         self.complete_while(indices, |_| true)
     }
@@ -180,13 +181,14 @@ impl AnyArrivals {
         self.complete_each(reserved)
     }
 
-    /// Block `index` did not arrive: its slot goes back to Reset, nothing becomes visible. In a Full group, what continues it and
-    /// was complete before it leaves the tier as well.
+    /// Block `index` did not arrive: its slot goes back to Reset, nothing becomes visible. In a
+    /// Full group, what continues it and was complete before it leaves the tier as well.
     pub fn fail(&mut self, index: usize) {
         self.fail_each([index]);
     }
 
-    /// The same for several blocks. What continues them is looked for once, which may take a look at the whole registry.
+    /// The same for several blocks. What continues them is looked for once, which may take a look
+    /// at the whole registry.
     pub fn fail_each(&mut self, indices: impl IntoIterator<Item = usize>) {
         let _freed = self.end_each(indices, FailedSlot::Free);
     }
@@ -196,8 +198,8 @@ impl AnyArrivals {
         let _retired = self.end_each([index], FailedSlot::Retired);
     }
 
-    /// The same as [`fail_each`](Self::fail_each), but the slots are free only when the answer is dropped: places that could not be
-    /// written, say, which the next arrivals would take first.
+    /// The same as [`fail_each`](Self::fail_each), but the slots are free only when the answer is
+    /// dropped: otherwise the next arrivals would take slots first that could not be written.
     pub fn fail_and_withhold(&mut self, indices: impl IntoIterator<Item = usize>) -> Withheld {
         let ids = self.end_each(indices, FailedSlot::Held);
         let shared = Arc::clone(&self.shared);
@@ -224,7 +226,8 @@ impl AnyArrivals {
         ended
     }
 
-    /// Ends the arrivals: what is Present or Completed stays pinned, in order; what is still reserved fails.
+    /// Ends the arrivals: what is Present or Completed stays pinned, in order; what is still
+    /// reserved fails.
     pub fn into_pinned(mut self) -> Pinned {
         self.take_pinned()
     }
@@ -299,7 +302,8 @@ impl<T: TierTag> Arrivals<T> {
         self.inner
     }
 
-    /// Ends the arrivals: what is Present or Completed stays, held by a user from now on; what is still reserved fails.
+    /// Ends the arrivals: what is Present or Completed stays, held by a user from now on; what is
+    /// still reserved fails.
     pub fn into_cached(self) -> Cached<T> {
         Cached::new(self.inner.into_pinned().into_use())
     }

@@ -1,4 +1,5 @@
-//! The life of a block, declared once: the typed batches, their errors and the tests all read this table.
+//! The life of a block, declared once: the typed batches, their errors and the tests all read this
+//! table.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ pub enum BlockState {
     Partial,
     /// Full, known by its sequence hash, visible to its owner only.
     Complete,
-    /// Visible to everybody, its bytes never change.
+    /// Visible to all lookups; its bytes never change.
     Registered,
 }
 
@@ -74,7 +75,8 @@ impl fmt::Display for BlockTrigger {
     }
 }
 
-/// The six transitions; there is no other. As a graph, in the DOT language (a test compares it with the table):
+/// The six transitions; there is no other. As a graph, in the DOT language (a test compares it with
+/// the table):
 /// ```dot
 #[doc = include_str!("../states.dot")]
 /// ```

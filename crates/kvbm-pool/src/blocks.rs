@@ -56,9 +56,11 @@ impl Drop for HeldSlots {
     }
 }
 
-/// Blocks of one tier in one state, owned exclusively. Dropping it returns them to Reset and to the pool.
+/// Blocks of one tier in one state, owned exclusively. Dropping it returns them to Reset and to the
+/// pool.
 ///
-/// The state is part of the type: a transition that is not in [`TRANSITIONS`](crate::TRANSITIONS) does not compile.
+/// The state is part of the type: a transition that is not in [`TRANSITIONS`](crate::TRANSITIONS)
+/// does not compile.
 ///
 /// ```compile_fail
 /// # use kvbm_pool::{BlockBatch, BlockPool, Duplicates, G1, Partial};
@@ -124,8 +126,9 @@ impl<T: TierTag, S: BatchState> BlockBatch<T, S> {
         self.slots.losses
     }
 
-    /// Whether the tier lost what it held since they were allocated ([`Registry::lose`](crate::Registry::lose)): what is in them is
-    /// gone, and they cannot be registered. Drop them, and allocate others.
+    /// Whether the tier lost what it held since they were allocated
+    /// ([`Registry::lose`](crate::Registry::lose)): what is in them is gone, and they cannot be
+    /// registered. Drop them, and allocate others.
     pub fn is_lost(&self) -> bool {
         self.slots.shared.store.losses.is_lost(self.slots.tier, self.slots.losses)
     }
@@ -157,7 +160,8 @@ impl<T: TierTag> BlockBatch<T, Reset> {
         Self::new(self.slots.split_off(at), ())
     }
 
-    /// The blocks will hold consecutive blocks of a sequence, the first of them at `position`. Moves them to Partial.
+    /// The blocks will hold consecutive blocks of a sequence, the first of them at `position`.
+    /// Moves them to Partial.
     ///
     /// # Errors
     /// The batch comes back where its positions do not fit in 32 bits ([`SequenceError::TooLong`]).
@@ -193,8 +197,9 @@ impl<T: TierTag> BlockBatch<T, Partial> {
         Self::new(slots, BatchPosition { position, ..self.content })
     }
 
-    /// Moves the blocks that `sequence` fills to Complete and gives the rest back as they are. The chain is that of
-    /// the whole sequence (`&TokenSequence`, `&ExternalSequence` or [`BlockChain::of_hashes`]).
+    /// Moves the blocks that `sequence` fills to Complete and gives the rest back as they are. The
+    /// chain is that of the whole sequence (`&TokenSequence`, `&ExternalSequence` or
+    /// [`BlockChain::of_hashes`]).
     ///
     /// # Errors
     /// [`SequenceError::NotFull`] where not even the first block is full.

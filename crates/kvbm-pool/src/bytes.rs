@@ -30,7 +30,8 @@ pub(crate) fn equal_bytes(words: [u64; 2], byte: u8) -> u32 {
 fn equal_in_word(word: u64, byte: u8) -> u32 {
     const SEVEN: u64 = 0x7f7f_7f7f_7f7f_7f7f;
     let word = word ^ u64::from_le_bytes([byte; 8]);
-    // The top bit of every byte that is zero. Exact: the addition of 7-bit values carries into no neighbour.
+    // The top bit of every byte that is zero. Exact: the addition of 7-bit values carries into no
+    // neighbour.
     let zero = !(((word & SEVEN) + SEVEN) | word | SEVEN);
     // The multiplication brings these bits together: that of byte `i` to bit `56 + i`.
     ((zero >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32

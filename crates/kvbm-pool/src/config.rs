@@ -38,18 +38,19 @@ pub struct RegistryConfig {
     pub capacity: [u32; TIERS],
     /// Cache groups, indexed by [`GroupId`](kvbm_plan::GroupId).
     pub groups: Vec<GroupConfig>,
-    /// Events that wait for [`drain_events`](crate::Registry::drain_events) before the oldest are given up (and
-    /// counted), rounded up to a power of two; 0 turns events off. Where so many waited once,
-    /// the memory for as many stays: 48 bytes each.
+    /// Events that wait for [`drain_events`](crate::Registry::drain_events) before the oldest are
+    /// given up (and counted), rounded up to a power of two; 0 turns events off. Where so many
+    /// waited once, the memory for as many stays: 48 bytes each.
     pub event_capacity: u32,
     /// Eviction policy of every tier.
     pub policy: PolicyKind,
-    /// Seed of the policies that draw samples: the same seed and the same calls give the same victims.
+    /// Seed of the policies that draw samples: the same seed and the same calls give the same
+    /// victims.
     pub policy_seed: u64,
     /// Life of the leader, quoted with events.
     pub epoch: Epoch,
-    /// Who may count on shares of the tiers, by [`TenantId`](crate::TenantId); none: whoever comes takes what is least likely to be used
-    /// again, whosever it is. Blocks of namespaces that are no tenant's have what the shares leave.
+    /// Tenants with shares of the tiers, by [`TenantId`](crate::TenantId). Blocks of namespaces
+    /// without a tenant have what the shares leave. Empty: all blocks compete for all slots.
     pub tenants: Vec<TenantConfig>,
 }
 
@@ -69,8 +70,8 @@ impl RegistryConfig {
     /// Most cache groups.
     pub const MAX_GROUPS: usize = 256;
 
-    /// Most blocks of a tier of `capacity` slots that [`Registry::pin`](crate::Registry::pin) keeps at a time: half of
-    /// them, so that pins leave room to work in.
+    /// Most blocks of a tier of `capacity` slots that [`Registry::pin`](crate::Registry::pin) keeps
+    /// at a time: half of them, so that pins leave room to work in.
     pub const fn most_pinned(capacity: u32) -> u32 {
         capacity / 2
     }

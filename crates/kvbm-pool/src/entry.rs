@@ -37,8 +37,8 @@ pub(crate) struct Entry {
     pub slots: [Cell<u32>; TIERS],
     /// Entries that continue this one and are Arriving or Present, by tier.
     children: [Cell<u32>; TIERS],
-    /// What keeps the entry although the block is on no tier: entries that name it as parent, and slots
-    /// that still hold its bytes for their users after it was removed.
+    /// What keeps the entry although the block is on no tier: entries that name it as parent, and
+    /// slots that still hold its bytes for their users after it was removed.
     pub links: Cell<u32>,
     namespace: Cell<u32>,
     /// Iteration of the last use on any tier; wraps.
@@ -53,7 +53,8 @@ pub(crate) struct Entry {
     pub priority: Cell<u8>,
 }
 
-/// The request that registered the block has neither touched nor released it: its first touch is no further use.
+/// The request that registered the block has neither touched nor released it: its first touch is no
+/// further use.
 const FRESH: u8 = 0x80;
 /// The block is pinned until some iteration on some tier.
 const PINNED: u8 = 0x40;
@@ -152,8 +153,9 @@ impl Entry {
         self.children[tier].get()
     }
 
-    /// Counts a child more on `tier`. A count that reaches its maximum stays there: the block is then never
-    /// evicted, which is safe, where a wrapped count would let it go before its children.
+    /// Counts a child more on `tier`. A count that reaches its maximum stays there: the block is
+    /// then never evicted, which is safe, where a wrapped count would let it go before its
+    /// children.
     #[inline]
     pub(crate) fn add_child(&self, tier: usize) {
         self.children[tier].set(self.children(tier).saturating_add(1));

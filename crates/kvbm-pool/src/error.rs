@@ -16,7 +16,8 @@ pub struct AllocError {
     pub capacity: u32,
     /// Free slots.
     pub free: u32,
-    /// Registered blocks without users, of which those that nothing in use continues can be evicted.
+    /// Registered blocks without users, of which those that nothing in use continues can be
+    /// evicted.
     pub inactive: u32,
     /// Registered blocks in use, and removed ones that still have users.
     pub in_use: u32,
@@ -30,8 +31,8 @@ pub struct AllocError {
     pub quarantined: u32,
     /// Blocks pinned until some iteration ([`Registry::pin`](crate::Registry::pin)), in use or not.
     pub pinned: u32,
-    /// Whether it was for a tenant that is over its share with them: then what others have within theirs is not evicted
-    /// ([`RegistryConfig::tenants`](crate::RegistryConfig::tenants)).
+    /// Whether it was for a tenant that is over its share with them: then what others have within
+    /// theirs is not evicted ([`RegistryConfig::tenants`](crate::RegistryConfig::tenants)).
     pub over_share: bool,
 }
 
@@ -94,8 +95,9 @@ pub enum PinError {
         asked: usize,
         /// Blocks pinned now, of the tenant where its share is what limits them.
         pinned: u32,
-        /// Most blocks pinned at a time ([`RegistryConfig::most_pinned`](crate::RegistryConfig::most_pinned)), of the tier or of the
-        /// tenant's share.
+        /// Most blocks pinned at a time
+        /// ([`RegistryConfig::most_pinned`](crate::RegistryConfig::most_pinned)), of the tier or of
+        /// the tenant's share.
         limit: u32,
         /// Slots of the tier.
         capacity: u32,

@@ -12,8 +12,8 @@ pub enum EventRecordKind {
     Remove,
 }
 
-/// One event. Within a registry's life (its epoch) `seq` counts 0, 1, 2 ... without a gap; a receiver that misses a
-/// number has lost an event.
+/// One event. Within a registry's life (its epoch) `seq` counts 0, 1, 2 ... without a gap; a
+/// receiver that misses a number has lost an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRecord {
     /// Number of the event.
@@ -22,7 +22,8 @@ pub struct EventRecord {
     pub kind: EventRecordKind,
     /// On which tier.
     pub tier: Tier,
-    /// Slot at that time. A duplicate may take over later without an event: the block stays on the tier.
+    /// Slot at that time. A duplicate may take over later without an event: the block stays on the
+    /// tier.
     pub block: BlockId,
     /// To which block.
     pub identity: BlockIdentity,
@@ -35,8 +36,8 @@ const _: () = assert!(size_of::<EventRecord>() <= 64);
 pub struct Drained {
     /// Records given.
     pub records: usize,
-    /// Records that were overwritten since the last call, before the first one given: the receiver must resync from
-    /// a [`snapshot`](crate::Registry::snapshot).
+    /// Records that were overwritten since the last call, before the first one given: the receiver
+    /// must resync from a [`snapshot`](crate::Registry::snapshot).
     pub lost: u64,
     /// `seq` of the next record that will be given.
     pub next_seq: u64,
@@ -57,7 +58,7 @@ pub struct EventBacklog {
     pub lost: u64,
 }
 
-/// A record as the ring keeps it: without its number, which is its place.
+/// A record as the ring keeps it: without its number, which its position tells.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedRecord {
     hash: SequenceHash,
@@ -102,10 +103,11 @@ impl PackedRecord {
     }
 }
 
-/// The ring. When it is full the oldest record is given up and counted: what remains always ends with the truth. It is
-/// made of parts: some are there from the start, and there are more when more records wait than ever before. They stay, so a
-/// ring asks for memory no more than once for each part that its capacity has, and not at all while it is drained in time. What was
-/// emptied last is filled next, while it is near.
+/// The ring. When it is full the oldest record is given up and counted: what remains always ends
+/// with the truth. It is made of parts: some are there from the start, and there are more when more
+/// records wait than ever before. They stay, so a ring asks for memory no more than once for each
+/// part that its capacity has, and not at all while it is drained in time. What was emptied last is
+/// filled next, while it is near.
 pub(crate) struct EventRing {
     parts: VecDeque<Box<[PackedRecord]>>,
     /// Parts that are not in use.
@@ -136,7 +138,7 @@ fn unwritten(records: u64) -> Box<[PackedRecord]> {
 
 impl EventRing {
     pub(crate) fn new(capacity: u32) -> Self {
-        // A power of two, so that a record's place is a mask away.
+        // A power of two, so that a mask gives a record's position.
         let capacity = if capacity == 0 { 0 } else { u64::from(capacity).next_power_of_two() };
         let part = capacity.clamp(1, PART);
         // The first and the last part in use are not full.
@@ -324,7 +326,8 @@ mod tests {
         assert!(lost > 0 && ring.lost_total() == lost);
     }
 
-    /// Parts stay, those from the start and those that a backlog needed; never more than the capacity has.
+    /// Parts stay, those from the start and those that a backlog needed; never more than the
+    /// capacity has.
     #[test]
     fn the_ring_grows_only_where_more_waits_than_ever_before() {
         let mut ring = EventRing::new(16 * PART as u32);

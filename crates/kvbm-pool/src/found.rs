@@ -7,7 +7,8 @@ use kvbm_plan::{BlockId, Tier};
 pub struct PrefixBlock {
     /// Slot; none on G4.
     pub block: BlockId,
-    /// Nearest tier that holds the block; G4 for what [`Prefix::extend_on_volume`](crate::Prefix::extend_on_volume) added.
+    /// Nearest tier that holds the block; G4 for what
+    /// [`Prefix::extend_on_volume`](crate::Prefix::extend_on_volume) added.
     pub tier: Tier,
 }
 

@@ -8,8 +8,8 @@ thread_local! {
     static TIMES: RefCell<Vec<Duration>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Does `work`, and says how long each hold of the lock took that the calling thread ended on the way. Long work
-/// releases the lock in between.
+/// Does `work`, and says how long each hold of the lock took that the calling thread ended on the
+/// way. Long work releases the lock in between.
 pub fn measure_holds<T>(work: impl FnOnce() -> T) -> (T, Vec<Duration>) {
     ON.set(true);
     let done = work();
@@ -17,7 +17,8 @@ pub fn measure_holds<T>(work: impl FnOnce() -> T) -> (T, Vec<Duration>) {
     (done, TIMES.take())
 }
 
-/// One hold, from here until it ends or is dropped. Nothing is measured but within [`measure_holds`].
+/// One hold, from here until it ends or is dropped. Nothing is measured but within
+/// [`measure_holds`].
 pub(crate) struct HoldTime(Option<Instant>);
 
 impl HoldTime {

@@ -1,15 +1,17 @@
-//! The registry of KV blocks on all tiers: which slot holds which block, which blocks are in use, and which are evicted.
+//! The registry of KV blocks on all tiers: which slot holds which block, which blocks are in use,
+//! and which are evicted.
 //!
-//! **Knows:** slot ids, sequence hashes, reference counts, recency, events. One [`Registry`] holds all blocks of the
-//! three slotted tiers; [`BlockPool`] is a typed view of one of them.
-//! **Must never know:** bytes, addresses, devices, files, networks, tokens, how a block is moved. It waits for
-//! nothing. It runs no code of its callers under its lock, except an [`EvictionPolicy`] that they bring.
+//! **Knows:** slot ids, sequence hashes, reference counts, recency, events. One [`Registry`] holds
+//! all blocks of the three slotted tiers; [`BlockPool`] is a typed view of one of them. **Must
+//! never know:** bytes, addresses, devices, files, networks, tokens, how a block is moved. It waits
+//! for nothing. It runs no code of its callers under its lock, except an [`EvictionPolicy`] that
+//! they bring.
 //!
 //! # Life of a block
-//! [`BlockBatch`]`<T, Reset>` - `init_sequence` - [`BlockBatch`]`<T, Partial>` - `commit` - [`BlockBatch`]`<T, Complete>` -
-//! [`register`](BlockPool::register) - [`Cached`]`<T>`. An exclusive batch that is dropped returns its blocks to the
-//! pool. A dropped [`Cached`] leaves its blocks registered until the tier needs their slots.
-//! [`TRANSITIONS`] is the whole table.
+//! [`BlockBatch`]`<T, Reset>` - `init_sequence` - [`BlockBatch`]`<T, Partial>` - `commit` -
+//! [`BlockBatch`]`<T, Complete>` - [`register`](BlockPool::register) - [`Cached`]`<T>`. An
+//! exclusive batch that is dropped returns its blocks to the pool. A dropped [`Cached`] leaves its
+//! blocks registered until the tier needs their slots. [`TRANSITIONS`] is the whole table.
 //!
 //! ```
 //! use kvbm_plan::{GroupId, NamespaceId};
@@ -30,11 +32,13 @@
 //! ```
 //!
 //! # Rules
-//! - Tiers are inclusive: each keeps and evicts its own copy. A use counts on every tier that holds the block.
+//! - Tiers are inclusive: each keeps and evicts its own copy. A use counts on every tier that holds
+//!   the block.
 //! - A Full block leaves a tier only when nothing continues it there.
 //! - A block is found on a tier only after it was registered or its arrival completed there.
 //! - Slots are handed out only while no registered block is in them.
-//! - Every change of what a tier holds is one [`EventRecord`], written under the same lock as the change.
+//! - Every change of what a tier holds is one [`EventRecord`], written under the same lock as the
+//!   change.
 //!
 //! # Modules
 //!

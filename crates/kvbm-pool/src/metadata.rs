@@ -3,8 +3,9 @@
 /// Set when a block is first registered; follows it through the tiers until it is on none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockMetadata {
-    /// Larger is dearer, to every policy: under `lru-leaf` (and `hazard` where it follows recency) a block that would go
-    /// is passed over so many times, in the mean; otherwise `hazard` takes it as worth `1 + priority` times as much.
+    /// Larger is dearer, to every policy: under `lru-leaf` (and `hazard` where it follows recency)
+    /// a block that would go is passed over so many times, in the mean; otherwise `hazard` takes it
+    /// as worth `1 + priority` times as much.
     pub priority: u8,
 }
 
@@ -14,6 +15,7 @@ pub enum Duplicates {
     /// Use the block that is there; the slot of the new one is free again.
     #[default]
     Reuse,
-    /// Keep the new copy beside the old one for as long as it is held: the engine's tables point at it.
+    /// Keep the new copy beside the old one for as long as it is held: the engine's tables point at
+    /// it.
     Allow,
 }

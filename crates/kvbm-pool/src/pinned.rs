@@ -1,4 +1,4 @@
-//! Shared batches: Registered blocks that stay where they are while somebody holds them.
+//! Shared batches: Registered blocks that stay in their slots while a handle holds them.
 
 use crate::core::reference::Reference;
 use crate::entry::Presence;
@@ -11,10 +11,11 @@ use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash, Tier};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Registered blocks of a tier that is known at run time, pinned. [`Cached`] is the same with the tier in its type.
+/// Registered blocks of a tier that is known at run time, pinned. [`Cached`] is the same with the
+/// tier in its type.
 ///
-/// Clone and drop take the lock once for the whole batch. Drop lets go of the last block first, so that the first is
-/// the youngest; the blocks stay registered until the tier needs their slots.
+/// Clone and drop take the lock once for the whole batch. Drop lets go of the last block first, so
+/// that the first is the youngest; the blocks stay registered until the tier needs their slots.
 #[must_use = "dropping a pinned batch makes its blocks evictable"]
 pub struct Pinned {
     pub(crate) shared: Arc<Shared>,
@@ -57,8 +58,8 @@ impl Pinned {
         self.ids.iter().map(|block| hold.identity(hold.entry_of(tier, block.0))).collect()
     }
 
-    /// How many uses the eviction policy expects of each block while as many blocks are used as the largest tier holds; `None`
-    /// where it does not estimate that.
+    /// How many uses the eviction policy expects of each block while as many blocks are used as the
+    /// largest tier holds; `None` where it does not estimate that.
     pub fn expected_reuse(&self) -> Vec<Option<f32>> {
         self.shared.store.lock().expected_reuse(self.tier.index(), &self.ids)
     }
@@ -102,8 +103,8 @@ impl Pinned {
         self.shared.store.lock().touch_pinned(self.tier.index(), &self.ids);
     }
 
-    /// Holds the blocks for a transfer from now on: dropping them is then no use of them, and allocation errors name
-    /// them as held by transfers.
+    /// Holds the blocks for a transfer from now on: dropping them is then no use of them, and
+    /// allocation errors name them as held by transfers.
     pub fn into_transfer(self) -> Self {
         self.change_reference(Reference::Transfer)
     }
@@ -134,8 +135,8 @@ impl Pinned {
         self.ids.iter().take_while(is_there).count()
     }
 
-    /// For each block whether its slot still is one of the block's: false once the block was removed while it was pinned, also where
-    /// it has come back since, in another slot.
+    /// For each block whether its slot still is one of the block's: false once the block was
+    /// removed while it was pinned, also where it has come back since, in another slot.
     pub fn registered(&self) -> Vec<bool> {
         let tier = self.tier.index();
         self.shared.store.lock().are_registered(self.ids.iter().map(|&block| (tier, block)))
@@ -146,8 +147,8 @@ impl Pinned {
         self.losses
     }
 
-    /// Whether the tier lost what it held since they were pinned ([`Registry::lose`](crate::Registry::lose)): then their bytes are not
-    /// whole any more.
+    /// Whether the tier lost what it held since they were pinned
+    /// ([`Registry::lose`](crate::Registry::lose)): then their bytes are not whole any more.
     pub fn is_lost(&self) -> bool {
         self.shared.store.losses.is_lost(self.tier.index(), self.losses)
     }
@@ -216,7 +217,7 @@ impl fmt::Debug for Pinned {
     }
 }
 
-/// Registered blocks of one tier, pinned and shared: nobody can write them any more.
+/// Registered blocks of one tier, pinned and shared: no handle can write them any more.
 #[derive(Clone)]
 #[must_use = "dropping a cached batch makes its blocks evictable"]
 pub struct Cached<T: TierTag> {
@@ -269,8 +270,8 @@ impl<T: TierTag> fmt::Debug for Cached<T> {
     }
 }
 
-/// A registration, without a pin: the cached entry owns the registration, this only looks at it. Dropping it does
-/// nothing; eviction of the block publishes Remove.
+/// A registration, without a pin: the cached entry owns the registration, this only looks at it.
+/// Dropping it does nothing; eviction of the block publishes Remove.
 #[derive(Clone)]
 pub struct RegistrationHandle {
     shared: Weak<Shared>,
@@ -313,11 +314,13 @@ impl fmt::Debug for RegistrationHandle {
     }
 }
 
-/// A registration with its announcement: events are published by the registry itself, in step with what they say.
+/// A registration with its announcement: events are published by the registry itself, in step with
+/// what they say.
 #[derive(Clone, Debug)]
 pub struct PublishHandle {
     /// The registration.
     pub registration: RegistrationHandle,
-    /// The Store event has a smaller number than this: who has drained up to here has seen it.
+    /// The Store event has a smaller number than this: a caller that has drained up to here has
+    /// seen it.
     pub announced_before: u64,
 }

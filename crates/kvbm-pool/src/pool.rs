@@ -27,9 +27,9 @@ impl<T: TierTag> BlockPool<T> {
         Self { shared, tier: PhantomData }
     }
 
-    /// Blocks to write, all or none. Evicts unpinned blocks where too few are free; never waits for a transfer.
-    /// Where tenants have shares, these count for nobody before they are registered: ask with
-    /// [`get_mutable_blocks_for`](Self::get_mutable_blocks_for).
+    /// Blocks to write, all or none. Evicts unpinned blocks where too few are free; never waits for
+    /// a transfer. Where tenants have shares, these count for no tenant before they are registered:
+    /// ask with [`get_mutable_blocks_for`](Self::get_mutable_blocks_for).
     ///
     /// # Errors
     /// Fewer than `n` blocks are free or may be evicted: none is taken. Says where the others are.
@@ -37,12 +37,13 @@ impl<T: TierTag> BlockPool<T> {
         BlockBatch::allocate(&self.shared, n, None)
     }
 
-    /// The same, for blocks of `namespace`: they count for its tenant from now on. A tenant that is over its share with them gets what
-    /// is free, and blocks of tenants that are over theirs, itself above all; never those of one that is not.
+    /// The same, for blocks of `namespace`: they count for its tenant from now on. A tenant that is
+    /// over its share with them gets what is free, and blocks of tenants that are over theirs,
+    /// itself above all; never those of one that is not.
     ///
     /// # Errors
-    /// As [`get_mutable_blocks`](Self::get_mutable_blocks), also where there would be room but for other tenants' shares
-    /// ([`AllocError::over_share`]).
+    /// As [`get_mutable_blocks`](Self::get_mutable_blocks), also where there would be room but for
+    /// other tenants' shares ([`AllocError::over_share`]).
     pub fn get_mutable_blocks_for(
         &self,
         namespace: NamespaceId,
@@ -51,8 +52,9 @@ impl<T: TierTag> BlockPool<T> {
         BlockBatch::allocate(&self.shared, n, Some(namespace))
     }
 
-    /// The longest useful prefix of `hashes` that is on this tier, pinned. For a group that is not Full only the
-    /// blocks at its end that are needed (see [`Registry::match_prefix`](crate::Registry::match_prefix)).
+    /// The longest useful prefix of `hashes` that is on this tier, pinned. For a group that is not
+    /// Full only the blocks at its end that are needed (see
+    /// [`Registry::match_prefix`](crate::Registry::match_prefix)).
     pub fn match_sequence_hashes(&self, group: GroupId, hashes: &[SequenceHash]) -> Cached<T> {
         // Before anything is found: what is lost meanwhile counts as found before.
         let losses = self.shared.store.losses.now();
@@ -68,10 +70,12 @@ impl<T: TierTag> BlockPool<T> {
         })
     }
 
-    /// Makes Complete blocks visible, all or none. The answer pins one block for each given, in order.
+    /// Makes Complete blocks visible, all or none. The answer pins one block for each given, in
+    /// order.
     ///
     /// # Errors
-    /// The batch comes back with the reason. [`RegisterError::Lost`] where the tier lost what it held since the batch was allocated.
+    /// The batch comes back with the reason. [`RegisterError::Lost`] where the tier lost what it
+    /// held since the batch was allocated.
     pub fn register(
         &self,
         blocks: BlockBatch<T, Complete>,
@@ -113,9 +117,10 @@ impl<T: TierTag> BlockPool<T> {
         Ok(Cached::new(Pinned { shared, tier: T::TIER, ids, reference: Reference::Use, losses }))
     }
 
-    /// Prepares a transfer of `identities` to this tier: for each block a reserved slot, the block itself where it is
-    /// here already, or the transfer that brings it. Parents first. Evicts as [`get_mutable_blocks`](Self::get_mutable_blocks).
-    /// Each tenant's blocks are for that tenant: where one of several gets no room, its blocks are refused and the others' go on.
+    /// Prepares a transfer of `identities` to this tier: for each block a reserved slot, the block
+    /// itself where it is here already, or the transfer that brings it. Parents first. Evicts as
+    /// [`get_mutable_blocks`](Self::get_mutable_blocks). Each tenant's blocks are for that tenant:
+    /// where one of several gets no room, its blocks are refused and the others' go on.
     ///
     /// # Errors
     /// There is room for none of them: nothing is under way.

@@ -12,8 +12,8 @@ use std::fmt;
 
 /// The longest prefix that is on some tier, each block pinned on its nearest one.
 ///
-/// For a Full group the blocks are all of the prefix. For the other kinds the prefix is longer than the list: what
-/// comes before `start` is not needed.
+/// For a Full group the blocks are all of the prefix. For the other kinds the prefix is longer than
+/// the list: what comes before `start` is not needed.
 #[must_use = "dropping a prefix makes its blocks evictable"]
 pub struct Prefix {
     pub(crate) shared: Arc<Shared>,
@@ -86,8 +86,9 @@ impl Prefix {
         self.blocks.iter().filter(|block| block.tier == tier).count()
     }
 
-    /// Blocks just after the prefix that are on their way, as far as nothing else is missing between: with them the
-    /// prefix would be longer. Look again when the transfers of these tickets are over.
+    /// Blocks just after the prefix that are on their way, as far as nothing else is missing
+    /// between: with them the prefix would be longer. Look again when the transfers of these
+    /// tickets are over.
     pub fn arriving(&self) -> &[ArrivingBlock] {
         &self.arriving
     }
@@ -112,8 +113,8 @@ impl Prefix {
         (0..self.blocks.len()).map(|index| self.identity_at(self.start() + index)).collect()
     }
 
-    /// For each listed block that is not on [`Tier::G4`] whether its slot still is one of the block's, see
-    /// [`Pinned::registered`]. Those on G4 come last and are left out.
+    /// For each listed block that is not on [`Tier::G4`] whether its slot still is one of the
+    /// block's, see [`Pinned::registered`]. Those on G4 come last and are left out.
     pub fn registered(&self) -> Vec<bool> {
         let slotted = self.blocks.iter().filter(|block| block.tier != Tier::G4);
         self.shared.store.lock().are_registered(slotted.map(|block| (block.tier.index(), block.block)))
@@ -124,7 +125,8 @@ impl Prefix {
         self.losses
     }
 
-    /// The nearest of the tiers with listed blocks that lost what it held since they were matched, if one did: match the prefix again.
+    /// The nearest of the tiers with listed blocks that lost what it held since they were matched,
+    /// if one did: match the prefix again.
     pub fn lost(&self) -> Option<Lost> {
         let is_lost = |tier: &Tier| {
             self.shared.store.losses.is_lost(tier.index(), self.losses) && self.count(*tier) > 0
@@ -137,8 +139,9 @@ impl Prefix {
         self.volume
     }
 
-    /// Adds the next `more` blocks of the sequence that was looked up, which lie on no tier of the registry but on `volume`, as the
-    /// caller knows. They count as on [`Tier::G4`], have no slot and are not pinned. At most as many as the sequence has; how many.
+    /// Adds the next `more` blocks of the sequence that was looked up, which lie on no tier of the
+    /// registry but on `volume`, as the caller knows. They count as on [`Tier::G4`], have no slot
+    /// and are not pinned. At most as many as the sequence has; how many.
     pub fn extend_on_volume(&mut self, volume: VolumeId, namespace: NamespaceId, more: usize) -> usize {
         let more = more.min(self.hashes.len().saturating_sub(self.len()));
         if self.blocks.is_empty() {

@@ -2,15 +2,16 @@
 
 use kvbm_plan::{BlockId, Tier};
 
-/// What [`Registry::restore`] made of the recovered blocks. The slots listed hold nothing that can be found: their
-/// records may be released.
+/// What [`Registry::restore`] made of the recovered blocks. The slots listed hold nothing that can
+/// be found: their records may be released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
     /// Blocks that are Present again.
     pub restored: u64,
     /// Earlier records of a slot that was written again.
     pub overwritten: u64,
-    /// Records with a slot beyond the tier or out of use, an unknown group or a contradictory identity.
+    /// Records with a slot beyond the tier or out of use, an unknown group or a contradictory
+    /// identity.
     pub invalid: u64,
     /// Slots of the latter, where the tier has them.
     pub rejected: Vec<BlockId>,

@@ -38,29 +38,32 @@ impl fmt::Display for Share {
     }
 }
 
-/// A tenant: its place in [`RegistryConfig::tenants`](crate::RegistryConfig::tenants).
+/// A tenant: its index in [`RegistryConfig::tenants`](crate::RegistryConfig::tenants).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u8);
 
-/// Who may count on a share of every tier.
+/// A tenant with a share of every tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantConfig {
     /// The share.
     pub share: Share,
-    /// Namespaces whose blocks are the tenant's; more come by [`Registry::assign`](crate::Registry::assign).
+    /// Namespaces whose blocks are the tenant's; more come by
+    /// [`Registry::assign`](crate::Registry::assign).
     pub namespaces: Vec<NamespaceId>,
 }
 
 /// What a tenant has on a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantUsage {
-    /// The tenant; none for the blocks of namespaces that are nobody's, which share what the tenants' shares leave.
+    /// The tenant; none for the blocks of namespaces without a tenant, which share what the
+    /// tenants' shares leave.
     pub tenant: Option<TenantId>,
     /// Its share.
     pub share: Share,
     /// The share in blocks.
     pub limit: u32,
-    /// Slots with its blocks: on the tier, copies of these, on their way there, and removed while somebody uses them.
+    /// Slots with its blocks: on the tier, copies of these, on their way there, and removed while
+    /// in use.
     pub blocks: u32,
     /// Slots in exclusive batches that were allocated for it.
     pub held: u32,

@@ -45,8 +45,8 @@ const LISTED: u32 = 1 << 31;
 pub(crate) struct Slot {
     /// Entry of the block in it, or `NONE`.
     pub entry: Cell<u32>,
-    /// Listed (1 bit), usage (3 bits) and 28 bits: references; of a listed slot, which has none, its number in the
-    /// policy's list; of an Arriving slot the rest of the ticket.
+    /// Listed (1 bit), usage (3 bits) and 28 bits: references; of a listed slot, which has none,
+    /// its number in the policy's list; of an Arriving slot the rest of the ticket.
     word: Cell<u32>,
     /// The only valid position of the slot in the eviction order, or `NONE`.
     pub order_position: Cell<u32>,
@@ -137,8 +137,8 @@ impl Slot {
         refs_of(self.word.get())
     }
 
-    /// One reference more. A count that reaches its maximum stays there: the block is then pinned for ever, which is
-    /// safe, where a wrapped count would free it under its users.
+    /// One reference more. A count that reaches its maximum stays there: the block is then pinned
+    /// for ever, which is safe, where a wrapped count would free it under its users.
     #[inline]
     pub(crate) fn add_ref(&self) {
         let word = self.word.get();
@@ -148,8 +148,8 @@ impl Slot {
         }
     }
 
-    /// One reference more, if there are some already: then nothing else changes. False, and nothing happens, where there is none, or
-    /// as many as can be.
+    /// One reference more, if there are some already: then nothing else changes. False, and nothing
+    /// happens, where there is none, or as many as can be.
     #[inline]
     pub(crate) fn add_another_ref(&self) -> bool {
         let word = self.word.get();
@@ -174,8 +174,9 @@ impl Slot {
         }
     }
 
-    /// An Arriving slot has no users and no duplicates: those bits carry its ticket. (Not `order_position`: a stale
-    /// position in the eviction order must not meet a number that looks like it.)
+    /// An Arriving slot has no users and no duplicates: those bits carry its ticket. (Not
+    /// `order_position`: a stale position in the eviction order must not meet a number that looks
+    /// like it.)
     pub(crate) fn set_ticket(&self, ticket: u64) {
         self.word.set(self.word.get() & !MAX_REFS | (ticket >> 32) as u32 & MAX_REFS);
         self.link.set(ticket as u32);

@@ -2,7 +2,8 @@
 
 use kvbm_plan::Tier;
 
-/// Where the slots of a tier are. `free + held + arriving + active + inactive + detached + quarantined = capacity`.
+/// Where the slots of a tier are. `free + held + arriving + active + inactive + detached +
+/// quarantined = capacity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierStatus {
     /// The tier.
@@ -56,7 +57,8 @@ impl TierStatus {
         }
     }
 
-    /// Share of the tier that is neither free nor already copied lower, 0 to 1: what watermarks look at.
+    /// Share of the tier that is neither free nor already copied lower, 0 to 1: what watermarks
+    /// look at.
     pub fn occupancy(&self) -> f64 {
         f64::from(self.not_copied_lower) / f64::from(self.capacity.max(1))
     }
@@ -86,8 +88,9 @@ pub struct TierCounters {
     pub stored: u64,
     /// Blocks that were given up because their slot was needed.
     pub evicted: u64,
-    /// Those of them that the eviction policy chose; the others went in order of recency, as all do under `lru-leaf` and where `hazard`
-    /// follows recency ([`EvictionPolicy::follows_recency`](crate::EvictionPolicy::follows_recency)).
+    /// Those of them that the eviction policy chose; the others went in order of recency, as all do
+    /// under `lru-leaf` and where `hazard` follows recency
+    /// ([`EvictionPolicy::follows_recency`](crate::EvictionPolicy::follows_recency)).
     pub evicted_by_choice: u64,
     /// Blocks that were removed on request.
     pub removed: u64,

@@ -10,7 +10,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A tier that the type system can tell from another, so that a host block is never passed for a device block.
+/// A tier that the type system can tell from another, so that a host block is never passed for a
+/// device block.
 pub trait TierTag: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The tier.
     const TIER: Tier;

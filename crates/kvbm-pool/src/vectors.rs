@@ -1,4 +1,5 @@
-//! A free list of vectors: batches that end leave theirs to the next ones, so steady state needs no heap.
+//! A free list of vectors: batches that end leave theirs to the next ones, so steady state needs no
+//! heap.
 
 use crate::sync::Mutex;
 use kvbm_plan::{BlockId, BlockIdentity};
@@ -7,7 +8,8 @@ use kvbm_plan::{BlockId, BlockIdentity};
 const KEPT: usize = 16;
 const LARGEST: usize = 16_384;
 
-/// Two leaf locks: no other lock is taken under them, and a thread that finds one taken does without.
+/// Two leaf locks: no other lock is taken under them, and a thread that finds one taken does
+/// without.
 pub(crate) struct VectorPool {
     ids: Mutex<Vec<Vec<BlockId>>>,
     identities: Mutex<Vec<Vec<BlockIdentity>>>,

@@ -1,4 +1,4 @@
-//! Slots that nobody gets for now.
+//! Slots that no allocation gets for now.
 
 use crate::blocks::HeldSlots;
 use kvbm_plan::BlockId;

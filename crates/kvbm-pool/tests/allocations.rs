@@ -13,7 +13,8 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is; counting touches no memory of the caller.
+// SAFETY: every call is passed on to the system's allocator as it is; counting touches no memory of
+// the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.set(CALLS.get() + 1);

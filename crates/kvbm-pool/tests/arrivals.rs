@@ -89,7 +89,8 @@ fn blocks_that_nobody_knows_begin_and_fail_and_leave_nothing_behind() {
     world.all_may_go();
 }
 
-/// More blocks than there is room for: the first ones come, and the chain is whole as far as it goes.
+/// More blocks than there is room for: the first ones come, and the chain is whole as far as it
+/// goes.
 #[test]
 fn where_room_ends_nothing_is_kept_for_what_does_not_come() {
     let world = world();
@@ -103,7 +104,8 @@ fn where_room_ends_nothing_is_kept_for_what_does_not_come() {
     world.all_may_go();
 }
 
-/// A prefix whose middle is missing is never found: what comes behind a block that did not arrive does not stay.
+/// A prefix whose middle is missing is never found: what comes behind a block that did not arrive
+/// does not stay.
 #[test]
 fn what_completes_behind_a_parent_that_failed_is_not_there() {
     for shared in [2, 4] {
@@ -130,7 +132,8 @@ fn what_completes_behind_a_parent_that_failed_is_not_there() {
     }
 }
 
-/// What is complete too early is not found without its parent, and what was begun behind it does not come; the copies above stay.
+/// What is complete too early is not found without its parent, and what was begun behind it does
+/// not come; the copies above stay.
 #[test]
 fn what_was_complete_before_its_parent_failed_goes_with_it() {
     let world = world();

@@ -1,5 +1,5 @@
-//! Batches of sizes around what is looked up, told and evicted at a time: the ids and counts that come of them, whatever else happens to
-//! blocks meanwhile, and what the policy is told of them.
+//! Batches of sizes around what is looked up, told and evicted at a time: the ids and counts that
+//! come of them, whatever else happens to blocks meanwhile, and what the policy is told of them.
 #![cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -99,7 +99,8 @@ impl World {
         self.check();
     }
 
-    /// A chain with a batch of new blocks at its end: a new one, or one of which something may be there.
+    /// A chain with a batch of new blocks at its end: a new one, or one of which something may be
+    /// there.
     fn chain(&mut self, size: usize) -> (NamespaceId, Vec<SequenceHash>) {
         let (namespace, mut chain) = if self.chains.is_empty() || self.random.one_in(3) {
             (NamespaceId(self.random.below(3) as u32), Vec::new())
@@ -146,8 +147,8 @@ impl World {
         self.held.push(cached);
     }
 
-    /// A block that was not there is in the slot that it was written to. One that was is there once more under `Allow`, else it is the one
-    /// that was.
+    /// A block that was not there is in the slot that it was written to. One that was is there once
+    /// more under `Allow`, else it is the one that was.
     fn check_ids(
         &self,
         batch: &[SequenceHash],
@@ -342,7 +343,8 @@ impl EvictionPolicy for Listener {
     }
 }
 
-/// A registry of one shard whose policy listens, what that hears, and a way to register all blocks of a chain.
+/// A registry of one shard whose policy listens, what that hears, and a way to register all blocks
+/// of a chain.
 fn listened_to(blocks: u32) -> (Registry, Arc<Mutex<Vec<Told>>>) {
     let heard = Arc::<Mutex<Vec<Told>>>::default();
     let policy = Box::new(Listener(Arc::clone(&heard), BTreeSet::new()));
@@ -354,8 +356,9 @@ fn come(registry: &Registry, group: GroupId, chain: &[SequenceHash], from: usize
     registry.pool::<G1>().register(batch, Duplicates::Reuse).unwrap()
 }
 
-/// A policy learns of a batch while its blocks are not there: what it looks at then is what was there before, and as many of that as
-/// there were. Then it learns of each block how far that is from the end.
+/// A policy learns of a batch while its blocks are not there: what it looks at then is what was
+/// there before, and as many of that as there were. Then it learns of each block how far that is
+/// from the end.
 #[test]
 fn a_policy_learns_of_a_batch_before_its_blocks_have_entries() {
     let (registry, heard) = listened_to(BLOCKS);
@@ -371,7 +374,8 @@ fn a_policy_learns_of_a_batch_before_its_blocks_have_entries() {
     }
 }
 
-/// A batch that is entered twice, for a hash comes twice in it or no entry is vacant, is one request to the policy.
+/// A batch that is entered twice, for a hash comes twice in it or no entry is vacant, is one
+/// request to the policy.
 #[test]
 fn a_policy_learns_once_of_a_batch_that_is_entered_twice() {
     for (orphans, repeats) in [(0, true), (40, false), (40, true)] {

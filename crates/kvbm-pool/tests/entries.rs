@@ -1,5 +1,5 @@
-//! Entries that a batch makes, finds, links and gives up again: chains longer than what is looked up at a time, batches that contradict
-//! themselves, no vacant entry, more entries.
+//! Entries that a batch makes, finds, links and gives up again: chains longer than what is looked
+//! up at a time, batches that contradict themselves, no vacant entry, more entries.
 #![cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -63,7 +63,8 @@ fn assert_all_goes(registry: &Registry, blocks: usize) {
     assert_eq!(registry.known_blocks(), 0, "nothing keeps an entry");
 }
 
-/// A long chain behind a parent of another shard, which has a child there: the parent stays for it, and goes after it.
+/// A long chain behind a parent of another shard, which has a child there: the parent stays for it,
+/// and goes after it.
 #[test]
 fn a_long_chain_goes_behind_a_parent_that_keeps_a_place() {
     for (between, blocks) in [(0, 31), (1, 32), (2, 33), (3, 64), (4, 65), (5, 100), (6, 100), (7, 100)] {
@@ -89,7 +90,8 @@ fn a_long_chain_goes_behind_a_parent_that_keeps_a_place() {
     }
 }
 
-/// A chain whose later part cannot be entered in the shard of its first, which has the parent's place: that is taken back once.
+/// A chain whose later part cannot be entered in the shard of its first, which has the parent's
+/// place: that is taken back once.
 #[test]
 fn a_place_is_taken_back_once() {
     for between in 0..20 {
@@ -127,7 +129,8 @@ fn a_chain_for_which_entries_run_out_is_entered_again() {
     }
 }
 
-/// Entries run out in a batch that has found, or made, entries which nothing keeps yet: these are its own, and stay.
+/// Entries run out in a batch that has found, or made, entries which nothing keeps yet: these are
+/// its own, and stay.
 #[test]
 fn a_batch_keeps_the_entries_that_it_has_entered() {
     for orphaned in 0..40 {
@@ -158,7 +161,8 @@ fn a_batch_keeps_the_entries_that_it_has_entered() {
     }
 }
 
-/// The same hash twice in one chain, in one part of what is looked up at a time and in two: that is one block, with two users.
+/// The same hash twice in one chain, in one part of what is looked up at a time and in two: that is
+/// one block, with two users.
 #[test]
 fn a_hash_that_comes_twice_in_a_chain_is_one_block() {
     let kinds = [PolicyKind::LruLeaf, PolicyKind::Hazard];
@@ -183,8 +187,8 @@ fn a_hash_that_comes_twice_in_a_chain_is_one_block() {
     }
 }
 
-/// A block that came without its parent, for the batch contradicted itself, is counted by the parent that it is said to have
-/// afterwards, on every tier where it is.
+/// A block that came without its parent, for the batch contradicted itself, is counted by the
+/// parent that it is said to have afterwards, on every tier where it is.
 #[test]
 fn a_block_that_is_there_without_a_parent_gets_the_one_of_its_chain() {
     let registry = registry(64);
@@ -227,7 +231,8 @@ fn orphan_identities(numbers: Range<u64>) -> Vec<BlockIdentity> {
     numbers.map(identity).collect()
 }
 
-/// G1 is full of blocks whose parents are nowhere: as many entries are in use as there are slots on both tiers.
+/// G1 is full of blocks whose parents are nowhere: as many entries are in use as there are slots on
+/// both tiers.
 fn registry_without_vacant_entries() -> (Registry, Vec<Cached<G1>>) {
     let mut config = RegistryConfig::new([600, 600, 0]);
     config.groups = vec![GroupConfig::full(16), GroupConfig { kind: GroupKind::State, tokens_per_block: 16 }];
@@ -236,7 +241,8 @@ fn registry_without_vacant_entries() -> (Registry, Vec<Cached<G1>>) {
     (registry, held)
 }
 
-/// What is on G2 is what `identities` say, each in a slot of its own; and nothing is left when all goes.
+/// What is on G2 is what `identities` say, each in a slot of its own; and nothing is left when all
+/// goes.
 fn assert_is_on_g2(registry: &Registry, identities: &[BlockIdentity]) {
     let (snapshot, _) = registry.snapshot(Tier::G2);
     let slots: BTreeSet<BlockId> = snapshot.iter().map(|&(block, _)| block).collect();
@@ -278,7 +284,8 @@ fn restored_blocks_for_which_entries_run_out_get_more() {
     assert_all_goes(&registry, 600);
 }
 
-/// The array of entries grows while other threads register and look up: everybody finds what is there.
+/// The array of entries grows while other threads register and look up: everybody finds what is
+/// there.
 #[test]
 fn entries_grow_under_threads_that_use_them() {
     let registry = registry(2048);

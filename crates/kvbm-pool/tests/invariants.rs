@@ -29,7 +29,8 @@ fn identities(chain: &[SequenceHash]) -> Vec<BlockIdentity> {
     BlockIdentity::chain(NAMESPACE, GROUP, chain).collect()
 }
 
-/// Registers what `chain` lacks on G1 behind `known` blocks; `write` sees the slots before they are visible.
+/// Registers what `chain` lacks on G1 behind `known` blocks; `write` sees the slots before they are
+/// visible.
 fn register<T: TierTag>(
     pool: &BlockPool<T>,
     chain: &[SequenceHash],
@@ -178,9 +179,9 @@ fn slots_of_failed_arrivals_are_withheld_until_they_are_given_back() {
     assert_eq!(pool.get_mutable_blocks(1).unwrap().block_ids(), &slots[1..2]);
 }
 
-/// Slots carry "bytes" (the low half of the hash) that only exclusive owners write. Whoever pins a block must find its
-/// bytes there, now and until it lets go.
-/// Mutation that makes it fail: `Core::may_go` does not look at references.
+/// Slots carry "bytes" (the low half of the hash) that only exclusive owners write. Whoever pins a
+/// block must find its bytes there, now and until it lets go. Mutation that makes it fail:
+/// `Core::may_go` does not look at references.
 #[test]
 fn invariant_2_bytes_of_registered_blocks_never_change() {
     let registry = registry([48, 40, 0]);
@@ -295,8 +296,8 @@ impl Replica {
     }
 }
 
-/// Registration races with the last drop and with eviction on several threads; the last event for every block is true.
-/// Mutation that makes it fail: `Core::set_presence` writes no Remove.
+/// Registration races with the last drop and with eviction on several threads; the last event for
+/// every block is true. Mutation that makes it fail: `Core::set_presence` writes no Remove.
 #[test]
 fn invariant_4_racing_register_and_drop_end_with_the_truth() {
     for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {
@@ -403,7 +404,8 @@ fn invariant_5_recovered_blocks_may_be_anything() {
     assert!(registry.restore(Tier::G4, &[], BlockMetadata::default()).is_err());
 }
 
-/// Mutation that makes it fail: `FreeSlots::open` puts every slot that is not used into the free list.
+/// Mutation that makes it fail: `FreeSlots::open` puts every slot that is not used into the free
+/// list.
 #[test]
 fn invariant_5_retired_slots_are_never_used() {
     let good = identities(&hashes(1, 3));
@@ -437,7 +439,8 @@ fn invariant_5_retired_slots_are_never_used() {
 }
 
 /// Handles outlive the registry, and are dropped in any order, also while their thread unwinds.
-/// Mutation that makes it fail: `FreeSlots::put` asserts that its thread does not panic (the process then aborts).
+/// Mutation that makes it fail: `FreeSlots::put` asserts that its thread does not panic (the
+/// process then aborts).
 #[test]
 fn invariant_6_no_panic_in_drop() {
     let registry = registry([16, 16, 16]);

@@ -123,7 +123,8 @@ fn what_was_on_its_way_does_not_arrive() {
     }
 }
 
-/// A block that continues a parent of another shard keeps a place there, which is given back when the batch is refused.
+/// A block that continues a parent of another shard keeps a place there, which is given back when
+/// the batch is refused.
 #[test]
 fn a_refused_batch_leaves_no_trace_behind_its_parent() {
     let world = World::new([16, 0, 16], PolicyKind::LruLeaf);
@@ -142,7 +143,8 @@ fn a_refused_batch_leaves_no_trace_behind_its_parent() {
     world.check();
 }
 
-/// Threads register, also behind what others registered, while a tier is lost again and again: nothing is there that was allocated before.
+/// Threads register, also behind what others registered, while a tier is lost again and again:
+/// nothing is there that was allocated before.
 #[test]
 fn registrations_that_race_a_loss_leave_nothing_from_before() {
     let rounds = 1000;

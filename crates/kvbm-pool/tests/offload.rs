@@ -188,7 +188,8 @@ fn victims_that_are_in_use_are_offered_too() {
     drop(held);
 }
 
-/// All of the order was looked at and is gone, and the first to come back is what was passed over: what comes then is offered as before.
+/// All of the order was looked at and is gone, and the first to come back is what was passed over:
+/// what comes then is offered as before.
 #[test]
 fn victims_are_offered_after_the_order_was_empty() {
     let registry = Registry::new(&RegistryConfig::new([40, 40, 0])).unwrap();
@@ -227,7 +228,8 @@ fn under_a_policy_of_its_own_mind_every_block_is_a_victim() {
     }
 }
 
-/// A chain whose first block is on neither tier cannot go down, however long it is; what else is there goes, and no block twice.
+/// A chain whose first block is on neither tier cannot go down, however long it is; what else is
+/// there goes, and no block twice.
 #[test]
 fn a_long_backlog_goes_in_order_and_what_lacks_an_ancestor_stays() {
     let config = RegistryConfig::new([2000, 2000, 0]);

@@ -98,7 +98,8 @@ fn a_block_that_continues_itself_is_refused() {
     }
 }
 
-/// The same hash with one parent on one tier and with another parent on the next: the block counts for one parent only.
+/// The same hash with one parent on one tier and with another parent on the next: the block counts
+/// for one parent only.
 #[test]
 fn contradictory_parents_are_counted_once() {
     for between in 0..20 {
@@ -139,7 +140,8 @@ fn hopeless_requests_evict_nothing() {
     world.check_events();
 }
 
-/// Chains of two threads meet in the blocks that they share: each block has one entry, and what is held stays.
+/// Chains of two threads meet in the blocks that they share: each block has one entry, and what is
+/// held stays.
 #[test]
 fn threads_that_continue_the_same_blocks_make_one_of_each() {
     // The ring has room for the events of so many rounds.

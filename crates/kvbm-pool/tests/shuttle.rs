@@ -1,5 +1,6 @@
-//! Several threads at once, in many of the orders that a scheduler can find (`--cfg kvbm_shuttle`). A failure prints its seed and its schedule:
-//! with these as `KVBM_SHUTTLE_SEED` and `KVBM_SHUTTLE_SCHEDULE` it alone runs again.
+//! Several threads at once, in many of the orders that a scheduler can find (`--cfg kvbm_shuttle`).
+//! A failure prints its seed and its schedule: with these as `KVBM_SHUTTLE_SEED` and
+//! `KVBM_SHUTTLE_SCHEDULE` it alone runs again.
 #![cfg(kvbm_shuttle)]
 
 #[path = "shares/blind.rs"]
@@ -26,8 +27,8 @@ const OPERATIONS: usize = 12;
 /// Set to a seed: no other runs.
 const ONLY: &str = "KVBM_SHUTTLE_SEED";
 
-/// Runs `model` in so many schedules drawn at random, and in so many with few switches at unlikely places (probabilistic concurrency
-/// testing).
+/// Runs `model` in so many schedules drawn at random, and in so many with few switches at unlikely
+/// places (probabilistic concurrency testing).
 fn check(seed: u64, random: usize, rare: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
     if std::env::var(ONLY).is_ok_and(|only| only != seed.to_string()) {
         return;

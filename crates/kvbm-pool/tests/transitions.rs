@@ -242,8 +242,9 @@ fn parent_and_child(pool: &BlockPool<G1>, chain: &[SequenceHash]) -> (Cached<G1>
     (parent, child)
 }
 
-/// A block without users whose child has one, three of four slots taken: its copy lets it go, also where it was passed over before.
-/// Mutation that makes it fail: `register_one` without `waits_no_more`.
+/// A block without users whose child has one, three of four slots taken: its copy lets it go, also
+/// where it was passed over before. Mutation that makes it fail: `register_one` without
+/// `waits_no_more`.
 #[test]
 fn a_block_that_was_passed_over_goes_when_it_has_a_copy() {
     for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {

@@ -1,8 +1,13 @@
 //! Looking up the blocks of a chain, batch by batch.
 //!
-//! A lookup of one block waits for memory twice: for a bucket of the table, and for the entry that it names. A batch
-//! lookup prefetches both: while it compares one batch, the entries of the next batch and the buckets of the one after
-//! that are on their way.
+//! A lookup of one block waits for memory twice: for a bucket of the table, and for the entry that it
+//! names. A batch lookup takes these steps for four batches at a time, each a step behind the next
+//! one, so that memory reads of different batches overlap.
+//!
+//! Blocks that were registered together mostly have entries in a row, up or down: the free list of
+//! entries hands them out so. So a batch first asks the table for its first and its last block. Where
+//! these are as far apart as their entries, the entries between are guesses. Every guess is compared
+//! in the entry with all 128 bits and the group; a wrong guess costs a lookup in the table.
 
 use super::entries::BATCH;
 use super::state::Core;
@@ -10,57 +15,108 @@ use crate::entry::NONE;
 use crate::prefetch::prefetch;
 use kvbm_plan::{GroupId, SequenceHash};
 
+/// Batches under way: one in each step.
+const STEPS: usize = 4;
+
 /// The entries of a chain's blocks, in order.
 pub(crate) struct BatchLookup<'h> {
     group: GroupId,
-    hashes: &'h [SequenceHash],
-    /// Hashes whose batch was returned.
-    done: usize,
+    /// Hashes whose batch has not begun.
+    rest: &'h [SequenceHash],
+    /// In a ring; the oldest is compared next.
+    batches: [Batch<'h>; STEPS],
+    oldest: usize,
     found: [u32; BATCH],
+}
+
+/// Blocks that are looked up together.
+#[derive(Clone, Copy)]
+struct Batch<'h> {
+    hashes: &'h [SequenceHash],
+    /// Their entries most likely; `NONE` where none is known.
+    guesses: [u32; BATCH],
+    /// Whether the entries are in a row.
+    is_row: bool,
 }
 
 impl<'h> BatchLookup<'h> {
     pub(crate) fn new(core: &Core, group: GroupId, hashes: &'h [SequenceHash]) -> Self {
-        let lookup = Self { group, hashes, done: 0, found: [NONE; BATCH] };
-        lookup.prefetch_buckets(core, 0);
-        lookup.prefetch_buckets(core, BATCH);
-        lookup.prefetch_entries(core, 0);
+        let none = Batch { hashes: &[], guesses: [NONE; BATCH], is_row: true };
+        let mut lookup =
+            Self { group, rest: hashes, batches: [none; STEPS], oldest: 0, found: [NONE; BATCH] };
+        for at in 0..STEPS {
+            lookup.begin(core, at);
+        }
+        for at in [0, 1] {
+            lookup.batches[at].guess_row(core, group);
+        }
+        lookup.batches[0].guess_each(core, group);
         lookup
     }
 
-    /// The entries of the next [`BATCH`] blocks, `NONE` for those that have none; fewer at the end of the chain.
+    /// The entries of the next [`BATCH`] blocks, `NONE` for those that have none; fewer at the end of
+    /// the chain.
     #[inline]
     pub(crate) fn next(&mut self, core: &Core) -> Option<&[u32]> {
-        let from = self.done;
-        let batch = self.batch(from);
-        if batch.is_empty() {
-            return None;
+        let oldest = self.oldest;
+        self.batches[(oldest + 1) % STEPS].guess_each(core, self.group);
+        self.batches[(oldest + 2) % STEPS].guess_row(core, self.group);
+        let batch = &self.batches[oldest];
+        for ((found, &hash), &guess) in self.found.iter_mut().zip(batch.hashes).zip(&batch.guesses) {
+            let is_right = guess != NONE && core.entry(guess).is_block(self.group, hash);
+            *found = if is_right { guess } else { core.find(self.group, hash).unwrap_or(NONE) };
         }
-        self.done += batch.len();
-        self.prefetch_buckets(core, from + 2 * BATCH);
-        self.prefetch_entries(core, from + BATCH);
-        for (found, &hash) in self.found.iter_mut().zip(batch) {
-            *found = core.find(self.group, hash).unwrap_or(NONE);
+        let count = batch.hashes.len();
+        self.begin(core, oldest);
+        self.oldest = (oldest + 1) % STEPS;
+        (count > 0).then(|| &self.found[..count])
+    }
+
+    /// The first step of the next batch: prefetches the buckets of its first and its last block.
+    #[inline]
+    fn begin(&mut self, core: &Core, at: usize) {
+        let hashes;
+        (hashes, self.rest) = self.rest.split_at(self.rest.len().min(BATCH));
+        let batch = &mut self.batches[at];
+        (batch.hashes, batch.guesses) = (hashes, [NONE; BATCH]);
+        batch.is_row = hashes.is_empty();
+        for &hash in [hashes.first(), hashes.last()].into_iter().flatten() {
+            core.table.prefetch(core.table.mix(self.group, hash));
         }
-        Some(&self.found[..batch.len()])
     }
+}
 
-    fn batch(&self, from: usize) -> &'h [SequenceHash] {
-        let rest = &self.hashes[from.min(self.hashes.len())..];
-        &rest[..rest.len().min(BATCH)]
-    }
-
+impl Batch<'_> {
+    /// The second step: guesses the entries between the first and the last one and prefetches them.
+    /// Where they are not in a row, it prefetches all buckets.
     #[inline]
-    fn prefetch_buckets(&self, core: &Core, from: usize) {
-        core.prefetch_buckets(self.batch(from).iter().map(|&hash| (self.group, hash)));
+    fn guess_row(&mut self, core: &Core, group: GroupId) {
+        let (Some(&first), Some(&last)) = (self.hashes.first(), self.hashes.last()) else { return };
+        let guess = |hash| core.table.guess(core.table.mix(group, hash));
+        if let (Some(from), Some(to)) = (guess(first), guess(last))
+            && from.abs_diff(to) as usize == self.hashes.len() - 1
+        {
+            self.is_row = true;
+            for (guess, at) in self.guesses.iter_mut().zip(0..self.hashes.len() as u32) {
+                *guess = if to >= from { from + at } else { from - at };
+                prefetch(core.entry(*guess));
+            }
+            return;
+        }
+        core.prefetch_buckets(self.hashes.iter().map(|&hash| (group, hash)));
     }
 
-    /// The buckets of the batch are in the cache by now.
+    /// The third step, where the entries are not in a row: reads the buckets, and prefetches the
+    /// entries that they name.
     #[inline]
-    fn prefetch_entries(&self, core: &Core, from: usize) {
-        for &hash in self.batch(from) {
-            if let Some(index) = core.table.guess(core.table.mix(self.group, hash)) {
+    fn guess_each(&mut self, core: &Core, group: GroupId) {
+        if self.is_row {
+            return;
+        }
+        for (guess, &hash) in self.guesses.iter_mut().zip(self.hashes) {
+            if let Some(index) = core.table.guess(core.table.mix(group, hash)) {
                 prefetch(core.entry(index));
+                *guess = index;
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The begin of arrivals: which blocks come, and which blocks must stay while the tier makes room for them.
+//! The begin of arrivals: which blocks come, and which blocks must stay while the tier makes room
+//! for them.
 
 use super::policy_calls::FAR_FROM_TAIL;
 use super::reference::Reference;
@@ -10,8 +11,9 @@ use crate::slot::Usage;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, SequenceHash};
 
 impl Core {
-    /// Pins into `pins` the blocks that must not be evicted while the tier makes room for `identities`: those that are
-    /// there, and their parents. Returns how many slots are needed. [`begin_arrival`](Self::begin_arrival) checks again.
+    /// Pins into `pins` the blocks that must not be evicted while the tier makes room for
+    /// `identities`: those that are there, and their parents. Returns how many slots are needed.
+    /// [`begin_arrival`](Self::begin_arrival) checks again.
     pub(crate) fn prepare_arrivals(
         &mut self,
         tier: usize,
@@ -48,7 +50,8 @@ impl Core {
         }
     }
 
-    /// Whether a block may come to `tier` after those of `earlier`, and the slot of its parent if that is there now.
+    /// Whether a block may come to `tier` after those of `earlier`, and the slot of its parent if
+    /// that is there now.
     fn admits(
         &self,
         tier: usize,

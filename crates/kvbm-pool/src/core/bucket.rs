@@ -23,7 +23,8 @@ const NO_ENTRY: u32 = u32::MAX;
 pub(super) struct Bucket {
     /// Tags of the first eight lanes, a byte each: `0x80 | 7 bits of the hash`, or `EMPTY`.
     low: Cell<u64>,
-    /// Those of the other four, then for each class how many of its keys passed this bucket because it was full; sticks at 15.
+    /// Those of the other four, then for each class how many of its keys passed this bucket because
+    /// it was full; sticks at 15.
     high: Cell<u64>,
     /// Entry indices, with more of the tag above them.
     pub entries: [Cell<u32>; LANES],
@@ -48,14 +49,15 @@ impl Bucket {
         mask.trailing_zeros() as usize
     }
 
-    /// Whether keys passed this bucket that are of the class of `bits`, as far as that is known: then this one may be further on.
+    /// Whether keys passed this bucket that are of the class of `bits`, as far as that is known:
+    /// then this one may be further on.
     #[inline]
     pub(super) fn was_passed(&self, bits: u64) -> bool {
         self.high.get() >> shift_of(bits) & MANY != 0
     }
 
-    /// One key more, or one less, of the class of `bits` passed this bucket. A saturated count is no longer known, so it stays: lookups
-    /// just look further than they must.
+    /// One key more, or one less, of the class of `bits` passed this bucket. A saturated count is
+    /// no longer known, so it stays: lookups just look further than they must.
     #[inline]
     pub(super) fn count_passing(&self, bits: u64, up: bool) {
         let (word, shift) = (self.high.get(), shift_of(bits));

@@ -1,4 +1,5 @@
-//! The end of arrivals: complete blocks become visible, one after the other. No lookup finds them before.
+//! The end of arrivals: complete blocks become visible, one after the other. No lookup finds them
+//! before.
 
 use super::reference::Reference;
 use super::state::Core;
@@ -18,16 +19,17 @@ pub(crate) enum FailedSlot {
 }
 
 impl Core {
-    /// The entry's arrival on `tier` will not become visible: the block was registered by another, or removed. The
-    /// slot stays with its transfer, and the entry stays for the slot.
+    /// The entry's arrival on `tier` will not become visible: the block was registered by another,
+    /// or removed. The slot stays with its transfer, and the entry stays for the slot.
     pub(crate) fn cancel_arrival(&mut self, index: u32, tier: usize) {
         let entry = self.entry(index);
         self.slot(tier, entry.slot(tier)).set_usage(Usage::Cancelled);
         entry.add_link();
     }
 
-    /// The bytes of a reserved slot are complete and verified: the block becomes Present, with one reference for the
-    /// transfer. Not where the tier neither has nor awaits the parent that it needs.
+    /// The bytes of a reserved slot are complete and verified: the block becomes Present, with one
+    /// reference for the transfer. Not where the tier neither has nor awaits the parent that it
+    /// needs.
     pub(crate) fn complete_arrival(&mut self, tier: usize, block: BlockId) -> ArrivalOutcome {
         #[cfg(test)]
         crate::probe::block_changes();
@@ -71,15 +73,16 @@ impl Core {
         }
     }
 
-    /// Whether a block that arrives needs no parent on the tier, or the parent is there or on its way.
+    /// Whether a block that arrives needs no parent on the tier, or the parent is there or on its
+    /// way.
     fn has_needed_parent(&mut self, index: u32, tier: usize) -> bool {
         let entry = self.entry(index);
         let parent = entry.parent.get();
         parent == NONE || !self.is_full(entry.group()) || self.awaits(parent, tier, index)
     }
 
-    /// Whether the parent of a block that arrives on `tier` is there or on its way; in the second case the block is
-    /// noted behind it.
+    /// Whether the parent of a block that arrives on `tier` is there or on its way; in the second
+    /// case the block is noted behind it.
     pub(crate) fn awaits(&mut self, parent: u32, tier: usize, child: u32) -> bool {
         let presence = self.entry(parent).presence(tier);
         if presence == Presence::Arriving {

@@ -24,8 +24,9 @@ impl Core {
         }
     }
 
-    /// The entry of `identity`, made if there is none. The entry of its parent is made with it if need be: in some
-    /// groups blocks outlive their parents. `before` is the entry of the block before it, where the caller knows one.
+    /// The entry of `identity`, made if there is none. The entry of its parent is made with it if
+    /// need be: in some groups blocks outlive their parents. `before` is the entry of the block
+    /// before it, where the caller knows one.
     #[inline]
     pub(crate) fn find_or_insert(&mut self, identity: &BlockIdentity, before: Option<u32>) -> u32 {
         let BlockIdentity { group, hash, namespace, position, .. } = *identity;
@@ -47,8 +48,9 @@ impl Core {
         index
     }
 
-    /// Makes `above` the parent of an entry that has none. Positions that rise along every chain keep chains free of
-    /// cycles, whatever the caller names as parent: where they do not, nothing happens.
+    /// Makes `above` the parent of an entry that has none. Positions that rise along every chain
+    /// keep chains free of cycles, whatever the caller names as parent: where they do not, nothing
+    /// happens.
     #[inline]
     fn link(&mut self, index: u32, above: u32) {
         let (entry, parent) = (self.entry(index), self.entry(above));
@@ -108,8 +110,8 @@ impl Core {
         self.table = self.table.grown(&self.entries);
     }
 
-    /// Something that kept an entry is gone. Where nothing else keeps it, it becomes vacant, and then its ancestors
-    /// that it kept. The caller does not use the entry afterwards.
+    /// Something that kept an entry is gone. Where nothing else keeps it, it becomes vacant, and
+    /// then its ancestors that it kept. The caller does not use the entry afterwards.
     #[inline]
     pub(crate) fn give_up_unused(&mut self, index: u32) {
         let mut index = index;

@@ -11,7 +11,7 @@ use crate::slot::Usage;
 use crate::status::TierStatus;
 use kvbm_plan::{BlockId, Tier};
 
-/// Most places of the eviction order looked at for them.
+/// Most positions of the eviction order looked at for them.
 pub(crate) const MAX_LOOKED_AT: usize = 8 * MAX_VICTIMS;
 
 /// Why there are no slots.
@@ -50,7 +50,8 @@ impl Hold<'_> {
             if missing == 0 {
                 return Ok(());
             }
-            // A hopeless request evicts nothing. One that was hopeful may become hopeless: others were let in.
+            // A hopeless request evicts nothing. One that was hopeful may become hopeless: others
+            // were let in.
             hopeful = if hopeful {
                 self.might_give(index, claim, missing)
             } else {
@@ -98,15 +99,16 @@ impl Core {
         self.tiers[tier].held -= blocks.len() as u32;
     }
 
-    /// How many places of a tier's order one part of the search looks at, after so many in vain. Other threads that use
-    /// blocks whenever they are let in may keep a victim as far away as it was. Once a search has looked at more places
-    /// than there are, the next part looks at all.
+    /// How many positions of a tier's order one part of the search looks at, after so many in vain.
+    /// Other threads that use blocks whenever they are let in may keep a victim as far away as it
+    /// was. Once a search has looked at more positions than there are, the next part looks at all.
     fn looks(&self, tier: usize, in_vain: usize) -> usize {
         if in_vain > 2 * self.slots[tier].len() { usize::MAX } else { MAX_LOOKED_AT }
     }
 
-    /// Evicts up to `want` blocks of `tier`, at most [`MAX_VICTIMS`], into `out` as Held slots. Looks at so many places of
-    /// the order for them. Returns whether another call may find more.
+    /// Evicts up to `want` blocks of `tier`, at most [`MAX_VICTIMS`], into `out` as Held slots.
+    /// Looks at so many positions of the order for them. Returns whether another call may find
+    /// more.
     fn evict(
         &mut self,
         tier: usize,
@@ -129,7 +131,7 @@ impl Core {
         !self.tiers[tier].order.is_empty()
     }
 
-    /// Evicts the oldest blocks, at most [`MAX_VICTIMS`], and looks at so many places.
+    /// Evicts the oldest blocks, at most [`MAX_VICTIMS`], and looks at so many positions.
     pub(crate) fn evict_oldest(&mut self, tier: usize, want: usize, looks: usize, out: &mut Vec<BlockId>) {
         let mut budget = looks;
         for turn in 0..want.min(MAX_VICTIMS) {
@@ -159,9 +161,9 @@ impl Core {
         self.prefetch_policy(blocks);
     }
 
-    /// The oldest inactive block that no block on the tier continues. The order drops blocks that it passes over: a
-    /// pinned block returns to it when its last user lets go, a block with children when its last child leaves, and a
-    /// block with a timed pin when that ends.
+    /// The oldest inactive block that no block on the tier continues. The order drops blocks that
+    /// it passes over: a pinned block returns to it when its last user lets go, a block with
+    /// children when its last child leaves, and a block with a timed pin when that ends.
     fn oldest_leaf(&mut self, tier: usize, budget: &mut usize) -> Option<u32> {
         loop {
             let slot = self.tiers[tier].order.pop_old(&self.slots[tier], budget)?;
@@ -171,8 +173,8 @@ impl Core {
         }
     }
 
-    /// Whether the least recently used block stays for another turn of the order, for its priority: as many turns as its
-    /// priority says, in the mean.
+    /// Whether the least recently used block stays for another turn of the order, for its priority:
+    /// as many turns as its priority says, in the mean.
     #[inline]
     pub(crate) fn is_spared(&mut self, tier: usize, slot: u32) -> bool {
         let priority = self.entry(self.entry_of(tier, slot)).priority.get();
@@ -198,8 +200,8 @@ impl Core {
         has_duplicate || entry.children(tier) == 0 || !self.is_full(entry.group())
     }
 
-    /// Takes an inactive block out of its slot, which becomes Held. A duplicate takes over if there is one: then the
-    /// block stays on the tier.
+    /// Takes an inactive block out of its slot, which becomes Held. A duplicate takes over if there
+    /// is one: then the block stays on the tier.
     #[inline]
     pub(crate) fn vacate(&mut self, tier: usize, slot: u32) {
         #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Namespaces whose blocks leave after some iterations without use.
 //!
-//! No block costs memory for it: the entry stores the iteration of its last use. Every iteration looks at some entries
-//! in turn, at all of them within [`ROUND`] iterations, and removes expired blocks from the end of their chains on.
+//! No block costs memory for it: the entry stores the iteration of its last use. Every iteration
+//! looks at some entries in turn, at all of them within [`ROUND`] iterations, and removes expired
+//! blocks from the end of their chains on.
 
 use super::state::Core;
 use super::store::BLOCKS_PER_HOLD;
@@ -11,11 +12,12 @@ use crate::status::EvictionReason;
 use crate::tier::TIERS;
 use kvbm_plan::Tier;
 
-/// Iterations in which every entry is looked at once, at most. Far less than what is missing from the longest time to
-/// live to the turn of the entries' clock: nothing is overlooked.
+/// Iterations in which every entry is looked at once, at most. Far less than what is missing from
+/// the longest time to live to the turn of the entries' clock: nothing is overlooked.
 const ROUND: usize = 1024;
 
-/// Entries looked at in an iteration, at least: where there are no more, blocks leave in the iteration in which they are due.
+/// Entries looked at in an iteration, at least: where there are no more, blocks leave in the
+/// iteration in which they are due.
 const LOOKS: usize = 1024;
 
 /// Entries looked at in one hold of the lock.
@@ -51,8 +53,9 @@ impl Core {
         true
     }
 
-    /// Removes the block from every tier where its time is over and where it is not in use, not continued and not
-    /// pinned; then its parent is next. The entry may be another block's by now: then it judges that block.
+    /// Removes the block from every tier where its time is over and where it is not in use, not
+    /// continued and not pinned; then its parent is next. The entry may be another block's by now:
+    /// then it judges that block.
     fn expire_entry(&mut self, index: u32, removed: &mut Removed) {
         let entry = self.entry(index);
         if entry.is_nowhere() {

@@ -39,8 +39,8 @@ impl FreeSlots {
         take
     }
 
-    /// Puts a slot that no block refers to any more into the list; the caller has taken it out of the count
-    /// of its former usage.
+    /// Puts a slot that no block refers to any more into the list; the caller has taken it out of
+    /// the count of its former usage.
     #[inline]
     pub(crate) fn put(&mut self, slots: &[Slot], id: u32) {
         self.free += 1;
@@ -57,15 +57,15 @@ impl FreeSlots {
         }
     }
 
-    /// Puts a slot that no block refers to any more out of use for good; the caller has taken it out of the
-    /// count of its former usage.
+    /// Puts a slot that no block refers to any more out of use for good; the caller has taken it
+    /// out of the count of its former usage.
     pub(crate) fn retire(&mut self, slots: &[Slot], id: u32) {
         self.quarantined += 1;
         slots[id as usize].reset(Usage::Quarantined);
     }
 
-    /// Puts those of `ids` that are free out of use for good and returns how many. The order of the other free slots
-    /// stays. Takes time in proportion to the tier.
+    /// Puts those of `ids` that are free out of use for good and returns how many. The order of the
+    /// other free slots stays. Takes time in proportion to the tier.
     pub(crate) fn retire_free(&mut self, slots: &[Slot], ids: &[BlockId]) -> u32 {
         let before = self.free;
         for id in ids {
@@ -98,8 +98,8 @@ impl FreeSlots {
         }
     }
 
-    /// Takes all slots of an unused tier out of the list. Returns false and changes nothing where a slot is
-    /// in use.
+    /// Takes all slots of an unused tier out of the list. Returns false and changes nothing where a
+    /// slot is in use.
     pub(crate) fn empty(&mut self, slots: &[Slot]) -> bool {
         if (self.free + self.quarantined) as usize != slots.len() {
             return false;

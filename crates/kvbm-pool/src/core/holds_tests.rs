@@ -1,4 +1,5 @@
-//! What one hold of the lock does at most, and what becomes of long work while other threads have their turn.
+//! What one hold of the lock does at most, and what becomes of long work while other threads have
+//! their turn.
 
 use crate::probe::{most_changed, positions_counted, removal_growth, while_others};
 use crate::test_chains::{GROUP, chain, register, register_as};
@@ -30,8 +31,8 @@ fn no_hold_completes_more_than_64_blocks() {
     assert!((1..=64).contains(&most), "{most} in a hold");
 }
 
-/// Each on one tier; one on several counts once for each, so that a hold goes a little further. Nor are all shards locked anew for every
-/// few of them: once for 64, and to look for them.
+/// Each on one tier; one on several counts once for each, so that a hold goes a little further. Nor
+/// are all shards locked anew for every few of them: once for 64, and to look for them.
 #[test]
 fn no_hold_removes_more_than_64_blocks() {
     let registry = registry(PolicyKind::LruLeaf);
@@ -62,8 +63,8 @@ fn a_removal_has_its_memory_before_it_locks() {
     assert_eq!(grown, 0);
 }
 
-/// A full tier of two tenants: the first has `in_use` blocks in use and `idle` that are older than all others, the second has the rest,
-/// none in use.
+/// A full tier of two tenants: the first has `in_use` blocks in use and `idle` that are older than
+/// all others, the second has the rest, none in use.
 fn shared(in_use: u64, idle: u64) -> (Registry, Cached<G1>) {
     let registry = of_two_tenants();
     if idle > 0 {
@@ -100,7 +101,8 @@ fn the_order_is_not_searched_for_a_tenant_whose_blocks_are_all_in_use() {
     drop(held);
 }
 
-/// Blocks that have to stay may be out of the order already: then nothing says where the last one is, and each request looks to the end.
+/// Blocks that have to stay may be out of the order already: then nothing says where the last one
+/// is, and each request looks to the end.
 #[test]
 fn a_tenant_whose_blocks_have_to_stay_is_searched_in_parts() {
     let registry = of_two_tenants();
@@ -132,8 +134,9 @@ fn the_search_ends_with_the_last_block_of_the_tenant_that_is_not_in_use() {
 /// Turns in which others go on and on.
 const MANY: usize = 200;
 
-/// A full tier of two tenants. The first has most of it in use, ten blocks that nobody uses but that have to stay, and two that could go:
-/// one is the oldest of all, between the two are the second one's. So the order is searched for the first one's.
+/// A full tier of two tenants. The first has most of it in use, ten blocks that nobody uses but
+/// that have to stay, and two that could go: one is the oldest of all, between the two are the
+/// second one's. So the order is searched for the first one's.
 struct Searched {
     registry: Registry,
     /// Two slots that nobody's blocks are in.
@@ -209,8 +212,9 @@ fn a_request_is_met_by_what_is_given_back_while_it_is_counted() {
     }
 }
 
-/// Others use all blocks that may go, each time that they are let in: what is looked for is always as far away as it was. How often they did
-/// before two more blocks were had by the second tenant, of a tier of 4,096 slots.
+/// Others use all blocks that may go, each time that they are let in: what is looked for is always
+/// as far away as it was. How often they did before two more blocks were had by the second tenant,
+/// of a tier of 4,096 slots.
 fn turns_until_met(tenants: Vec<TenantConfig>) -> usize {
     let policy = PolicyKind::LruLeaf;
     let config = RegistryConfig { policy, tenants, ..RegistryConfig::new([4096, 0, 0]) };
@@ -243,7 +247,8 @@ fn a_request_is_met_although_others_use_all_blocks_while_it_looks() {
     }
 }
 
-/// What comes behind a block while a tier is lost keeps it, and what is before it, until the next turn.
+/// What comes behind a block while a tier is lost keeps it, and what is before it, until the next
+/// turn.
 #[test]
 fn no_hold_of_a_loss_removes_more_than_64_blocks_where_others_go_on() {
     let registry = registry(PolicyKind::LruLeaf);

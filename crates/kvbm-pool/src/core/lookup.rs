@@ -10,7 +10,8 @@ use crate::prefetch::prefetch;
 use crate::tier::{TIERS, TierMask};
 use kvbm_plan::{BlockId, GroupId, GroupKind, NamespaceId, SequenceHash, Tier};
 
-/// What a lookup found: a prefix of `start + count` blocks needs `count` blocks from `start` on, all pinned.
+/// What a lookup found: a prefix of `start + count` blocks needs `count` blocks from `start` on,
+/// all pinned.
 #[derive(Default)]
 pub(crate) struct FoundPrefix {
     /// Namespace of the blocks, where there is one.
@@ -20,8 +21,9 @@ pub(crate) struct FoundPrefix {
 }
 
 impl Core {
-    /// The longest useful prefix on `tiers`: pins each block on its nearest tier and passes it to `out`, which has
-    /// room. Then the blocks that are on their way behind it, where they are asked for.
+    /// The longest useful prefix on `tiers`: pins each block on its nearest tier and passes it to
+    /// `out`, which has room. Then the blocks that are on their way behind it, where they are asked
+    /// for.
     pub(crate) fn match_prefix(
         &mut self,
         group: GroupId,
@@ -119,8 +121,8 @@ impl Core {
         result
     }
 
-    /// Blocks from `hashes[from]` on that are on their way to some tier, up to the first block that is neither on a
-    /// tier nor on its way.
+    /// Blocks from `hashes[from]` on that are on their way to some tier, up to the first block that
+    /// is neither on a tier nor on its way.
     fn arriving_after(
         &self,
         group: GroupId,
@@ -178,8 +180,8 @@ struct NearestSlots {
 }
 
 impl NearestSlots {
-    /// Takes the slots of these entries up to the first that is on none of `tiers`, and prefetches them. Returns whether
-    /// all of them are there.
+    /// Takes the slots of these entries up to the first that is on none of `tiers`, and prefetches
+    /// them. Returns whether all of them are there.
     #[inline]
     fn fill(&mut self, core: &Core, found: &[u32], tiers: PresentOn) -> bool {
         for &index in found {

@@ -1,5 +1,5 @@
-//! Losses of whole tiers. The hold of the lock that removes a tier's last blocks counts the loss, so a thread with the
-//! lock sees the count of every loss whose blocks are gone.
+//! Losses of whole tiers. The hold of the lock that removes a tier's last blocks counts the loss,
+//! so a thread with the lock sees the count of every loss whose blocks are gone.
 
 use crate::losses::Losses;
 use crate::tier::{TIERS, TierMask};
@@ -21,7 +21,8 @@ impl LossCounts {
         Losses(self.all.load(Ordering::Acquire))
     }
 
-    /// Whether `tier` lost its blocks since. Once true, it stays true; false is certain only under the lock.
+    /// Whether `tier` lost its blocks since. Once true, it stays true; false is certain only under
+    /// the lock.
     #[inline]
     pub(crate) fn is_lost(&self, tier: usize, since: Losses) -> bool {
         self.last.get(tier).is_some_and(|last| last.load(Ordering::Acquire) > since.0)
@@ -30,7 +31,7 @@ impl LossCounts {
     /// Counts a loss of `tiers`. The caller has the lock.
     pub(crate) fn count(&self, tiers: TierMask) {
         let number = self.all.load(Ordering::Relaxed).saturating_add(1);
-        // The tiers first: who reads the new total finds them lost.
+        // The tiers first: a thread that reads the new total finds them lost.
         for tier in tiers.iter() {
             self.last[tier.index()].store(number, Ordering::Release);
         }

@@ -1,4 +1,5 @@
-//! The registry's state and the operations on it, without handles and tier types. One lock protects all of it.
+//! The registry's state and the operations on it, without handles and tier types. One lock protects
+//! all of it.
 //!
 //! # Modules
 //!
@@ -70,7 +71,8 @@ pub(crate) mod time_to_live;
 pub(crate) mod timed_pins;
 pub(crate) mod touch;
 
-/// What a cached block costs in heap: its entry, its slot, its share of a full table and of the eviction order.
+/// What a cached block costs in heap: its entry, its slot, its share of a full table and of the
+/// eviction order.
 const HEAP_BYTES_PER_BLOCK: usize = size_of::<crate::entry::Entry>()
     + size_of::<crate::slot::Slot>()
     + table::BYTES_PER_KEY

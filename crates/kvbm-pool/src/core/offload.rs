@@ -1,7 +1,8 @@
 //! Which blocks to copy down before they are evicted.
 //!
-//! A block is copied after its ancestors that are missing below. One hold of the lock makes so many steps (places of
-//! the order, ancestors) before other threads have their turn, and one call looks at no ancestor twice.
+//! A block is copied after its ancestors that are missing below. One hold of the lock makes so many
+//! steps (positions of the order, ancestors) before other threads have their turn, and one call
+//! looks at no ancestor twice.
 
 use super::reference::Reference;
 use super::state::Core;
@@ -12,7 +13,7 @@ use kvbm_plan::{BlockId, GroupId, SequenceHash};
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// Places of eviction orders looked at in one call.
+/// Positions of eviction orders looked at in one call.
 const MAX_LOOKED_AT: usize = 4096;
 
 /// Steps until other threads have their turn.
@@ -23,7 +24,7 @@ const STEPS_PER_HOLD: usize = 256;
 enum Mark {
     /// Where the next call goes on.
     Cursor,
-    /// The search is done with the places before it.
+    /// The search is done with the positions before it.
     Watched,
 }
 
@@ -37,7 +38,7 @@ struct Search<'a> {
     min_idle: u64,
     /// Whether blocks in use are wanted as well.
     active_too: bool,
-    /// Places that may be looked at.
+    /// Positions that may be looked at.
     budget: usize,
     /// Steps since other threads had their turn.
     steps: usize,
@@ -76,28 +77,31 @@ impl<'a> Search<'a> {
 }
 
 impl Store {
-    /// Pins up to `n` inactive blocks of `tier`, oldest first, that are neither on `not_on` nor on their way there and were
-    /// not used for `min_idle` iterations. A block comes after its ancestors that are missing on `not_on`; a block with an
-    /// ancestor on neither tier is left out. Starts where the last call stopped.
+    /// Pins up to `n` inactive blocks of `tier`, oldest first, that are neither on `not_on` nor on
+    /// their way there and were not used for `min_idle` iterations. A block comes after its
+    /// ancestors that are missing on `not_on`; a block with an ancestor on neither tier is left
+    /// out. Starts where the last call stopped.
     pub(crate) fn coldest(&self, tiers: [usize; 2], n: usize, min_idle: u64, out: &mut Vec<BlockId>) {
         let mut search = Search { min_idle, ..Search::new(Mark::Cursor, tiers, n, out) };
         let mut hold = self.lock();
         let counts = &hold.tiers[search.tier];
         let (first, cursor) = (counts.order.first(), counts.cursor);
         let start = if (first..counts.order.end()).contains(&cursor) { cursor } else { first };
-        // From the cursor to the young end, then the places before it: none is missed because it was looked at.
+        // From the cursor to the young end, then the positions before it: none is missed because it
+        // was looked at.
         hold.search(start..u64::MAX, &mut search);
         if !search.is_over() {
             hold.search(first..start, &mut search);
         }
     }
 
-    /// Pins up to `n` blocks that are among the next victims of a tier and are neither on the other nor on their way
-    /// there; ancestors first, as for [`coldest`](Self::coldest). The next victims are the oldest `share` of the eviction
-    /// order. A policy, or tenants with shares, may take any block next: then all blocks are.
+    /// Pins up to `n` blocks that are among the next victims of a tier and are neither on the other
+    /// nor on their way there; ancestors first, as for [`coldest`](Self::coldest). The next victims
+    /// are the oldest `share` of the eviction order. A policy, or tenants with shares, may take any
+    /// block next: then all blocks are.
     ///
-    /// The search looks at each place of an order once. It also takes blocks in use: it would not find them again before
-    /// their next use.
+    /// The search looks at each position of an order once. It also takes blocks in use: it would
+    /// not find them again before their next use.
     pub(crate) fn uncopied_victims(&self, tiers: [usize; 2], share: f64, n: usize, out: &mut Vec<BlockId>) {
         let mut search = Search { active_too: true, ..Search::new(Mark::Watched, tiers, n, out) };
         let mut hold = self.lock();
@@ -112,22 +116,23 @@ impl Store {
 }
 
 impl Hold<'_> {
-    /// Chooses among the places with these numbers until the search is over.
+    /// Chooses among the positions with these numbers until the search is over.
     fn search(&mut self, numbers: Range<u64>, search: &mut Search<'_>) {
         self.set_mark(search, numbers.start);
         while !search.is_over() {
             self.step_on(search);
             let mark = self.mark(search);
             let order = &self.tiers[search.tier].order;
-            let mut places = order.places(mark..numbers.end, &self.slots[search.tier]);
-            let Some((number, slot)) = places.next() else { return };
-            drop(places);
+            let mut positions = order.positions(mark..numbers.end, &self.slots[search.tier]);
+            let Some((number, slot)) = positions.next() else { return };
+            drop(positions);
             search.budget -= 1;
             if let Some(slot) = slot {
                 self.choose(slot, search);
             }
-            // Not where room ended: there may be only ancestors in it, and the block itself comes next time. Nor
-            // where another thread moved the mark meanwhile, because it put a place before it.
+            // Not where room ended: there may be only ancestors in it, and the block itself comes
+            // next time. Nor where another thread moved the mark meanwhile, because it put a
+            // position before it.
             if search.has_room() && self.mark(search) == mark {
                 self.set_mark(search, number + 1);
             }
@@ -157,8 +162,8 @@ impl Hold<'_> {
         }
     }
 
-    /// Collects the entries of the block in `slot` and of its ancestors that are missing below, lowest first. False where
-    /// an ancestor is on neither tier, or the block is gone.
+    /// Collects the entries of the block in `slot` and of its ancestors that are missing below,
+    /// lowest first. False where an ancestor is on neither tier, or the block is gone.
     fn collect_missing(&mut self, slot: u32, index: u32, search: &mut Search<'_>) -> bool {
         let key = (self.entry(index).group(), self.entry(index).hash());
         let chain = self.is_full(key.0);
@@ -232,7 +237,8 @@ impl Core {
         entry.presence(search.not_on) == Presence::Absent && idle >= min_idle
     }
 
-    /// Whether a slot still has the block with this entry and key. Then the block's ancestors are what they were.
+    /// Whether a slot still has the block with this entry and key. Then the block's ancestors are
+    /// what they were.
     fn is_in(&self, tier: usize, slot: u32, index: u32, (group, hash): (GroupId, SequenceHash)) -> bool {
         let state = self.slot(tier, slot);
         state.usage() == Usage::Registered
@@ -258,7 +264,8 @@ mod tests {
         (blocks, identities)
     }
 
-    /// Registers a beginning, looks at all of its places, and registers an end, which is next to be looked at.
+    /// Registers a beginning, looks at all of its positions, and registers an end, which is next to
+    /// be looked at.
     fn parted_chain(registry: &Registry, shared: u64, more: u64) -> Vec<SequenceHash> {
         let root = chain(1, shared);
         drop(register::<G1>(registry, &root, 0));
@@ -282,8 +289,9 @@ mod tests {
         assert_eq!(chosen, parted);
     }
 
-    /// While the search looks at a long line of ancestors, other threads have their turn. Where they move the mark back,
-    /// since cleaning has brought a place before it, the search goes on from there.
+    /// While the search looks at a long line of ancestors, other threads have their turn. Where
+    /// they move the mark back, since cleaning has brought a position before it, the search goes on
+    /// from there.
     #[test]
     fn a_place_that_comes_before_the_mark_while_ancestors_are_looked_at_is_looked_at() {
         let registry = registry(2000);
@@ -293,13 +301,16 @@ mod tests {
             drop(register::<G1>(&registry, &[hash], 0));
         }
         registry.touch(GROUP, &parted);
-        // In the order: others, then the chain, its end first. The mark says that all before that end was looked at.
+        // In the order: others, then the chain, its end first. The mark says that all before that
+        // end was looked at.
         let mut core = registry.shared.store.lock();
         let end = core.find(GROUP, parted[600]).expect("it was registered");
         let slot = core.entry(end).slot(0);
-        let place =
-            core.tiers[0].order.places(0..u64::MAX, &core.slots[0]).find(|(_, found)| *found == Some(slot));
-        core.tiers[0].order.watch(place.expect("it has a place").0);
+        let position = core.tiers[0]
+            .order
+            .positions(0..u64::MAX, &core.slots[0])
+            .find(|(_, found)| *found == Some(slot));
+        core.tiers[0].order.watch(position.expect("it has a position").0);
         drop(core);
         let (other, mut once) = (registry.clone(), Some(()));
         let others_move_it = move || {

@@ -1,10 +1,11 @@
 //! The eviction order of a tier: a queue of slot ids, the old end in front.
 //!
-//! A use appends the slot again and stores the new place in the slot. A place that its slot does not point to is
-//! stale, and the queue skips it. So a use costs one sequential write, and no use unlinks a place from the middle.
+//! A use appends the slot again and stores the new position in the slot. A position that its slot
+//! does not point to is stale, and the queue skips it. So a use costs one sequential write, and no
+//! use unlinks a position from the middle.
 //!
-//! The queue consists of segments. When stale places have made it too long, each use cleans a few places, from the
-//! old end on: valid places move from a segment to the one before it.
+//! The queue consists of segments. When stale positions have made it too long, each use cleans a
+//! few positions, from the old end on: valid positions move from a segment to the one before it.
 //!
 //! # Modules
 //!
@@ -21,22 +22,23 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use tenant_scan::TenantScan;
 
-/// Most places of a segment; a place is the number of its segment, then its index there.
+/// Most positions of a segment; a position is the number of its segment, then its index there.
 const LEN: usize = 1 << LEN_BITS;
 const LEN_BITS: u32 = 10;
-/// Heap of the queue for each slot of the tier, while cleaning keeps up; without stale places it is two thirds of that.
+/// Heap of the queue for each slot of the tier, while cleaning keeps up; without stale positions it
+/// is two thirds of that.
 pub(crate) const BYTES_PER_SLOT: usize = size_of::<u32>() * 3 / 2;
 
-/// Places cleaned for each use while that is under way.
+/// Positions cleaned for each use while that is under way.
 const CLEANED_PER_USE: usize = 4;
 
-/// A place that is cleaned asks for the slot of the place that is so much later.
+/// A position that is cleaned asks for the slot of the position that is so much later.
 const CLEANED_AHEAD: usize = 16;
 
 struct Segment {
-    places: Box<[u32]>,
-    /// Number of the first place, counted over the life of the queue: a cursor survives pops. Numbers rise along the
-    /// queue, with gaps where it was cleaned.
+    positions: Box<[u32]>,
+    /// Number of the first position, counted over the life of the queue: a cursor survives pops.
+    /// Numbers rise along the queue, with gaps where it was cleaned.
     start: u64,
     head: usize,
     tail: usize,
@@ -53,7 +55,7 @@ impl Segment {
 
     #[inline]
     fn is_full(&self) -> bool {
-        self.tail == self.places.len()
+        self.tail == self.positions.len()
     }
 }
 
@@ -70,23 +72,24 @@ pub(crate) struct EvictionOrder {
     unused: Vec<u32>,
     /// The segment at the young end; none where that has no room.
     young: u32,
-    /// Index in the queue of the segment that valid places move to; those of the next segment follow.
+    /// Index in the queue of the segment that valid positions move to; those of the next segment
+    /// follow.
     cleaning: Option<usize>,
     /// Slots of the tier: cleaning begins when the queue is half again as long.
     population: usize,
-    /// The search for blocks to offload has looked at the places before this number.
+    /// The search for blocks to offload has looked at the positions before this number.
     watched: u64,
-    /// Prefetching for eviction has looked at the places before this number.
+    /// Prefetching for eviction has looked at the positions before this number.
     prefetched: u64,
-    /// For each tenant that had to give blocks: the places that hold none of its blocks.
+    /// For each tenant that had to give blocks: the positions that hold none of its blocks.
     scans: Vec<TenantScan>,
 }
 
-/// Number of the first place: there is room before it.
+/// Number of the first position: there is room before it.
 const MIDDLE: u64 = 1 << 62;
 
 impl EvictionOrder {
-    /// For a tier of `capacity` slots: at most that many places are valid.
+    /// For a tier of `capacity` slots: at most that many positions are valid.
     pub(crate) fn new(capacity: usize) -> Self {
         let most = long(capacity) + long(capacity) / 4;
         Self {
@@ -105,8 +108,8 @@ impl EvictionOrder {
     /// A segment that is not in use, empty.
     fn take_segment(&mut self, start: u64, at: usize) -> u32 {
         let id = self.unused.pop().unwrap_or_else(|| {
-            let places = vec![NONE; LEN].into_boxed_slice();
-            self.segments.push(Segment { places, start, head: 0, tail: 0 });
+            let positions = vec![NONE; LEN].into_boxed_slice();
+            self.segments.push(Segment { positions, start, head: 0, tail: 0 });
             self.segments.len() as u32 - 1
         });
         let segment = &mut self.segments[id as usize];
@@ -130,7 +133,7 @@ impl EvictionOrder {
     #[inline]
     fn put(&mut self, id: u32, slot: u32, slots: &[Slot]) {
         let segment = &mut self.segments[id as usize];
-        segment.places[segment.tail] = slot;
+        segment.positions[segment.tail] = slot;
         slots[slot as usize].order_position.set(id << LEN_BITS | segment.tail as u32);
         segment.tail += 1;
     }
@@ -151,7 +154,7 @@ impl EvictionOrder {
         }
     }
 
-    /// Number of the first place of a queue that is empty: behind all that was looked at.
+    /// Number of the first position of a queue that is empty: behind all that was looked at.
     fn begin(&self) -> u64 {
         MIDDLE.max(self.watched).max(self.prefetched)
     }
@@ -169,14 +172,14 @@ impl EvictionOrder {
         });
         let segment = &mut self.segments[first as usize];
         segment.head -= 1;
-        segment.places[segment.head] = slot;
+        segment.positions[segment.head] = slot;
         slots[slot as usize].order_position.set(first << LEN_BITS | segment.head as u32);
         let number = segment.first();
         self.scans.iter_mut().for_each(|scan| scan.pushed_old(number));
     }
 
-    /// Takes the oldest slot out; `None` when none is left. `budget` counts down for every place looked at, and 0
-    /// ends the search.
+    /// Takes the oldest slot out; `None` when none is left. `budget` counts down for every position
+    /// looked at, and 0 ends the search.
     #[inline]
     pub(crate) fn pop_old(&mut self, slots: &[Slot], budget: &mut usize) -> Option<u32> {
         while *budget > 0
@@ -188,10 +191,10 @@ impl EvictionOrder {
                 continue;
             }
             *budget -= 1;
-            let slot = segment.places[segment.head];
-            let place = id << LEN_BITS | segment.head as u32;
+            let slot = segment.positions[segment.head];
+            let position = id << LEN_BITS | segment.head as u32;
             segment.head += 1;
-            if slots[slot as usize].order_position.get() == place {
+            if slots[slot as usize].order_position.get() == position {
                 slots[slot as usize].order_position.set(NONE);
                 return Some(slot);
             }
@@ -199,7 +202,7 @@ impl EvictionOrder {
         None
     }
 
-    /// Takes a segment without places out of the queue.
+    /// Takes a segment without positions out of the queue.
     fn remove(&mut self, at: usize) {
         if let Some(id) = self.queue.remove(at) {
             self.unused.push(id);
@@ -208,16 +211,17 @@ impl EvictionOrder {
             }
         }
         self.cleaning = match self.cleaning {
-            // What valid places move to is gone: the rest is cleaned when the queue is long again.
+            // What valid positions move to is gone: the rest is cleaned when the queue is long
+            // again.
             Some(to) if at == to => None,
             Some(to) if at < to => Some(to - 1),
             other => other,
         };
     }
 
-    /// Moves the valid ones of the next `places` towards the old end.
-    fn clean(&mut self, places: usize, slots: &[Slot]) {
-        for _ in 0..places {
+    /// Moves the valid ones of the next `positions` towards the old end.
+    fn clean(&mut self, positions: usize, slots: &[Slot]) {
+        for _ in 0..positions {
             let Some(to) = self.cleaning else { return };
             // The youngest segment is still written.
             if to + 2 >= self.queue.len() {
@@ -231,20 +235,20 @@ impl EvictionOrder {
                 continue;
             }
             let number = segment.first();
-            let place = from << LEN_BITS | segment.head as u32;
-            let slot = segment.places[segment.head];
-            let soon = segment.places.get(segment.head + CLEANED_AHEAD);
+            let position = from << LEN_BITS | segment.head as u32;
+            let slot = segment.positions[segment.head];
+            let soon = segment.positions.get(segment.head + CLEANED_AHEAD);
             if let Some(soon) = soon.and_then(|&soon| slots.get(soon as usize)) {
                 prefetch(soon);
             }
             segment.head += 1;
-            if slots[slot as usize].order_position.get() == place {
+            if slots[slot as usize].order_position.get() == position {
                 self.move_to(to, number, slot, slots);
             }
         }
     }
 
-    /// Moves the place with `number` to the segment at index `to` of the queue.
+    /// Moves the position with `number` to the segment at index `to` of the queue.
     fn move_to(&mut self, mut to: usize, number: u64, slot: u32, slots: &[Slot]) {
         if self.segments[self.queue[to] as usize].is_full() {
             let start = self.segments[self.queue[to + 1] as usize].start;
@@ -272,42 +276,44 @@ impl EvictionOrder {
         })
     }
 
-    /// Number of the oldest place.
+    /// Number of the oldest position.
     pub(crate) fn first(&self) -> u64 {
         self.queue.front().map_or(MIDDLE, |&id| self.segments[id as usize].first())
     }
 
-    /// Number after the youngest place.
+    /// Number after the youngest position.
     pub(crate) fn end(&self) -> u64 {
         self.queue.back().map_or(MIDDLE, |&id| self.segments[id as usize].end())
     }
 
-    /// Calls `next` with the slots of the oldest `count` places (fewer before a gap in their numbers), as far as they were not looked at so before.
+    /// Calls `next` with the slots of the oldest `count` positions (fewer before a gap in their
+    /// numbers), as far as they were not looked at so before.
     #[inline]
     pub(crate) fn prefetch_next(&mut self, count: usize, slots: &[Slot], mut next: impl FnMut(u32)) {
         let first = self.first();
         let from = first.max(self.prefetched);
         let end = first + count as u64;
         let mut prefetched = from;
-        self.places(from..end, slots).for_each(|(number, slot)| {
+        self.positions(from..end, slots).for_each(|(number, slot)| {
             prefetched = number + 1;
             slot.into_iter().for_each(&mut next);
         });
         self.prefetched = prefetched;
     }
 
-    /// Places before this number were looked at.
+    /// Positions before this number were looked at.
     pub(crate) fn watched(&self) -> u64 {
         self.watched
     }
 
-    /// Places before `number` have been looked at.
+    /// Positions before `number` have been looked at.
     pub(crate) fn watch(&mut self, number: u64) {
         self.watched = number;
     }
 
-    /// Places with numbers of a range, oldest first: number, and slot unless the place is stale.
-    pub(crate) fn places(
+    /// Positions with numbers of a range, oldest first: number, and slot unless the position is
+    /// stale.
+    pub(crate) fn positions(
         &self,
         numbers: Range<u64>,
         slots: &[Slot],
@@ -320,7 +326,7 @@ impl EvictionOrder {
             let [from, to] =
                 [start, end].map(|number| number.clamp(segment.first(), segment.end()) - segment.start);
             (from as usize..to as usize).map(move |index| {
-                let slot = segment.places[index];
+                let slot = segment.positions[index];
                 let valid = slots[slot as usize].order_position.get() == id << LEN_BITS | index as u32;
                 (segment.start + index as u64, valid.then_some(slot))
             })
@@ -335,8 +341,9 @@ impl EvictionOrder {
         self.scans.clear();
     }
 
-    /// Takes the oldest slot of a tenant's out; `None` when none is left. What was put at the old end since the last look comes
-    /// first. `is_theirs` is asked of the entry of a slot; `budget` counts down for every place looked at, and 0 ends the search.
+    /// Takes the oldest slot of a tenant's out; `None` when none is left. What was put at the old
+    /// end since the last look comes first. `is_theirs` is asked of the entry of a slot; `budget`
+    /// counts down for every position looked at, and 0 ends the search.
     pub(crate) fn pop_old_of(
         &mut self,
         tenant: usize,
@@ -382,10 +389,10 @@ impl EvictionOrder {
                 (TenantScan { from, to: number + 1 }, at)
             };
             *budget -= 1;
-            let slot = self.segments[id as usize].places[index];
+            let slot = self.segments[id as usize].positions[index];
             let state = &slots[slot as usize];
-            let place = id << LEN_BITS | index as u32;
-            if state.order_position.get() == place && is_theirs(state.entry.get()) {
+            let position = id << LEN_BITS | index as u32;
+            if state.order_position.get() == position && is_theirs(state.entry.get()) {
                 return Some((slot, after));
             }
             self.scans[tenant] = after;
@@ -393,7 +400,8 @@ impl EvictionOrder {
         None
     }
 
-    /// Places with numbers of a range that were not looked at for a tenant, whosever they are: number, and slot unless the place is stale.
+    /// Positions with numbers of a range that were not looked at for a tenant, whosever they are:
+    /// number, and slot unless the position is stale.
     pub(crate) fn unseen(
         &self,
         tenant: usize,
@@ -403,15 +411,15 @@ impl EvictionOrder {
         let first = self.first();
         let TenantScan { from, to } =
             self.scans.get(tenant).copied().unwrap_or(TenantScan { from: first, to: first });
-        let old = (start < from).then(|| self.places(start..from.min(end), slots)).into_iter().flatten();
-        let places = old.chain(self.places(start.max(to)..end, slots));
-        places.inspect(|_| {
+        let old = (start < from).then(|| self.positions(start..from.min(end), slots)).into_iter().flatten();
+        let positions = old.chain(self.positions(start.max(to)..end, slots));
+        positions.inspect(|_| {
             #[cfg(test)]
             crate::probe::position_is_counted();
         })
     }
 
-    /// The youngest place before `number`: its number, segment and index there.
+    /// The youngest position before `number`: its number, segment and index there.
     fn last_before(&self, number: u64) -> Option<(u64, (u32, usize))> {
         let end = self.queue.partition_point(|&id| self.segments[id as usize].first() < number);
         let within = self.queue.range(..end).rev().find_map(|&id| {
@@ -422,7 +430,7 @@ impl EvictionOrder {
         within.map(|(segment, id, index)| (segment.start + index as u64, (id, index)))
     }
 
-    /// The oldest place from `number` on.
+    /// The oldest position from `number` on.
     fn next_from(&self, number: u64) -> Option<(u64, (u32, usize))> {
         let first = self.queue.partition_point(|&id| self.segments[id as usize].end() <= number);
         let within = self.queue.range(first..).find_map(|&id| {
@@ -443,7 +451,7 @@ mod tests {
     }
 
     fn valid(order: &EvictionOrder, slots: &[Slot]) -> Vec<u32> {
-        order.places(0..u64::MAX, slots).filter_map(|(_, slot)| slot).collect()
+        order.positions(0..u64::MAX, slots).filter_map(|(_, slot)| slot).collect()
     }
 
     fn agrees_with_a_list(count: u32, steps: usize, pop_one_in: u64) -> usize {
@@ -464,7 +472,7 @@ mod tests {
                 oracle.push_front(slot);
                 order.push_old(slot, &slots);
             } else if choice % 16 == 2 {
-                // A slot that leaves for another reason only forgets its place.
+                // A slot that leaves for another reason only forgets its position.
                 oracle.retain(|&other| other != slot);
                 slots[slot as usize].order_position.set(NONE);
             } else {
@@ -474,7 +482,8 @@ mod tests {
             }
             if step % 97 == 0 {
                 assert_eq!(valid(&order, &slots), oracle.iter().copied().collect::<Vec<_>>(), "step {step}");
-                let numbers: Vec<u64> = order.places(0..u64::MAX, &slots).map(|(number, _)| number).collect();
+                let numbers: Vec<u64> =
+                    order.positions(0..u64::MAX, &slots).map(|(number, _)| number).collect();
                 assert!(numbers.is_sorted_by(|a, b| a < b), "numbers rise along the queue");
             }
             longest = longest.max(order.queue.len());
@@ -487,7 +496,7 @@ mod tests {
         agrees_with_a_list(9, 40_000, 7);
     }
 
-    /// More uses than evictions, so that stale places have to be cleaned out again and again.
+    /// More uses than evictions, so that stale positions have to be cleaned out again and again.
     #[test]
     fn stale_places_are_cleaned_out_on_the_way() {
         let longest = agrees_with_a_list(3000, 120_000, 1009);
@@ -514,7 +523,7 @@ mod tests {
             }
         }
         let numbers = order.watched()..u64::MAX;
-        let after: Vec<u32> = order.places(numbers, &slots).filter_map(|(_, slot)| slot).collect();
+        let after: Vec<u32> = order.positions(numbers, &slots).filter_map(|(_, slot)| slot).collect();
         for slot in (0..1000).chain(1500..2048) {
             assert!(after.contains(&slot), "{slot} was used after the mark");
         }
@@ -528,7 +537,7 @@ mod tests {
         order.watch(order.end());
         while order.pop_old(&slots, &mut 1000).is_some() {}
         order.push_young(7, &slots);
-        let unseen: Vec<u64> = order.places(order.watched()..u64::MAX, &slots).map(|(at, _)| at).collect();
+        let unseen: Vec<u64> = order.positions(order.watched()..u64::MAX, &slots).map(|(at, _)| at).collect();
         assert_eq!(unseen.len(), 1);
     }
 
@@ -543,12 +552,13 @@ mod tests {
         order.push_old(7, &slots);
         order.push_young(8, &slots);
         order.push_old(6, &slots);
-        let unseen = order.places(order.watched()..u64::MAX, &slots).filter_map(|(_, slot)| slot);
+        let unseen = order.positions(order.watched()..u64::MAX, &slots).filter_map(|(_, slot)| slot);
         assert_eq!(unseen.collect::<Vec<_>>(), [6, 7, 8]);
         assert_eq!(popped_unseen(&mut order, &slots, &mut seen, 3), []);
     }
 
-    /// Looks ahead before every 32 pops, as evicting does, and pops up to `count` slots. What of them was not looked at before.
+    /// Looks ahead before every 32 pops, as evicting does, and pops up to `count` slots. What of
+    /// them was not looked at before.
     fn popped_unseen(order: &mut EvictionOrder, slots: &[Slot], seen: &mut [bool], count: usize) -> Vec<u32> {
         let mut unseen = Vec::new();
         for turn in 0..count {
@@ -585,7 +595,7 @@ mod tests {
         assert_eq!(looked_at, (0..42).collect::<Vec<_>>());
     }
 
-    /// Cleaning moves what was not looked at to places that were: it is looked at there.
+    /// Cleaning moves what was not looked at to positions that were: it is looked at there.
     #[test]
     fn what_cleaning_moves_is_looked_at_ahead() {
         let slots = Slot::many(2048);
@@ -640,7 +650,8 @@ mod tests {
             let list = &mut lists[tenant_of(slot)];
             match random >> 48 {
                 choice if choice % 64 == 0 => {
-                    // The tenants come up unevenly; what is found is put at the old end again, or is gone.
+                    // The tenants come up unevenly; what is found is put at the old end again, or
+                    // is gone.
                     let tenant = [0, 0, 0, 0, 1, 1, 2][slot as usize % 7];
                     let theirs = |entry| tenant_of(entry) == tenant;
                     let found = order.pop_old_of(tenant, &slots, &mut 1_000_000, theirs);
@@ -682,6 +693,6 @@ mod tests {
         assert_eq!(pop(&mut order, &slots, 1, 9), (Some(2900), 1));
         assert_eq!(pop(&mut order, &slots, 1, 9), (Some(2002), 1));
         assert_eq!(pop(&mut order, &slots, 0, 9), (Some(7), 1), "the others have an order of their own");
-        assert_eq!(pop(&mut order, &slots, 0, 9), (Some(0), 3), "behind two places that are empty now");
+        assert_eq!(pop(&mut order, &slots, 0, 9), (Some(0), 3), "behind two positions that are empty now");
     }
 }

@@ -1,8 +1,9 @@
-//! Copies that were complete before that of their parent, which failed: they leave the tier as well, with all blocks
-//! that continue them there.
+//! Copies that were complete before that of their parent, which failed: they leave the tier as
+//! well, with all blocks that continue them there.
 //!
-//! A block that is complete before its parent is noted behind the parent. The note goes when the parent's arrival ends.
-//! Where the arrival failed, the caller that ends it removes the noted blocks afterwards.
+//! A block that is complete before its parent is noted behind the parent. The note goes when the
+//! parent's arrival ends. Where the arrival failed, the caller that ends it removes the noted
+//! blocks afterwards.
 
 use super::early_copies::BlockKey;
 use super::remove::Reach;
@@ -16,7 +17,8 @@ use crate::tier::TierMask;
 use kvbm_plan::Tier;
 
 impl Store {
-    /// Removes the blocks that were complete before their parent failed. The caller has ended arrivals in `hold`.
+    /// Removes the blocks that were complete before their parent failed. The caller has ended
+    /// arrivals in `hold`.
     pub(crate) fn remove_orphans(&self, mut hold: Hold<'_>) {
         let mut orphaned = std::mem::take(&mut hold.early_copies.orphaned);
         for (tier, blocks) in orphaned.iter_mut().enumerate() {
@@ -32,8 +34,8 @@ impl Store {
 }
 
 impl Core {
-    /// Whether a block is on `tier`, or on its way there, and its parent is neither. Where the parent is on its way
-    /// again, the block is noted behind it once more.
+    /// Whether a block is on `tier`, or on its way there, and its parent is neither. Where the
+    /// parent is on its way again, the block is noted behind it once more.
     fn stays_orphan(&mut self, tier: usize, (group, hash): BlockKey) -> bool {
         let Some(index) = self.find(group, hash) else { return false };
         let (parent, presence) = (self.entry(index).parent.get(), self.entry(index).presence(tier));

@@ -19,8 +19,8 @@ pub(crate) struct TimedPin {
 #[derive(Default)]
 pub(crate) struct TimedPins {
     pub all: HashMap<TierEntry, TimedPin>,
-    /// How many pinned blocks continue a block on the tier: it stays pinned as long as they are. It may have left
-    /// the tier meanwhile and come again.
+    /// How many pinned blocks continue a block on the tier: it stays pinned as long as they are. It
+    /// may have left the tier meanwhile and come again.
     pub children: HashMap<TierEntry, u32>,
     /// In the order in which pins end: of those that end together, the end of a chain first.
     pub ends: BTreeSet<(u64, Reverse<u32>, TierEntry)>,

@@ -1,8 +1,9 @@
 //! Calls of the eviction policy: uses of blocks, and which slots may be evicted.
 //!
-//! A slot is evictable when its block is registered in it without users, and no block on the tier continues it, or
-//! its group does not care, or another copy takes over. [`Core::update_evictable`] follows every change of that. The
-//! slot itself stores whether the policy lists it, so an update costs little where nothing changed.
+//! A slot is evictable when its block is registered in it without users, and no block on the tier
+//! continues it, or its group does not care, or another copy takes over. [`Core::update_evictable`]
+//! follows every change of that. The slot itself stores whether the policy lists it, so an update
+//! costs little where nothing changed.
 
 use super::entries::BATCH;
 use super::state::Core;
@@ -138,8 +139,8 @@ impl Core {
         }
     }
 
-    /// The caller says that nothing will continue a request: its blocks from the end up to the first that another block
-    /// continues.
+    /// The caller says that nothing will continue a request: its blocks from the end up to the
+    /// first that another block continues.
     pub(crate) fn branch_ends(&mut self, group: GroupId, hashes: &[SequenceHash]) {
         let last = hashes.iter().rev().find_map(|&hash| self.find(group, hash));
         let mut index = last.unwrap_or(NONE);
@@ -228,7 +229,8 @@ impl Core {
         }
     }
 
-    /// Lets the policy observe the next few blocks that are on some tier, in proportion to the uses.
+    /// Lets the policy observe the next few blocks that are on some tier, in proportion to the
+    /// uses.
     fn observe_some(&mut self, uses: usize) {
         let end = self.end();
         let Self { policy: Some(policy), entries, observed, .. } = self else { return };
@@ -243,8 +245,9 @@ impl Core {
         }
     }
 
-    /// Evicts the blocks that the policy chooses, up to `want` of `tier` and at most [`MAX_VICTIMS`]. Where none of its
-    /// answer may go, the oldest go, for which the search looks at so many places.
+    /// Evicts the blocks that the policy chooses, up to `want` of `tier` and at most
+    /// [`MAX_VICTIMS`]. Where none of its answer may go, the oldest go, for which the search looks
+    /// at so many positions.
     pub(crate) fn evict_chosen(&mut self, tier: usize, want: usize, looks: usize, out: &mut Vec<BlockId>) {
         let set = SlotSet::of_tier(tier);
         let wanted = want.min(MAX_VICTIMS);

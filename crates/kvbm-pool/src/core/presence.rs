@@ -1,5 +1,5 @@
-//! The only place where a block comes to a tier or leaves it. The counts of children and copies and the event ring
-//! change with it, so no event is missing and none is false.
+//! The only place where a block comes to a tier or leaves it. The counts of children and copies and
+//! the event ring change with it, so no event is missing and none is false.
 
 use super::state::Core;
 use crate::entry::{NONE, Presence};
@@ -7,7 +7,8 @@ use crate::event::{EventRecordKind, PackedRecord};
 use kvbm_plan::{BlockId, Tier};
 
 impl Core {
-    /// Changes the presence of an entry's block on a tier. For `Present`, the entry's slot there is already set.
+    /// Changes the presence of an entry's block on a tier. For `Present`, the entry's slot there is
+    /// already set.
     #[inline]
     pub(crate) fn set_presence(&mut self, index: u32, tier: usize, new: Presence) {
         let entry = self.entry(index);
@@ -74,8 +75,9 @@ impl Core {
         }
     }
 
-    /// A Present block can be evicted although it could not before: no block continues it any more, or a copy
-    /// takes over. If the eviction order passed it over meanwhile, it returns to the old end.
+    /// A Present block can be evicted although it could not before: no block continues it any more,
+    /// or a copy takes over. If the eviction order passed it over meanwhile, it returns to the old
+    /// end.
     #[inline]
     pub(crate) fn may_be_evicted(&mut self, index: u32, tier: usize) {
         let slot = self.entry(index).slot(tier);

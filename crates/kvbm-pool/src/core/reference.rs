@@ -7,10 +7,12 @@ use crate::prefetch::prefetch;
 use crate::slot::Usage;
 use kvbm_plan::BlockId;
 
-/// Slots whose entries are prefetched ahead while references end; the slots themselves twice as far ahead.
+/// Slots whose entries are prefetched ahead while references end; the slots themselves twice as far
+/// ahead.
 const AHEAD: usize = 16;
 
-/// Why a block is pinned by a handle: the end of a use makes it young, the end of a transfer does not.
+/// Why a block is pinned by a handle: the end of a use makes it young, the end of a transfer does
+/// not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reference {
     Use,
@@ -25,7 +27,8 @@ impl Core {
         blocks.into_iter().map(is_registered).collect()
     }
 
-    /// One reference less to each of `blocks`, the last block first, so that the first is the youngest.
+    /// One reference less to each of `blocks`, the last block first, so that the first is the
+    /// youngest.
     pub(crate) fn drop_references(&mut self, tier: usize, blocks: &[BlockId], kind: Reference) {
         for at in (0..blocks.len()).rev() {
             if let Some(far) = at.checked_sub(2 * AHEAD) {
@@ -47,7 +50,8 @@ impl Core {
         }
     }
 
-    /// One reference more to a Registered slot, or to one whose block was removed while it was in use.
+    /// One reference more to a Registered slot, or to one whose block was removed while it was in
+    /// use.
     #[inline]
     pub(crate) fn add_reference(&mut self, tier: usize, slot: u32, kind: Reference) {
         if self.slot(tier, slot).is_listed() {

@@ -1,4 +1,5 @@
-//! Registration: Complete blocks become visible. One hold of the lock registers a whole batch, all or nothing.
+//! Registration: Complete blocks become visible. One hold of the lock registers a whole batch, all
+//! or nothing.
 
 use super::entries::BATCH;
 use super::reference::Reference;
@@ -31,8 +32,8 @@ fn follows(before: &BlockIdentity, next: &BlockIdentity) -> bool {
 }
 
 impl Core {
-    /// Registers a batch, all or nothing. Each block then has one reference. Where an existing block is used instead, its
-    /// id takes the place of the given one in `blocks`.
+    /// Registers a batch, all or nothing. Each block then has one reference. Where an existing
+    /// block is used instead, its id takes the place of the given one in `blocks`.
     pub(crate) fn register(
         &mut self,
         batch: RegisterBatch<'_>,
@@ -121,7 +122,8 @@ impl Core {
         }
     }
 
-    /// The block of an entry is registered in the slot `block`, or `block` becomes the slot that has it already.
+    /// The block of an entry is registered in the slot `block`, or `block` becomes the slot that
+    /// has it already.
     #[inline]
     fn register_one(&mut self, batch: RegisterBatch<'_>, from_tail: u32, block: &mut BlockId, index: u32) {
         let RegisterBatch { tier, metadata, .. } = batch;

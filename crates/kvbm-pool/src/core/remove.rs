@@ -1,5 +1,5 @@
-//! Removal on request: of a selection, or of one slot whose bytes are bad. A block in use becomes invisible at once,
-//! and its slot is free after its last user.
+//! Removal on request: of a selection, or of one slot whose bytes are bad. A block in use becomes
+//! invisible at once, and its slot is free after its last user.
 
 use super::select::{Choice, Selected};
 use super::state::Core;
@@ -25,13 +25,15 @@ pub(crate) enum Reach {
 /// Which of the selected blocks go, and what for.
 pub(crate) type How = (Reach, EvictionReason);
 
-/// Turns of a removal in which others are let in, where blocks come all the time behind those that are to go.
+/// Turns of a removal in which others are let in, where blocks come all the time behind those that
+/// are to go.
 const MOST_TURNS: usize = 4;
 
 impl Store {
-    /// Removes the chosen blocks from `tiers`, in parts between which other threads have their turn. A block behind which
-    /// another came meanwhile stays until the next turn. After some turns the rest goes in one hold of the lock: no
-    /// removal waits for a thread that brings more and more.
+    /// Removes the chosen blocks from `tiers`, in parts between which other threads have their
+    /// turn. A block behind which another came meanwhile stays until the next turn. After some
+    /// turns the rest goes in one hold of the lock: no removal waits for a thread that brings more
+    /// and more.
     pub(crate) fn remove_in_parts(
         &self,
         choice: &Choice<'_>,
@@ -96,7 +98,8 @@ impl Core {
         }
     }
 
-    /// Removes a selected block that still is what it was. Returns whether it was left because another block continues it.
+    /// Removes a selected block that still is what it was. Returns whether it was left because
+    /// another block continues it.
     pub(crate) fn remove(
         &mut self,
         selected: &Selected,
@@ -121,13 +124,14 @@ impl Core {
         left
     }
 
-    /// Whether a block is on `tier`, or on its way there, and something there cannot be found without it.
+    /// Whether a block is on `tier`, or on its way there, and something there cannot be found
+    /// without it.
     fn is_continued(&self, index: u32, tier: usize) -> bool {
         let entry = self.entry(index);
         entry.presence(tier) != Presence::Absent && entry.children(tier) > 0 && self.is_full(entry.group())
     }
 
-    /// Whether nobody uses the block on `tier` and nothing continues it there.
+    /// Whether the block on `tier` has no users and no block continues it there.
     pub(crate) fn is_unused(&self, index: u32, tier: usize) -> bool {
         let entry = self.entry(index);
         if entry.presence(tier) != Presence::Present || self.is_continued(index, tier) {
@@ -177,8 +181,9 @@ impl Core {
         }
     }
 
-    /// Takes a Registered slot from its entry, which does not name it any more. With users it becomes `usage`, and the
-    /// answer is true; without users it is free, or out of use where its bytes are bad.
+    /// Takes a Registered slot from its entry, which does not name it any more. With users it
+    /// becomes `usage`, and the answer is true; without users it is free, or out of use where its
+    /// bytes are bad.
     fn detach(&mut self, tier: usize, slot: u32, usage: Usage) -> bool {
         self.note_removal(tier, slot);
         let state = &self.slots[tier][slot as usize];

@@ -9,7 +9,8 @@ use crate::slot::Usage;
 use kvbm_plan::{BlockId, BlockIdentity, GroupId, RecoveredBlock, SequenceHash};
 use std::collections::HashMap;
 
-/// The recovered blocks that count: each slot of the tier and each hash there once, the last record wins. In order of last use.
+/// The recovered blocks that count: each slot of the tier and each hash there once, the last record
+/// wins. In order of last use.
 pub(crate) fn latest(
     blocks: &[RecoveredBlock],
     capacity: u32,
@@ -42,8 +43,8 @@ pub(crate) fn latest(
 }
 
 impl Core {
-    /// Makes `blocks`, which [`latest`] chose, Present on an unused tier whose free list was emptied, and refills the
-    /// free list.
+    /// Makes `blocks`, which [`latest`] chose, Present on an unused tier whose free list was
+    /// emptied, and refills the free list.
     pub(crate) fn restore(
         &mut self,
         tier: usize,

@@ -1,4 +1,5 @@
-//! Which blocks a removal takes. It looks at all entries, in parts between which other threads have their turn.
+//! Which blocks a removal takes. It looks at all entries, in parts between which other threads have
+//! their turn.
 
 use super::state::Core;
 use super::store::Store;
@@ -38,9 +39,10 @@ impl Choice<'_> {
     }
 }
 
-/// For entries that the selection has looked at: whether they are a top of a subtree or below one. The answer of an entry
-/// holds a part of the block's tag, so it ends when the entry becomes another block's. The 30 bits are no secret: another
-/// block passes for the first once in a thousand million times, or if somebody chose its hash for that.
+/// For entries that the selection has looked at: whether they are a top of a subtree or below one.
+/// The answer of an entry holds a part of the block's tag, so it ends when the entry becomes
+/// another block's. The 30 bits are no secret: another block passes for the first once in a
+/// thousand million times, or if its hash was chosen for that.
 #[derive(Default)]
 struct Below {
     answers: Vec<u32>,
@@ -77,8 +79,8 @@ fn part_of(tag: u64) -> u32 {
 }
 
 impl Store {
-    /// Blocks of a choice that are on `tiers`, children before their parents. Blocks that come and go meanwhile may be among
-    /// them.
+    /// Blocks of a choice that are on `tiers`, children before their parents. Blocks that come and
+    /// go meanwhile may be among them.
     pub(crate) fn select(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
         let mut below = Below::default();
         let tops = choice.tops();
@@ -93,7 +95,8 @@ impl Store {
         }
         let mut core = self.lock();
         core.note_tops(tops.as_deref().unwrap_or_default(), &mut below);
-        // Each part has a vector of its own: one for all would be copied under the lock when it grows.
+        // Each part has a vector of its own: one for all would be copied under the lock when it
+        // grows.
         let (mut found, mut at) = (Vec::new(), 0);
         while at < core.end() {
             let part = at..(at + LOOKED_AT).min(core.end());
@@ -115,7 +118,8 @@ fn sort(found: &mut [Selected]) {
 }
 
 impl Core {
-    /// Blocks of a choice that are on `tiers`, children before their parents, in this hold of the lock.
+    /// Blocks of a choice that are on `tiers`, children before their parents, in this hold of the
+    /// lock.
     pub(crate) fn select_now(&self, choice: &Choice<'_>, tiers: TierMask) -> Vec<Selected> {
         let (tops, mut below) = (choice.tops(), Below::default());
         if let Some(tops) = &tops {
@@ -130,7 +134,8 @@ impl Core {
         found
     }
 
-    /// The blocks at the top of subtrees on `tiers`, children before their parents, where no block continues one of them.
+    /// The blocks at the top of subtrees on `tiers`, children before their parents, where no block
+    /// continues one of them.
     fn select_ends(&self, tops: &[(GroupId, SequenceHash)], tiers: TierMask) -> Option<Vec<Selected>> {
         let found: Vec<u32> = tops.iter().filter_map(|&(group, hash)| self.find(group, hash)).collect();
         let is_end = |&index: &u32| self.entry(index).links.get() == 0;
@@ -200,7 +205,8 @@ impl Core {
         tiers.iter().any(|tier| entry.presence(tier.index()) != Presence::Absent)
     }
 
-    /// Whether an entry is one of the blocks noted in `below` or continues one, found by walking up until an answer is known.
+    /// Whether an entry is one of the blocks noted in `below` or continues one, found by walking up
+    /// until an answer is known.
     fn is_below(&self, start: u32, below: &mut Below) -> bool {
         let known = |below: &Below, at: u32| {
             if at == NONE { Some(false) } else { below.get(at, self.entry(at).tag()) }
@@ -234,7 +240,8 @@ mod tests {
         SequenceHash::from_bytes([number; 16])
     }
 
-    /// What was selected may be gone when it is removed, and another group's block with the same hash have its entry.
+    /// What was selected may be gone when it is removed, and another group's block with the same
+    /// hash have its entry.
     #[test]
     fn a_block_of_another_group_with_the_same_hash_is_another_block() {
         let groups = vec![GroupConfig::full(16); 2];

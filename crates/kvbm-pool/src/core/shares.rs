@@ -5,15 +5,16 @@ use crate::share::{Share, TenantConfig, TenantError, TenantId, TenantUsage};
 use crate::tier::TIERS;
 use kvbm_plan::NamespaceId;
 
-/// A tenant's number here: its place in the configuration and one; 0 for nobody's blocks.
+/// A tenant's number here: its index in the configuration plus one; 0 for blocks without a tenant.
 pub(crate) type Number = usize;
 
-/// For whom slots are allocated. Nobody in particular where there are no tenants, or where it is not said.
+/// The tenant for which slots are allocated. None where no tenants are configured, or the caller
+/// names no namespace.
 pub(crate) type Claim = Option<u8>;
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct TierCounts {
-    /// Slots with blocks of its: registered, copies of these, on their way, removed while somebody uses them.
+    /// Slots with blocks of its: registered, copies of these, on their way, removed while in use.
     pub blocks: u32,
     /// Those of them that are registered and have no users.
     pub idle: u32,
@@ -69,12 +70,12 @@ impl TenantShares {
         found.map_or(0, |at| usize::from(self.of[at].1))
     }
 
-    /// Who allocates slots for blocks of a namespace.
+    /// The claim of slots for blocks of a namespace.
     pub(crate) fn claim_of(&self, namespace: NamespaceId) -> Claim {
         self.are_configured().then(|| self.number_of(namespace) as u8)
     }
 
-    /// Who is known by that name outside.
+    /// The number of a tenant by its public id.
     pub(crate) fn number(&self, tenant: TenantId) -> Result<Number, TenantError> {
         let (number, tenants) = (usize::from(tenant.0) + 1, self.all.len().saturating_sub(1));
         if number <= tenants { Ok(number) } else { Err(TenantError::Unknown { tenant, tenants }) }
@@ -101,7 +102,7 @@ impl TenantShares {
         self.number_of(namespace).checked_sub(1).map(|at| TenantId(at as u8))
     }
 
-    /// `n` slots, no more than the tier has, are allocated for, or will be blocks of, who claims them.
+    /// `n` slots, no more than the tier has, are allocated for the tenant that claims them.
     #[inline]
     pub(crate) fn hold(&mut self, tier: usize, claim: Claim, n: usize) {
         if let Some(number) = claim {
@@ -110,7 +111,7 @@ impl TenantShares {
         }
     }
 
-    /// Slots that were held are somebody's blocks now, or free.
+    /// Slots that were held hold blocks now, or are free.
     #[inline]
     pub(crate) fn let_go(&mut self, tier: usize, claim: Claim, n: usize) {
         if let Some(number) = claim {
@@ -132,7 +133,8 @@ impl TenantShares {
         *blocks = if there { *blocks + 1 } else { blocks.saturating_sub(1) };
     }
 
-    /// A registered slot of a tier with a block of the namespace has no users any more, or has some now, or goes.
+    /// A registered slot of a tier with a block of the namespace has no users any more, or has some
+    /// now, or goes.
     #[inline]
     pub(crate) fn count_idle(&mut self, tier: usize, namespace: NamespaceId, more: bool) {
         if !self.are_configured() {
@@ -159,8 +161,9 @@ impl TenantShares {
         i64::from(blocks) + i64::from(held) - i64::from(self.limit(number, usable))
     }
 
-    /// How many blocks are given for who claims them where each tenant has so many to give: all, unless it is over its share and stays
-    /// so when it has given what it has itself. Then it gets what others have beyond their shares.
+    /// How many blocks the tenants give to the claiming one where each has so many to give: all,
+    /// unless it is over its share and stays so when it has given what it has itself. Then it gets
+    /// what others have beyond their shares.
     pub(crate) fn given(&self, tier: usize, usable: u32, claim: Claim, has: impl Fn(Number) -> u32) -> usize {
         let excess = |number: Number| self.excess(number, tier, usable);
         let stays_over = claim.map(usize::from).is_some_and(|claim| excess(claim) > i64::from(has(claim)));
@@ -176,8 +179,8 @@ impl TenantShares {
         self.all[number].on[tier].evicted += blocks;
     }
 
-    /// Who gives a block: the one that is furthest over its share, of those whose bit in `tried` is not set. Whoever is over its own share takes
-    /// from nobody who is not.
+    /// The tenant that gives a block: the one furthest over its share, of those whose bit in
+    /// `tried` is not set. A tenant over its own share takes from no tenant within its share.
     pub(crate) fn giver(&self, tier: usize, usable: u32, claim: Claim, tried: u64) -> Option<Number> {
         let excess = |number: Number| self.excess(number, tier, usable);
         let only_over = claim.is_some_and(|number| excess(usize::from(number)) > 0);
@@ -207,7 +210,8 @@ impl TenantShares {
         self.count_pins(namespace, pins, more);
     }
 
-    /// How many blocks a namespace's tenant may pin on a tier at most, and how many it has; none where there are no tenants.
+    /// How many blocks a namespace's tenant may pin on a tier at most, and how many it has; none
+    /// where there are no tenants.
     pub(crate) fn pins(&self, tier: usize, usable: u32, namespace: NamespaceId) -> Option<(u32, u32)> {
         self.are_configured().then(|| {
             let number = self.number_of(namespace);

@@ -16,7 +16,8 @@ use crate::slot::Slot;
 use crate::tier::TIERS;
 use kvbm_plan::{BlockIdentity, GroupId, GroupKind};
 
-/// The registry without its lock and without handles: entries, slots, eviction orders, policy, tenants, events.
+/// The registry without its lock and without handles: entries, slots, eviction orders, policy,
+/// tenants, events.
 pub(crate) struct Core {
     pub groups: Box<[GroupConfig]>,
     /// For each tier, the next one further from the compute that exists.
@@ -127,7 +128,8 @@ impl Core {
         self.slots[tier].len() as u32 - self.free[tier].quarantined
     }
 
-    /// The iteration clock as entries keep it. It may wrap; differences stay right as long as they are below 2^16.
+    /// The iteration clock as entries keep it. It may wrap; differences stay right as long as they
+    /// are below 2^16.
     #[inline]
     pub(crate) fn short_step(&self) -> u16 {
         self.step as u16

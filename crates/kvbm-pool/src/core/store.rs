@@ -38,8 +38,8 @@ impl Store {
 }
 
 impl Hold<'_> {
-    /// Releases the lock for a thread that waits, between two parts of long work. What was found before may have
-    /// changed afterwards.
+    /// Releases the lock for a thread that waits, between two parts of long work. What was found
+    /// before may have changed afterwards.
     pub(crate) fn let_others_in(&mut self) {
         MutexGuard::bump(&mut self.0);
         #[cfg(test)]

@@ -1,12 +1,14 @@
 //! The hash table from (group, 128-bit sequence hash) to the index of an entry.
 //!
-//! A bucket is one cache bucket with twelve tags of 7 bits and twelve 32-bit entry indices. A key is in its home
-//! bucket or, when that is full, in one further on; the step from bucket to bucket depends on the key's class, one of
-//! eight. Every full bucket that a key passed counts it, by class. So a lookup stops at the first bucket that no key
-//! of this class passed, and a removal leaves no tombstone and moves nothing.
+//! A bucket is one cache bucket with twelve tags of 7 bits and twelve 32-bit entry indices. A key
+//! is in its home bucket or, when that is full, in one further on; the step from bucket to bucket
+//! depends on the key's class, one of eight. Every full bucket that a key passed counts it, by
+//! class. So a lookup stops at the first bucket that no key of this class passed, and a removal
+//! leaves no tombstone and moves nothing.
 //!
-//! A tag only filters: equality is always that of all 128 bits and the group, compared in the entry. The bits of an
-//! index that the largest entry does not need hold more of the tag, so a lookup hardly ever reads a wrong entry.
+//! A tag only filters: equality is always that of all 128 bits and the group, compared in the
+//! entry. The bits of an index that the largest entry does not need hold more of the tag, so a
+//! lookup hardly ever reads a wrong entry.
 
 use super::bucket::{Bucket, CLASSES, EMPTY};
 use crate::entry::Entry;
@@ -26,7 +28,7 @@ const FEWEST_LINES: usize = 11;
 /// Heap of a full table, rounded up.
 pub(crate) const BYTES_PER_KEY: usize = size_of::<Bucket>().div_ceil(FULL);
 
-/// A key's place in the table: what its home bucket and its tags are made of.
+/// A mixed key: its home bucket and its tags are made of it.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Mixed(u64);
 
@@ -51,7 +53,8 @@ fn index_mask(entries: usize) -> u32 {
     u32::try_from((entries + 1).next_power_of_two() - 1).unwrap_or(u32::MAX)
 }
 
-/// How many buckets a table for so many keys has: a number that no step from bucket to bucket divides, so that each leads to all buckets.
+/// How many buckets a table for so many keys has: a number that no step from bucket to bucket
+/// divides, so that each leads to all buckets.
 fn buckets_for(entries: usize) -> usize {
     let all_are_reached = |&buckets: &usize| STEP_FACTORS.iter().all(|factor| buckets % factor != 0);
     let least = entries.div_ceil(FULL).max(FEWEST_LINES);
@@ -60,7 +63,8 @@ fn buckets_for(entries: usize) -> usize {
 }
 
 impl Table {
-    /// A table for `entries` keys. `seed` makes the home of a key unpredictable: hashes of an engine may be chosen by its users.
+    /// A table for `entries` keys. `seed` makes the home of a key unpredictable: hashes of an
+    /// engine may be chosen by its users.
     pub(crate) fn new(entries: usize, seed: u64) -> Self {
         let buckets = (0..buckets_for(entries)).map(|_| Bucket::new()).collect();
         Self { buckets, seed, index_mask: index_mask(entries) }
@@ -76,7 +80,8 @@ impl Table {
         let value = hash.to_u128();
         let low = value as u64 ^ self.seed;
         let high = (value >> 64) as u64 ^ 0x9e37_79b9_7f4a_7c15 ^ (u64::from(group.0) << 40);
-        // Fold a full multiplication, then multiply again: every bit of the key reaches the upper half.
+        // Fold a full multiplication, then multiply again: every bit of the key reaches the upper
+        // half.
         let wide = u128::from(low) * u128::from(high);
         Mixed((wide as u64 ^ (wide >> 64) as u64 ^ low.rotate_left(32)).wrapping_mul(0xd6e8_feb8_6659_fd93))
     }
@@ -91,7 +96,8 @@ impl Table {
         0x80 | (mixed as u8)
     }
 
-    /// Bits that are not in the tag of a bucket's words, and in the home bucket only where there are more buckets than memory.
+    /// Bits that are not in the tag of a bucket's words, and in the home bucket only where there
+    /// are more buckets than memory.
     #[inline]
     fn class(Mixed(mixed): Mixed) -> u64 {
         mixed >> 32
@@ -110,7 +116,8 @@ impl Table {
         (lane == self.tagged(mixed, index) && index != self.index_mask).then_some(index)
     }
 
-    /// The bucket that a key is in or behind, if it passed this one. Keys that pass the same bucket go to different ones, by their class.
+    /// The bucket that a key is in or behind, if it passed this one. Keys that pass the same bucket
+    /// go to different ones, by their class.
     #[inline]
     fn next(&self, bucket: usize, key: Mixed) -> usize {
         let next = bucket + 1 + (Self::class(key) % CLASSES) as usize;
@@ -124,7 +131,8 @@ impl Table {
         self.locate(key.mixed, fits).map(|(_, _, index)| index)
     }
 
-    /// The bucket, lane and index of the first lane that has the key's tags and an index that `fits`.
+    /// The bucket, lane and index of the first lane that has the key's tags and an index that
+    /// `fits`.
     #[inline]
     fn locate(&self, key: Mixed, fits: impl Fn(u32) -> bool) -> Option<(usize, usize, u32)> {
         let tag = Self::tag(key);
@@ -279,7 +287,8 @@ mod tests {
             let key = world.table.key(GroupId(group), hash(number));
             let known = oracle.get(&(group, number)).copied();
             assert_eq!(world.table.find(&key, &world.entries), known, "step {step}");
-            // Grow for a while, then shrink, so that removals leave buckets behind that keys had passed.
+            // Grow for a while, then shrink, so that removals leave buckets behind that keys had
+            // passed.
             let remove = random >> 8 & 7 < if step / 10_000 % 2 == 0 { 2 } else { 6 };
             match known {
                 Some(index) if remove => {
@@ -314,7 +323,8 @@ mod tests {
         }
     }
 
-    /// Where all entries are in use and keys come and go, a key that is not there is missed after two buckets.
+    /// Where all entries are in use and keys come and go, a key that is not there is missed after
+    /// two buckets.
     #[test]
     fn what_is_not_there_is_missed_soon_in_a_full_table() {
         let mut world = World::new(10_000, 5);

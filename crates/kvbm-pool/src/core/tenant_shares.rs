@@ -1,9 +1,10 @@
-//! The blocks that each tenant has on every tier, where tenants have shares, and which tenant gives a block when
-//! another needs room.
+//! The blocks that each tenant has on every tier, where tenants have shares, and which tenant gives
+//! a block when another needs room.
 //!
-//! Every tenant has the slots on a tier that its share says. A tenant that wants more gets free slots, and blocks of
-//! others beyond their shares. So a victim comes from the tenant that is furthest over its share and has one, and no
-//! tenant over its share takes from one that is not. Blocks of namespaces without a tenant have what the shares leave.
+//! Every tenant has the slots on a tier that its share says. A tenant that wants more gets free
+//! slots, and blocks of others beyond their shares. So a victim comes from the tenant that is
+//! furthest over its share and has one, and no tenant over its share takes from one that is not.
+//! Blocks of namespaces without a tenant have what the shares leave.
 //!
 //! A block costs no memory for it: its namespace tells its tenant.
 //!
@@ -28,14 +29,14 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 impl Core {
-    /// Whether `n` blocks more would be over the share of who claims them.
+    /// Whether `n` blocks more would be over the share of the tenant that claims them.
     pub(crate) fn is_over_share(&self, tier: usize, claim: Claim, n: usize) -> bool {
         let excess = |number: u8| self.tenants.excess(usize::from(number), tier, self.usable(tier));
         let n = i64::try_from(n).unwrap_or(i64::MAX);
         claim.is_some_and(|number| excess(number).saturating_add(n) > 0)
     }
 
-    /// The blocks of each tenant, in their order, with who claims slots for them.
+    /// The blocks of each tenant, in their order, with the claim of slots for them.
     pub(crate) fn by_tenant<'a>(
         &self,
         blocks: &'a [BlockIdentity],
@@ -51,7 +52,8 @@ impl Core {
         claims.into_iter().map(|claim| (claim, Cow::Owned(part(claim)))).collect()
     }
 
-    /// Slots that were allocated for nobody in particular, or somebody else, are for blocks of a namespace.
+    /// Slots that were allocated without a claim, or for another tenant, are for blocks of a
+    /// namespace.
     pub(crate) fn claim_for(&mut self, tier: usize, claim: &mut Claim, namespace: NamespaceId, n: usize) {
         let tenants = &mut self.tenants;
         tenants.let_go(tier, *claim, n);
@@ -59,8 +61,8 @@ impl Core {
         tenants.hold(tier, *claim, n);
     }
 
-    /// Makes a namespace a tenant's, with the blocks that it has. Takes time in proportion to the tiers, unless it is the tenant's
-    /// already.
+    /// Makes a namespace a tenant's, with the blocks that it has. Takes time in proportion to the
+    /// tiers, unless it is the tenant's already.
     pub(crate) fn assign(&mut self, namespace: NamespaceId, tenant: TenantId) -> Result<(), TenantError> {
         let number = self.tenants.number(tenant)? as u8;
         let of = &self.tenants.of;

@@ -27,8 +27,9 @@ impl Core {
         self.pins.all.contains_key(&(index, tier as u8))
     }
 
-    /// Pins what is Present of a chain on `tiers`, with its ancestors there, until an iteration; or nothing, where a tier
-    /// would have too much pinned. Returns how many blocks of the chain are there.
+    /// Pins what is Present of a chain on `tiers`, with its ancestors there, until an iteration; or
+    /// nothing, where a tier would have too much pinned. Returns how many blocks of the chain are
+    /// there.
     pub(crate) fn pin_chain(
         &mut self,
         group: GroupId,
@@ -59,7 +60,7 @@ impl Core {
         Ok(chain.iter().filter(there).count())
     }
 
-    /// The block's place on the tier and those of its ancestors, as far as they are not in yet.
+    /// Collects the block on the tier and its ancestors there that are not collected yet.
     fn with_ancestors(
         &self,
         mut index: u32,
@@ -120,8 +121,8 @@ impl Core {
         self.update_evictable(index, tier);
     }
 
-    /// Ends the pins of a chain on `tiers`, from its end on; a block that another pinned one continues stays pinned.
-    /// Returns how many pins ended.
+    /// Ends the pins of a chain on `tiers`, from its end on; a block that another pinned one
+    /// continues stays pinned. Returns how many pins ended.
     pub(crate) fn unpin_chain(&mut self, group: GroupId, hashes: &[SequenceHash], tiers: TierMask) -> usize {
         let mut ended = 0;
         for &hash in hashes.iter().rev() {
@@ -175,8 +176,8 @@ impl Core {
         self.tenants.count_pin(entry.namespace(), tier, false);
     }
 
-    /// Blocks of `tier` that could be evicted at most, counted no more exactly than it takes to say whether these are
-    /// `wanted`.
+    /// Blocks of `tier` that could be evicted at most, counted no more exactly than it takes to say
+    /// whether these are `wanted`.
     pub(crate) fn evictable_at_most(&self, tier: usize, wanted: usize) -> usize {
         let inactive = self.tiers[tier].inactive as usize;
         let pinned = self.pins.counts[tier] as usize;

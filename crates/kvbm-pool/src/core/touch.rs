@@ -1,5 +1,5 @@
-//! Uses of blocks: a request touches its blocks once, tail to head, on every tier that holds them. The policy sees the
-//! request first, head to tail.
+//! Uses of blocks: a request touches its blocks once, tail to head, on every tier that holds them.
+//! The policy sees the request first, head to tail.
 
 use super::batch_lookup::BatchLookup;
 use super::state::Core;

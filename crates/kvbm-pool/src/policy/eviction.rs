@@ -21,13 +21,15 @@ pub enum RequestPart {
     Registered,
 }
 
-/// What victims are chosen among: the slots of a tier, or, where tenants have shares, those of one tenant there.
+/// What victims are chosen among: the slots of a tier, or, where tenants have shares, those of one
+/// tenant there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotSet {
     /// The tier.
     pub tier: usize,
-    /// The tenant's place in [`RegistryConfig::tenants`](crate::RegistryConfig::tenants) and one; 0 for blocks of nobody, and
-    /// where there are no tenants. A slot belongs to one set until it is evictable no more.
+    /// The tenant's place in [`RegistryConfig::tenants`](crate::RegistryConfig::tenants) and one; 0
+    /// for blocks without a tenant, and where no tenants are configured. A slot belongs to one set
+    /// until it is evictable no more.
     pub tenant: usize,
 }
 
@@ -38,8 +40,9 @@ impl SlotSet {
     }
 }
 
-/// A number that the registry keeps with each evictable slot of a tier for the policy: where the slot is in a list, say.
-/// It lies in the slot itself, where references are otherwise, so it costs no memory and no further cache miss.
+/// A number that the registry keeps with each evictable slot of a tier for the policy: where the
+/// slot is in a list, say. It lies in the slot itself, where references are otherwise, so it costs
+/// no memory and no further cache miss.
 pub struct SlotNumbers<'a> {
     slots: &'a [Slot],
     /// Where the blocks in the slots are described, where victims are chosen.
@@ -57,7 +60,8 @@ impl<'a> SlotNumbers<'a> {
 }
 
 impl SlotNumbers<'_> {
-    /// The tag of the block in an evictable slot; while victims are chosen only. Reads memory that may be far.
+    /// The tag of the block in an evictable slot; while victims are chosen only. Reads memory that
+    /// may be far.
     #[inline]
     pub fn tag(&self, slot: u32) -> Option<u64> {
         let state = self.slots.get(slot as usize).filter(|state| state.is_listed())?;
@@ -70,7 +74,8 @@ impl SlotNumbers<'_> {
         self.slots.get(slot as usize).and_then(Slot::number)
     }
 
-    /// Sets (below 2^28 - 1) or clears the number of an evictable slot. It is gone when the slot is not evictable any more.
+    /// Sets (below 2^28 - 1) or clears the number of an evictable slot. It is gone when the slot is
+    /// not evictable any more.
     #[inline]
     pub fn set(&mut self, slot: u32, number: Option<u32>) {
         if let Some(state) = self.slots.get(slot as usize) {
@@ -81,18 +86,19 @@ impl SlotNumbers<'_> {
 
 /// Chooses victims on all tiers of one registry.
 ///
-/// Every method runs under a lock of the registry: it must be short, must not wait and must not call the registry. A
-/// request is `begin`, then `registered` or `used` for each of its blocks. A policy that keeps nothing of blocks answers only what is said
-/// of slots.
+/// Every method runs under a lock of the registry: it must be short, must not wait and must not
+/// call the registry. A request is `begin`, then `registered` or `used` for each of its blocks. A
+/// policy that keeps nothing of blocks answers only what is said of slots.
 pub trait EvictionPolicy: Send {
-    /// Blocks of a request come: those that are there (`used`) or those that are new (`registered`). `before` is what is
-    /// kept of the last block there of the former, or of the block before the first of the latter.
+    /// Blocks of a request come: those that are there (`used`) or those that are new
+    /// (`registered`). `before` is what is kept of the last block there of the former, or of the
+    /// block before the first of the latter.
     fn begin(&mut self, before: Option<BlockMemory>, part: RequestPart, blocks: usize) {
         let _ = (before, part, blocks);
     }
 
-    /// Blocks with these tags are about to come or to be forgotten, each told on its own later: whatever is remembered of
-    /// them in far memory is better read now, for all at once.
+    /// Blocks with these tags are about to be registered or forgotten, each in a call of its own
+    /// later: whatever is remembered of them in far memory is better read now, for all at once.
     fn expect(&self, tags: &[u64]) {
         let _ = tags;
     }
@@ -109,14 +115,15 @@ pub trait EvictionPolicy: Send {
         memory
     }
 
-    /// The caller says that nothing will continue the block's branch, and that the block belongs to no other.
+    /// The caller says that nothing will continue the block's branch, and that the block belongs to
+    /// no other.
     fn ended(&mut self, tag: u64, memory: BlockMemory) -> BlockMemory {
         let _ = tag;
         memory
     }
 
-    /// Looks at a block that is on some tier, whichever: called for all of them in turn, for each once in `every` uses of
-    /// blocks.
+    /// Looks at a block that is on some tier, whichever: called for all of them in turn, for each
+    /// once in `every` uses of blocks.
     fn observe(&mut self, memory: BlockMemory, every: u64) -> BlockMemory {
         let _ = every;
         memory
@@ -127,8 +134,8 @@ pub trait EvictionPolicy: Send {
         let _ = (tag, memory);
     }
 
-    /// `slot` of `set` may be evicted from now on; or it may already, and what is kept of its block has changed.
-    /// `priority` is that of its [`BlockMetadata`](crate::BlockMetadata).
+    /// `slot` of `set` may be evicted from now on; or it may already, and what is kept of its block
+    /// has changed. `priority` is that of its [`BlockMetadata`](crate::BlockMetadata).
     fn evictable(
         &mut self,
         set: SlotSet,
@@ -151,19 +158,22 @@ pub trait EvictionPolicy: Send {
         let _ = (tier, slot);
     }
 
-    /// Chooses at least one and at most `want` evictable slots of `set`, appends them to `out`, and counts them as not
-    /// evictable. None only where none is evictable. What is not in the set does not go; where
-    /// nothing of the answer may, the least recently used does. What was not wanted is told again ([`evictable`](Self::evictable)).
+    /// Chooses at least one and at most `want` evictable slots of `set`, appends them to `out`, and
+    /// counts them as not evictable. None only where none is evictable. What is not in the set does
+    /// not go; where nothing of the answer may, the least recently used does. What was not wanted
+    /// is reported again ([`evictable`](Self::evictable)).
     fn victims(&mut self, set: SlotSet, want: usize, out: &mut Vec<u32>, numbers: &mut SlotNumbers<'_>);
 
-    /// Whether the least recently used blocks of `set` are the ones to go for now: then the registry takes these, without asking
-    /// for [`victims`](Self::victims), and says [`kept`](Self::kept) of them.
+    /// Whether the least recently used blocks of `set` are the ones to go for now: then the
+    /// registry takes these, without asking for [`victims`](Self::victims), and says
+    /// [`kept`](Self::kept) of them.
     fn follows_recency(&self, set: SlotSet) -> bool {
         let _ = set;
         false
     }
 
-    /// Uses expected of a block while as many blocks are used as the largest tier holds, if the policy estimates that.
+    /// Uses expected of a block while as many blocks are used as the largest tier holds, if the
+    /// policy estimates that.
     fn expected_reuse(&self, memory: BlockMemory) -> Option<f32> {
         let _ = memory;
         None

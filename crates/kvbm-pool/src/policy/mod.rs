@@ -1,8 +1,9 @@
 //! Which block goes when room is needed: the seam, and the policies that ship.
 //!
-//! The registry keeps every policy to the rules: it names as evictable only blocks that nobody uses and, in Full
-//! groups, that nothing on the tier continues. A policy only chooses among these. What it wants to remember of a block
-//! lies in the block's own entry ([`BlockMemory`], three bytes), so a use of a block costs no further cache miss.
+//! The registry keeps every policy to the rules: it names as evictable only blocks without users
+//! and, in Full groups, that nothing on the tier continues. A policy only chooses among these. What
+//! it wants to remember of a block lies in the block's own entry ([`BlockMemory`], three bytes), so
+//! a use of a block costs no further cache miss.
 //!
 //! # Modules
 //!

@@ -54,7 +54,7 @@ impl Registry {
 
     fn build(config: &RegistryConfig, policy: Option<Box<dyn EvictionPolicy>>) -> Result<Self, ConfigError> {
         config.validate()?;
-        // Only the places of keys in the table depend on the seed, nothing that anybody can see.
+        // Only the buckets of keys depend on the seed, and no caller sees them.
         let seed = std::hash::RandomState::new().hash_one(config.epoch.0);
         let shared = Shared {
             vectors: VectorPool::new(),
@@ -72,7 +72,8 @@ impl Registry {
         BlockPool::new(Arc::clone(&self.shared))
     }
 
-    /// Whether `prefix` was matched here. Its slots mean something else, or nothing, in another registry.
+    /// Whether `prefix` was matched here. Its slots mean something else, or nothing, in another
+    /// registry.
     pub fn owns_prefix(&self, prefix: &Prefix) -> bool {
         Arc::ptr_eq(&self.shared, &prefix.shared)
     }
@@ -97,12 +98,14 @@ impl Registry {
         self.shared.capacity.get(tier.index()).copied().unwrap_or(0)
     }
 
-    /// The longest useful prefix of a sequence that is on some tier, each block pinned on its nearest one. Does not
-    /// count as a use by itself: [`touch`](Self::touch) once for each request.
+    /// The longest useful prefix of a sequence that is on some tier, each block pinned on its
+    /// nearest one. Does not count as a use by itself: [`touch`](Self::touch) once for each
+    /// request.
     ///
-    /// `hashes` are those of the whole sequence from its first block. For a Full group the prefix ends before the
-    /// first block that is on no tier. For a sliding window it is the longest whose last window is there, and for
-    /// state the longest whose last block is there; only those blocks are pinned.
+    /// `hashes` are those of the whole sequence from its first block. For a Full group the prefix
+    /// ends before the first block that is on no tier. For a sliding window it is the longest whose
+    /// last window is there, and for state the longest whose last block is there; only those blocks
+    /// are pinned.
     pub fn match_prefix(&self, group: GroupId, hashes: &[SequenceHash]) -> Prefix {
         // Before anything is found: what is lost meanwhile counts as found before.
         let losses = self.losses();
@@ -139,37 +142,42 @@ impl Registry {
         hold.find(group, hash).map_or(TierMask::NONE, |index| hold.tiers_of(index))
     }
 
-    /// In which slot of `tier` a block is, where it is there. Neither pins nor touches: by the time it is known it may be gone from there.
+    /// In which slot of `tier` a block is, where it is there. Neither pins nor touches: by the time
+    /// it is known it may be gone from there.
     pub fn slot_of(&self, tier: Tier, group: GroupId, hash: SequenceHash) -> Option<BlockId> {
         let hold = self.shared.store.lock();
         let found = hold.find(group, hash).filter(|&index| hold.tiers_of(index).contains(tier));
         found.map(|index| BlockId(hold.entry(index).slot(tier.index())))
     }
 
-    /// A use of these blocks, tail to head, on every tier that holds them: once for each request, with its whole chain.
+    /// A use of these blocks, tail to head, on every tier that holds them: once for each request,
+    /// with its whole chain.
     ///
-    /// There is no id of a request. To the default policy, this and the next registration behind a block that is there are
-    /// one request if no other use comes in between. So touch a request right before you register its new blocks. Where
-    /// several threads interleave, the policy counts new blocks with the request that was touched last, or as a request of
-    /// their own: the ages that it learns differ by so many blocks, and eviction stays as safe as before.
+    /// There is no id of a request. To the default policy, this and the next registration behind a
+    /// block that is there are one request if no other use comes in between. So touch a request
+    /// right before you register its new blocks. Where several threads interleave, the policy
+    /// counts new blocks with the request that was touched last, or as a request of their own: the
+    /// ages that it learns differ by so many blocks, and eviction stays as safe as before.
     pub fn touch(&self, group: GroupId, hashes: &[SequenceHash]) {
         self.shared.store.lock().touch(group, hashes);
     }
 
-    /// Nothing will continue this request: a soft hint. Concerns those of its blocks at its end that belong to no other
-    /// branch, until they are used again. `hazard` learns what such hints are worth; under `lru-leaf` these
-    /// blocks are the next to go, once nobody uses them. For an ended session, call it for the session's last request.
+    /// Nothing will continue this request: a soft hint. Concerns those of its blocks at its end
+    /// that belong to no other branch, until they are used again. `hazard` learns what such hints
+    /// are worth; under `lru-leaf` these blocks are the next victims, once they have no users. For
+    /// an ended session, call it for the session's last request.
     pub fn branch_ends(&self, group: GroupId, hashes: &[SequenceHash]) {
         self.shared.store.lock().branch_ends(group, hashes);
     }
 
-    /// Keeps what is there of a chain on `tiers` from eviction until iteration `until` (or until it is unpinned, or
-    /// removed), with the ancestors that it needs there. Of several pins of a block the one that ends last counts. Pinned
-    /// blocks are cached ones like others in all other respects: a pin is neither a use nor a handle. Returns how many of
-    /// `hashes` are pinned.
+    /// Keeps what is there of a chain on `tiers` from eviction until iteration `until` (or until it
+    /// is unpinned, or removed), with the ancestors that it needs there. Of several pins of a block
+    /// the one that ends last counts. Pinned blocks are cached ones like others in all other
+    /// respects: a pin is neither a use nor a handle. Returns how many of `hashes` are pinned.
     ///
     /// # Errors
-    /// [`PinError`]: an iteration that is over, or more than [`RegistryConfig::most_pinned`] on a tier. Nothing changed.
+    /// [`PinError`]: an iteration that is over, or more than [`RegistryConfig::most_pinned`] on a
+    /// tier. Nothing changed.
     pub fn pin(
         &self,
         group: GroupId,
@@ -180,16 +188,17 @@ impl Registry {
         self.shared.store.lock().pin_chain(group, hashes, tiers, until)
     }
 
-    /// Takes pins back: of the blocks of a chain, given from its first block on, as far as no other pinned block continues
-    /// them. Returns on how many places (a block on a tier) a pin ended.
+    /// Takes pins back: of the blocks of a chain, given from its first block on, as far as no other
+    /// pinned block continues them. Returns how many pins (of a block on a tier) ended.
     pub fn unpin(&self, group: GroupId, hashes: &[SequenceHash], tiers: TierMask) -> usize {
         self.shared.store.lock().unpin_chain(group, hashes, tiers)
     }
 
-    /// Blocks of `namespace` leave every tier after `iterations` without use (`None`: they stay until their slots are needed).
-    /// A use is what makes a block young: a touch, the end of a handle, and its arrival on a tier. Blocks that are in use,
-    /// pinned or continued on the tier stay until they are not. [`step`](Self::step) removes them, from the ends of
-    /// chains on: in a registry of up to 1,024 blocks in the iteration in which they are due, in larger ones within
+    /// Blocks of `namespace` leave every tier after `iterations` without use (`None`: they stay
+    /// until their slots are needed). A use is what makes a block young: a touch, the end of a
+    /// handle, and its arrival on a tier. Blocks that are in use, pinned or continued on the tier
+    /// stay until they are not. [`step`](Self::step) removes them, from the ends of chains on: in a
+    /// registry of up to 1,024 blocks in the iteration in which they are due, in larger ones within
     /// 1,024 further iterations.
     ///
     /// # Errors
@@ -208,8 +217,8 @@ impl Registry {
         self.shared.store.lock().step
     }
 
-    /// Advances the iteration clock, ends the pins whose time is over, removes the blocks whose time to live is, and returns
-    /// the clock.
+    /// Advances the iteration clock, ends the pins whose time is over, removes the blocks whose
+    /// time to live is, and returns the clock.
     pub fn step(&self) -> u64 {
         let mut hold = self.shared.store.lock();
         hold.step += 1;
@@ -224,9 +233,10 @@ impl Registry {
         now
     }
 
-    /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors, that are neither on
-    /// `not_on` nor on their way there and were not used during the last `min_idle` iterations (0: any; counted up to 65,535). Pinned for a
-    /// transfer. Looks at a bounded number of blocks and goes on from there in the next call.
+    /// Up to `n` unpinned blocks of `tier`, coldest first but every block after its ancestors, that
+    /// are neither on `not_on` nor on their way there and were not used during the last `min_idle`
+    /// iterations (0: any; counted up to 65,535). Pinned for a transfer. Looks at a bounded number
+    /// of blocks and goes on from there in the next call.
     pub fn coldest(&self, tier: Tier, n: usize, not_on: Tier, min_idle: u64) -> Pinned {
         let (losses, mut ids) = (self.losses(), Vec::new());
         if self.capacity(tier) > 0 && not_on.index() < TIERS {
@@ -236,10 +246,11 @@ impl Registry {
         Pinned { shared: Arc::clone(&self.shared), tier, ids, reference: Reference::Transfer, losses }
     }
 
-    /// Up to `n` blocks of `tier` that may be evicted soon and are neither on `not_on` nor on their way there, pinned for a
-    /// transfer, parents before children. Under `lru-leaf` these are the oldest `share` (0 to 1) of its eviction order;
-    /// other policies may take any block next, so with one they all are, unless `share` is 0. Each use of a block puts it
-    /// before this once: call it after every registration or arrival on the tier.
+    /// Up to `n` blocks of `tier` that may be evicted soon and are neither on `not_on` nor on their
+    /// way there, pinned for a transfer, parents before children. Under `lru-leaf` these are the
+    /// oldest `share` (0 to 1) of its eviction order; other policies may take any block next, so
+    /// with one they all are, unless `share` is 0. Each use of a block puts it before this once:
+    /// call it after every registration or arrival on the tier.
     pub fn uncopied_victims(&self, tier: Tier, share: f64, n: usize, not_on: Tier) -> Pinned {
         let (losses, mut ids) = (self.losses(), Vec::new());
         if self.capacity(tier) > 0 && not_on.index() < TIERS {
@@ -283,8 +294,8 @@ impl Registry {
         self.shared.store.lock().tiers[tier.index()].counters
     }
 
-    /// Blocks of which there is a record: those on some tier or on their way, and those that something on a tier
-    /// continues.
+    /// Blocks of which there is a record: those on some tier or on their way, and those that
+    /// something on a tier continues.
     pub fn known_blocks(&self) -> usize {
         self.shared.store.lock().used
     }
@@ -310,7 +321,8 @@ impl Registry {
                 return drained;
             }
             hold.let_others_in();
-            // A loss between two records ends the call: it stands before the first record of the next one.
+            // A loss between two records ends the call: it stands before the first record of the
+            // next one.
             if hold.events.lost() > 0 {
                 return drained;
             }
@@ -327,15 +339,17 @@ impl Registry {
         self.shared.store.lock().events.lost_total()
     }
 
-    /// Everything on `tier`, parents before children, and the number of the first event that is not in it. Takes
-    /// time and memory in proportion to the tier, under the lock: for resync, not for every day.
+    /// Everything on `tier`, parents before children, and the number of the first event that is not
+    /// in it. Takes time and memory in proportion to the tier, under the lock: for resync, not for
+    /// every day.
     pub fn snapshot(&self, tier: Tier) -> (Vec<(BlockId, BlockIdentity)>, u64) {
         let hold = self.shared.store.lock();
         let blocks = if tier.index() < TIERS { hold.snapshot(tier.index()) } else { Vec::new() };
         (blocks, hold.events.next_seq())
     }
 
-    /// As [`snapshot`](Self::snapshot), of all tiers at one moment: each block with its tier, parents before children.
+    /// As [`snapshot`](Self::snapshot), of all tiers at one moment: each block with its tier,
+    /// parents before children.
     pub fn snapshot_all(&self) -> (Vec<(Tier, BlockIdentity)>, u64) {
         let hold = self.shared.store.lock();
         let blocks = Tier::SLOTTED.into_iter().flat_map(|tier| {

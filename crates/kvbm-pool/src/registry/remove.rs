@@ -12,7 +12,7 @@ use crate::tier::TierMask;
 use kvbm_plan::{BlockId, GroupId, NamespaceId, SequenceHash, Tier};
 
 impl Registry {
-    /// Removes every block from `tier` that nobody uses and that nothing in use continues.
+    /// Removes every block from `tier` that has no users and that no block in use continues.
     pub fn clear(&self, tier: Tier) -> Removed {
         self.remove_if(BlockSelection::All, TierMask::only(tier), Reach::Unused)
     }
@@ -22,13 +22,14 @@ impl Registry {
         self.remove(BlockSelection::Namespace(namespace), TierMask::ALL)
     }
 
-    /// Removes a block and everything that continues it from `tiers`. In groups that are not Full, blocks are known to
-    /// continue it only as long as the blocks between are on some tier.
+    /// Removes a block and everything that continues it from `tiers`. In groups that are not Full,
+    /// blocks are known to continue it only as long as the blocks between are on some tier.
     pub fn remove_subtree(&self, group: GroupId, hash: SequenceHash, tiers: TierMask) -> Removed {
         self.remove(BlockSelection::Subtree { group, hash }, tiers)
     }
 
-    /// The same for several blocks at once: the registry is looked through for all of them together.
+    /// The same for several blocks at once: the registry is looked through for all of them
+    /// together.
     pub fn remove_subtrees(&self, blocks: &[(GroupId, SequenceHash)], tiers: TierMask) -> Removed {
         let mut removed = Removed::default();
         let how = (Reach::Ends, EvictionReason::Removed);
@@ -36,10 +37,12 @@ impl Registry {
         removed
     }
 
-    /// Removes the blocks of a selection that are on `tiers` now. Blocks in use become invisible too; their slots come
-    /// back after their last user. Blocks on their way will not become visible. Looks the registry through, then removes, both in
-    /// small parts between which others have their turn: of what is registered meanwhile some may go as well. A block behind which something
-    /// came meanwhile goes in another turn, of which there are a few, the last in one hold.
+    /// Removes the blocks of a selection that are on `tiers` now. Blocks in use become invisible
+    /// too; their slots come back after their last user. Blocks on their way will not become
+    /// visible. Looks the registry through, then removes, both in small parts between which others
+    /// have their turn: of what is registered meanwhile some may go as well. A block behind which
+    /// something came meanwhile goes in another turn, of which there are a few, the last in one
+    /// hold.
     pub fn remove(&self, selection: BlockSelection, tiers: TierMask) -> Removed {
         self.remove_if(selection, tiers, Reach::Ends)
     }
@@ -51,12 +54,14 @@ impl Registry {
         removed
     }
 
-    /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for one): removes all that is there, as
-    /// [`remove`](Self::remove) does, and makes sure that nothing from before becomes visible later. Batches that were allocated before are
-    /// refused when they are registered ([`RegisterError::Lost`](crate::RegisterError::Lost)), arrivals that began before end as
-    /// [`ArrivalOutcome::Removed`](crate::ArrivalOutcome::Removed), and what reads or writes slots without the registry asks
-    /// [`is_lost`](Self::is_lost). Most goes in small parts, in a few turns where others bring more
-    /// behind it; the loss is counted in the last hold, in which the rest goes.
+    /// The bytes on `tiers` are gone (the memory of a worker that has a part of every block, for
+    /// one): removes all that is there, as [`remove`](Self::remove) does, and makes sure that
+    /// nothing from before becomes visible later. Batches that were allocated before are refused
+    /// when they are registered ([`RegisterError::Lost`](crate::RegisterError::Lost)), arrivals
+    /// that began before end as [`ArrivalOutcome::Removed`](crate::ArrivalOutcome::Removed), and
+    /// what reads or writes slots without the registry asks [`is_lost`](Self::is_lost). Most goes
+    /// in small parts, in a few turns where others bring more behind it; the loss is counted in the
+    /// last hold, in which the rest goes.
     pub fn lose(&self, tiers: TierMask) -> Removed {
         let mut lost = Removed::default();
         let all = Choice::By(BlockSelection::All);
@@ -68,18 +73,21 @@ impl Registry {
         lost
     }
 
-    /// How many losses there were: what is given out from now on, or was looked at after this, belongs to the time after them.
+    /// How many losses there were: what is given out from now on, or was looked at after this,
+    /// belongs to the time after them.
     pub fn losses(&self) -> Losses {
         self.shared.store.losses.now()
     }
 
-    /// Whether `tier` lost what it held [since then](Self::losses). Never for a tier without slots of its own here ([`Tier::G4`]).
+    /// Whether `tier` lost what it held [since then](Self::losses). Never for a tier without slots
+    /// of its own here ([`Tier::G4`]).
     pub fn is_lost(&self, tier: Tier, since: Losses) -> bool {
         self.shared.store.losses.is_lost(tier.index(), since)
     }
 
-    /// The bytes in a slot of `tier` are bad: the block is absent there from now on and the slot is never used again.
-    /// What continues the block on this tier cannot be found until the block returns.
+    /// The bytes in a slot of `tier` are bad: the block is absent there from now on and the slot is
+    /// never used again. What continues the block on this tier cannot be found until the block
+    /// returns.
     pub fn quarantine(&self, tier: Tier, block: BlockId) -> Quarantine {
         if tier.index() >= crate::tier::TIERS {
             return Quarantine::NotRegistered;
@@ -87,8 +95,9 @@ impl Registry {
         self.shared.store.lock().quarantine(tier.index(), block)
     }
 
-    /// Slots of `tier` that hold no block and that nothing is on its way to, and those that are out of use for good, though they may have a
-    /// last user. Takes time in proportion to the tier, under the lock.
+    /// Slots of `tier` that hold no block and that nothing is on its way to, and those that are out
+    /// of use for good, though they may have a last user. Takes time in proportion to the tier,
+    /// under the lock.
     pub fn vacant_slots(&self, tier: Tier) -> Vec<BlockId> {
         let hold = self.shared.store.lock();
         let Some(slots) = hold.slots.get(tier.index()) else { return Vec::new() };
@@ -98,10 +107,10 @@ impl Registry {
         (0..slots.len() as u32).map(BlockId).filter(is_vacant).collect()
     }
 
-    /// Takes slots that nothing uses out of use for good (their medium is known to be bad) and returns how many that
-    /// were. Slots in use and slots beyond the tier are left alone: a registered block goes by
-    /// [`quarantine`](Self::quarantine). Takes time in proportion to the tier, under the lock: for the start, before
-    /// [`restore`](Self::restore).
+    /// Takes slots that nothing uses out of use for good (their medium is known to be bad) and
+    /// returns how many that were. Slots in use and slots beyond the tier are left alone: a
+    /// registered block goes by [`quarantine`](Self::quarantine). Takes time in proportion to the
+    /// tier, under the lock: for the start, before [`restore`](Self::restore).
     pub fn retire(&self, tier: Tier, blocks: &[BlockId]) -> u32 {
         let mut hold = self.shared.store.lock();
         let Core { free, slots, .. } = &mut *hold;

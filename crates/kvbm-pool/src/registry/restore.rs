@@ -8,12 +8,14 @@ use crate::recovery::{RestoreError, Restored};
 use kvbm_plan::{RecoveredBlock, Tier};
 
 impl Registry {
-    /// Makes what a persistent tier held before a restart Present again, in its slots. `blocks` are in order of last
-    /// use, oldest first; where a slot or a hash occurs twice, the last record counts. Blocks whose ancestors are
-    /// missing are left out. Untrusted input: anything may be in it.
+    /// Makes what a persistent tier held before a restart Present again, in its slots. `blocks` are
+    /// in order of last use, oldest first; where a slot or a hash occurs twice, the last record
+    /// counts. Blocks whose ancestors are missing are left out. Untrusted input: anything may be in
+    /// it.
     ///
     /// # Errors
-    /// The tier is in use already, or has no slots. Nothing changed. What is wrong with single records is counted in the answer.
+    /// The tier is in use already, or has no slots. Nothing changed. What is wrong with single
+    /// records is counted in the answer.
     pub fn restore(
         &self,
         tier: Tier,

@@ -5,7 +5,8 @@ use crate::share::{Share, TenantError, TenantId, TenantUsage};
 use kvbm_plan::{NamespaceId, Tier};
 
 impl Registry {
-    /// Changes the share of a tenant, from now on: what is more than that goes when others need room.
+    /// Changes the share of a tenant, from now on: what is more than that goes when others need
+    /// room.
     ///
     /// # Errors
     /// [`TenantError`]: no such tenant, or all shares would be more than 1. Nothing changed.
@@ -13,8 +14,8 @@ impl Registry {
         self.shared.store.lock().tenants.set_share(tenant, share)
     }
 
-    /// Makes a namespace a tenant's, with the blocks that it has on any tier. Where it is not the tenant's already, this takes time in
-    /// proportion to the tiers, and others wait.
+    /// Makes a namespace a tenant's, with the blocks that it has on any tier. Where it is not the
+    /// tenant's already, this takes time in proportion to the tiers, and others wait.
     ///
     /// # Errors
     /// [`TenantError`]: no such tenant. Nothing changed.
@@ -27,7 +28,8 @@ impl Registry {
         self.shared.store.lock().tenants.tenant_of(namespace)
     }
 
-    /// What every tenant has on `tier`, first what is nobody's. Nothing where no tenants are configured.
+    /// What every tenant has on `tier`; first the blocks without a tenant. Empty where no tenants
+    /// are configured.
     pub fn tenants(&self, tier: Tier) -> Vec<TenantUsage> {
         if tier.index() >= crate::tier::TIERS {
             return Vec::new();

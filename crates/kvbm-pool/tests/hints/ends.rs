@@ -78,7 +78,8 @@ fn under_lru_leaf_what_has_ended_is_older_than_anything_else() {
     assert!(ended > 3000, "hints meant something: {ended}");
 }
 
-/// Fills the tier with chains 0 to 3 of ten blocks each, of which 0 and 1 share the first four; 36 blocks in all.
+/// Fills the tier with chains 0 to 3 of ten blocks each, of which 0 and 1 share the first four; 36
+/// blocks in all.
 fn filled(policy: PolicyKind) -> (World, Vec<Vec<SequenceHash>>) {
     let mut world = World::new(policy);
     let chains: Vec<_> =

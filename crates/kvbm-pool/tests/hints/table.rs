@@ -29,7 +29,8 @@ fn is_there(world: &World, chain: &[SequenceHash]) -> bool {
     chain.iter().all(|&hash| !world.registry.tiers_of(GROUP, hash).is_empty())
 }
 
-/// For how many single blocks of others a chain of two blocks stays, registered in the middle of others.
+/// For how many single blocks of others a chain of two blocks stays, registered in the middle of
+/// others.
 fn outlives(policy: PolicyKind, hint: Hint, round: u8) -> usize {
     let world = World::seeded(policy, u64::from(round));
     let mine = chain(0, 0, 200 + round, 2);

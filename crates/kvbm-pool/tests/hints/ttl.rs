@@ -34,7 +34,8 @@ impl Model {
         self.used.extend(chain.iter().map(|&hash| (hash, self.now)));
     }
 
-    /// What is left of a tier: one after the other, whatever is over, not held, not pinned and not continued goes.
+    /// What is left of a tier: one after the other, whatever is over, not held, not pinned and not
+    /// continued goes.
     fn left(&self, tier: usize, mut there: BTreeSet<SequenceHash>, held: &[Chain]) -> BTreeSet<SequenceHash> {
         loop {
             let over = |hash: &&SequenceHash| {
@@ -117,8 +118,8 @@ fn what_is_not_used_leaves_when_it_is_due_and_nothing_else_does() {
     }
 }
 
-/// More blocks than an iteration looks at, in one chain: all of them leave within a round, also when the clock of blocks
-/// turns over.
+/// More blocks than an iteration looks at, in one chain: all of them leave within a round, also
+/// when the clock of blocks turns over.
 #[test]
 fn a_large_registry_is_done_within_a_round() {
     let config = RegistryConfig { policy: PolicyKind::Hazard, ..RegistryConfig::new([5000, 0, 0]) };

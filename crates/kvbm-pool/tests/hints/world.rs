@@ -78,7 +78,8 @@ impl World {
         }
     }
 
-    /// Follows the events; they must tell what is there, no more and no less, parents before children.
+    /// Follows the events; they must tell what is there, no more and no less, parents before
+    /// children.
     pub(crate) fn check_events(&mut self) {
         self.registry.drain_events(&mut self.drained, usize::MAX);
         for record in self.drained.drain(..) {

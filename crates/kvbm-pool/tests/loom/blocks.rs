@@ -140,7 +140,8 @@ fn pools_let_go_of_unfinished_batches_on_any_thread() {
     });
 }
 
-/// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are not free.
+/// Nobody gets a slot while blocks are restored: the tier is in use, or the slots with blocks are
+/// not free.
 #[test]
 fn an_allocation_races_restoring() {
     every_order(move || {

@@ -3,7 +3,8 @@
 use super::forks::Fork;
 use super::*;
 
-/// A fork with room on G2, whose right end is elsewhere than its first block, which is on G2 as well.
+/// A fork with room on G2, whose right end is elsewhere than its first block, which is on G2 as
+/// well.
 fn copied_fork() -> Fork {
     let fork = Fork::new([3, 3, 0]);
     drop(fork.world.register(&fork.left, 0, Duplicates::Reuse));
@@ -32,7 +33,8 @@ impl Fork {
     }
 }
 
-/// The parent counts what comes before it can go: a copy never comes behind a parent that was evicted.
+/// The parent counts what comes before it can go: a copy never comes behind a parent that was
+/// evicted.
 #[test]
 fn a_copy_begins_while_its_parent_is_evicted() {
     every_order(|| {
@@ -102,8 +104,8 @@ fn an_arrival_completes_while_that_of_its_parent_fails() {
     });
 }
 
-/// The parent is on its way when its child's copy begins. One that had failed already has no copy become visible behind it; one that
-/// arrives has its child come, whenever that begins.
+/// The parent is on its way when its child's copy begins. One that had failed already has no copy
+/// become visible behind it; one that arrives has its child come, whenever that begins.
 #[test]
 fn a_copy_begins_while_its_parent_is_on_its_way() {
     for fails in [true, false] {
@@ -136,7 +138,8 @@ fn a_copy_begins_while_its_parent_is_on_its_way() {
     }
 }
 
-/// A parent that failed is on its way again before who failed it removes what was complete behind it, and fails once more.
+/// A parent that failed is on its way again before who failed it removes what was complete behind
+/// it, and fails once more.
 #[test]
 fn a_copy_goes_although_its_parent_that_failed_is_on_its_way_again() {
     every_order(|| {

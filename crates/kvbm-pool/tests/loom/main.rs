@@ -1,7 +1,8 @@
-//! The lock and handle protocols under every order of events that threads can make (`--cfg kvbm_loom`).
+//! The lock and handle protocols under every order of events that threads can make (`--cfg
+//! kvbm_loom`).
 //!
-//! In each model a few threads do one thing each; whatever the order, the last event of a block tells the truth and no
-//! slot is lost.
+//! In each model a few threads do one thing each; whatever the order, the last event of a block
+//! tells the truth and no slot is lost.
 #![cfg(kvbm_loom)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +23,8 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use world::{GROUP, World, hashes};
 
-/// Runs `model` in every order of its threads in which these are interrupted no more than a few times.
+/// Runs `model` in every order of its threads in which these are interrupted no more than a few
+/// times.
 fn every_order(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(4));

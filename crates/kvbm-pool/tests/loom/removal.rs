@@ -9,8 +9,8 @@ fn numbers(events: &[EventRecord], kind: EventRecordKind, hash: kvbm_pool::Seque
     events.iter().filter(is).map(|event| event.seq).collect()
 }
 
-/// What removes a parent locks all shards: a child that comes to another shard sees it, and does not come after it; nor
-/// before its parent, where that comes again at the same moment.
+/// What removes a parent locks all shards: a child that comes to another shard sees it, and does
+/// not come after it; nor before its parent, where that comes again at the same moment.
 #[test]
 fn a_child_does_not_come_after_its_parent_was_removed() {
     for again in [false, true] {
@@ -39,7 +39,8 @@ fn a_child_does_not_come_after_its_parent_was_removed() {
     }
 }
 
-/// What comes behind a block whose subtree is removed goes with it, or does not come: a block leaves only when nothing continues it.
+/// What comes behind a block whose subtree is removed goes with it, or does not come: a block
+/// leaves only when nothing continues it.
 #[test]
 fn a_child_comes_while_the_subtree_of_its_parent_is_removed() {
     for elsewhere in [true, false] {
@@ -62,7 +63,8 @@ fn a_child_comes_while_the_subtree_of_its_parent_is_removed() {
     }
 }
 
-/// Whatever comes first, nothing is there afterwards that was allocated before the loss; and what is told of it is true.
+/// Whatever comes first, nothing is there afterwards that was allocated before the loss; and what
+/// is told of it is true.
 #[test]
 fn a_registration_races_a_loss() {
     for policy in POLICIES {
@@ -87,7 +89,8 @@ fn a_registration_races_a_loss() {
     }
 }
 
-/// The parent, elsewhere, is in use and stays for as long; what would continue it goes with it or does not come.
+/// The parent, elsewhere, is in use and stays for as long; what would continue it goes with it or
+/// does not come.
 #[test]
 fn a_child_comes_while_the_tier_is_lost() {
     every_order(|| {
@@ -98,7 +101,8 @@ fn a_child_comes_while_the_tier_is_lost() {
         let losing = thread::spawn(move || other.registry.lose(TierMask::only(Tier::G1)));
         let registered = world.pool().register(child, Duplicates::Reuse);
         losing.join().unwrap();
-        // The parent goes a moment before the loss is counted: then that it is missing is what is known.
+        // The parent goes a moment before the loss is counted: then that it is missing is what is
+        // known.
         let told = |error| matches!(error, G1_LOST | RegisterError::MissingParent { .. });
         assert!(registered.as_ref().err().is_none_or(|rejected| told(rejected.error)));
         assert!(world.present(&right).is_empty() && held.is_lost());

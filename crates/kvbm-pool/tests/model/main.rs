@@ -1,7 +1,7 @@
 //! The pool against a naive model, over random operations on three tiers and three kinds of groups.
 //!
-//! A failure prints its seed: `KVBM_POOL_SEED=<seed> cargo test -p kvbm-pool --test model` repeats it;
-//! `KVBM_POOL_SEEDS=<n>` runs n seeds instead of the default.
+//! A failure prints its seed: `KVBM_POOL_SEED=<seed> cargo test -p kvbm-pool --test model` repeats
+//! it; `KVBM_POOL_SEEDS=<n>` runs n seeds instead of the default.
 
 mod driver;
 mod oracle;
@@ -53,13 +53,15 @@ fn agrees_with_the_naive_model_over_random_operations() {
     run_all(PolicyKind::LruLeaf, Victims::Foretold);
 }
 
-/// What a policy is told at every moment is what the model knows to be evictable, and nothing else goes.
+/// What a policy is told at every moment is what the model knows to be evictable, and nothing else
+/// goes.
 #[test]
 fn a_policy_knows_exactly_what_may_be_evicted() {
     run_all(PolicyKind::LruLeaf, Victims::Watched);
 }
 
-/// Whatever the policy, and with priorities, only blocks go that may, and as long as one may, there is room.
+/// Whatever the policy, and with priorities, only blocks go that may, and as long as one may, there
+/// is room.
 #[test]
 fn every_policy_agrees_with_the_naive_model() {
     for policy in [PolicyKind::LruLeaf, PolicyKind::Hazard] {

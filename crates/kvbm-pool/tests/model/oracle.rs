@@ -42,7 +42,8 @@ pub(crate) struct TierModel {
     /// Primary slot and duplicates of every Present block.
     pub(crate) present: BTreeMap<Node, Vec<u32>>,
     pub(crate) arriving: BTreeMap<Node, (u32, u64)>,
-    /// For what is arriving, what was complete before it; and what was so before a block that failed.
+    /// For what is arriving, what was complete before it; and what was so before a block that
+    /// failed.
     pub(crate) early: BTreeMap<Node, Vec<Node>>,
     pub(crate) orphans: Vec<Node>,
     /// Slots in the order in which they come up for eviction.

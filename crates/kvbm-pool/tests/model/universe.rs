@@ -1,4 +1,5 @@
-//! The blocks that there can be: chains with branches, in every group with the same hashes; and random numbers.
+//! The blocks that there can be: chains with branches, in every group with the same hashes; and
+//! random numbers.
 
 use crate::oracle::Node;
 use kvbm_plan::{BlockIdentity, GroupId, NamespaceId, SequenceHash};

@@ -1,4 +1,5 @@
-//! Leaf-first LRU: hits against a naive simulation, and the known hit ratio of a real trace where it is at hand.
+//! Leaf-first LRU: hits against a naive simulation, and the known hit ratio of a real trace where
+//! it is at hand.
 
 use super::{CONVERSATION, NO_HINTS, SYNTHETIC, lru, requests_of};
 use crate::replay::{hits, registry};

@@ -35,8 +35,8 @@ fn lru(requests: &[Vec<u64>], capacity: u32) -> f64 {
     hit_ratio(requests, &registry(PolicyKind::LruLeaf, capacity, 0), NO_HINTS)
 }
 
-/// No constant of the policy is fitted to these traces; what it must reach is what a simulation with unlimited history
-/// reached, less a few per cent.
+/// No constant of the policy is fitted to these traces; what it must reach is what a simulation
+/// with unlimited history reached, less a few per cent.
 #[test]
 fn hazard_keeps_what_the_traces_use_again() {
     for (name, wanted) in [
@@ -52,8 +52,8 @@ fn hazard_keeps_what_the_traces_use_again() {
     }
 }
 
-/// Which victims the policy chose is counted: none under recency, and nearly all once
-/// `hazard` has shown what blocks are worth that come again behind more others than there is room for.
+/// Which victims the policy chose is counted: none under recency, and nearly all once `hazard` has
+/// shown what blocks are worth that come again behind more others than there is room for.
 #[test]
 fn it_is_counted_which_victims_the_policy_chose() {
     let mut random = Random(5);
@@ -76,7 +76,8 @@ fn it_is_counted_which_victims_the_policy_chose() {
     }
 }
 
-/// Hints that are right nine times of ten are worth much; those that are wrong half of the time cost next to nothing.
+/// Hints that are right nine times of ten are worth much; those that are wrong half of the time
+/// cost next to nothing.
 #[test]
 fn hints_are_worth_what_they_prove_to_be() {
     let Some(requests) = requests_of(CONVERSATION) else { return };
@@ -93,7 +94,8 @@ fn hints_are_worth_what_they_prove_to_be() {
     assert!(useless > none - 0.01, "hints that mean nothing: {useless}, none: {none}");
 }
 
-/// Where recency is right, the policy must find that out: never more than 0.3 points below lru-leaf.
+/// Where recency is right, the policy must find that out: never more than 0.3 points below
+/// lru-leaf.
 #[test]
 fn hazard_is_not_below_recency_where_contexts_grow_and_are_used_again() {
     let kinds = [
@@ -112,8 +114,9 @@ fn hazard_is_not_below_recency_where_contexts_grow_and_are_used_again() {
     }
 }
 
-/// The same where tool calls take their time, contexts are compacted, sub-agents fan out, sessions come back, and others pass by;
-/// from capacities that are a few contexts to those that hold all that is alive.
+/// The same where tool calls take their time, contexts are compacted, sub-agents fan out, sessions
+/// come back, and others pass by; from capacities that are a few contexts to those that hold all
+/// that is alive.
 #[test]
 fn hazard_is_not_below_recency_where_sessions_pause() {
     let kinds = [

@@ -1,4 +1,5 @@
-//! Requests from traces, and made up ones of agents: contexts that are long, grow, and are reused nearly whole.
+//! Requests from traces, and made up ones of agents: contexts that are long, grow, and are reused
+//! nearly whole.
 
 use std::path::PathBuf;
 
@@ -34,7 +35,8 @@ pub(crate) fn trace(name: &str) -> Option<Vec<Vec<u64>>> {
     Some(text.lines().map(ids).collect())
 }
 
-/// For each request whether its last two blocks occur in no later one, flipped where `random` says so.
+/// For each request whether its last two blocks occur in no later one, flipped where `random` says
+/// so.
 pub(crate) fn endings(requests: &[Vec<u64>], accuracy: f64, mut random: Random) -> Vec<bool> {
     let mut later = std::collections::HashSet::<u64>::new();
     let mut ends: Vec<bool> = Vec::with_capacity(requests.len());
@@ -60,7 +62,8 @@ pub(crate) struct Agents {
     pub(crate) step: (u64, u64),
     /// Steps of a task, in the mean.
     pub(crate) steps: u64,
-    /// One step in so many starts a sub-agent with the context so far, which does a few steps and is gone.
+    /// One step in so many starts a sub-agent with the context so far, which does a few steps and
+    /// is gone.
     pub(crate) fork_one_in: u64,
     /// One step in so many is thrown away and tried again from the step before.
     pub(crate) retry_one_in: u64,
@@ -117,7 +120,8 @@ pub(crate) fn agentic(kind: Agents, requests: usize, seed: u64) -> Vec<Vec<u64>>
     out
 }
 
-/// How sessions with pauses work: each step comes a pause after the one before, so what is used next depends on time.
+/// How sessions with pauses work: each step comes a pause after the one before, so what is used
+/// next depends on time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sessions {
     pub(crate) open: usize,
@@ -129,7 +133,8 @@ pub(crate) struct Sessions {
     pub(crate) pause: Pause,
     /// One pause in so many is fifty times as long; 0 for none.
     pub(crate) long_pause_one_in: u64,
-    /// One step in so many starts this many sub-agents with the context so far, for a few steps each; 0 for none.
+    /// One step in so many starts this many sub-agents with the context so far, for a few steps
+    /// each; 0 for none.
     pub(crate) fork_one_in: u64,
     pub(crate) fan_out: u64,
     /// A context longer than this is cut to its prompt and a summary; 0 for never.

@@ -1,4 +1,5 @@
-//! Tenants' shares of a tier: who gives blocks, under every policy, against a naive model and by example.
+//! Tenants' shares of a tier: who gives blocks, under every policy, against a naive model and by
+//! example.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod blind;
@@ -214,7 +215,8 @@ fn arrivals_of_several_tenants_are_each_for_its_own() {
             "{name}"
         );
         assert_eq!(blocks(&registry), [0, 30, 30, 40], "{name}: nobody is below its share");
-        // All of the first tenant's are in use; it gets nothing more, the second what it gives up itself.
+        // All of the first tenant's are in use; it gets nothing more, the second what it gives up
+        // itself.
         let used = pool.match_sequence_hashes(GROUP, &chain(1, 0, 40));
         drop(arrivals);
         serve(&registry, 2, 1, 29);
@@ -317,7 +319,8 @@ fn shares_change_while_blocks_are_there() {
     assert_eq!(blocks(&registry), [0, 0, 0]);
 }
 
-/// Threads allocate, register and let go while shares change: in the end what is counted is what is there.
+/// Threads allocate, register and let go while shares change: in the end what is counted is what is
+/// there.
 #[test]
 fn counts_are_right_after_threads_raced() {
     let tenants = vec![tenant(0.5, &[1]), tenant(0.25, &[2])];
@@ -362,7 +365,8 @@ fn counts_are_right_after_threads_raced() {
     }
 }
 
-/// A namespace changes hands while room is made for its blocks: they may find none, and are no worse for it.
+/// A namespace changes hands while room is made for its blocks: they may find none, and are no
+/// worse for it.
 #[test]
 fn arrivals_of_a_namespace_that_changes_hands_are_not_called_bad() {
     let tenants = vec![tenant(0.5, &[1]), tenant(0.5, &[2])];

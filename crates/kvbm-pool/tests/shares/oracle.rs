@@ -1,5 +1,5 @@
-//! Random requests of random tenants against a naive model: how many blocks each tenant gives follows from what is there, in use and
-//! promised; which ones, the policy may choose.
+//! Random requests of random tenants against a naive model: how many blocks each tenant gives
+//! follows from what is there, in use and promised; which ones, the policy may choose.
 
 use super::{GROUP, registries, share, tenant};
 use kvbm_plan::{BlockIdentity, NamespaceId, SequenceHash, Tier};
@@ -79,8 +79,8 @@ impl Model {
         count
     }
 
-    /// How many blocks each tenant gives for `n` of another's (or of nobody in particular), and whether that is enough: if not,
-    /// nobody gives any.
+    /// How many blocks each tenant gives for `n` of another's (or of nobody in particular), and
+    /// whether that is enough: if not, nobody gives any.
     fn givers(&self, claim: Option<usize>, n: usize) -> ([usize; 4], bool) {
         let mut gives = [0; 4];
         let missing = n.saturating_sub(self.free());

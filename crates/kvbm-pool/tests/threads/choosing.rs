@@ -1,4 +1,5 @@
-//! Registries in which a policy chooses the victims, and what must be true of it when the threads are done.
+//! Registries in which a policy chooses the victims, and what must be true of it when the threads
+//! are done.
 
 #![allow(dead_code, reason = "each of the tests that share this uses a part of it")]
 
@@ -52,7 +53,8 @@ impl Choosing {
         choosing
     }
 
-    /// Recency finds nothing of a chain that comes back when the tier is full of what came once: so a policy that learns gets ahead.
+    /// Recency finds nothing of a chain that comes back when the tier is full of what came once: so
+    /// a policy that learns gets ahead.
     fn teach(&self) {
         let capacity = u64::from(self.world.registry.capacity(Tier::G1));
         for turn in 0..MOST_TURNS {
@@ -79,7 +81,8 @@ impl Choosing {
         self.seen.chosen() - self.before
     }
 
-    /// With no handle left: the policy lists exactly the blocks that no other continues on its tier.
+    /// With no handle left: the policy lists exactly the blocks that no other continues on its
+    /// tier.
     pub(crate) fn check_policy(&self) {
         for tier in [Tier::G1, Tier::G2] {
             let (blocks, _) = self.world.registry.snapshot(tier);

@@ -1,4 +1,5 @@
-//! Real threads on one registry: whatever they did, the events end with the truth and no slot is lost.
+//! Real threads on one registry: whatever they did, the events end with the truth and no slot is
+//! lost.
 #![cfg(not(any(kvbm_loom, kvbm_shuttle)))]
 
 #[path = "../shares/blind.rs"]
@@ -81,7 +82,8 @@ fn the_policy_knows_that_a_parent_awaits_a_copy() {
     choosing.check();
 }
 
-/// The same block is registered, let go of and evicted at the same moment by different threads, again and again.
+/// The same block is registered, let go of and evicted at the same moment by different threads,
+/// again and again.
 #[test]
 fn registering_races_the_last_drop_and_the_last_event_tells_the_truth() {
     let rounds = rounds();

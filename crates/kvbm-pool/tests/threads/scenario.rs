@@ -1,4 +1,5 @@
-//! What a thread does to a registry: a few operations at random over few blocks, so that threads meet.
+//! What a thread does to a registry: a few operations at random over few blocks, so that threads
+//! meet.
 
 use crate::world::{GROUP, World, hashes, identities};
 use kvbm_plan::{BlockIdentity, SequenceHash, Tier};

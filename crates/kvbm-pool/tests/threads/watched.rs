@@ -1,5 +1,5 @@
-//! A policy under watch: it chooses only among the slots that the registry told it of. It may be made to choose every
-//! victim, also where it would leave that to recency.
+//! A policy under watch: it chooses only among the slots that the registry told it of. It may be
+//! made to choose every victim, also where it would leave that to recency.
 
 #![allow(dead_code, reason = "each of the tests that share this uses a part of it")]
 

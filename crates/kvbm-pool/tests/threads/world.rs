@@ -19,15 +19,16 @@ struct Told {
     last: BTreeMap<(Tier, SequenceHash), bool>,
     /// What is there, by the block that it continues.
     children: BTreeMap<(Tier, SequenceHash), BTreeSet<SequenceHash>>,
-    /// Blocks that a copy was begun of, and those of them that were told of before the block that they continue was.
+    /// Blocks that a copy was begun of, and those of them that were told of before the block that
+    /// they continue was.
     copied: BTreeSet<(Tier, SequenceHash)>,
     early: BTreeMap<(Tier, SequenceHash), SequenceHash>,
     next: u64,
 }
 
 impl Told {
-    /// No block is told of before its parent, but for a copy that ended while that of its parent was on its way: then that one comes, or
-    /// this one leaves.
+    /// No block is told of before its parent, but for a copy that ended while that of its parent
+    /// was on its way: then that one comes, or this one leaves.
     fn note_parent(&mut self, event: &EventRecord) {
         let block = (event.tier, event.identity.hash);
         self.early.remove(&block);
@@ -88,7 +89,8 @@ impl World {
         self.registry.pool()
     }
 
-    /// Registers blocks `known ..` of `chain` on G1; nothing where there is no room, or a block before is gone.
+    /// Registers blocks `known ..` of `chain` on G1; nothing where there is no room, or a block
+    /// before is gone.
     pub(crate) fn register(
         &self,
         chain: &[SequenceHash],
@@ -143,7 +145,8 @@ impl World {
         }
     }
 
-    /// With no handle left: nothing keeps a block on any tier, and where all have gone nothing is left over.
+    /// With no handle left: nothing keeps a block on any tier, and where all have gone nothing is
+    /// left over.
     pub(crate) fn all_may_go(&self) {
         self.check();
         let capacity = Tier::SLOTTED.map(|tier| self.registry.capacity(tier) as usize);
@@ -160,8 +163,9 @@ impl World {
         told.copied.extend(blocks.iter().map(|block| (tier, block.hash)));
     }
 
-    /// Events are dense, none repeats the one before of its block, none tells of a block before its parent, none says that a block is gone
-    /// which another continues on that tier, and the last of each block tells the truth.
+    /// Events are dense, none repeats the one before of its block, none tells of a block before its
+    /// parent, none says that a block is gone which another continues on that tier, and the last of
+    /// each block tells the truth.
     pub(crate) fn check_events(&self) {
         let mut told = self.told.lock().expect("no thread panicked with it");
         let mut events = Vec::new();

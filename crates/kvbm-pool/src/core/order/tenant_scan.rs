@@ -1,6 +1,7 @@
-//! How far the order was searched for each tenant, so that a search looks at each place once for each tenant.
+//! How far the order was searched for each tenant, so that a search looks at each position once for
+//! each tenant.
 
-/// No valid place with a number from `from` and below `to` holds a block of the tenant.
+/// No valid position with a number from `from` and below `to` holds a block of the tenant.
 #[derive(Clone, Copy)]
 pub(super) struct TenantScan {
     pub from: u64,
@@ -15,7 +16,7 @@ impl TenantScan {
         }
     }
 
-    /// A place has another number, nearer to the old end.
+    /// A position has another number, nearer to the old end.
     pub(super) fn moved(&mut self, number: u64, to: u64) {
         if number >= self.to && (self.from..self.to).contains(&to) {
             self.to = to;

@@ -1,8 +1,10 @@
-//! Whether a request can be met, known before anything goes for it: one that is refused takes nothing.
+//! Whether a request can be met, known before anything goes for it: one that is refused takes
+//! nothing.
 //!
-//! Counts of what nobody uses refuse most of those. But some of that may have to stay, because something in use continues it, or because
-//! it is pinned: where a tenant has such blocks, those that could go are counted one by one, no more than are needed, and in parts between
-//! which others have their turn.
+//! Counts of idle blocks refuse most of those. But some of these may have to stay, because
+//! something in use continues it, or because it is pinned: where a tenant has such blocks, those
+//! that could go are counted one by one, no more than are needed, and in parts between which others
+//! have their turn.
 
 use super::super::evict::MAX_LOOKED_AT;
 use super::super::shares::{Claim, Number, TierCounts};
@@ -15,7 +17,7 @@ use crate::slot::Usage;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// Places of the order that are looked at in one part of a count.
+/// Positions of the order that are looked at in one part of a count.
 const PLACES_AT_ONCE: usize = 128;
 
 /// Counts of a request, where what was counted moved meanwhile and did not suffice.
@@ -36,7 +38,8 @@ struct Gone {
 }
 
 impl Core {
-    /// Whether `wanted` blocks of `tier` might be given for who claims them. If not, nobody gives one.
+    /// Whether `wanted` blocks of `tier` might be given to the tenant that claims them. If not, no
+    /// tenant gives one.
     pub(crate) fn might_give(&self, tier: usize, claim: Claim, wanted: usize) -> bool {
         let tenants = &self.tenants;
         let idle = |number: Number| tenants.all[number].on[tier].idle;
@@ -46,14 +49,15 @@ impl Core {
 }
 
 impl Hold<'_> {
-    /// Whether they will be, as things are now. Exact where there are tenants and no other thread changes anything meanwhile; where others go on
-    /// changing things, true rather than false.
+    /// Whether they will be, as things are now. Exact where there are tenants and no other thread
+    /// changes anything meanwhile; where others go on changing things, true rather than false.
     pub(crate) fn will_give(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
         let might = self.might_give(tier, claim, wanted);
         if !might || !self.tenants.are_configured() {
             return might;
         }
-        // What others put into the order, or moved in it, while they were let in may have been missed.
+        // What others put into the order, or moved in it, while they were let in may have been
+        // missed.
         let ends = |core: &Core| (core.tiers[tier].order.first(), core.tiers[tier].order.end());
         for _ in 0..MOST_COUNTS {
             let before = ends(self);
@@ -72,7 +76,7 @@ impl Hold<'_> {
     fn counts_suffice(&mut self, tier: usize, claim: Claim, wanted: usize) -> bool {
         let usable = self.usable(tier);
         let tenants = &self.tenants;
-        // Those who give first are asked first.
+        // In the order in which tenants give.
         let mut numbers: Vec<Number> = (0..tenants.all.len()).collect();
         numbers.sort_by_key(|&number| std::cmp::Reverse(tenants.excess(number, tier, usable)));
         let mut counted = vec![0; numbers.len()];
@@ -86,7 +90,8 @@ impl Hold<'_> {
     fn count_evictable(&mut self, set: SlotSet, enough: usize) -> u32 {
         let SlotSet { tier, tenant } = set;
         let TierCounts { blocks, idle, pinned, .. } = self.tenants.all[tenant].on[tier];
-        // The order has the places of all tenants: it is not searched for what a count says already.
+        // The order has the positions of all tenants: it is not searched for what a count says
+        // already.
         if idle == 0 || blocks == idle && pinned == 0 {
             return idle;
         }
@@ -110,13 +115,14 @@ impl Hold<'_> {
 }
 
 impl Core {
-    /// Counts among the next places of the order with these numbers. Where to go on, if there may be more.
+    /// Counts among the next positions of the order with these numbers. Where to go on, if there
+    /// may be more.
     fn count_part(&self, set: SlotSet, numbers: Range<u64>, gone: &mut Gone) -> Option<u64> {
         let SlotSet { tier, tenant } = set;
         let idle = self.tenants.all[tenant].on[tier].idle as usize;
         let slots = &self.slots[tier];
-        let places = self.tiers[tier].order.unseen(tenant, numbers, slots);
-        for (looked_at, (number, slot)) in places.enumerate() {
+        let positions = self.tiers[tier].order.unseen(tenant, numbers, slots);
+        for (looked_at, (number, slot)) in positions.enumerate() {
             if gone.slots >= gone.enough || gone.idle.len() >= idle {
                 return None;
             }
@@ -132,8 +138,8 @@ impl Core {
         None
     }
 
-    /// Passes over what is first in the order and none of the set's, or may not go: it was looked at then, as by who evicts. False where
-    /// there may be more of that.
+    /// Passes over what is first in the order and none of the set's, or may not go: it was looked
+    /// at then, as in an eviction. False where there may be more of that.
     fn pass_over(&mut self, set: SlotSet) -> bool {
         let SlotSet { tier, tenant } = set;
         let mut budget = MAX_LOOKED_AT;
@@ -154,7 +160,8 @@ impl Core {
         false
     }
 
-    /// The block in a slot would be evicted, if it may be, and then those before it that nothing else continues, as far as they are needed.
+    /// The block in a slot would be evicted, if it may be, and then those before it that nothing
+    /// else continues, as far as they are needed.
     fn let_go(&self, tier: usize, slot: u32, gone: &mut Gone) {
         let mut slot = slot;
         loop {

@@ -1,7 +1,7 @@
 //! Which block of the tenant that gives one goes.
 //!
-//! Victims of one tenant come from the policy, which keeps the slots of each tenant apart, or from the tier's order, which remembers how
-//! far a tenant's blocks were looked for.
+//! Victims of one tenant come from the policy, which keeps the slots of each tenant apart, or from
+//! the tier's order, which remembers how far a tenant's blocks were looked for.
 
 use super::super::shares::Claim;
 use super::super::state::Core;
@@ -60,7 +60,8 @@ impl Core {
         Some((slot, false))
     }
 
-    /// What the policy chooses of the set. Whatever it answers: only what is of the set, and evictable.
+    /// What the policy chooses of the set. Whatever it answers: only what is of the set, and
+    /// evictable.
     fn chosen_of(&mut self, set: SlotSet) -> Option<u32> {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.clear();

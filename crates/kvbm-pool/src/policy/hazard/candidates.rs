@@ -1,4 +1,5 @@
-//! Which of some candidates is evicted: the least worth of a sample, and the parent that follows its child.
+//! Which of some candidates is evicted: the least worth of a sample, and the parent that follows
+//! its child.
 
 use crate::entry::NONE;
 use std::cmp::Ordering;
@@ -6,8 +7,9 @@ use std::cmp::Ordering;
 /// Leaves looked at for a victim, and how many lie side by side.
 pub(super) const SAMPLE: usize = 64;
 pub(super) const WINDOW: usize = 8;
-/// A victim found without a sample. When a leaf goes, its parent becomes one; if that is worth no more than the next best
-/// of the sample from which its child was taken, it follows. So chains go in runs, which the memory likes.
+/// A victim found without a sample. When a leaf goes, its parent becomes one; if that is worth no
+/// more than the next best of the sample from which its child was taken, it follows. So chains go
+/// in runs, which the memory likes.
 #[derive(Clone, Copy)]
 pub(super) struct Next {
     pub bar: f32,

@@ -1,4 +1,5 @@
-//! The evictable slots of a tier: a dense array of packed records, so that a sample is a few cache lines.
+//! The evictable slots of a tier: a dense array of packed records, so that a sample is a few cache
+//! lines.
 
 use super::super::eviction::SlotNumbers;
 use crate::entry::BlockMemory;
@@ -33,17 +34,20 @@ impl Leaf {
     }
 }
 
-/// Leaves of a part of the array: it grows by parts, since most blocks are no leaves most of the time.
+/// Leaves of a part of the array: it grows by parts, since most blocks are no leaves most of the
+/// time.
 pub(super) const PART: usize = 1024;
 
 pub(crate) type LeafPart = Box<[Leaf]>;
 
-/// Parts that no array needs now. All arrays share them, so the heap has as many parts as all arrays need together.
+/// Parts that no array needs now. All arrays share them, so the heap has as many parts as all
+/// arrays need together.
 pub(crate) type UnusedParts = Vec<LeafPart>;
 
 /// The array. Where a slot is in it is its number ([`SlotNumbers`]).
 pub(crate) struct Leaves {
-    /// Those in use, and at most one more: a leaf that comes and goes at the end of a part moves no part.
+    /// Those in use, and at most one more: a leaf that comes and goes at the end of a part moves no
+    /// part.
     parts: Vec<LeafPart>,
     len: usize,
 }
@@ -105,7 +109,8 @@ impl Leaves {
         self.parts.len()
     }
 
-    /// `count` leaves from place `from` on, fewer at the end of the array. A window does not cross into another part.
+    /// `count` leaves from place `from` on, fewer at the end of the array. A window does not cross
+    /// into another part.
     #[inline]
     pub(crate) fn window(&self, from: usize, count: usize) -> &[Leaf] {
         let end = (from + count).min(self.len).min((from / PART + 1) * PART);

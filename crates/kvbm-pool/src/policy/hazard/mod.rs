@@ -1,15 +1,17 @@
 //! The adaptive policy: evicts what its own past says is least likely to be used again soon.
 //!
-//! A block's class is how often it was used, how far it was from the end of its request, how many turns the request's
-//! conversation had, and whether the caller said that its branch ends. For each class the rate of reuse by time since
-//! the last use is learnt ([`model`]) from every block: those on a tier, and for a while those that are gone
-//! ([`history`]). Victims are the least worth of a sample of the evictable slots ([`leaves`]).
+//! A block's class is how often it was used, how far it was from the end of its request, how many
+//! turns the request's conversation had, and whether the caller said that its branch ends. For each
+//! class the rate of reuse by time since the last use is learnt ([`model`]) from every block: those
+//! on a tier, and for a while those that are gone ([`history`]). Victims are the least worth of a
+//! sample of the evictable slots ([`leaves`]).
 //!
-//! All that is followed on a tier only where it was shown to keep more of what is used again than recency does, and as long as
-//! it is ([`trial`]).
+//! All that is followed on a tier only where it was shown to keep more of what is used again than
+//! recency does, and as long as it is ([`trial`]).
 //!
-//! Nothing is fitted to a workload: time is counted in block uses and measured against the capacity, and what a class
-//! or a hint is worth is what was seen of it. A hint that is often wrong costs nothing for long.
+//! Nothing is fitted to a workload: time is counted in block uses and measured against the
+//! capacity, and what a class or a hint is worth is what was seen of it. A hint that is often wrong
+//! costs nothing for long.
 //!
 //! # Modules
 //!
@@ -38,7 +40,8 @@ use leaves::{Leaves, UnusedParts};
 use model::{Observations, Worth};
 use trial::{Rate, Trial};
 
-/// Entries of the history for each slot of the largest tier; where that is more than [`LONG_HISTORY`], fewer, down to a half.
+/// Entries of the history for each slot of the largest tier; where that is more than
+/// [`LONG_HISTORY`], fewer, down to a half.
 const HISTORY: usize = 4;
 const LONG_HISTORY: usize = 500_000;
 /// Units of time in which as many blocks are used as the largest tier holds.
@@ -57,7 +60,8 @@ const ENDED_SHIFT: u32 = 6;
 struct Candidates {
     leaves: Leaves,
     next: Next,
-    /// The clock when the sample was taken behind which `next` follows: what was used since is none of it.
+    /// The clock when the sample was taken behind which `next` follows: what was used since is none
+    /// of it.
     sampled: u64,
 }
 
@@ -225,7 +229,8 @@ impl Hazard {
         before.map_or(0, |memory| step(turn_of(memory), 3, &mut self.random))
     }
 
-    /// What is kept of a block that is used for the `count`-th time (0 to 3 stand for 0, 1, 2-3 and more).
+    /// What is kept of a block that is used for the `count`-th time (0 to 3 stand for 0, 1, 2-3 and
+    /// more).
     fn memory(&self, count: u8, from_tail: u32) -> BlockMemory {
         let tail = match from_tail {
             0 => 0,

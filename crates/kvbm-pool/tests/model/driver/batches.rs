@@ -70,8 +70,9 @@ impl Driver {
         }
     }
 
-    /// Where victims are not foretold, the model takes those that went in the last operation: events name blocks that left, and where
-    /// a copy took over, its slot is another's now (one of `given`) or free.
+    /// Where victims are not foretold, the model takes those that went in the last operation:
+    /// events name blocks that left, and where a copy took over, its slot is another's now (one of
+    /// `given`) or free.
     pub(super) fn follow_victims(&mut self, tier: Tier, given: &[BlockId]) {
         if self.setup.victims != Victims::Told {
             return;

@@ -11,7 +11,8 @@ impl Driver {
         (tiers, tiers.iter().map(|&tier| Tier::SLOTTED[tier]).collect())
     }
 
-    /// An iteration that is over, or one in which no other pin ends: of those that end together nobody says which one goes first.
+    /// An iteration that is over, or one in which no other pin ends: of those that end together
+    /// nobody says which one goes first.
     fn until(&mut self) -> u64 {
         if self.rng.one_in(8) {
             return self.oracle.hints.now - self.rng.below(2) as u64 * u64::from(self.oracle.hints.now > 0);
@@ -43,7 +44,8 @@ impl Driver {
     }
 
     pub(super) fn branch_ends(&mut self) {
-        // Where the order is foretold, of a Full group: the chains of other groups are known only as far as their blocks are.
+        // Where the order is foretold, of a Full group: the chains of other groups are known only
+        // as far as their blocks are.
         let foretold = self.setup.victims == Victims::Foretold;
         let path = if foretold { self.full_path() } else { self.any_path() };
         self.oracle.branch_ends(&path);
@@ -57,7 +59,8 @@ impl Driver {
         self.registry.set_ttl(namespace, iterations).expect("few iterations");
     }
 
-    /// What leaves because its time is over may leave in any order in which nothing is continued by what stays.
+    /// What leaves because its time is over may leave in any order in which nothing is continued by
+    /// what stays.
     pub(super) fn iterate(&mut self) {
         let (now, before) = (self.registry.step(), self.drain.len());
         self.oracle.tick();

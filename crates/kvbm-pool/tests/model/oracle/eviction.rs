@@ -4,8 +4,9 @@ use super::{Node, Oracle, Slot};
 use std::collections::{BTreeSet, HashSet};
 
 impl Oracle {
-    /// The slots that an allocation of `n` must come from, or `None`. Victims are Held afterwards; after a failure
-    /// they are free. So many blocks as `counted` stay without a pin, so that nobody sees beforehand that they will not go.
+    /// The slots that an allocation of `n` must come from, or `None`. Victims are Held afterwards;
+    /// after a failure they are free. So many blocks as `counted` stay without a pin, so that
+    /// nobody sees beforehand that they will not go.
     pub(crate) fn allocate(&mut self, tier: usize, n: usize, counted: usize) -> Option<HashSet<u32>> {
         let free: HashSet<u32> = (0..self.tiers[tier].slots.len() as u32)
             .filter(|&slot| self.tiers[tier].slots[slot as usize] == Slot::Free)

@@ -63,7 +63,8 @@ impl Oracle {
         Ok(path.iter().filter(is_kept).count())
     }
 
-    /// Takes pins back from the end of a path on, as far as no pinned block continues them; how many.
+    /// Takes pins back from the end of a path on, as far as no pinned block continues them; how
+    /// many.
     pub(crate) fn unkeep(&mut self, path: &[Node], tiers: &[usize]) -> usize {
         let before = self.hints.kept.len();
         for &node in path.iter().rev() {
@@ -130,7 +131,8 @@ impl Oracle {
         places.filter(|&(tier, node)| self.is_due(tier, node)).collect()
     }
 
-    /// Nothing will continue a path: those of its blocks at its end that nothing else continues on any tier are the next to go.
+    /// Nothing will continue a path: those of its blocks at its end that nothing else continues on
+    /// any tier are the next to go.
     pub(crate) fn branch_ends(&mut self, path: &[Node]) {
         let mut ended = Vec::new();
         let mut below: Option<Node> = None;

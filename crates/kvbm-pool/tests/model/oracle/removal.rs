@@ -38,7 +38,8 @@ impl Oracle {
         }
     }
 
-    /// A tier lost what it held: nothing is there, and what is in somebody's hands is worth nothing.
+    /// A tier lost what it held: nothing is there, and what is in somebody's hands is worth
+    /// nothing.
     pub(crate) fn lose(&mut self, tiers: &[usize]) {
         self.remove(&(0..self.universe.len()).collect(), tiers, false);
         for &tier in tiers {

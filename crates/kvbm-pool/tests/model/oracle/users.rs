@@ -38,7 +38,8 @@ impl Oracle {
         }
     }
 
-    /// Blocks of the longest useful prefix of `path` on `tiers`: first index and (tier, slot) of each.
+    /// Blocks of the longest useful prefix of `path` on `tiers`: first index and (tier, slot) of
+    /// each.
     pub(crate) fn longest_prefix(&self, path: &[Node], tiers: &[usize]) -> (usize, Vec<(usize, u32)>) {
         let Some(&first) = path.first() else { return (0, Vec::new()) };
         let (kind, tokens_per_block) = self.kinds[usize::from(self.universe[first].group.0)];

@@ -2,8 +2,8 @@
 
 pub(super) const NONE: u16 = u16::MAX;
 
-/// Gives out numbers below its size. Each number has its tag and the next number of its list: one list for each
-/// remainder of tags, and one of the numbers that are free.
+/// Gives out numbers below its size. Each number has its tag and the next number of its list: one
+/// list for each remainder of tags, and one of the numbers that are free.
 pub(super) struct Index {
     tags: Box<[u64]>,
     next: Box<[u16]>,

@@ -1,8 +1,10 @@
-//! Whether the policy does better than recency, found out by playing both in small: two caches for a sample of all blocks, drawn by
-//! tag, as many times smaller than the tier as the sample is. Each says which of the sampled blocks it would have had, whichever
-//! of the two the tier itself follows.
+//! Whether the policy does better than recency, found out by playing both in small: two caches for
+//! a sample of all blocks, drawn by tag, as many times smaller than the tier as the sample is. Each
+//! says which of the sampled blocks it would have had, whichever of the two the tier itself
+//! follows.
 //!
-//! What each use would have been worth is the same for both, so their difference is told apart from chance sooner than either.
+//! What each use would have been worth is the same for both, so their difference is told apart from
+//! chance sooner than either.
 //!
 //! # Modules
 //!
@@ -24,7 +26,8 @@ use recent::Recent;
 
 /// Blocks of the small caches, where the tier has as many.
 const SIZE: usize = 2048;
-/// How many standard deviations the policy must be ahead to be followed from then on; it is as long as it is ahead at all.
+/// How many standard deviations the policy must be ahead to be followed from then on; it is as long
+/// as it is ahead at all.
 const AHEAD: f32 = 0.5;
 /// What is kept of old requests when as many blocks came as the tier holds.
 const KEEP: f32 = 0.97;
@@ -38,7 +41,8 @@ pub(super) struct Trial {
     drawn: u64,
     rated: Rated,
     recent: Recent,
-    /// How many more blocks of the request the policy had, and whether either has missed one already.
+    /// How many more blocks of the request the policy had, and whether either has missed one
+    /// already.
     difference: i32,
     rated_missed: bool,
     recent_missed: bool,
@@ -46,7 +50,8 @@ pub(super) struct Trial {
     lead: f32,
     squares: f32,
     ahead: bool,
-    /// Blocks that recency had not, since older requests last lost weight; and how many blocks it has.
+    /// Blocks that recency had not, since older requests last lost weight; and how many blocks it
+    /// has.
     came: usize,
     size: usize,
 }
@@ -71,7 +76,8 @@ impl Trial {
         }
     }
 
-    /// Whether the policy is ahead of recency by more than chance explains. Not until it has shown it.
+    /// Whether the policy is ahead of recency by more than chance explains. Not until it has shown
+    /// it.
     #[inline]
     pub(super) fn is_ahead(&self) -> bool {
         self.ahead
@@ -120,8 +126,8 @@ impl Trial {
 mod tests {
     use super::*;
 
-    /// In a cache of two, a policy that keeps block 1 is right while three blocks come in turn, which recency finds never, and wrong
-    /// when two others do, which recency finds always.
+    /// In a cache of two, a policy that keeps block 1 is right while three blocks come in turn,
+    /// which recency finds never, and wrong when two others do, which recency finds always.
     #[test]
     fn the_policy_is_followed_while_it_is_ahead() {
         let mut trial = Trial::new(2, 0);

@@ -139,7 +139,8 @@ impl Rated {
 mod tests {
     use super::*;
 
-    /// Worth is the class: what is worth least goes first, ends of chains before what they continue.
+    /// Worth is the class: what is worth least goes first, ends of chains before what they
+    /// continue.
     #[test]
     fn the_least_worth_leaf_goes() {
         let mut rated = Rated::new(4, 1);

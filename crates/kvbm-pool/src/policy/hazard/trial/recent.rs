@@ -13,7 +13,8 @@ pub(super) struct Recent {
     links: Box<[Link]>,
     oldest: u16,
     youngest: u16,
-    /// The block of the request that was used last: the next one is a little older, as those behind it leave first.
+    /// The block of the request that was used last: the next one is a little older, as those behind
+    /// it leave first.
     above: u16,
 }
 
@@ -90,7 +91,8 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// The same as a list that is rebuilt for each request: its blocks, then the others as they were, cut off.
+    /// The same as a list that is rebuilt for each request: its blocks, then the others as they
+    /// were, cut off.
     #[test]
     fn agrees_with_a_list() {
         let (mut recent, mut list, mut random) = (Recent::new(10), Vec::<u64>::new(), Random::new(3));
