@@ -1,8 +1,8 @@
-//! The outcome of [`Registry::restore`](crate::Registry::restore).
+//! The outcome of [`Registry::restore`](crate::Registry::restore)(crate::Registry::restore).
 
 use kvbm_plan::{BlockId, Tier};
 
-/// What [`Registry::restore`] made of the recovered blocks. The slots listed hold nothing that can
+/// What [`Registry::restore`](crate::Registry::restore) made of the recovered blocks. The slots listed hold nothing that can
 /// be found: their records may be released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {

@@ -13,8 +13,8 @@
 //! let manager = KvBlockManager::<kvbm::Owned>::builder()
 //!     .model(model)
 //!     .namespace(Namespace::new("llama-3-8b").weights("2026-11-01"))
-//!     .device(BlockBatch(64)) // G1, a pool of ours
-//!     .host(BlockBatch(256)) // G2
+//!     .device(Blocks(64)) // G1, a pool of ours
+//!     .host(Blocks(256)) // G2
 //!     .build()?;
 //!
 //! let prompt: Vec<u32> = (0..70).collect();

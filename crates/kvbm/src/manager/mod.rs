@@ -565,7 +565,7 @@ impl KvBlockManager<Owned> {
     /// # use kvbm::{KvBlockManager, Namespace, Owned};
     /// # let model = ModelConfig { num_layers: 2, num_kv_heads: 2, head_dim: 32, ..ModelConfig::default() };
     /// # let manager = KvBlockManager::<Owned>::builder()
-    /// #     .model(model).namespace(Namespace::new("llama-3-8b")).device(BlockBatch(8)).build()?;
+    /// #     .model(model).namespace(Namespace::new("llama-3-8b")).device(Blocks(8)).build()?;
     /// let mut tokens = manager.sequence(&[7; 20], b"")?; // 16 tokens a block: one is full
     /// tokens.add_tokens(&[8; 30]); // drafted: three blocks would be full
     /// let fresh = manager.allocate(tokens.len().div_ceil(16))?;
