@@ -22,6 +22,7 @@ const USES: &[(&str, &str)] = &[
     ("kvbm-tokens", "kvbm_tokens::Namespace::new(\"model\").model_id() == \"model\""),
     ("kvbm-transfer", "kvbm_transfer::PathConfig::default().threads > 0"),
     ("kvbm-volume", "kvbm_volume::VolumeRegistry::new().descriptors().is_empty()"),
+    ("kvbm-zmtp", "\"tcp://127.0.0.1:1\".parse::<kvbm_zmtp::ZmtpEndpoint>().is_ok()"),
 ];
 
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! The outcome of [`Registry::restore`](crate::Registry::restore)(crate::Registry::restore).
+//! The outcome of [`Registry::restore`](crate::Registry::restore).
 
 use kvbm_plan::{BlockId, Tier};
 

@@ -134,6 +134,7 @@ fn a_flush_does_not_wait_for_offloads_that_begin_meanwhile() {
     ranks.set(0, Mode::Hold);
     let register = |start| drop(fill(&manager, &tokens(&manager, start, 1), 0));
     register(0);
+    ranks.wait_held(0, 1);
     let flushed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -143,6 +144,7 @@ fn a_flush_does_not_wait_for_offloads_that_begin_meanwhile() {
                     break;
                 }
                 register(start);
+                ranks.wait_held(0, 2);
                 ranks.execute(0);
             }
         });

@@ -150,6 +150,7 @@ impl Core {
 
     /// Workers that move no bytes.
     pub(super) fn connect_metadata(&self) {
+        self.leader.offload.decide_inline();
         self.connect(|rank, epoch, sink| Box::new(MetadataWorker::start(rank, epoch, sink)));
     }
 

@@ -40,6 +40,7 @@ use kvbm_plan::{Path, Tier};
 use kvbm_pool::{Pinned, Registry};
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 pub(crate) use wear::WearBudget;
@@ -56,6 +57,17 @@ pub(crate) struct Offload {
     accounts: Accounts,
     marks: Mutex<Marks>,
     wake: Arc<Wake>,
+    inline: Inline,
+    this: Weak<Self>,
+}
+
+/// Decisions on the thread that marks, for managers that move no bytes: their results repeat.
+#[derive(Default)]
+struct Inline {
+    is_on: AtomicBool,
+    is_due: AtomicBool,
+    /// Held by the thread that decides. A mark made meanwhile, by whichever thread, is left to it.
+    deciding: Mutex<()>,
 }
 
 /// What the thread has to look at, beside the batches that wait for a decision. Each mark holds an account open.
@@ -121,7 +133,7 @@ impl Drop for Running {
             edge.finished(self.blocks);
         }
         offload.accounts.remove(self.interval, self.blocks);
-        offload.wake.set();
+        offload.wake();
     }
 }
 
@@ -136,7 +148,7 @@ impl Offload {
         edges: Vec<Edge>,
     ) -> Arc<Self> {
         let (accounts, marks, wake) = (Accounts::default(), Mutex::default(), Arc::default());
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
             registry,
             transfers,
             slots,
@@ -147,7 +159,39 @@ impl Offload {
             accounts,
             marks,
             wake,
+            inline: Inline::default(),
+            this: Weak::clone(this),
         })
+    }
+
+    /// Decides on the thread that marks from now on: no bytes move, so nobody waits for long.
+    pub(crate) fn decide_inline(&self) {
+        self.inline.is_on.store(true, Ordering::Release);
+    }
+
+    /// Has what is marked and queued looked at.
+    fn wake(&self) {
+        if !self.inline.is_on.load(Ordering::Acquire) {
+            self.wake.set();
+            return;
+        }
+        self.inline.is_due.store(true, Ordering::SeqCst);
+        let Some(this) = self.this.upgrade() else { return };
+        // Looked at again after the lock was released: a mark in between found it taken.
+        while self.inline.is_due.load(Ordering::SeqCst) {
+            let Some(_deciding) = self.inline.deciding.try_lock() else { return };
+            while self.inline.is_due.swap(false, Ordering::SeqCst) {
+                this.run_guarded();
+            }
+        }
+    }
+
+    /// Policies and links are foreign code. Whatever they do, others wait for this thread.
+    fn run_guarded(self: &Arc<Self>) {
+        if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+            tracing::error!("deciding about offloads failed; the blocks of that decision are not offloaded");
+            self.wake();
+        }
     }
 
     /// Starts the thread that decides. It ends with the last reference to the offloads.
@@ -157,13 +201,7 @@ impl Offload {
             while wake.wait()
                 && let Some(offload) = weak.upgrade()
             {
-                // Policies and links are foreign code. Whatever they do, others wait for this thread.
-                if catch_unwind(AssertUnwindSafe(|| offload.run())).is_err() {
-                    tracing::error!(
-                        "deciding about offloads failed; the blocks of that decision are not offloaded"
-                    );
-                    offload.wake.set();
-                }
+                offload.run_guarded();
             }
         };
         std::thread::Builder::new().name(name.into()).spawn(decide).map(drop)
@@ -223,7 +261,7 @@ impl Offload {
         if let Some(replaced) = replaced {
             self.accounts.remove(replaced, 1);
         }
-        self.wake.set();
+        self.wake();
     }
 
     /// What is called with the blocks that a transfer brought to a tier. It keeps nothing alive.
@@ -268,7 +306,7 @@ impl Offload {
         self.accounts.add(interval, blocks.len());
         let dropped = edge.push(Batch { blocks, interval });
         self.drop_all(edge, dropped, DropReason::QueueFull);
-        self.wake.set();
+        self.wake();
     }
 
     /// Drops everything that is queued: the manager is shut down.
