@@ -1,4 +1,4 @@
-//! Our sockets with those of the crate `zeromq`, both ways. `kvbm-events/tests/libzmq.rs` does the
+//! Our sockets with those of the crate `zeromq`, both ways. `kvbm-events/tests/integration/libzmq.rs` does the
 //! same with libzmq.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]

@@ -1,0 +1,12 @@
+//! The integration tests of `kvbm-disk`, one module a subject, in one program.
+
+mod access;
+mod corpus;
+mod invariants;
+mod io;
+mod recovery;
+mod ring;
+mod scrub;
+mod stripes;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,40 @@
+//! The integration tests of `kvbm`, one module a subject, in one program.
+
+mod admission;
+mod bytes;
+mod checksums;
+mod disk_faults;
+mod disk_shapes;
+mod disk_unwritable;
+mod engine;
+mod errors;
+mod event_engine_format;
+mod event_engine_hashes;
+mod event_transport;
+mod events;
+mod fail_closed;
+mod forget;
+mod hints;
+mod joins;
+mod late_reads;
+mod lifetime;
+mod losses;
+mod offload;
+mod park;
+#[path = "../../../kvbm-events/tests/support/ports.rs"]
+mod ports;
+mod priorities;
+#[path = "../../../kvbm-volume/tests/support/random.rs"]
+mod random;
+mod rank_chaos;
+mod shared_places;
+mod speculation;
+#[path = "../support/mod.rs"]
+mod support;
+mod tenants;
+mod tiers;
+mod volume;
+mod volume_races;
+mod volume_shapes;
+mod volume_verdicts;
+mod volumes;
