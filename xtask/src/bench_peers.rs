@@ -24,7 +24,8 @@ impl Options {
             return Err(format!("`bench-peers` needs a benchmark: {names}"));
         };
         let known = BENCHMARKS.iter().find(|known| *known == name);
-        let benchmark = *known.ok_or_else(|| format!("unknown benchmark `{name}`: there is {names}"))?;
+        let benchmark: &str =
+            *known.ok_or_else(|| format!("unknown benchmark `{name}`: there is {names}"))?;
         if rest.last().is_some_and(|last| last == "--json") {
             return Err("`--json` needs a file, or `-` for standard output".into());
         }
@@ -33,7 +34,9 @@ impl Options {
         if let Some(at) = arguments.iter().position(|argument| argument == "--profile") {
             let values: Vec<_> = arguments.drain(at..arguments.len().min(at + 2)).collect();
             profile = match values.get(1).map(String::as_str) {
-                Some(name @ ("release" | "peer")) if name == "release" || *known == "pool" => name.to_owned(),
+                Some(name @ ("release" | "peer")) if name == "release" || benchmark == "pool" => {
+                    name.to_owned()
+                }
                 Some(name) => {
                     return Err(format!("`--profile {name}`: give `release`, or for `pool` `peer`"));
                 }
