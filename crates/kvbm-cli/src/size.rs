@@ -1,5 +1,6 @@
 //! `kvbm size`: how many tokens of a model fit into each tier.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -175,12 +176,9 @@ impl Sizes {
             ]);
         }
         out += &groups.render();
-        out += &format!(
-            "\n{} a token, {} a block of {} tokens\n",
-            bytes(self.bytes_per_token),
-            bytes(self.bytes_per_block),
-            self.page_size
-        );
+        let (token, block) = (bytes(self.bytes_per_token), bytes(self.bytes_per_block));
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(out, "\n{token} a token, {block} a block of {} tokens", self.page_size);
         if !self.tiers.is_empty() {
             let mut tiers = Table::new(["tier", "size", "blocks", "tokens"]);
             for tier in &self.tiers {
@@ -191,9 +189,10 @@ impl Sizes {
             out += &tiers.render();
         }
         if self.state_bytes > 0 {
-            out += &format!(
-                "\nA checkpoint of all states takes {}. The table of tiers does not count checkpoints.\n",
-                bytes(self.state_bytes)
+            let state = bytes(self.state_bytes);
+            let _ = writeln!(
+                out,
+                "\nA checkpoint of all states takes {state}. Tiers are sized without checkpoints."
             );
         }
         if self.groups.len() > 1 {

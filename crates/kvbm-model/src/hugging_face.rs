@@ -90,7 +90,7 @@ struct Fields<'a> {
 
 impl Fields<'_> {
     fn get(&self, field: &str) -> Option<&Value> {
-        let present = |map: &'_ Map<String, Value>| map.get(field).filter(|value| !value.is_null()).is_some();
+        let present = |map: &Map<String, Value>| map.get(field).is_some_and(|value| !value.is_null());
         match self.text {
             Some(text) if present(text) => text.get(field),
             _ => self.whole.get(field).filter(|value| !value.is_null()),
@@ -258,15 +258,14 @@ fn attention(config: &Fields<'_>) -> Result<LayerCache, ModelError> {
         (None, None) if config.flag("multi_query") == Some(true) => 1,
         (None, None) => heads,
     };
-    let head_dim = match config.number("head_dim")? {
-        Some(head_dim) => head_dim,
-        None => {
-            let hidden = match config.number("hidden_size")? {
-                Some(hidden) => hidden,
-                None => config.needed("n_embd", "the elements of a head (or `head_dim`, `hidden_size`)")?,
-            };
-            hidden / heads.max(1)
-        }
+    let head_dim = if let Some(head_dim) = config.number("head_dim")? {
+        head_dim
+    } else {
+        let hidden = match config.number("hidden_size")? {
+            Some(hidden) => hidden,
+            None => config.needed("n_embd", "the elements of a head (or `head_dim`, `hidden_size`)")?,
+        };
+        hidden / heads.max(1)
     };
     for (field, value) in [("num_key_value_heads", kv_heads), ("head_dim", head_dim)] {
         if value == 0 {
