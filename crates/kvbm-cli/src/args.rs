@@ -168,8 +168,8 @@ impl fmt::Display for DeviceChoice {
 /// What to do with a request's offloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OffloadMode {
-    /// Let them finish, with a deadline, before the next request: results repeat, but for the order in which the offloads of one request
-    /// end.
+    /// Let them finish, with a deadline, after each onboard and before the next request: results
+    /// repeat.
     Wait,
     /// Go on: offloads that do not keep up are dropped and counted, as in the product.
     Drop,
