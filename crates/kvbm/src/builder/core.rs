@@ -221,7 +221,8 @@ impl Core {
         let _inside = span.enter();
         let deadline = Instant::now() + RECOVERY_TIMEOUT;
         let common = self.leader.recoveries.wait(deadline).map_err(|rank| BuildError::Recovery { rank })?;
-        let retired = self.leader.registry.retire(Tier::G3, &common.unusable);
+        let in_use = self.leader.registry.retire(Tier::G3, &common.unusable);
+        let retired = common.unusable.len() - in_use.len();
         let restored =
             self.leader.registry.restore(Tier::G3, &common.blocks, kvbm_pool::BlockMetadata::default())?;
         span.record("blocks", restored.restored);
