@@ -11,6 +11,8 @@ const BENCHMARKS: &[&str] = &["index", "journal", "pool"];
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     benchmark: &'static str,
+    /// Cargo's profile: `release`, or `peer` where the benchmark has one, which is built as the peer builds its programs.
+    profile: String,
     arguments: Vec<String>,
 }
 
@@ -22,11 +24,25 @@ impl Options {
             return Err(format!("`bench-peers` needs a benchmark: {names}"));
         };
         let known = BENCHMARKS.iter().find(|known| *known == name);
-        let benchmark = *known.ok_or_else(|| format!("unknown benchmark `{name}`: there is {names}"))?;
+        let benchmark: &str = known.ok_or_else(|| format!("unknown benchmark `{name}`: there is {names}"))?;
         if rest.last().is_some_and(|last| last == "--json") {
             return Err("`--json` needs a file, or `-` for standard output".into());
         }
-        Ok(Self { benchmark, arguments: rest.to_vec() })
+        let mut arguments = rest.to_vec();
+        let mut profile = "release".to_owned();
+        if let Some(at) = arguments.iter().position(|argument| argument == "--profile") {
+            let values: Vec<_> = arguments.drain(at..arguments.len().min(at + 2)).collect();
+            profile = match values.get(1).map(String::as_str) {
+                Some(name @ ("release" | "peer")) if name == "release" || benchmark == "pool" => {
+                    name.to_owned()
+                }
+                Some(name) => {
+                    return Err(format!("`--profile {name}`: give `release`, or for `pool` `peer`"));
+                }
+                None => return Err("`--profile` needs a name: `release`, or for `pool` `peer`".into()),
+            };
+        }
+        Ok(Self { benchmark, profile, arguments })
     }
 }
 
@@ -35,7 +51,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     let folder = workspace.root.join("bench-peers").join(options.benchmark);
     let mut arguments = options.arguments.clone();
     // The benchmark runs elsewhere: a relative file is one of the caller's folder.
-    for option in ["--json", "--with", "--plot", "--dir"] {
+    for option in ["--json", "--with", "--plot", "--table", "--dir"] {
         let value = arguments.iter().position(|argument| argument == option).map(|at| at + 1);
         if let Some(file) = value.and_then(|at| arguments.get_mut(at)).filter(|file| *file != "-") {
             let path: PathBuf = std::path::absolute(&*file).context("the current folder is gone")?;
@@ -44,8 +60,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
     }
     let mut command = cargo(&folder);
     command
-        .args(["run", "--quiet", "--release", "--locked", "--"])
+        .args(["run", "--quiet", "--profile", &options.profile, "--locked", "--"])
         .args(&arguments)
+        .env("BENCH_PROFILE", &options.profile)
         .env("CARGO_TARGET_DIR", workspace.target.join("bench-peers"));
     succeed(&mut command)
         .context("the benchmark fetches its peers from the public registry the first time")?;
@@ -65,6 +82,11 @@ mod tests {
         let options = parse("pool --json rows.json --rounds 3").unwrap();
         assert_eq!(options.benchmark, "pool");
         assert_eq!(options.arguments, ["--json", "rows.json", "--rounds", "3"]);
+        assert_eq!(options.profile, "release");
+        let options = parse("pool --profile peer --rounds 3").unwrap();
+        assert_eq!((options.profile.as_str(), options.arguments.len()), ("peer", 2));
+        assert!(parse("index --profile peer").unwrap_err().contains("for `pool` `peer`"));
+        assert!(parse("pool --profile").unwrap_err().contains("needs a name"));
         assert!(parse("").unwrap_err().contains("needs a benchmark"));
         assert!(parse("disk").unwrap_err().contains("unknown benchmark `disk`"));
         assert!(parse("pool --json").unwrap_err().contains("needs a file"));

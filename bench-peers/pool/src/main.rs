@@ -1,7 +1,7 @@
 //! Our block bookkeeping (`kvbm-pool`, `kvbm-tokens`) and the strongest public peer's (`kvbm-logical`, `dynamo-tokens`
 //! 1.6.1, default back end) on the same generated workloads in one run: `cargo xtask bench-peers pool --json FILE`.
 //!
-//! Repetitions of the two sides alternate and rows give medians. Figures of one thread are thread CPU time; those of two
+//! Repetitions of the two sides alternate, each goes first in every other round, and rows give medians. Figures of one thread are thread CPU time; those of two
 //! threads are wall time. `ratio` above 1 means that ours is better. Trust ratios, not absolute figures.
 
 mod clock;
@@ -18,7 +18,7 @@ mod tokens;
 use clock::median;
 use kvbm_pool::{Hazard, PolicyKind};
 use ours::Ours;
-use peer::Peer;
+use peer::{BackEnd, Peer};
 use rows::Full;
 use serde_json::{Value, json};
 use side::Side;
@@ -30,16 +30,17 @@ const USAGE: &str = "usage: bench-peers-pool [--json FILE] [--rounds N] [--block
   --json FILE    where the rows go (`-`: standard output)\n\
   --rounds N     repetitions of every measurement, 1 to 99 (default 5)\n\
   --blocks N     blocks of the large pool, 20000 to 4000000 (default 1000000: the rows' names mean that)\n\
-  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,manager,requests (or none)\n\
+  --only GROUPS  measures these alone, of: hash,heap,match,fill,small,large,default,backends,manager,requests (or none)\n\
   --with FILE    rows that are not measured now are those of this earlier report\n\
-  --plot FILE    draws the ratios as an SVG\n";
+  --plot FILE    draws the ratios as an SVG\n  \
+  --table FILE   writes all rows as a table in Markdown\n";
 
 /// Measures one of the groups.
 type Rows = fn(&mut Table, &Options);
 
 /// What is measured together.
-const GROUPS: [&str; 10] =
-    ["hash", "heap", "match", "fill", "small", "large", "default", "manager", "requests", "none"];
+const GROUPS: [&str; 11] =
+    ["hash", "heap", "match", "fill", "small", "large", "default", "backends", "manager", "requests", "none"];
 
 struct Options {
     json: Option<String>,
@@ -48,6 +49,7 @@ struct Options {
     only: Vec<String>,
     with: Option<String>,
     plot: Option<String>,
+    table: Option<String>,
 }
 
 impl Options {
@@ -57,8 +59,15 @@ impl Options {
 }
 
 fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options =
-        Options { json: None, rounds: 5, blocks: 1_000_000, only: Vec::new(), with: None, plot: None };
+    let mut options = Options {
+        json: None,
+        rounds: 5,
+        blocks: 1_000_000,
+        only: Vec::new(),
+        with: None,
+        plot: None,
+        table: None,
+    };
     while let Some(name) = args.next() {
         let value = args.next().ok_or(format!("`{name}` needs a value, or is unknown"))?;
         let number = |low: usize, high: usize| {
@@ -69,6 +78,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--json" => options.json = Some(value),
             "--with" => options.with = Some(value),
             "--plot" => options.plot = Some(value),
+            "--table" => options.table = Some(value),
             "--only" => {
                 options.only = value.split(',').map(str::to_owned).collect();
                 if let Some(unknown) = options.only.iter().find(|name| !GROUPS.contains(&name.as_str())) {
@@ -123,12 +133,13 @@ impl Table {
     }
 }
 
-/// Both sides in turn, `rounds` times.
+/// Both sides in turn, `rounds` times; each goes first in every other round.
 fn alternate(rounds: usize, mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> [Vec<f64>; 2] {
     let mut times = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        times[0].push(ours());
-        times[1].push(peer());
+    for round in 0..rounds {
+        for side in [round % 2, (round + 1) % 2] {
+            times[side].push(if side == 0 { ours() } else { peer() });
+        }
     }
     times
 }
@@ -192,7 +203,34 @@ fn default_policy(table: &mut Table, options: &Options) {
     table.row("history_bytes", "bytes", Hazard::HISTORY_BYTES as f64, None, None);
 }
 
+/// The peer's other back ends, beside the policy of ours that orders blocks as they do.
+fn back_ends(table: &mut Table, options: &Options) {
+    for (suffix, back_end) in BackEnd::OTHERS {
+        let new = || Peer::with_back_end(options.blocks, back_end);
+        let mut ours = full::<Ours>(options.blocks);
+        let mut peer = Full::fill(new(), options.blocks, rows::BATCH).0;
+        let blocks = options.blocks / 2;
+        let [a, b] = alternate(options.rounds, || ours.churn(blocks), || peer.churn(blocks));
+        table.rate(&format!("churn_1m{suffix}"), a, b);
+        drop((ours, peer));
+        let matching = |_| {
+            let ours = rows::matching(Ours::new(options.blocks), options.blocks, rows::BATCH);
+            (ours, rows::matching(new(), options.blocks, rows::BATCH))
+        };
+        let (ours, peer): (Vec<_>, Vec<_>) = (0..options.rounds.min(3)).map(matching).unzip();
+        matching_rows(suffix, &ours, &peer, table);
+    }
+}
+
+/// From the tokens of a prompt to its cached prefix.
+fn answers(table: &mut Table, options: &Options) {
+    let (ours, peer) = (Ours::new(options.blocks), Peer::new(options.blocks));
+    let [a, b] = alternate(options.rounds, || rows::answer(&ours), || rows::answer(&peer));
+    table.time("answer_8k_tokens", a, b);
+}
+
 fn matches(table: &mut Table, options: &Options) {
+    answers(table, options);
     // As prompts are registered, and as decoding does it: then no two blocks of a chain lie side by side.
     for (suffix, at_once) in [("", rows::BATCH), ("_one_by_one", 1)] {
         let matching = |policy| {
@@ -246,6 +284,22 @@ fn hashing(table: &mut Table, options: &Options) -> Result<(), Box<dyn std::erro
     Ok(())
 }
 
+/// The rows as a table in Markdown.
+fn markdown(rows: &[Value]) -> String {
+    let cell = |value: &Value| match value.as_f64() {
+        None => "-".to_owned(),
+        Some(value) if value.abs() >= 100.0 => format!("{value:.0}"),
+        Some(value) => format!("{value:.2}"),
+    };
+    let mut out = String::from("| row | unit | ours | peer | ratio |\n|---|---|---|---|---|\n");
+    for row in rows {
+        let [name, unit] = ["name", "unit"].map(|field| row[field].as_str().unwrap_or_default());
+        let [ours, peer, ratio] = ["ours", "peer", "ratio"].map(|field| cell(&row[field]));
+        out += &format!("| `{name}` | {unit} | {ours} | {peer} | {ratio} |\n");
+    }
+    out
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1).peekable();
     if args.next_if(|first| first == tokens::PROCESS).is_some() {
@@ -263,13 +317,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if options.wants("hash") {
         hashing(&mut table, &options)?;
     }
-    let groups: [(&str, Rows); 7] = [
+    let groups: [(&str, Rows); 8] = [
         ("heap", heap_rows),
         ("match", matches),
         ("fill", filling),
         ("small", small),
         ("large", large),
         ("default", default_policy),
+        ("backends", back_ends),
         ("manager", manager::rows),
     ];
     for (name, measure) in groups {
@@ -288,6 +343,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "blocks": options.blocks,
         "batch": rows::BATCH,
         "peer": "kvbm-logical 1.6.1, dynamo-tokens 1.6.1",
+        "profile": option_env!("BENCH_PROFILE").unwrap_or("release"),
     });
     match options.json.as_deref() {
         Some("-") => println!("{report:#}"),
@@ -296,6 +352,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     if let Some(file) = &options.plot {
         std::fs::write(file, plot::svg(&table.rows))?;
+    }
+    if let Some(file) = &options.table {
+        std::fs::write(file, markdown(&table.rows))?;
     }
     if let Some(error) = failed {
         eprintln!("error: {error}");

@@ -1,12 +1,18 @@
 //! Our side, as it ships: the three-tier registry with its event ring on and drained.
 
-use crate::side::{Side, mix};
+use crate::side::{Side, TOKENS_PER_BLOCK, mix};
 use kvbm_plan::{GroupId, NamespaceId, SequenceHash};
 use kvbm_pool::{
     BlockBatch, BlockChain, BlockPool, Cached, Duplicates, EventRecord, G1, PolicyKind, Registry,
     RegistryConfig, Reset,
 };
-use std::sync::Mutex;
+use kvbm_tokens::{BlockHasher, Namespace, TokenSequence};
+use std::sync::{LazyLock, Mutex};
+
+static HASHER: LazyLock<BlockHasher> = LazyLock::new(|| {
+    let namespace = Namespace::new("model").page_size(TOKENS_PER_BLOCK);
+    namespace.hasher().expect("a valid namespace")
+});
 
 const GROUP: GroupId = GroupId(0);
 /// Lower tiers exist, so that nothing is specialised for one tier, and are small, so that bytes per block are G1's.
@@ -65,6 +71,15 @@ impl Side for Ours {
         self.pool.match_sequence_hashes(GROUP, chain)
     }
 
+    fn answer(&self, tokens: &[u32]) -> Self::Held {
+        let sequence = TokenSequence::from_tokens(*HASHER, tokens);
+        self.pool.match_sequence_hashes(GROUP, sequence.hashes())
+    }
+
+    fn chain_of_tokens(tokens: &[u32]) -> Self::Chain {
+        TokenSequence::from_tokens(*HASHER, tokens).hashes().to_vec()
+    }
+
     fn touch(&self, chain: &Self::Chain) {
         self.registry.touch(GROUP, chain);
     }
@@ -75,7 +90,12 @@ impl Side for Ours {
 
     fn keep_house(&self) {
         let mut events = self.events.lock().expect("no panic while it is held");
-        events.clear();
-        self.registry.drain_events(&mut events, EVENTS);
+        loop {
+            events.clear();
+            self.registry.drain_events(&mut events, EVENTS);
+            if events.len() < EVENTS {
+                return;
+            }
+        }
     }
 }

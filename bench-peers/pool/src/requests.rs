@@ -178,10 +178,15 @@ fn throughput(
 ) -> Result<(), String> {
     let choices = Choices::from_now(&default.full.side);
     let mut rates: [Vec<Rate>; 3] = Default::default();
-    for _ in 0..options.rounds {
-        rates[0].push(ours.one_thread(options.blocks / 2));
-        rates[1].push(default.one_thread(options.blocks / 2));
-        rates[2].push(peer.one_thread(options.blocks / 2));
+    for round in 0..options.rounds {
+        for side in 0..rates.len() {
+            let side = (side + round) % rates.len();
+            rates[side].push(match side {
+                0 => ours.one_thread(options.blocks / 2),
+                1 => default.one_thread(options.blocks / 2),
+                _ => peer.one_thread(options.blocks / 2),
+            });
+        }
     }
     let share = choices.of_default(&default.full.side, "requests_1m_default")?;
     let [ours, default, peer] = rates;

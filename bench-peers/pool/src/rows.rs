@@ -3,7 +3,7 @@
 use crate::clock::{cpu_seconds, involuntary_switches, median, quantile, thread_time};
 use crate::heap;
 use crate::ours::Ours;
-use crate::side::Side;
+use crate::side::{Side, TOKENS_PER_BLOCK};
 use kvbm_plan::Tier;
 use kvbm_pool::measure_holds;
 use std::collections::VecDeque;
@@ -56,7 +56,13 @@ impl<S: Side> Full<S> {
             let calls = (at_once.max(BATCH) * 16) / at_once;
             let chains = self.chains(calls, at_once, 0);
             let mut fresh = Vec::with_capacity(calls);
-            seconds += cpu_seconds(|| fresh.extend((0..calls).map(|_| self.side.allocate(at_once))));
+            // An eviction is over when its event is out of the ring.
+            seconds += cpu_seconds(|| {
+                for _ in 0..calls {
+                    fresh.push(self.side.allocate(at_once));
+                    self.side.keep_house();
+                }
+            });
             for (fresh, chain) in fresh.into_iter().zip(&chains) {
                 drop(self.side.register(fresh, chain, 0));
             }
@@ -184,6 +190,31 @@ pub fn matching<S: Side>(side: S, capacity: usize, at_once: usize) -> Matching {
         dropped.push(cpu_seconds(|| drop(held)) * 1e6);
     }
     Matching { cached: median(cached), active: median(active), dropped: median(dropped) }
+}
+
+/// Tokens of a prompt in the rows from tokens to the answer, and prompts.
+const PROMPT: u32 = 8192;
+const PROMPTS: u32 = 64;
+
+/// Microseconds from a prompt's tokens to its cached prefix, which is all of it.
+pub fn answer<S: Side>(side: &S) -> f64 {
+    let prompts: Vec<Vec<u32>> = (0..PROMPTS)
+        .map(|prompt| {
+            (0..PROMPT).map(|at| (prompt * PROMPT + at).wrapping_mul(2_654_435_761) >> 15).collect()
+        })
+        .collect();
+    for prompt in &prompts {
+        let chain = S::chain_of_tokens(prompt);
+        drop(side.register(side.allocate((PROMPT / TOKENS_PER_BLOCK) as usize), &chain, 0));
+        side.keep_house();
+    }
+    let mut times = Vec::new();
+    for prompt in &prompts {
+        let mut held = None;
+        times.push(cpu_seconds(|| held = Some(side.answer(black_box(prompt)))) * 1e6);
+        assert_eq!(held.as_ref().map_or(0, S::len), (PROMPT / TOKENS_PER_BLOCK) as usize);
+    }
+    median(times)
 }
 
 /// Heap bytes per block of a full pool.

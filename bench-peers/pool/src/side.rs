@@ -1,5 +1,8 @@
 //! What both sides must be able to do, in the terms of an engine.
 
+/// Tokens of a block on both sides.
+pub const TOKENS_PER_BLOCK: u32 = 16;
+
 /// One block bookkeeping under measurement. `C` is its own form of a chain of block hashes, made outside of the clock.
 pub trait Side: Sync + Sized {
     /// Hashes of one sequence from its first block.
@@ -29,12 +32,18 @@ pub trait Side: Sync + Sized {
     /// The longest cached prefix, in use until it is dropped.
     fn lookup(&self, chain: &Self::Chain) -> Self::Held;
 
+    /// From the tokens of a prompt to the longest cached prefix: hashing and looking up.
+    fn answer(&self, tokens: &[u32]) -> Self::Held;
+
+    /// The chain of a prompt's whole blocks.
+    fn chain_of_tokens(tokens: &[u32]) -> Self::Chain;
+
     /// What an engine says of a request once, so that the blocks it uses count as used. Nothing where looking up and letting go say it.
     fn touch(&self, chain: &Self::Chain);
 
     fn len(held: &Self::Held) -> usize;
 
-    /// Takes what has to be taken regularly (events), so that nothing piles up.
+    /// Takes every event that waits, so that none piles up or is overwritten.
     fn keep_house(&self);
 
     /// A request that finds nothing: allocate, register, let go.

@@ -22,6 +22,8 @@ pub struct Summary {
     pub onboarded_blocks: u64,
     /// Blocks whose bytes were compared with what they have to be.
     pub verified_blocks: u64,
+    /// Of these, blocks that came from a lower tier; the others were in device memory all the time.
+    pub verified_onboarded_blocks: u64,
     /// Blocks whose bytes were wrong.
     pub corrupt_blocks: u64,
     /// Blocks whose transfer failed; each was computed again or is not on the lower tier.

@@ -73,11 +73,12 @@ pub fn render(result: &ReplayResult) -> String {
     }
     let _ = writeln!(
         out,
-        "hit ratio {} (first 10 %: {}); {} blocks onboarded, {} verified",
+        "hit ratio {} (first 10 %: {}); {} blocks onboarded, {} verified ({} of them onboarded)",
         percent(summary.hit_ratio),
         percent(summary.hit_ratio_first_10pct),
         count(summary.onboarded_blocks),
         count(summary.verified_blocks),
+        count(summary.verified_onboarded_blocks),
     );
     let _ = writeln!(
         out,
@@ -197,6 +198,7 @@ mod tests {
             hit_ratio_first_10pct: 0.05,
             onboarded_blocks: 4000,
             verified_blocks: 10_000,
+            verified_onboarded_blocks: 4_000,
             wall_s: 2.0,
             evictions: Evictions { g1: 9000, g2: 5000, g3: 0 },
             g3: DiskWrites::new(4 << 30, 1000),
@@ -226,7 +228,7 @@ t.jsonl: 1,000 requests, 24,000 blocks in 2.00 s (12,000 blocks/s), policy lru-l
   ----------------------------------------------
   G2 -> G1   3,000  188 MiB  7.50  12 us  1.5 ms
 
-hit ratio 41.7 % (first 10 %: 5.0 %); 4,000 blocks onboarded, 10,000 verified
+hit ratio 41.7 % (first 10 %: 5.0 %); 4,000 blocks onboarded, 10,000 verified (4,000 of them onboarded)
 corrupt blocks 0, failed transfers 0, quarantined blocks 0, offloads dropped 0
 4 GiB written to G3: 250.0 hits per GiB
 3 blocks did not fit into G1 together with the rest of their request and were left out

@@ -35,6 +35,68 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// Hits of a trace on one tier that evicts the block used least recently. A request uses its blocks last to first, so that a
+/// block is always as recent as what continues it. As naive as can be: a list of resident chains with the time of their last use.
+fn naive_lru_hits(requests: &[Vec<u64>], capacity: usize) -> u64 {
+    let mut last_use: std::collections::HashMap<Vec<u64>, (usize, std::cmp::Reverse<usize>)> =
+        std::collections::HashMap::new();
+    let mut hits = 0;
+    for (time, request) in requests.iter().enumerate() {
+        let chains: Vec<Vec<u64>> =
+            (1..=request.len().min(capacity)).map(|end| request[..end].to_vec()).collect();
+        let found = chains.iter().take_while(|chain| last_use.contains_key(*chain)).count();
+        hits += found as u64;
+        for (position, chain) in chains[..found].iter().enumerate() {
+            last_use.insert(chain.clone(), (time, std::cmp::Reverse(position)));
+        }
+        while last_use.len() + chains.len() - found > capacity {
+            let oldest = last_use.iter().min_by_key(|(_, used)| **used).unwrap().0.clone();
+            assert!(!chains[..found].contains(&oldest), "blocks in use are not evicted");
+            last_use.remove(&oldest);
+        }
+        for (position, chain) in chains.into_iter().enumerate().skip(found) {
+            last_use.insert(chain, (time, std::cmp::Reverse(position)));
+        }
+    }
+    hits
+}
+
+#[test]
+fn hits_of_lru_leaf_are_those_of_a_naive_model() {
+    let dir = temp();
+    let mut state = 7_u64;
+    let mut random = move |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    // Conversations that grow, branch and come back.
+    let mut conversations: Vec<Vec<u64>> = (0..12).map(|n| vec![n % 3, 100 + n]).collect();
+    let mut requests = Vec::new();
+    for turn in 0..400 {
+        let at = random(12) as usize;
+        if random(9) == 0 {
+            let kept = 1 + random(conversations[at].len() as u64) as usize;
+            conversations[at].truncate(kept);
+        }
+        let grown = (0..=random(4)).map(|n| 1000 + turn * 10 + n);
+        conversations[at].extend(grown);
+        requests.push(conversations[at].clone());
+    }
+    let lines = requests.iter().enumerate().map(|(at, ids)| {
+        let line = serde_json::json!({
+            "timestamp": at, "input_length": ids.len() * 512, "output_length": 1, "hash_ids": ids,
+        });
+        line.to_string() + "\n"
+    });
+    std::fs::write(dir.path().join("t.jsonl"), lines.collect::<String>()).unwrap();
+    for capacity in [20, 90, 300, 900] {
+        let line = format!("--trace t.jsonl --metadata-only --policy lru-leaf --capacity {capacity}");
+        let expected = naive_lru_hits(&requests, capacity);
+        assert!(expected > 0, "the trace repeats itself");
+        assert_eq!(hits(&json(dir.path(), &line)), [expected, 0, 0], "{capacity} blocks");
+    }
+}
+
 /// The JSON of a run that succeeds.
 fn json(dir: &Path, line: &str) -> Value {
     let output = run(dir, &format!("{line} --json -"));

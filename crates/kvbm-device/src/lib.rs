@@ -57,7 +57,7 @@ pub use cuda::{
 pub use device::{Device, DeviceId, DeviceInfo, DeviceKind};
 pub use emulated::{
     EmulatedConfig, EmulatedDevice, EmulatedStream, Fault, FaultHandle, FaultRule, FaultTicket, KernelMemory,
-    OpKind, RandomDelays,
+    OpKind, RandomDelays, StreamingCopy, copy_streaming,
 };
 pub use error::DeviceError;
 pub use event::{Completer, Event, EventBackend, EventCallback, EventStatus};

@@ -12,6 +12,8 @@ use crate::pattern::{CellPattern, Mismatch};
 
 /// Bytes that are filled or compared at a time.
 const STAGING_BYTES: u64 = 8 << 20;
+/// What the staging buffer holds before blocks are copied into it: a copy that moves nothing must not leave the right bytes there.
+const STALE: u8 = 0xA5;
 /// Longest time for a copy to or from the emulated device.
 const COPY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -25,6 +27,8 @@ struct RankEngine<'a> {
     stream: Arc<dyn Stream>,
     staging: HostBuffer,
     blocks_at_a_time: usize,
+    /// As long as the staging buffer, every byte [`STALE`].
+    stale: Vec<u8>,
 }
 
 /// A block that does not hold what was computed for it.
@@ -79,7 +83,8 @@ impl<'a> RankEngine<'a> {
         let blocks_at_a_time = (STAGING_BYTES / block_bytes).max(1) as usize;
         let stream = worker.device().create_stream("replay-engine").context("no stream for the engine")?;
         let staging = HostBuffer::zeroed(blocks_at_a_time * block_bytes as usize);
-        Ok(Self { worker, stream, staging, blocks_at_a_time })
+        let stale = vec![STALE; blocks_at_a_time * block_bytes as usize];
+        Ok(Self { worker, stream, staging, blocks_at_a_time, stale })
     }
 
     fn rank(&self) -> u32 {
@@ -116,6 +121,8 @@ impl<'a> RankEngine<'a> {
         {
             let mut batch = CopyBatch::new(Direction::DeviceToHost);
             let cells = self.stage(blocks, &mut batch)?;
+            let used = cells.last().map_or(0, |cell| cell.at + cell.bytes) as usize;
+            self.staging.region().write_at(0, &self.stale[..used])?;
             self.run(batch)?;
             for (index, cell) in cells.iter().enumerate() {
                 let of = index / (cells.len() / blocks.len());

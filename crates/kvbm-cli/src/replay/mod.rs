@@ -231,6 +231,7 @@ fn result(
         hit_ratio_first_10pct: ratio(&served[..served.len().div_ceil(10)]),
         onboarded_blocks: onboarded.iter().sum(),
         verified_blocks: sum(|served| served.verified),
+        verified_onboarded_blocks: sum(|served| served.verified_onboarded),
         corrupt_blocks: sum(|served| served.corrupt),
         failed_transfers: TransferPath::ALL.into_iter().flat_map(failures).sum(),
         quarantined_blocks: quarantined.iter().sum(),

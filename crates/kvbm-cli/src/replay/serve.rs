@@ -1,8 +1,10 @@
 //! One request, as an engine serves it: match the prefix, onboard hits, compute misses, register.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use kvbm::{AllocError, BlockBatch, Cached, G1, KvBlockManager, Namespace, Owned, Reset, SequenceHash, Tier};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
@@ -26,10 +28,13 @@ pub(super) struct Served {
     pub(super) blocks: u64,
     /// Blocks at its end that do not fit into G1 beside the others and were not computed.
     pub(super) left_out: u64,
-    /// Blocks that it got, by the tier that held them. What a tier held and could not give unharmed is no hit.
+    /// Blocks that it got, by the tier that held them. A block that did not arrive, or arrived with wrong bytes, is a miss, and so are
+    /// the blocks behind it.
     pub(super) hits: [u64; 4],
     /// Blocks whose bytes were compared.
     pub(super) verified: u64,
+    /// Of these, blocks that came from a lower tier.
+    pub(super) verified_onboarded: u64,
     /// Blocks with wrong bytes.
     pub(super) corrupt: u64,
 }
@@ -43,6 +48,8 @@ pub(super) struct Server<'a> {
     offload: OffloadMode,
     /// Which requests are said to end their branch, where hints are given at all.
     ends: Option<Vec<bool>>,
+    /// Every block registered so far: what a replay without bytes compares its hits with.
+    registered: Mutex<HashSet<SequenceHash>>,
     /// Troubles told so far.
     told: AtomicU64,
 }
@@ -56,7 +63,16 @@ impl<'a> Server<'a> {
         offload: OffloadMode,
         ends: Option<Vec<bool>>,
     ) -> Self {
-        Self { manager, requests, permits, tenants, offload, ends, told: AtomicU64::new(0) }
+        Self {
+            manager,
+            requests,
+            permits,
+            tenants,
+            offload,
+            ends,
+            registered: Mutex::default(),
+            told: AtomicU64::new(0),
+        }
     }
 
     /// Serves request `index`; without an engine only the books are kept.
@@ -108,11 +124,16 @@ impl<'a> Server<'a> {
                 error.arrived
             }
         };
-        for tier in &tiers[..cached.len().min(tiers.len())] {
+        let tiers = &tiers[..cached.len().min(tiers.len())];
+        let good = match engine.as_deref_mut() {
+            Some(engine) => self.verify(engine, &cached, hashes, served)?,
+            None => self.check_registered(index, &hashes[..cached.len()])?,
+        };
+        for tier in &tiers[..good.min(tiers.len())] {
             served.hits[tier.index()] += 1;
         }
-        if let Some(engine) = engine.as_deref_mut() {
-            self.verify(engine, &cached, hashes, served)?;
+        if engine.is_some() {
+            served.verified_onboarded = tiers.iter().filter(|tier| **tier != Tier::G1).count() as u64;
         }
         // Onboarded blocks are offloaded to the tiers that lack them. These offloads evict blocks
         // of their own: their order against the offload of the new blocks would be left to chance.
@@ -120,8 +141,10 @@ impl<'a> Server<'a> {
         let namespace = self.tenants.namespace(self.requests.namespace(index));
         let fresh = self.allocate(namespace, hashes.len() - cached.len())?;
         if !fresh.is_empty() {
-            if let Some(engine) = engine {
-                engine.compute(fresh.block_ids(), &hashes[cached.len()..])?;
+            match engine {
+                Some(engine) => engine.compute(fresh.block_ids(), &hashes[cached.len()..])?,
+                // Before the blocks can be found.
+                None => self.registered().extend(&hashes[cached.len()..]),
             }
             let chain = self.requests.chain(index, hashes);
             let (done, _) = self.manager.commit(fresh, chain, cached.len()).context("commit")?;
@@ -142,13 +165,30 @@ impl<'a> Server<'a> {
         }
     }
 
+    fn registered(&self) -> std::sync::MutexGuard<'_, HashSet<SequenceHash>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fails where a block was found that no request has registered. How many blocks were found.
+    fn check_registered(&self, index: usize, found: &[SequenceHash]) -> Result<usize> {
+        let registered = self.registered();
+        let unknown = found.iter().position(|hash| !registered.contains(hash));
+        ensure!(
+            unknown.is_none(),
+            "request {index}: block {} was found and was never registered; please report this",
+            unknown.unwrap_or_default()
+        );
+        Ok(found.len())
+    }
+
+    /// Compares the blocks of `cached` with what was computed. How many are right before the first wrong one.
     fn verify(
         &self,
         engine: &mut Engine<'_>,
         cached: &Cached<G1>,
         hashes: &[SequenceHash],
         served: &mut Served,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let wrong = engine.verify(cached.block_ids(), &hashes[..cached.len()])?;
         for block in &wrong {
             let [rank, layer, outer] = block.place;
@@ -159,7 +199,8 @@ impl<'a> Server<'a> {
         }
         served.verified = cached.len() as u64;
         served.corrupt = wrong.len() as u64;
-        Ok(())
+        let is_wrong = |block: &kvbm::BlockId| wrong.iter().any(|wrong| wrong.block == *block);
+        Ok(cached.block_ids().iter().position(is_wrong).unwrap_or(cached.len()))
     }
 
     /// Says what went wrong, the first few times: all of it is counted.

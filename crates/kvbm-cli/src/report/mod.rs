@@ -69,6 +69,7 @@ fn cards(result: &ReplayResult) -> String {
         (count(rate as u64), "blocks per second", ""),
         (format!("{:.2} s", summary.wall_s), "wall time", ""),
         (count(summary.verified_blocks), "blocks verified", ""),
+        (count(summary.verified_onboarded_blocks), "of them onboarded", ""),
         (count(summary.corrupt_blocks), "blocks corrupt", zero(summary.corrupt_blocks)),
         (count(summary.failed_transfers), "transfers failed", zero(summary.failed_transfers)),
         (count(summary.quarantined_blocks), "slots quarantined", zero(summary.quarantined_blocks)),

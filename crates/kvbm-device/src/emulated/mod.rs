@@ -30,6 +30,7 @@ use arena::Arena;
 pub use delays::RandomDelays;
 pub use faults::{Fault, FaultHandle, FaultRule, FaultTicket, OpKind};
 pub use stream::EmulatedStream;
+pub use streaming::{StreamingCopy, copy_streaming};
 pub use work::KernelMemory;
 
 /// How an [`EmulatedDevice`] is made.

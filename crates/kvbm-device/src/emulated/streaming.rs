@@ -33,6 +33,31 @@ impl Next {
     pub(super) const NONE: Self = Self { from: std::ptr::null(), len: 0 };
 }
 
+/// One range of [`copy_streaming`].
+#[derive(Clone, Copy, Debug)]
+pub struct StreamingCopy {
+    /// Where the bytes are.
+    pub from: *const u8,
+    /// Where they go.
+    pub to: *mut u8,
+    /// How many.
+    pub len: usize,
+}
+
+/// Copies every range with the kernel of the emulated device: what a benchmark compares a path with.
+///
+/// # Safety
+/// Each `from` must be valid for reads and each `to` for writes of `len` bytes. No range that is written may overlap
+/// another range.
+pub unsafe fn copy_streaming(copies: &[StreamingCopy]) {
+    let fence = Fence;
+    for (index, StreamingCopy { from, to, len }) in copies.iter().enumerate() {
+        let next = copies.get(index + 1).map_or(Next::NONE, |next| Next { from: next.from, len: next.len });
+        // SAFETY: the caller's promise; the fence is dropped before the caller learns of the copies.
+        unsafe { copy(*from, *to, *len, next, &fence) };
+    }
+}
+
 /// Copies `len` bytes with non-temporal stores where the processor has them and `len` is worth it, and fetches as much of `next`.
 ///
 /// # Safety

@@ -271,7 +271,9 @@ fn no_hold_of_a_loss_removes_more_than_64_blocks_where_others_go_on() {
 fn a_snapshot_is_copied_in_parts_and_the_events_behind_it_complete_it() {
     let registry = registry(PolicyKind::LruLeaf);
     let chains: Vec<_> = (0..8).map(|number| chain(number, 125)).collect();
-    chains.iter().for_each(|chain| drop(register::<G1>(&registry, chain, 0)));
+    for chain in &chains {
+        drop(register::<G1>(&registry, chain, 0));
+    }
     registry.drain_events(&mut Vec::new(), usize::MAX);
     let (others, turns) = (registry.clone(), Rc::new(Cell::new(0)));
     let counted = Rc::clone(&turns);

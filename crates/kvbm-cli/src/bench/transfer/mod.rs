@@ -1,12 +1,14 @@
 //! `kvbm bench transfer`: every path of a worker beside what the hardware does without it, in one run, interleaved.
 //!
-//! - Between G1 and G2 the limit is a memcpy of the same fragments on one thread, from and to ordinary memory. What as many
-//!   threads as help would copy is told beside it.
+//! - Between G1 and G2 the limit is a copy of the same fragments from and to ordinary memory, by memcpy or by streaming
+//!   stores, on one thread or several: the fastest of all in that round.
 //! - Between G2 and G3 it is a bare io_uring loop on the same file: registered memory, direct I/O, queue depth 32, and a sync
 //!   as often as the engine commits, block by block. A path from G3 to G1 has the same limit, since it reads the disk.
 //!   Blocks that go together lie side by side in the file, in the loop too; in the rows `_scattered` they do not.
 //!   The engine sends neighbours in requests of up to 4 MiB and has more blocks under way than the loop, so for blocks that are
 //!   small beside that the loop is a comparison, not a limit: the engine may be faster.
+//!
+//! Processor time stands beside that of a bare loop that also computes the checksums.
 //!
 //! What is measured is the transfer engine as it is shipped: plans in, reports out, every byte with its checksum.
 
@@ -35,7 +37,7 @@ use crate::scratch::Scratch;
 use bed::{Bed, Disk, Order, Shape};
 use limit::Copies;
 use pump::Sample;
-use ring::{BareDisk, Way};
+use ring::{BareDisk, Checksums, Way};
 use summary::Samples;
 
 /// Fragments of a block in device memory.
@@ -124,7 +126,7 @@ impl TransferArgs {
     /// Measurements in a round of these rows.
     fn steps(&self, groups: &[&[&str]]) -> usize {
         let paths = groups.iter().map(|names| names.iter().filter(|name| self.wants(name)).count());
-        paths.filter(|paths| *paths > 0).map(|paths| paths + 1).sum()
+        paths.filter(|paths| *paths > 0).map(|paths| paths + 2).sum()
     }
 }
 
@@ -165,7 +167,20 @@ type Step<'a> = Box<dyn Fn(Duration) -> Result<Sample> + 'a>;
 /// Paths with a limit in common, measured in turn.
 struct Group<'a> {
     limit: Step<'a>,
+    /// A loop that moves bytes and computes their checksums, for its processor time.
+    bare: Step<'a>,
     paths: Vec<(&'static str, Step<'a>)>,
+}
+
+impl<'a> Group<'a> {
+    /// Paths to or from a disk.
+    fn on_disk(disk: &'a BareDisk, way: Way, paths: Vec<(&'static str, Step<'a>)>) -> Self {
+        Self {
+            limit: Box::new(move |time| disk.run(way, Checksums::No, time)),
+            bare: Box::new(move |time| disk.run(way, Checksums::Yes, time)),
+            paths,
+        }
+    }
 }
 
 /// What all measurements share.
@@ -200,36 +215,33 @@ impl Course<'_> {
         let block_bytes = bed.shape.block_bytes;
         let copies = &Copies::new(bed)?;
         samples.note(&place.disk, bare);
-        let copied = [("g1_g2", Route::G1_G2), ("g2_g1", Route::G2_G1)];
-        for (name, path) in copied.into_iter().filter(|(name, _)| self.args.wants(name)) {
-            samples.note_all_cores(name, block_bytes, copies.on_all_cores(path));
-        }
         let pump = |bed, path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
-        let copy = |path| -> Step<'_> { Box::new(move |time| Ok(copies.run(path, time))) };
-        let disk = |way| -> Step<'_> { Box::new(move |time| bare.run(way, time)) };
+        let copied = |name, path| Group {
+            limit: Box::new(move |time| Ok(copies.run(path, time))),
+            bare: Box::new(move |time| Ok(copies.run_with_checksums(path, time))),
+            paths: vec![(name, pump(bed, path))],
+        };
         let groups = [
-            Group { limit: copy(Route::G1_G2), paths: vec![("g1_g2", pump(bed, Route::G1_G2))] },
-            Group { limit: copy(Route::G2_G1), paths: vec![("g2_g1", pump(bed, Route::G2_G1))] },
-            Group {
-                limit: disk(Way::Write),
-                paths: vec![
-                    ("g2_g3", pump(bed, Route::G2_G3)),
-                    ("g2_g3_fragments", pump(scattered, Route::G2_G3)),
-                ],
-            },
-            Group {
-                limit: disk(Way::Read),
-                paths: vec![("g3_g2", pump(bed, Route::G3_G2)), ("g3_g1", pump(bed, Route::G3_G1))],
-            },
+            copied("g1_g2", Route::G1_G2),
+            copied("g2_g1", Route::G2_G1),
+            Group::on_disk(
+                bare,
+                Way::Write,
+                vec![("g2_g3", pump(bed, Route::G2_G3)), ("g2_g3_fragments", pump(scattered, Route::G2_G3))],
+            ),
+            Group::on_disk(
+                bare,
+                Way::Read,
+                vec![("g3_g2", pump(bed, Route::G3_G2)), ("g3_g1", pump(bed, Route::G3_G1))],
+            ),
         ];
         self.measure(groups, block_bytes, samples)
     }
 
     /// Paths to and from a disk where every block lies somewhere else, the worst that can be.
     fn scattered(&self, bed: &Bed, bare: &BareDisk, samples: &mut Samples) -> Result<()> {
-        let group = |way, name, path| Group {
-            limit: Box::new(move |time| bare.run(way, time)),
-            paths: vec![(name, Box::new(move |time| pump::run(bed, path, time)))],
+        let group = |way, name, path| {
+            Group::on_disk(bare, way, vec![(name, Box::new(move |time| pump::run(bed, path, time)))])
         };
         let groups = [
             group(Way::Write, "g2_g3_scattered", Route::G2_G3),
@@ -250,10 +262,9 @@ impl Course<'_> {
         let bare = &BareDisk::open(&place.disk, 1, Order::Filled)?;
         samples.note(&place.disk, bare);
         let pump = |path| -> Step<'_> { Box::new(move |time| pump::run(bed, path, time)) };
-        let disk = |way| -> Step<'_> { Box::new(move |time| bare.run(way, time)) };
         let groups = [
-            Group { limit: disk(Way::Write), paths: vec![("g2_g3_1100_fragments", pump(Route::G2_G3))] },
-            Group { limit: disk(Way::Read), paths: vec![("g3_g2_1100_fragments", pump(Route::G3_G2))] },
+            Group::on_disk(bare, Way::Write, vec![("g2_g3_1100_fragments", pump(Route::G2_G3))]),
+            Group::on_disk(bare, Way::Read, vec![("g3_g2_1100_fragments", pump(Route::G3_G2))]),
         ];
         self.measure(groups, block_bytes, samples)?;
         bed.check_bytes()
@@ -269,7 +280,7 @@ impl Course<'_> {
             paths.retain(|(name, _)| self.args.wants(name));
         }
         for round in 0..self.args.rounds {
-            for Group { limit, paths } in groups.iter().filter(|group| !group.paths.is_empty()) {
+            for Group { limit, bare, paths } in groups.iter().filter(|group| !group.paths.is_empty()) {
                 ensure!(!interrupt::asked(), "stopped: nothing was kept");
                 let step = |step: &Step<'_>| {
                     self.progress.advance(1);
@@ -283,8 +294,9 @@ impl Course<'_> {
                     let own = paths.iter().rev().map(|(_, path)| step(path)).collect::<Result<Vec<_>>>()?;
                     (step(limit)?, own.into_iter().rev().collect())
                 };
+                let bare = step(bare)?;
                 for ((name, _), own) in paths.iter().zip(own) {
-                    samples.push(name, block_bytes, own, limit);
+                    samples.push(name, block_bytes, own, limit, bare);
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! The limit of disk paths: a bare loop on the engine's own slot file, in slots that the engine does not use.
 //!
 //! It moves [`DEPTH`] single blocks at a time. Large blocks leave nothing above it; small ones do, because the engine joins
-//! neighbours to requests of up to 4 MiB.
+//! neighbours to requests of up to 4 MiB. With checksums it computes those of all blocks, as the engine does: what the
+//! engine's processor time is compared with.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use io_uring::{IoUring, opcode, squeue, types};
 use kvbm::device::HostRegion;
 use kvbm::storage::{HugePages, SystemStorage};
+use kvbm_disk::ContentCrc;
 
 use super::bed::{Disk, Order};
 use super::pump::{Sample, Watch};
@@ -32,6 +34,13 @@ const SYNC: u64 = u64::MAX;
 pub(super) enum Way {
     Read,
     Write,
+}
+
+/// Whether the loop computes checksums of the blocks that it moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Checksums {
+    No,
+    Yes,
 }
 
 /// How the loop talks to the system.
@@ -71,7 +80,7 @@ impl BareDisk {
         let block_bytes = shape.block_bytes;
         let bare =
             Self { file, direct, how, memory, block_bytes, offsets, sync_interval: disk.commit_interval };
-        bare.run(Way::Write, Duration::ZERO)?;
+        bare.run(Way::Write, Checksums::No, Duration::ZERO)?;
         Ok(bare)
     }
 
@@ -88,14 +97,14 @@ impl BareDisk {
     }
 
     /// Reads or writes blocks, in turn, for `time` and until each was moved; what was written is durable at the end.
-    pub(super) fn run(&self, way: Way, time: Duration) -> Result<Sample> {
+    pub(super) fn run(&self, way: Way, sums: Checksums, time: Duration) -> Result<Sample> {
         let watch = Watch::start();
         let moved = match &self.how {
             Loop::Ring(ring, registered) => match ring.lock() {
-                Ok(mut ring) => self.run_ring(&mut ring, *registered, way, time, &watch),
+                Ok(mut ring) => self.run_ring(&mut ring, *registered, (way, sums), time, &watch),
                 Err(_) => Err(io::Error::other("an earlier measurement panicked")),
             },
-            Loop::Calls(_) => self.run_calls(way, time, &watch),
+            Loop::Calls(_) => self.run_calls((way, sums), time, &watch),
         };
         let moved =
             moved.with_context(|| format!("the bare loop on the slot file failed ({})", self.describe()))?;
@@ -115,6 +124,18 @@ impl BareDisk {
         let at = index * self.block_bytes;
         let start = self.memory.ptr_at(at, self.block_bytes).map_err(io::Error::other)?;
         Ok((at, start, self.offsets[index as usize]))
+    }
+
+    /// Computes the checksum of the block that comes after `count` others, which no request is at.
+    fn sum(&self, count: u64, sums: Checksums) -> io::Result<()> {
+        if sums == Checksums::Yes {
+            let (_, start, _) = self.block(count)?;
+            let mut crc = ContentCrc::new();
+            // SAFETY: `block` checked the range; the kernel has completed the last request of this block or not got the next.
+            crc.update(unsafe { std::slice::from_raw_parts(start, self.block_bytes as usize) });
+            std::hint::black_box(crc.finish());
+        }
+        Ok(())
     }
 
     fn entry(&self, count: u64, registered: bool, way: Way) -> io::Result<squeue::Entry> {
@@ -141,7 +162,7 @@ impl BareDisk {
         &self,
         ring: &mut IoUring,
         registered: bool,
-        way: Way,
+        (way, sums): (Way, Checksums),
         time: Duration,
         watch: &Watch,
     ) -> io::Result<u64> {
@@ -150,6 +171,9 @@ impl BareDisk {
         let mut failed = None;
         loop {
             while failed.is_none() && flying < DEPTH && self.goes_on(next, time, watch) {
+                if way == Way::Write {
+                    self.sum(next, sums)?;
+                }
                 push(ring, &self.entry(next, registered, way)?)?;
                 next += 1;
                 flying += 1;
@@ -170,6 +194,9 @@ impl BareDisk {
                     0
                 } else {
                     flying -= 1;
+                    if way == Way::Read {
+                        self.sum(completion.user_data(), sums)?;
+                    }
                     self.block_bytes
                 };
                 match u64::try_from(result) {
@@ -198,7 +225,7 @@ impl BareDisk {
         }
     }
 
-    fn run_calls(&self, way: Way, time: Duration, watch: &Watch) -> io::Result<u64> {
+    fn run_calls(&self, (way, sums): (Way, Checksums), time: Duration, watch: &Watch) -> io::Result<u64> {
         let (next, over) = (AtomicU64::new(0), AtomicBool::new(false));
         let worker = || -> io::Result<u64> {
             let mut bytes = 0;
@@ -207,7 +234,13 @@ impl BareDisk {
                 if !self.goes_on(count, time, watch) {
                     return Ok(bytes);
                 }
+                if way == Way::Write {
+                    self.sum(count, sums)?;
+                }
                 self.call(count, way)?;
+                if way == Way::Read {
+                    self.sum(count, sums)?;
+                }
                 bytes += self.block_bytes;
             }
         };

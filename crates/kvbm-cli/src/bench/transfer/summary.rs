@@ -44,38 +44,29 @@ pub(super) struct Size {
     pub ratio: f64,
     /// Processor time for 10^9 bytes.
     pub cpu_ms_per_gb: f64,
-    /// The same of the limit.
-    pub limit_cpu_ms_per_gb: f64,
-    /// Between memories: what a memcpy on all cores reaches.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub all_cores_gb_per_s: Option<f64>,
+    /// The same of a bare loop that computes checksums too.
+    pub bare_cpu_ms_per_gb: f64,
 }
 
-/// Measurements of a path by the bytes of a block: its own and its limit's.
-type BySize = BTreeMap<u64, Vec<[Sample; 2]>>;
+/// Measurements of a path by the bytes of a block: its own, its limit's, and those of a bare loop with checksums.
+type BySize = BTreeMap<u64, Vec<[Sample; 3]>>;
 
 /// All measurements.
 #[derive(Default)]
 pub(super) struct Samples {
     /// In the order in which they were first measured.
     paths: Vec<(String, BySize)>,
-    all_cores: BTreeMap<(String, u64), f64>,
     notes: Vec<String>,
 }
 
 impl Samples {
-    /// The path moved `own` beside `limit`.
-    pub(super) fn push(&mut self, name: &str, block_bytes: u64, own: Sample, limit: Sample) {
+    /// The path moved `own` beside `limit`, and a loop with checksums moved `bare`.
+    pub(super) fn push(&mut self, name: &str, block_bytes: u64, own: Sample, limit: Sample, bare: Sample) {
         let index = self.paths.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
             self.paths.push((name.to_owned(), BTreeMap::new()));
             self.paths.len() - 1
         });
-        self.paths[index].1.entry(block_bytes).or_default().push([own, limit]);
-    }
-
-    /// A memcpy of the fragments of that path reaches so many bytes (10^9) per second on all cores.
-    pub(super) fn note_all_cores(&mut self, name: &str, block_bytes: u64, gb_per_s: f64) {
-        self.all_cores.insert((name.to_owned(), block_bytes), gb_per_s);
+        self.paths[index].1.entry(block_bytes).or_default().push([own, limit, bare]);
     }
 
     /// Says what was measured, for people.
@@ -84,7 +75,9 @@ impl Samples {
         let notes = [
             format!("disk engine: {}: {}", chosen.kind, chosen.reason),
             format!("limit of disk paths: {}", bare.describe()),
-            "limit of memory paths: memcpy of the same fragments on one thread".to_owned(),
+            "limit of memory paths: the same fragments by memcpy or streaming stores, on 1 to all threads, the fastest"
+                .to_owned(),
+            "bare CPU: the same by a loop that only moves and computes checksums".to_owned(),
         ];
         for note in notes {
             if !self.notes.contains(&note) {
@@ -96,12 +89,7 @@ impl Samples {
     /// A row for each path.
     pub(super) fn rows(&self) -> Vec<Row> {
         let row = |(name, sizes): &(String, BySize)| {
-            let all_cores = |bytes: u64| self.all_cores.get(&(name.clone(), bytes)).copied();
-            let size = |(bytes, samples): (&u64, &Vec<_>)| Size {
-                all_cores_gb_per_s: all_cores(*bytes),
-                ..size(*bytes, samples)
-            };
-            let sizes: Vec<Size> = sizes.iter().map(size).collect();
+            let sizes: Vec<Size> = sizes.iter().map(|(bytes, samples)| size(*bytes, samples)).collect();
             let worst = *sizes.iter().min_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
             let cpu_ms_per_gb = sizes.iter().map(|size| size.cpu_ms_per_gb).fold(0.0, f64::max);
             let Size { block_bytes, gb_per_s, limit_gb_per_s, ratio, .. } = worst;
@@ -119,7 +107,7 @@ impl Samples {
     }
 }
 
-fn size(block_bytes: u64, samples: &[[Sample; 2]]) -> Size {
+fn size(block_bytes: u64, samples: &[[Sample; 3]]) -> Size {
     let of = |side: usize, figure: fn(Sample) -> f64| {
         let mut figures: Vec<f64> = samples.iter().map(|pair| figure(pair[side])).collect();
         median(&mut figures)
@@ -131,8 +119,7 @@ fn size(block_bytes: u64, samples: &[[Sample; 2]]) -> Size {
         limit_gb_per_s,
         ratio: gb_per_s / limit_gb_per_s,
         cpu_ms_per_gb: of(0, Sample::cpu_ms_per_gb),
-        limit_cpu_ms_per_gb: of(1, Sample::cpu_ms_per_gb),
-        all_cores_gb_per_s: None,
+        bare_cpu_ms_per_gb: of(2, Sample::cpu_ms_per_gb),
     }
 }
 
@@ -144,8 +131,7 @@ fn median(figures: &mut [f64]) -> f64 {
 
 /// Every path at every size.
 pub(super) fn table(dir: &Path, samples: &Samples, rows: &[Row]) -> String {
-    let mut table =
-        Table::new(["path", "block", "GB/s", "limit", "of it", "CPU ms/GB", "of limit", "all cores"]);
+    let mut table = Table::new(["path", "block", "GB/s", "limit", "of it", "CPU ms/GB", "bare CPU"]);
     for row in rows {
         for size in &row.sizes {
             table.row([
@@ -155,8 +141,7 @@ pub(super) fn table(dir: &Path, samples: &Samples, rows: &[Row]) -> String {
                 format!("{:.2}", size.limit_gb_per_s),
                 human::percent(size.ratio),
                 format!("{:.1}", size.cpu_ms_per_gb),
-                format!("{:.1}", size.limit_cpu_ms_per_gb),
-                size.all_cores_gb_per_s.map_or_else(String::new, |rate| format!("{rate:.2}")),
+                format!("{:.1}", size.bare_cpu_ms_per_gb),
             ]);
         }
     }
@@ -185,9 +170,9 @@ mod tests {
     fn a_row_is_the_worst_size_in_the_median() {
         let mut samples = Samples::default();
         for (own, limit) in [(1000, 1000), (500, 400), (9999, 800)] {
-            samples.push("g1_g2", 4096, sample(1, own, 5), sample(1, limit, 3));
+            samples.push("g1_g2", 4096, sample(1, own, 5), sample(1, limit, 3), sample(1, limit, 4));
         }
-        samples.push("g1_g2", 8192, sample(2, 1000, 80), sample(4, 1000, 3));
+        samples.push("g1_g2", 8192, sample(2, 1000, 80), sample(4, 1000, 3), sample(4, 1000, 8));
         let rows = samples.rows();
         assert_eq!(rows.len(), 1);
         let row = &rows[0];
@@ -196,6 +181,7 @@ mod tests {
             |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found} {expected}");
         close(row.ratio, 0.5);
         close(row.cpu_ms_per_gb, 40.0);
+        close(row.sizes[0].bare_cpu_ms_per_gb, 4.0);
         close(row.sizes[0].gb_per_s, 1.0);
         close(row.sizes[0].limit_gb_per_s, 1.25);
         close(row.sizes[0].ratio, 0.8);

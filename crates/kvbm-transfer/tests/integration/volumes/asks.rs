@@ -1,8 +1,8 @@
 //! What the leader asks about volumes, and what it orders.
 
 use super::faulty::{Fault, Faulty};
-use crate::support::{Rig, Shape, contiguous, identity, kinds, soon};
 use super::{SLICE, VOLUME, ask, down, failed, fill, key, opened, rig, rig_with, up};
+use crate::support::{Rig, Shape, contiguous, identity, kinds, soon};
 use kvbm_plan::{
     BlockIdentity, Command, FailureKind, NamespaceId, StoredBlock, VolumeAnswer, VolumePlace, VolumeRequest,
 };

@@ -1,8 +1,8 @@
 //! Blocks that are put and got, and what is wrong with them.
 
 use super::faulty::{Fault, Faulty};
-use crate::support::{LAYERS, Shape, checksums, contiguous, kinds, model, soon};
 use super::{down, failed, fill, key, rig, up};
+use crate::support::{LAYERS, Shape, checksums, contiguous, kinds, model, soon};
 use kvbm_layout::{AxisOrder, FullyContiguous};
 use kvbm_plan::{Endpoint, FailureKind, Path, TransferPlan, VolumeId};
 use kvbm_volume::Volume;

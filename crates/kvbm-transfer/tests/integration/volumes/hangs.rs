@@ -1,8 +1,8 @@
 //! Volumes whose calls do not return.
 
 use super::faulty::{Fault, Faulty};
-use crate::support::{Rig, Shape, identity, kinds, soon};
 use super::{SLICE, VOLUME, ask_of, down, failed, fill, opened, up};
+use crate::support::{Rig, Shape, identity, kinds, soon};
 use kvbm_plan::{Command, Endpoint, FailureKind, TransferPlan, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_transfer::{PathConfig, VolumeTier};
 use std::sync::Arc;

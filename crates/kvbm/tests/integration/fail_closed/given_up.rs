@@ -1,8 +1,8 @@
 //! Ranks that are given up, and workers that start again: memory ends with them, and nothing of it is found or written.
 
+use super::{BLOCKS, g1_blocks, lower_prefix, onboard_error};
 use crate::support::script::{IN_TIME, Mode, Ranks};
 use crate::support::{self, fill, soon, tokens};
-use super::{BLOCKS, g1_blocks, lower_prefix, onboard_error};
 use kvbm::{KvBlockManager, Owned, Rank, Tier};
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! G1 is the engine's own memory, whose blocks it names.
 
-use crate::support::model;
 use super::world::{Bytes, RANKS, World};
 use super::{Bench, STEPS, any, configure, namespace, seeds};
+use crate::support::model;
 use kvbm::config::Blocks;
 use kvbm::{BlockId, Engine, EngineOnboarding, KvBlockManager, Owned, TokenSequence};
 use std::collections::BTreeMap;

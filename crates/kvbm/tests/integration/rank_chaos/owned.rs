@@ -1,8 +1,8 @@
 //! G1 is a pool of kvbm's.
 
-use crate::support::model;
 use super::world::{Bytes, RANKS, World};
 use super::{Bench, STEPS, any, configure, namespace, seeds};
+use crate::support::model;
 use kvbm::config::Blocks;
 use kvbm::{BlockBatch as Batch, Cached, Complete, G1, KvBlockManager, Onboarding, Owned, Parked, Tier};
 use std::time::Instant;
