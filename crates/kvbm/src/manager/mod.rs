@@ -15,14 +15,13 @@ use crate::leader::{ClearError, FlushError, FlushReport, Leader, ShutdownReport}
 use crate::metrics::Metrics;
 use crate::onboard::Onboarding;
 use crate::places::{self, Places};
-use crate::signal::deadline;
 use crate::status::Status;
 use crate::volume::{LocalVolumes, VolumeSetError};
 #[cfg(feature = "worker")]
 use crate::workers::Workers;
 #[cfg(feature = "worker")]
 use kvbm_device::Event;
-use kvbm_plan::{Command, NamespaceId, Rank, Tier, VolumeDescriptor, VolumeId};
+use kvbm_plan::{Command, NamespaceId, Rank, Tier, VolumeDescriptor, VolumeId, deadline_after};
 use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
     Prefix, RegisterError, RejectedBatch, Reset, SequenceError as CommitError, TierMask, TtlError,
@@ -415,14 +414,14 @@ impl<G> KvBlockManager<G> {
     /// # Errors
     /// The rank that failed or did not answer in time; offloads that did not end in time.
     pub fn flush(&self, timeout: Duration) -> Result<FlushReport, FlushError> {
-        self.leader.flush(deadline(timeout))
+        self.leader.flush(deadline_after(Instant::now(), timeout))
     }
 
     /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
     /// allows, G3 is made durable, and what was forgotten is removed from volumes. What was not saved is in the report, and
     /// whether removals were not confirmed in time.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
-        let deadline = deadline(timeout);
+        let deadline = deadline_after(Instant::now(), timeout);
         let mut report = self.leader.shut_down(deadline);
         // What happened last is told even where the tiers took all the time.
         let left = deadline.saturating_duration_since(Instant::now());

@@ -360,7 +360,7 @@ impl Transfers {
 
     /// Waits for transfers from and to a volume, at most so long; what is late is given up.
     pub(crate) fn end_with_volume(&self, id: VolumeId, most: Duration) {
-        let deadline = Instant::now() + most;
+        let deadline = kvbm_plan::deadline_after(Instant::now(), most);
         for transfer in self.select(|transfer| transfer.volume_id() == Some(id)) {
             if !transfer.settled.wait_until(deadline) {
                 self.abandon(&transfer, &expired("a transfer of a volume that is unregistered", most));

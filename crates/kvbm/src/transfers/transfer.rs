@@ -6,8 +6,8 @@
 use super::{Destination, Move, OnArrival, Purpose, Request, VolumeEnd};
 use crate::circuit_breaker::Verdict;
 use crate::error::BlockFailure;
-use crate::signal::{Signal, deadline};
-use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId};
+use crate::signal::Signal;
+use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
 use kvbm_pool::{Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -204,7 +204,7 @@ impl Transfer {
             on_arrival,
             limit,
             began,
-            deadline: deadline(limit),
+            deadline: deadline_after(Instant::now(), limit),
             settled: Signal::default(),
             span,
             has_spoken: AtomicBool::new(false),

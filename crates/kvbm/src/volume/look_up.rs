@@ -89,7 +89,7 @@ impl VolumeTier {
         if self.absences.lock().is_recent(first.hash, now, recheck) {
             return 0;
         }
-        let deadline = now + self.descriptor.deadline;
+        let deadline = kvbm_plan::deadline_after(now, self.descriptor.deadline);
         // All before `low` is there; `high` is not, or is the end.
         let (mut low, mut high) = (0, identities.len());
         let mut seen = HashSet::new();
