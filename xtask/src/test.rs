@@ -274,7 +274,10 @@ mod tests {
             STEPS.iter().filter(|step| options.wants(step)).map(|step| step.name).collect::<Vec<_>>()
         };
         assert_eq!(chosen("--all").len(), STEPS.len());
-        assert_eq!(chosen(""), ["fmt", "tidy", "dependencies", "kernels", "clippy", "test", "doctest", "python"]);
+        assert_eq!(
+            chosen(""),
+            ["fmt", "tidy", "dependencies", "kernels", "clippy", "test", "doctest", "python"]
+        );
         assert_eq!(chosen("--only miri --only fmt"), ["fmt", "miri"]);
         assert_eq!(chosen("--all --only doc"), ["doc"], "a named step is the only one");
         assert!(parse("--lean --only doc").unwrap().lean);

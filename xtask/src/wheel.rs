@@ -46,11 +46,14 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(to).with_context(|| format!("{} cannot be made", to.display()))?;
     for entry in std::fs::read_dir(from).with_context(|| format!("{} cannot be read", from.display()))? {
         let path = entry?.path();
-        let (Some(name), extension) = (path.file_name(), path.extension().unwrap_or_default()) else { continue };
+        let (Some(name), extension) = (path.file_name(), path.extension().unwrap_or_default()) else {
+            continue;
+        };
         if path.is_dir() && name != "__pycache__" {
             copy(&path, &to.join(name))?;
         } else if extension == "py" || extension == "pyi" || extension == "typed" || name == "py.typed" {
-            std::fs::copy(&path, to.join(name)).with_context(|| format!("{} cannot be copied", path.display()))?;
+            std::fs::copy(&path, to.join(name))
+                .with_context(|| format!("{} cannot be copied", path.display()))?;
         }
     }
     Ok(())

@@ -58,13 +58,17 @@ impl Layout {
             return refuse("address 0; give the address of the first byte of block 0".to_owned());
         }
         if block_bytes == 0 || block_bytes > block_stride {
-            return refuse(format!("{block_bytes} bytes a block at a stride of {block_stride}: give 1 to the stride"));
+            return refuse(format!(
+                "{block_bytes} bytes a block at a stride of {block_stride}: give 1 to the stride"
+            ));
         }
         let needed = (self.num_blocks as usize - 1).checked_mul(block_stride);
         let needed = needed.and_then(|bytes| bytes.checked_add(block_bytes));
         if needed.is_none_or(|needed| needed > length) || address.checked_add(length).is_none() {
             let blocks = self.num_blocks;
-            return refuse(format!("{blocks} blocks at a stride of {block_stride} do not fit into {length} bytes"));
+            return refuse(format!(
+                "{blocks} blocks at a stride of {block_stride} do not fit into {length} bytes"
+            ));
         }
         if !block_bytes.is_multiple_of(self.page_size as usize) {
             let page_size = self.page_size;
@@ -151,10 +155,14 @@ impl Layout {
             elem_stride: 1,
             ..CellStrides::default()
         };
-        let regions =
-            self.tensors.iter().map(|tensor| RegionSpec { bytes: tensor.length as u64, alignment: 1 }).collect();
+        let regions = self
+            .tensors
+            .iter()
+            .map(|tensor| RegionSpec { bytes: tensor.length as u64, alignment: 1 })
+            .collect();
         let layout: Arc<dyn BlockLayout> = Arc::new(StridedLayout::new(shape, regions, vec![cell])?);
-        let bindings = self.tensors.iter().map(|tensor| RegionBinding::new(Arc::new(tensor.memory(py)))).collect();
+        let bindings =
+            self.tensors.iter().map(|tensor| RegionBinding::new(Arc::new(tensor.memory(py)))).collect();
         Ok(BoundLayout::bind(layout, bindings)?)
     }
 }
@@ -162,7 +170,8 @@ impl Layout {
 impl EngineTensor {
     fn memory(&self, py: Python<'_>) -> EngineMemory {
         let owner: Owner = Arc::new(self.owner.clone_ref(py));
-        let start = NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
+        let start =
+            NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
         // SAFETY: `add` documents that its caller promises `length` valid bytes there while the owner lives. Python makes no
         // Rust references into them, and neither does this crate; the manager's protocol says who writes when.
         let region = unsafe { HostRegion::new(start, self.length, owner) };

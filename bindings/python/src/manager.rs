@@ -46,7 +46,10 @@ impl Drop for KvBlockManager {
 impl KvBlockManager {
     fn open(&self) -> Result<Arc<Open>> {
         self.made.check("KvBlockManager")?;
-        self.open.read().clone().ok_or_else(|| Error::new(Kind::Closed, "the manager was closed: build another one"))
+        self.open
+            .read()
+            .clone()
+            .ok_or_else(|| Error::new(Kind::Closed, "the manager was closed: build another one"))
     }
 
     /// Runs `call` without the GIL.
