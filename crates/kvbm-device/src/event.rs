@@ -1,4 +1,5 @@
-//! "Done up to here": events that hosts wait for, poll, or are called back by, and that order streams.
+//! "Done up to here": events that hosts wait for, poll, or are called back by, and that order
+//! streams.
 
 use std::any::Any;
 use std::fmt;
@@ -51,8 +52,8 @@ impl Event {
         Self { backend }
     }
 
-    /// An event that the host completes: dropping the [`Completer`] without completing fails the event, so nobody waits for
-    /// ever. It can gate streams: [`Stream::wait`](crate::Stream::wait).
+    /// An event that the host completes: dropping the [`Completer`] without completing fails the
+    /// event, so nobody waits for ever. It can gate streams: [`Stream::wait`](crate::Stream::wait).
     pub fn completable() -> (Self, Completer) {
         let state =
             Arc::new(HostEvent { state: Mutex::new(State::Pending(Vec::new())), changed: Condvar::new() });
@@ -74,7 +75,8 @@ impl Event {
     /// Blocks until complete.
     ///
     /// # Errors
-    /// [`DeviceError::Deadline`] if it is still pending at `deadline` (the work goes on), else the failure of the work.
+    /// [`DeviceError::Deadline`] if it is still pending at `deadline` (the work goes on), else the
+    /// failure of the work.
     pub fn wait(&self, deadline: Instant) -> Result<(), DeviceError> {
         match self.backend.wait(deadline) {
             EventStatus::Complete => Ok(()),
@@ -83,9 +85,9 @@ impl Event {
         }
     }
 
-    /// Calls `callback` once with the result, so that nobody has to block: at once on this thread if the event is complete,
-    /// else on the thread that completes it. It must be short and must not block: the stream stands still meanwhile. A
-    /// panic in it is contained.
+    /// Calls `callback` once with the result, so that nobody has to block: at once on this thread
+    /// if the event is complete, else on the thread that completes it. It must be short and must
+    /// not block: the stream stands still meanwhile. A panic in it is contained.
     pub fn on_complete(&self, callback: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
         self.backend.on_complete(Box::new(callback));
     }

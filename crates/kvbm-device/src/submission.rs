@@ -1,4 +1,5 @@
-//! The near end of a stream of any kind: which one it is, what ended it, and the bounded queue to the thread that runs it.
+//! The near end of a stream of any kind: which one it is, what ended it, and the bounded queue to
+//! the thread that runs it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Events of CUDA streams: complete for the host when the stream's thread has seen them, on the device at once.
+//! Events of CUDA streams: complete for the host when the stream's thread has seen them, on the
+//! device at once.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -43,7 +44,8 @@ impl CudaEvent {
         (Arc::new(Self { shared: Arc::clone(shared), host, issue, changed: Condvar::new() }), completer)
     }
 
-    /// Records it on a stream: complete when everything issued there before is. The context must be entered.
+    /// Records it on a stream: complete when everything issued there before is. The context must be
+    /// entered.
     pub(super) fn record(&self, stream: StreamHandle) -> Result<EventHandle, DeviceError> {
         let functions = self.shared.functions();
         let mut event = std::ptr::null_mut();
@@ -75,7 +77,8 @@ impl CudaEvent {
         self.changed.notify_all();
     }
 
-    /// Waits until it is recorded; `None` if it never will be. Its stream settles every event that it takes.
+    /// Waits until it is recorded; `None` if it never will be. Its stream settles every event that
+    /// it takes.
     ///
     /// # Errors
     /// [`DeviceError::Deadline`] if its stream has not got to it by then.

@@ -56,7 +56,8 @@ impl std::fmt::Debug for TimedEvent {
 }
 
 impl CudaMark {
-    /// Time from `earlier`, a mark of the same device, to this one, as the device measured it. Waits for both.
+    /// Time from `earlier`, a mark of the same device, to this one, as the device measured it.
+    /// Waits for both.
     ///
     /// # Errors
     /// What failed on the stream before either, [`DeviceError::Deadline`], [`DeviceError::Driver`].

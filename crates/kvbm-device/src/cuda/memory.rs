@@ -54,7 +54,8 @@ fn out_of_memory(shared: &Shared, asked: u64) -> DeviceError {
 }
 
 /// # Safety
-/// The range stays allocated until the last clone of the handle is gone and all work on it is complete.
+/// The range stays allocated until the last clone of the handle is gone and all work on it is
+/// complete.
 pub(super) unsafe fn register_external(
     shared: &Arc<Shared>,
     address: u64,

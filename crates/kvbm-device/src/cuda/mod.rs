@@ -1,12 +1,18 @@
-//! NVIDIA GPUs through their driver, which is loaded at run time: nothing of CUDA is needed to build this.
+//! NVIDIA GPUs through their driver, which is loaded at run time: nothing of CUDA is needed to
+//! build this.
 //!
-//! - *Streams* are the driver's. Each has a thread that issues operations in order, so that an operation can also wait for an
-//!   event of the host, and one that waits for what was issued, lets go of its memory and completes its event.
-//! - *Errors* of the driver carry the call, the number and the name; one that the device does not recover from says so.
-//! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an engine has recorded,
-//!   [`CudaDevice::let_engine_wait`] lets an engine's stream wait for an event of ours.
-//! - *Copies* go to the driver many at a time where it takes that, else one by one ([`CopyEngine`]).
-//! - *Host memory* is registered in parts on several threads; copies are divided where the parts meet.
+//! - *Streams* are the driver's. Each has a thread that issues operations in order, so that an
+//!   operation can also wait for an event of the host, and one that waits for what was issued, lets
+//!   go of its memory and completes its event.
+//! - *Errors* of the driver carry the call, the number and the name; one that the device does not
+//!   recover from says so.
+//! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an
+//!   engine has recorded, [`CudaDevice::let_engine_wait`] lets an engine's stream wait for an event
+//!   of ours.
+//! - *Copies* go to the driver many at a time where it takes that, else one by one
+//!   ([`CopyEngine`]).
+//! - *Host memory* is registered in parts on several threads; copies are divided where the parts
+//!   meet.
 
 mod codes;
 mod copies;
@@ -98,8 +104,8 @@ impl CudaDevice {
         &self.shared.driver
     }
 
-    /// What is measured once on a device, such as which way of copying is the fastest: the first result of its type stays
-    /// for as long as the device is open.
+    /// What is measured once on a device, such as which way of copying is the fastest: the first
+    /// result of its type stays for as long as the device is open.
     ///
     /// # Errors
     /// Those of `measure`; the next caller tries again.
@@ -108,7 +114,8 @@ impl CudaDevice {
         measure: impl FnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
         let known = |device: &Shared| device.measured.lock().get(&TypeId::of::<T>()).cloned();
-        // Nobody holds the lock while the device works: two that come at the same time both measure, and agree on one.
+        // Nobody holds the lock while the device works: two that come at the same time both
+        // measure, and agree on one.
         let found = if let Some(found) = known(&self.shared) {
             found
         } else {
@@ -156,7 +163,8 @@ impl CudaDevice {
     /// [`DeviceError::Os`] if the system refuses a thread, [`DeviceError::Driver`].
     ///
     /// # Safety
-    /// `event` is a `CUevent` of this process that is not destroyed before the returned event is complete.
+    /// `event` is a `CUevent` of this process that is not destroyed before the returned event is
+    /// complete.
     pub unsafe fn engine_event(&self, event: usize) -> Result<Event, DeviceError> {
         let stream = CudaStream::start(&self.shared, "engine event")?;
         // SAFETY: the caller keeps the event.
@@ -164,14 +172,15 @@ impl CudaDevice {
         stream.record()
     }
 
-    /// Lets everything that an engine queues on its stream from now on start only after `event`, one of a stream of this
-    /// device, is complete. Returns when the engine's stream knows of it, which is when ours has issued what the event
-    /// stands for: at the deadline at the latest.
+    /// Lets everything that an engine queues on its stream from now on start only after `event`,
+    /// one of a stream of this device, is complete. Returns when the engine's stream knows of it,
+    /// which is when ours has issued what the event stands for: at the deadline at the latest.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] for an event of something else than a CUDA stream, [`DeviceError::Abandoned`] if its
-    /// stream has failed before, [`DeviceError::Deadline`] if it still waits for something else (the engine's stream then
-    /// waits for nothing), [`DeviceError::Driver`].
+    /// [`DeviceError::Unsupported`] for an event of something else than a CUDA stream,
+    /// [`DeviceError::Abandoned`] if its stream has failed before, [`DeviceError::Deadline`] if it
+    /// still waits for something else (the engine's stream then waits for nothing),
+    /// [`DeviceError::Driver`].
     ///
     /// # Safety
     /// `stream` is a `CUstream` of this device's primary context, and stays alive during the call.

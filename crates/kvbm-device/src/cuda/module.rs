@@ -94,7 +94,8 @@ impl CudaFunction {
     /// Issues a launch; the context must be entered.
     ///
     /// # Safety
-    /// The argument is the kernel's, and the memory that it leads to is as the kernel needs it until the launch is complete.
+    /// The argument is the kernel's, and the memory that it leads to is as the kernel needs it
+    /// until the launch is complete.
     pub(super) unsafe fn issue(&self, launch: &CudaLaunch, stream: StreamHandle) -> Result<(), DeviceError> {
         let mut size = launch.argument.len();
         let mut extra: [*mut c_void; 5] = [

@@ -1,5 +1,5 @@
-//! Host memory that a GPU reaches: page-locked and registered, in parts on several threads, since the system has to find and
-//! lock every page of it.
+//! Host memory that a GPU reaches: page-locked and registered, in parts on several threads, since
+//! the system has to find and lock every page of it.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -62,11 +62,12 @@ impl Drop for Registrations {
 }
 
 impl CudaDevice {
-    /// As [`Device::register_host`](crate::Device::register_host), divided as `parts` says. `progress` gets the bytes that
-    /// are done and the bytes in all, from several threads.
+    /// As [`Device::register_host`](crate::Device::register_host), divided as `parts` says.
+    /// `progress` gets the bytes that are done and the bytes in all, from several threads.
     ///
     /// # Errors
-    /// As [`Device::register_host`](crate::Device::register_host); then no part of the region stays registered.
+    /// As [`Device::register_host`](crate::Device::register_host); then no part of the region stays
+    /// registered.
     pub fn register_host_in_parts(
         &self,
         region: HostRegion,
@@ -85,8 +86,8 @@ impl CudaDevice {
         let starts: Vec<u64> = (start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).collect();
         // Known before anybody copies: a copy must lie in one registration.
         let held = register_all(shared, &starts, (end, step), parts.threads, progress)?;
-        // Nobody copies from here before this returns. What is refused above, because it is registered already, has no seams
-        // of its own to take away.
+        // Nobody copies from here before this returns. What is refused above, because it is
+        // registered already, has no seams of its own to take away.
         let seams = starts[1..].to_vec();
         shared.seams.write().extend(&seams);
         let held = Registrations { shared: Arc::clone(shared), seams, parts: held };
@@ -94,7 +95,8 @@ impl CudaDevice {
     }
 }
 
-/// Registers the parts that begin at `starts`; the last one ends at `end`, the others are `step` bytes long.
+/// Registers the parts that begin at `starts`; the last one ends at `end`, the others are `step`
+/// bytes long.
 fn register_all(
     shared: &Arc<Shared>,
     starts: &[u64],
@@ -153,7 +155,8 @@ fn register(shared: &Arc<Shared>, start: u64, len: u64) -> Result<Registration, 
     Ok(Registration { shared: Arc::clone(shared), start })
 }
 
-/// As the system tells of the device's place on the bus; -1 there means that there is only one node.
+/// As the system tells of the device's place on the bus; -1 there means that there is only one
+/// node.
 pub(super) fn numa_node(shared: &Shared) -> Option<u32> {
     let name = shared.text(|text, bytes| {
         // SAFETY: it writes at most as many bytes as it is told there are, a NUL among them.

@@ -1,6 +1,7 @@
-//! Device memory that processes share. Which handle it has depends on how it was allocated: memory of `cuMemAlloc` has a
-//! legacy IPC handle; memory that was created and mapped on its own has a file descriptor, or a handle that is good on
-//! every node of a fabric, whichever it was created for.
+//! Device memory that processes share. Which handle it has depends on how it was allocated: memory
+//! of `cuMemAlloc` has a legacy IPC handle; memory that was created and mapped on its own has a
+//! file descriptor, or a handle that is good on every node of a fabric, whichever it was created
+//! for.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -73,7 +74,8 @@ impl Drop for Addresses {
     }
 }
 
-/// Physical memory at addresses of its own; unmapped when dropped, before the addresses are given back.
+/// Physical memory at addresses of its own; unmapped when dropped, before the addresses are given
+/// back.
 struct Mapped {
     addresses: Addresses,
     _object: Object,
@@ -101,8 +103,9 @@ impl Drop for Opened {
 }
 
 impl CudaDevice {
-    /// Allocates memory that [`CudaDevice::share`] gives a handle of another kind than the legacy one: a fabric handle if
-    /// `fabric`, else a descriptor. Rounded up to the device's granularity, 2 MiB as a rule.
+    /// Allocates memory that [`CudaDevice::share`] gives a handle of another kind than the legacy
+    /// one: a fabric handle if `fabric`, else a descriptor. Rounded up to the device's granularity,
+    /// 2 MiB as a rule.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] where the device has no such handles, [`DeviceError::Driver`].
@@ -161,12 +164,13 @@ impl CudaDevice {
         Ok(unsafe { DeviceMemory::from_raw(shared.id, address, len, false, Arc::new(mapped) as Owner) })
     }
 
-    /// A handle by which another process can open a range of this device's memory, ours or an engine's. The memory must
-    /// stay allocated for as long as the other process has it open.
+    /// A handle by which another process can open a range of this device's memory, ours or an
+    /// engine's. The memory must stay allocated for as long as the other process has it open.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownMemory`] if the range is not inside one allocation, [`DeviceError::Unsupported`] if it was
-    /// allocated in a way that cannot be shared, [`DeviceError::Driver`].
+    /// [`DeviceError::UnknownMemory`] if the range is not inside one allocation,
+    /// [`DeviceError::Unsupported`] if it was allocated in a way that cannot be shared,
+    /// [`DeviceError::Driver`].
     pub fn share(&self, memory: &DeviceMemory) -> Result<SharedMemory, DeviceError> {
         let shared = &self.shared;
         if memory.device() != shared.id {
@@ -186,10 +190,12 @@ impl CudaDevice {
         Ok(SharedMemory { via, whole, offset, len: memory.len() })
     }
 
-    /// Opens memory of another process; closed when the last clone of the handle is gone and no queued work holds it.
+    /// Opens memory of another process; closed when the last clone of the handle is gone and no
+    /// queued work holds it.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfRange`] if the range is not inside the allocation, [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfRange`] if the range is not inside the allocation,
+    /// [`DeviceError::Driver`].
     ///
     /// # Safety
     /// The other process keeps the memory allocated meanwhile, and says the truth about its length.
@@ -227,7 +233,8 @@ impl CudaDevice {
                 (mapped.addresses.start, Arc::new(mapped))
             }
         };
-        // SAFETY: the range lies inside what was opened, which the owner closes when it goes; the caller says that it is there.
+        // SAFETY: the range lies inside what was opened, which the owner closes when it goes; the
+        // caller says that it is there.
         Ok(unsafe { DeviceMemory::from_raw(shared.id, base + offset, *len, true, owner) })
     }
 }

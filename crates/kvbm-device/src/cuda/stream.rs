@@ -104,14 +104,15 @@ impl CudaStream {
         stream.as_any().downcast_ref()
     }
 
-    /// Makes everything submitted later start only after what an engine's event, recorded before, stands for.
+    /// Makes everything submitted later start only after what an engine's event, recorded before,
+    /// stands for.
     ///
     /// # Errors
     /// Full queue, poisoned stream.
     ///
     /// # Safety
-    /// `event` is a `CUevent` of this process that is not destroyed before an event recorded behind it on this stream is
-    /// complete.
+    /// `event` is a `CUevent` of this process that is not destroyed before an event recorded behind
+    /// it on this stream is complete.
     pub unsafe fn wait_engine(&self, event: usize) -> Result<(), DeviceError> {
         self.queue
             .submit(&self.state.health, Op::WaitEngine(EventHandle::from_engine(event)))
@@ -124,8 +125,8 @@ impl CudaStream {
     /// Full queue, poisoned stream, a kernel of another device.
     ///
     /// # Safety
-    /// The argument is the kernel's. Until the launch is complete, the memory that it leads to stays allocated, and nobody
-    /// else writes what the kernel reads or touches what it writes.
+    /// The argument is the kernel's. Until the launch is complete, the memory that it leads to
+    /// stays allocated, and nobody else writes what the kernel reads or touches what it writes.
     pub unsafe fn launch(
         &self,
         function: &CudaFunction,
@@ -272,15 +273,16 @@ impl State {
                 let address = memory.address_of(*offset, *len)?;
                 if *len > 0 {
                     let (functions, len) = (self.shared.functions(), *len as usize);
-                    // SAFETY: the range lies inside memory of this device, which the operation holds
-                    // until it is complete.
+                    // SAFETY: the range lies inside memory of this device, which the operation
+                    // holds until it is complete.
                     self.shared.check(unsafe {
                         call!(functions, cuMemsetD8Async(address, *byte, len, self.stream.0))
                     })?;
                 }
             }
             Some(Work::Launch { function, launch, .. }) => {
-                // SAFETY: whoever queued the launch answers for its argument and the memory; the operation holds the owners.
+                // SAFETY: whoever queued the launch answers for its argument and the memory; the
+                // operation holds the owners.
                 unsafe { function.issue(launch, self.stream) }?;
             }
             None => {}
@@ -288,15 +290,16 @@ impl State {
         ticket.event.record(self.stream)
     }
 
-    /// After a failed call, which may have left copies behind that still run: lets go of the memory of an operation when the
-    /// device is done with it, or never, if that cannot be found out.
+    /// After a failed call, which may have left copies behind that still run: lets go of the memory
+    /// of an operation when the device is done with it, or never, if that cannot be found out.
     fn let_go(&self, work: Option<Work>) {
         if !self.is_idle() {
             std::mem::forget(work);
         }
     }
 
-    /// Waits until nothing of the stream runs any more; whether that is sure. In a dead context nothing does.
+    /// Waits until nothing of the stream runs any more; whether that is sure. In a dead context
+    /// nothing does.
     fn is_idle(&self) -> bool {
         let result = self.shared.in_context(|driver| {
             // SAFETY: the stream is alive.

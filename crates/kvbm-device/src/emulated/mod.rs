@@ -1,10 +1,13 @@
 //! The emulated device: everything a device does, on any computer.
 //!
-//! - *Memory* is one memfd mapped twice. The address shown to users is a reservation without access rights, so a stray
-//!   access by the CPU faults at once instead of working by luck. Only the stream threads know the second, usable mapping.
+//! - *Memory* is one memfd mapped twice. The address shown to users is a reservation without access
+//!   rights, so a stray access by the CPU faults at once instead of working by luck. Only the
+//!   stream threads know the second, usable mapping.
 //! - *Streams* run in order, each on a thread of its own.
-//! - *Time* follows a [`TransferModel`](crate::TransferModel): memcpy speed by default, or the figures of real hardware.
-//! - *Faults* and *random delays* are injected in tests through [`FaultHandle`] and [`RandomDelays`].
+//! - *Time* follows a [`TransferModel`](crate::TransferModel): memcpy speed by default, or the
+//!   figures of real hardware.
+//! - *Faults* and *random delays* are injected in tests through [`FaultHandle`] and
+//!   [`RandomDelays`].
 
 mod arena;
 mod delays;
@@ -87,7 +90,8 @@ impl EmulatedDevice {
     /// Reserves the address space of a device.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`] for a memory or queue of size zero, [`DeviceError::Os`] if the system refuses the mappings.
+    /// [`DeviceError::Invalid`] for a memory or queue of size zero, [`DeviceError::Os`] if the
+    /// system refuses the mappings.
     pub fn new(config: EmulatedConfig) -> Result<Self, DeviceError> {
         if config.queue_limit == 0 {
             return Err(DeviceError::Invalid {

@@ -84,7 +84,8 @@ fn lock_pages(start: u64, len: u64) -> Result<(), DeviceError> {
     }
     let error = std::io::Error::last_os_error();
     match (error.raw_os_error(), lock_limit()) {
-        // Linux says ENOMEM beyond the limit, EPERM with a limit of zero, EAGAIN when it could lock only a part.
+        // Linux says ENOMEM beyond the limit, EPERM with a limit of zero, EAGAIN when it could lock
+        // only a part.
         (Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN), Some(limit)) => {
             Err(DeviceError::PinLimit { asked: len, limit })
         }

@@ -49,7 +49,8 @@ impl Work {
     }
 }
 
-/// Waits on a stream's thread. Whoever could complete the event fails it when dropped, so this ends.
+/// Waits on a stream's thread. Whoever could complete the event fails it when dropped, so this
+/// ends.
 pub(super) fn wait_in_stream(event: &Event) -> EventStatus {
     loop {
         let status = event.backend().wait(Instant::now() + Duration::from_secs(60));

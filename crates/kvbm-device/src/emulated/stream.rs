@@ -12,8 +12,8 @@ use super::work::KernelMemory;
 use crate::submission::{Health, Refused, Submission};
 use crate::{CopyBatch, CopyRejected, DeviceError, DeviceId, DeviceMemory, Event, Owner, Stream};
 
-/// A stream of an [`EmulatedDevice`](crate::EmulatedDevice). Besides what every [`Stream`] does, it runs host closures over
-/// device memory: the kernels of a device without hardware.
+/// A stream of an [`EmulatedDevice`](crate::EmulatedDevice). Besides what every [`Stream`] does, it
+/// runs host closures over device memory: the kernels of a device without hardware.
 pub struct EmulatedStream {
     health: Arc<Health>,
     queue: Submission<Op>,
@@ -38,8 +38,8 @@ impl EmulatedStream {
         stream.as_any().downcast_ref()
     }
 
-    /// Queues a closure over device memory. `owners` (and what the closure captures) live until it has run.
-    /// A panic in it, or an error from it, fails the operation and poisons the stream.
+    /// Queues a closure over device memory. `owners` (and what the closure captures) live until it
+    /// has run. A panic in it, or an error from it, fails the operation and poisons the stream.
     ///
     /// # Errors
     /// Full queue, poisoned stream.

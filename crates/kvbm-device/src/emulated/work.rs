@@ -16,8 +16,9 @@ const OBSERVED_PART_BYTES: u64 = 16 << 10;
 /// Batches of fewer bytes go through the caches, where whoever reads them next may find them.
 const STREAMING_BYTES: u64 = 128 << 10;
 
-/// Device addresses -> offsets of the mapping. It remembers the allocations that it found: a block has pieces in many of them, and
-/// asking the arena takes a lock, which waits for all stores on their way.
+/// Device addresses -> offsets of the mapping. It remembers the allocations that it found: a block
+/// has pieces in many of them, and asking the arena takes a lock, which waits for all stores on
+/// their way.
 struct Lookup<'a> {
     device: &'a Shared,
     /// By address.
@@ -30,7 +31,8 @@ impl<'a> Lookup<'a> {
         Self { device, known: Vec::new(), last: 0 }
     }
 
-    /// The allocation stays alive as long as the lookup, so the bytes at the returned offset stay ours meanwhile.
+    /// The allocation stays alive as long as the lookup, so the bytes at the returned offset stay
+    /// ours meanwhile.
     fn offset(&mut self, address: u64, len: u64) -> Result<u64, DeviceError> {
         let known = |at: usize| self.known.get(at).and_then(|known| known.offset_of(address, len));
         if let Some(offset) = known(self.last) {
@@ -104,7 +106,8 @@ pub(super) fn copy(
     Ok(())
 }
 
-/// The first `limit` bytes of `pieces` in parts of up to `bytes`, each with the number of its piece.
+/// The first `limit` bytes of `pieces` in parts of up to `bytes`, each with the number of its
+/// piece.
 fn parts(pieces: &[CopyPiece], bytes: u64, limit: u64) -> impl Iterator<Item = (usize, CopyPiece)> {
     let mut left = limit;
     let pieces = pieces.iter().enumerate().map(move |(index, piece)| {
@@ -142,12 +145,14 @@ impl Copier<'_> {
         let bytes = match self.direction {
             Direction::HostToDevice => {
                 let start: *const u8 = ptr::with_exposed_provenance(src as usize);
-                // SAFETY: as in `copy`; nobody writes the source of a copy before it is complete (`Stream`'s contract).
+                // SAFETY: as in `copy`; nobody writes the source of a copy before it is complete
+                // (`Stream`'s contract).
                 unsafe { std::slice::from_raw_parts(start, len as usize) }
             }
             Direction::DeviceToHost | Direction::DeviceToDevice => {
                 let from = self.from.offset(src, len)?;
-                // SAFETY: nobody writes the source of a copy before it is complete (`Stream`'s contract).
+                // SAFETY: nobody writes the source of a copy before it is complete (`Stream`'s
+                // contract).
                 unsafe { self.from.device.arena.mapping().bytes(from, len) }?
             }
         };
@@ -174,8 +179,9 @@ impl Copier<'_> {
                 let to = self.to.offset(dst, len)?;
                 let from = ptr::with_exposed_provenance(src as usize);
                 if self.streaming {
-                    // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host range against a region
-                    // (exposing its provenance), whose owner the batch holds until the operation is complete.
+                    // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host
+                    // range against a region (exposing its provenance), whose owner the batch holds
+                    // until the operation is complete.
                     return unsafe { mapping.stream_in(to, from, len, next, &self.fence) };
                 }
                 // SAFETY: as above.
@@ -247,7 +253,8 @@ pub(super) fn flip_bit(device: &Shared, batch: &CopyBatch) -> Result<(), DeviceE
     let mut byte = [0_u8];
     if batch.direction() == Direction::DeviceToHost {
         let address: *mut u8 = ptr::with_exposed_provenance_mut(piece.dst as usize);
-        // SAFETY: the first byte of a destination that `copy` has just written, still held by the batch.
+        // SAFETY: the first byte of a destination that `copy` has just written, still held by the
+        // batch.
         byte[0] = unsafe { address.read() } ^ 1;
         // SAFETY: as above.
         unsafe { address.write(byte[0]) };
@@ -272,8 +279,8 @@ pub(super) fn fill(
     device.arena.mapping().fill(at, len, byte)
 }
 
-/// Device memory as a kernel on an emulated stream sees it, by device address. Every access is checked against the live
-/// allocations.
+/// Device memory as a kernel on an emulated stream sees it, by device address. Every access is
+/// checked against the live allocations.
 pub struct KernelMemory<'a> {
     device: &'a Shared,
     from: Lookup<'a>,

@@ -21,8 +21,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler, or none with this sanitizer,
-    /// and none is required (`REQUIRE_CXX=1`).
+    /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler, or
+    /// none with this sanitizer, and none is required (`REQUIRE_CXX=1`).
     pub(crate) fn start(sanitizers: &[&str]) -> Option<Self> {
         static PLAIN: OnceLock<Result<PathBuf, BuildError>> = OnceLock::new();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
@@ -34,7 +34,8 @@ impl Program {
         Some(Self::spawn(&required(built, sanitizers)?, Stdio::inherit()))
     }
 
-    /// The same from a source with one place of it changed: tests that cannot see the difference are worth nothing.
+    /// The same from a source with one place of it changed: tests that cannot see the difference
+    /// are worth nothing.
     pub(crate) fn start_mutated(name: &str, find: &str, replace: &str, sanitizers: &[&str]) -> Option<Self> {
         let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-source"));
