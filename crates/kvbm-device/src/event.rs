@@ -55,8 +55,10 @@ impl Event {
     /// An event that the host completes: dropping the [`Completer`] without completing fails the
     /// event, so nobody waits for ever. It can gate streams: [`Stream::wait`](crate::Stream::wait).
     pub fn completable() -> (Self, Completer) {
-        let state =
-            Arc::new(HostEvent { state: Mutex::new(State::Pending(Vec::new())), changed: Condvar::new() });
+        let state = Arc::new(HostEvent {
+            state: Mutex::new(EventState::Pending(Vec::new())),
+            changed: Condvar::new(),
+        });
         (Self::new(Arc::clone(&state) as Arc<dyn EventBackend>), Completer { event: Some(state) })
     }
 
@@ -104,22 +106,22 @@ impl fmt::Debug for Event {
     }
 }
 
-enum State {
+enum EventState {
     Pending(Vec<EventCallback>),
     Done(Result<(), DeviceError>),
 }
 
 struct HostEvent {
-    state: Mutex<State>,
+    state: Mutex<EventState>,
     changed: Condvar,
 }
 
 impl HostEvent {
     fn finish(&self, result: Result<(), DeviceError>) {
-        let previous = std::mem::replace(&mut *self.state.lock(), State::Done(result.clone()));
+        let previous = std::mem::replace(&mut *self.state.lock(), EventState::Done(result.clone()));
         self.changed.notify_all();
         // Callbacks run without the lock: they may ask this very event.
-        if let State::Pending(callbacks) = previous {
+        if let EventState::Pending(callbacks) = previous {
             for callback in callbacks {
                 call(callback, result.clone());
             }
@@ -133,11 +135,11 @@ fn call(callback: EventCallback, result: Result<(), DeviceError>) {
     let _contained = catch_unwind(AssertUnwindSafe(move || callback(result)));
 }
 
-fn status_of(state: &State) -> EventStatus {
+fn status_of(state: &EventState) -> EventStatus {
     match state {
-        State::Pending(_) => EventStatus::Pending,
-        State::Done(Ok(())) => EventStatus::Complete,
-        State::Done(Err(error)) => EventStatus::Failed(error.clone()),
+        EventState::Pending(_) => EventStatus::Pending,
+        EventState::Done(Ok(())) => EventStatus::Complete,
+        EventState::Done(Err(error)) => EventStatus::Failed(error.clone()),
     }
 }
 
@@ -148,7 +150,7 @@ impl EventBackend for HostEvent {
 
     fn wait(&self, deadline: Instant) -> EventStatus {
         let mut state = self.state.lock();
-        while matches!(*state, State::Pending(_)) {
+        while matches!(*state, EventState::Pending(_)) {
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 break;
             }
@@ -158,11 +160,11 @@ impl EventBackend for HostEvent {
 
     fn on_complete(&self, callback: EventCallback) {
         let done = match &mut *self.state.lock() {
-            State::Pending(callbacks) => {
+            EventState::Pending(callbacks) => {
                 callbacks.push(callback);
                 return;
             }
-            State::Done(result) => result.clone(),
+            EventState::Done(result) => result.clone(),
         };
         call(callback, done);
     }

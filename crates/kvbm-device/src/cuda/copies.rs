@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ops::Bound;
 
-use super::Shared;
+use super::CudaContext;
 use super::functions::{Address, StreamHandle, call, sys};
 use crate::{CopyBatch, CopyPiece, DeviceError, Direction};
 
@@ -34,7 +34,7 @@ pub enum CopyEngine {
     Single,
 }
 
-impl Shared {
+impl CudaContext {
     /// Whether the driver has what is asked for.
     pub(super) fn check_engine(&self, engine: CopyEngine) -> Result<(), DeviceError> {
         if engine == CopyEngine::Batch && self.driver.copy_batch().is_none() {

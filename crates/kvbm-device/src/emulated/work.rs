@@ -3,7 +3,7 @@
 use std::ptr;
 use std::sync::Arc;
 
-use super::Shared;
+use super::EmulatedState;
 use super::arena::Allocation;
 use super::delays::Disorder;
 use super::streaming::{Fence, Next};
@@ -20,14 +20,14 @@ const STREAMING_BYTES: u64 = 128 << 10;
 /// has pieces in many of them, and asking the arena takes a lock, which waits for all stores on
 /// their way.
 struct Lookup<'a> {
-    device: &'a Shared,
+    device: &'a EmulatedState,
     /// By address.
     known: Vec<Arc<Allocation>>,
     last: usize,
 }
 
 impl<'a> Lookup<'a> {
-    fn new(device: &'a Shared) -> Self {
+    fn new(device: &'a EmulatedState) -> Self {
         Self { device, known: Vec::new(), last: 0 }
     }
 
@@ -59,7 +59,7 @@ impl<'a> Lookup<'a> {
 
 /// Copies the pieces of `batch` until `limit` bytes are through.
 pub(super) fn copy(
-    device: &Shared,
+    device: &EmulatedState,
     batch: &CopyBatch,
     observer: Option<Box<dyn CopyObserver>>,
     limit: u64,
@@ -208,7 +208,7 @@ impl Copier<'_> {
 
 /// Makes a copy take as long as its link needs.
 struct Throttle<'a> {
-    device: &'a Shared,
+    device: &'a EmulatedState,
     path: ModelPath,
     link: Link,
     pending: u64,
@@ -216,7 +216,7 @@ struct Throttle<'a> {
 }
 
 impl<'a> Throttle<'a> {
-    fn new(device: &'a Shared, direction: Direction) -> Self {
+    fn new(device: &'a EmulatedState, direction: Direction) -> Self {
         let path = match direction {
             Direction::HostToDevice => ModelPath::HostToDevice,
             Direction::DeviceToHost => ModelPath::DeviceToHost,
@@ -248,7 +248,7 @@ impl<'a> Throttle<'a> {
 }
 
 /// Turns one bit of what a batch has just written.
-pub(super) fn flip_bit(device: &Shared, batch: &CopyBatch) -> Result<(), DeviceError> {
+pub(super) fn flip_bit(device: &EmulatedState, batch: &CopyBatch) -> Result<(), DeviceError> {
     let Some(piece) = batch.pieces().first() else { return Ok(()) };
     let mut byte = [0_u8];
     if batch.direction() == Direction::DeviceToHost {
@@ -267,7 +267,7 @@ pub(super) fn flip_bit(device: &Shared, batch: &CopyBatch) -> Result<(), DeviceE
 }
 
 pub(super) fn fill(
-    device: &Shared,
+    device: &EmulatedState,
     memory: &DeviceMemory,
     offset: u64,
     len: u64,
@@ -282,13 +282,13 @@ pub(super) fn fill(
 /// Device memory as a kernel on an emulated stream sees it, by device address. Every access is
 /// checked against the live allocations.
 pub struct KernelMemory<'a> {
-    device: &'a Shared,
+    device: &'a EmulatedState,
     from: Lookup<'a>,
     to: Lookup<'a>,
 }
 
 impl<'a> KernelMemory<'a> {
-    pub(super) fn new(device: &'a Shared) -> Self {
+    pub(super) fn new(device: &'a EmulatedState) -> Self {
         Self { device, from: Lookup::new(device), to: Lookup::new(device) }
     }
 

@@ -2,7 +2,7 @@
 
 use zerocopy::FromBytes;
 
-use super::records::{CellRecord, Header, PlaneRecord, Prefix, RegionRecord};
+use super::records::{CellRecord, Header, PlaneRecord, Preamble, RegionRecord};
 use super::{
     AXIS_ORDERS, AnyLayout, CHECKSUM_BYTES, LAYOUT_TYPES, LayoutDescriptor, MAGIC, MAX_MESSAGE_BYTES,
     VERSION, WireError, checksum, field, message_bytes,
@@ -63,16 +63,16 @@ fn checked_body(message: &[u8]) -> Result<&[u8], WireError> {
     if message.len() > MAX_MESSAGE_BYTES {
         return Err(length(message, "longer than 4 MiB"));
     }
-    let Ok((prefix, _)) = Prefix::ref_from_prefix(message) else {
+    let Ok((preamble, _)) = Preamble::ref_from_prefix(message) else {
         return Err(length(message, "ends in the middle of a field"));
     };
-    if prefix.magic != MAGIC {
+    if preamble.magic != MAGIC {
         return Err(WireError::Magic);
     }
-    if prefix.version != VERSION {
-        return Err(WireError::Version { found: prefix.version.get() });
+    if preamble.version != VERSION {
+        return Err(WireError::Version { found: preamble.version.get() });
     }
-    if message.len() as u64 != u64::from(prefix.length.get())
+    if message.len() as u64 != u64::from(preamble.length.get())
         || message.len() < size_of::<Header>() + CHECKSUM_BYTES
     {
         return Err(length(message, "not the length that the header says"));
@@ -84,8 +84,8 @@ fn checked_body(message: &[u8]) -> Result<&[u8], WireError> {
     if found != computed {
         return Err(WireError::Checksum { found, computed });
     }
-    if prefix.reserved != 0 {
-        return Err(field("reserved", u64::from(prefix.reserved.get())));
+    if preamble.reserved != 0 {
+        return Err(field("reserved", u64::from(preamble.reserved.get())));
     }
     Ok(body)
 }

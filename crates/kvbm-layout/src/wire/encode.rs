@@ -2,7 +2,7 @@
 
 use zerocopy::IntoBytes;
 
-use super::records::{CellRecord, Header, PlaneRecord, Prefix, RegionRecord};
+use super::records::{CellRecord, Header, PlaneRecord, Preamble, RegionRecord};
 use super::{
     AXIS_ORDERS, AnyLayout, LAYOUT_TYPES, LayoutDescriptor, MAGIC, MAX_MESSAGE_BYTES, VERSION, WireError,
     checksum, message_bytes,
@@ -48,7 +48,7 @@ impl LayoutDescriptor {
         let config = self.layout.config();
         let length = (length as u32).into();
         Header {
-            prefix: Prefix { magic: MAGIC, version: VERSION.into(), reserved: 0.into(), length },
+            preamble: Preamble { magic: MAGIC, version: VERSION.into(), reserved: 0.into(), length },
             layout_type: code_of(&LAYOUT_TYPES, &self.layout.layout_type()),
             order: code_of(&AXIS_ORDERS, &self.layout.axis_order()),
             dtype: config.dtype.code(),

@@ -11,7 +11,7 @@ use crate::layout::RegionSpec;
 /// What every version begins with.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub(super) struct Prefix {
+pub(super) struct Preamble {
     pub(super) magic: [u8; 8],
     pub(super) version: U16,
     pub(super) reserved: U16,
@@ -23,7 +23,7 @@ pub(super) struct Prefix {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(super) struct Header {
-    pub(super) prefix: Prefix,
+    pub(super) preamble: Preamble,
     /// Index in [`LAYOUT_TYPES`](super::LAYOUT_TYPES).
     pub(super) layout_type: u8,
     /// Index in [`AXIS_ORDERS`](super::AXIS_ORDERS).
