@@ -1,6 +1,6 @@
 //! A store that fails or hangs is left alone for a while, so that not every request waits for its deadline.
 
-use kvbm_plan::{Failure, FailureKind};
+use kvbm_plan::{Failure, FailureKind, deadline_after};
 use std::time::{Duration, Instant};
 
 /// The first pause.
@@ -70,7 +70,7 @@ impl Breaker {
     /// The store is asked.
     pub(crate) fn asks(&mut self, now: Instant) {
         if self.is_open() && self.may_ask(now) {
-            self.state = State::HalfOpen { until: now + self.pause.max(self.trial) };
+            self.state = State::HalfOpen { until: deadline_after(now, self.pause.max(self.trial)) };
         }
     }
 
@@ -132,11 +132,11 @@ impl Breaker {
             }
             State::Closed { .. } => true,
             State::HalfOpen { .. } => {
-                self.pause = (self.pause * 2).min(self.longest);
+                self.pause = self.pause.saturating_mul(2).min(self.longest);
                 false
             }
         };
-        self.state = State::Open { until: now + self.pause };
+        self.state = State::Open { until: deadline_after(now, self.pause) };
         first
     }
 }

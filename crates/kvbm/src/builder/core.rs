@@ -341,7 +341,8 @@ fn block_costs(config: &Config) -> BlockCosts {
     BlockCosts {
         bytes: config.rank_block_bytes().saturating_mul(u64::from(config.parallelism.tensor_parallel)),
         tokens,
-        recompute: (speed > 0.0).then(|| Duration::from_secs_f64(f64::from(tokens) / speed)),
+        recompute: (speed > 0.0)
+            .then(|| Duration::try_from_secs_f64(f64::from(tokens) / speed).unwrap_or(Duration::MAX)),
     }
 }
 

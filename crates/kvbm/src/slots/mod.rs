@@ -18,9 +18,9 @@ use crate::metrics::Metrics;
 use crate::ranks::Ranks;
 use crate::ranks::recovery::RankPart;
 use crate::ranks::requests::Requests;
-use crate::signal::deadline;
 use kvbm_plan::{
     BlockId, BlockIdentity, Command, Failure, FlushOutcome, NamespaceId, Rank, SequenceHash, Tier,
+    deadline_after,
 };
 use kvbm_pool::{AnyArrivals, Quarantine, Registry, TierMask};
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
@@ -213,7 +213,7 @@ impl Slots {
 
     /// Waits until the disks have made durable what was removed from them, or logs which has not.
     fn commit_removal(&self) {
-        if let Err((rank, failure)) = self.flush(deadline(self.durable_within)) {
+        if let Err((rank, failure)) = self.flush(deadline_after(Instant::now(), self.durable_within)) {
             tracing::warn!(
                 target: "kvbm", %rank, %failure,
                 "a removal from G3 is not known to be durable: call flush. A worker that starts again is sent it once more; where the manager ends before either, repeat the removal"

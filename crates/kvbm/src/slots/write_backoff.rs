@@ -105,7 +105,7 @@ impl WriteBackoff {
         if state.credit == 0 {
             state.credit = 1;
             state.pause = (state.pause * 2).min(LONGEST_PAUSE);
-            state.next = now + state.pause;
+            state.next = kvbm_plan::deadline_after(now, state.pause);
             return Vec::new();
         }
         state.next = now + PAUSE;

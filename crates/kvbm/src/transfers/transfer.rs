@@ -3,11 +3,11 @@
 //! A transfer may need several plans (one per source tier and per part), on several ranks. It settles once, when all plans are over: only then
 //! are its sources released and its destinations made visible or given back.
 
-use super::{Destination, Move, OnArrival, Purpose, Request, VolumeEnd};
+use super::{Destination, Fence, Move, OnArrival, Purpose, Request, VolumeEnd};
 use crate::circuit_breaker::Verdict;
 use crate::error::BlockFailure;
-use crate::signal::{Signal, deadline};
-use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId};
+use crate::signal::Signal;
+use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
 use kvbm_pool::{Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -42,6 +42,7 @@ pub(crate) struct Transfer {
     /// The volume at one of its ends, where there is one.
     pub(super) volume: Option<Arc<dyn VolumeEnd>>,
     pub(super) on_arrival: Option<OnArrival>,
+    pub(super) fence: Option<Fence>,
     /// How long it may take.
     pub(crate) limit: Duration,
     pub(crate) began: Instant,
@@ -172,7 +173,8 @@ impl Drop for Settlement {
 impl Transfer {
     /// A transfer that `plans` plans carry out.
     pub(crate) fn new(request: Request, limit: Duration, plans: usize) -> Arc<Self> {
-        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival } = request;
+        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence } =
+            request;
         let blocks = moves.len();
         let span = match purpose {
             Purpose::Onboard | Purpose::EngineOnboard => {
@@ -202,9 +204,10 @@ impl Transfer {
             moves: moves.into_boxed_slice(),
             volume,
             on_arrival,
+            fence,
             limit,
             began,
-            deadline: deadline(limit),
+            deadline: deadline_after(Instant::now(), limit),
             settled: Signal::default(),
             span,
             has_spoken: AtomicBool::new(false),

@@ -168,7 +168,7 @@ impl VolumeTier {
         self.counters.full.add(refused as u64);
         let now = Instant::now();
         self.note_copies(failures, now);
-        let doubtful_until = now + self.descriptor.deadline;
+        let doubtful_until = kvbm_plan::deadline_after(now, self.descriptor.deadline);
         let mut broken: Vec<SequenceHash> = Vec::new();
         let mut index = self.index.lock();
         for (block, slot) in moves.iter().zip(failures.iter_mut()) {

@@ -7,7 +7,7 @@ use crate::config::ONLY_GROUP;
 use crate::metrics::EvictReason;
 use kvbm_plan::{
     BlockIdentity, Failure, NamespaceId, SequenceHash, Tier, VolumeDescriptor, VolumeId, VolumePlace,
-    VolumeRequest, shown_uri,
+    VolumeRequest, deadline_after, shown_uri,
 };
 use kvbm_tokens::Namespace;
 use std::sync::Arc;
@@ -118,7 +118,9 @@ impl Volumes {
             return Err(VolumeSetError::TooSmall { id, capacity, block: block_bytes });
         }
         let unreachable = |failure| VolumeSetError::Unreachable { id, failure };
-        self.handshakes.wait(self.ranks().len(), Instant::now() + deadline).map_err(unreachable)?;
+        self.handshakes
+            .wait(self.ranks().len(), deadline_after(Instant::now(), deadline))
+            .map_err(unreachable)?;
         let opened = local.open(&descriptor)?;
         let starts = self.starts();
         let tier = self.tier(descriptor, blocks);
@@ -159,7 +161,7 @@ impl Volumes {
         tier.counters.down.set(0);
         self.metrics().tier(Tier::G4).evictions(EvictReason::Cleared).add(blocks);
         self.transfers.end_with_volume(id, tier.descriptor.deadline);
-        tier.openings.end(Instant::now() + tier.descriptor.deadline);
+        tier.openings.end(deadline_after(Instant::now(), tier.descriptor.deadline));
         tier.close_everywhere();
         if !others.remove(&id) {
             local.close(id);
@@ -173,7 +175,7 @@ impl VolumeTier {
     /// Has every rank open the volume.
     fn open_everywhere(&self) -> Result<(), Failure> {
         let request = VolumeRequest::Register(VolumePlace::from(&self.descriptor));
-        self.have_done(request, OPENING * self.descriptor.deadline)
+        self.have_done(request, self.descriptor.deadline.saturating_mul(OPENING))
     }
 
     /// Has every rank close the volume, where it opened it for this leader. A rank that does not is sent nothing about it any more.
@@ -185,7 +187,7 @@ impl VolumeTier {
 
     /// Has every rank do something about the volume, and waits for it. The first failure.
     fn have_done(&self, request: VolumeRequest, most: Duration) -> Result<(), Failure> {
-        let deadline = Instant::now() + most;
+        let deadline = deadline_after(Instant::now(), most);
         self.requests
             .wait(self.descriptor.id, request, deadline, "a request about a volume", followed)
             .map(drop)
@@ -201,6 +203,6 @@ impl VolumeTier {
             parent: None,
             position: 0,
         };
-        self.probe(&[nobodys], Instant::now() + self.descriptor.deadline).map(drop)
+        self.probe(&[nobodys], deadline_after(Instant::now(), self.descriptor.deadline)).map(drop)
     }
 }

@@ -14,7 +14,7 @@ impl Seal {
         let refused = copies.iter().flatten().find(|failure| failure.kind == FailureKind::Unsupported);
         let was_sealed = self.0.is_some();
         if let Some(failure) = refused {
-            self.0 = Some((failure.clone(), now + pause));
+            self.0 = Some((failure.clone(), kvbm_plan::deadline_after(now, pause)));
             return if was_sealed { Turn::None } else { Turn::Opened };
         }
         if was_sealed && copies.iter().any(Option::is_none) {
@@ -53,6 +53,9 @@ mod tests {
         assert_eq!(seal.hears(&[broken], begun + pause, pause), Turn::None, "says nothing of it");
         assert!(seal.why().is_some());
         assert_eq!(seal.hears(&[None], begun + pause, pause), Turn::Closed);
+        let long =
+            seal.hears(&[Some(Failure::new(FailureKind::Unsupported, "read only"))], begun, Duration::MAX);
+        assert!(long == Turn::Opened && !seal.allows(begun + Duration::from_secs(3600)));
         assert!(seal.allows(begun) && seal.why().is_none());
     }
 }

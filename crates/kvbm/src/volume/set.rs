@@ -142,7 +142,9 @@ impl Volumes {
         let now = Instant::now();
         let place = place(&tier.descriptor.uri);
         for former in self.former(now).iter().filter(|former| self::place(&former.descriptor.uri) == place) {
-            tier.index.lock().inherit(&former.index.lock(), now + former.descriptor.deadline);
+            tier.index
+                .lock()
+                .inherit(&former.index.lock(), kvbm_plan::deadline_after(now, former.descriptor.deadline));
         }
         Arc::new(tier)
     }
