@@ -86,9 +86,9 @@ impl Woken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
     use std::sync::Arc;
     use std::task::Wake;
+    use std::time::Duration;
 
     #[test]
     fn late_and_early_waiters_see_it() {
