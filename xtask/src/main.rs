@@ -23,6 +23,7 @@ mod space;
 mod steps;
 mod test;
 mod tidy;
+mod wheel;
 mod workspace;
 
 use std::process::ExitCode;
@@ -55,6 +56,7 @@ usage: cargo xtask COMMAND
                                    seconds (60), N of them at a time; --keep makes the smallest corpus that covers as much the
                                    committed one
   fuzz TARGET --input FILE         one input again
+  wheel                            the Python package kvbm-rs as a manylinux wheel, in target/wheels
   test-gpu                         the tests that need a CUDA device; fails where there is none
   gpu-bundle [--rehearse]          programs for a machine with a GPU and without Rust, in target/gpu-bundle; --rehearse runs
                                    them here on the test driver
@@ -136,7 +138,7 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             };
             gpu::bundle(&workspace::Workspace::load()?, mode).map(|()| true)
         }
-        "tidy" | "test-gpu" | "verify-kernels" if !rest.is_empty() => {
+        "tidy" | "test-gpu" | "verify-kernels" | "wheel" if !rest.is_empty() => {
             usage(format!("`{command}` takes no argument: {}", rest[0]))
         }
         "verify-kernels" => {
@@ -144,6 +146,7 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             println!("the prebuilt kernels belong to their source");
             Ok(true)
         }
+        "wheel" => wheel::build(&workspace::Workspace::load()?).map(|()| true),
         "tidy" => tidy::run(&workspace::Workspace::load()?),
         "test-gpu" => gpu::run(&workspace::Workspace::load()?),
         other => usage(format!("unknown command `{other}`")),
@@ -174,6 +177,7 @@ mod tests {
             "fuzz nothing",
             "gpu-bundle x",
             "verify-kernels x",
+            "wheel x",
             "regen-kernels --force",
         ] {
             let error = call(line).unwrap_err();

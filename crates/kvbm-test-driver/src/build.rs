@@ -36,7 +36,14 @@ pub fn compile(
     // Outside a build script nothing names the target; the result runs on this machine.
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut build = cc::Build::new();
-    build.cpp(true).std("c++17").warnings(true).extra_warnings(true).cargo_output(false);
+    build
+        .cpp(true)
+        .std("c++17")
+        .warnings(true)
+        .extra_warnings(true)
+        .cargo_output(false)
+        .cargo_metadata(false)
+        .cargo_warnings(false);
     build.target(&target).host(&target).opt_level(2).out_dir(output.parent().unwrap_or(output));
     build.includes(include).flag("-Wno-unknown-pragmas").flag("-fno-strict-aliasing").flags(flags);
     let compiler = build.try_get_compiler();

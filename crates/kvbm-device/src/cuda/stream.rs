@@ -334,14 +334,21 @@ impl State {
 
     /// Waits for what was issued, one after the other.
     fn wait_all(&self, pending: &Receiver<Issued>) {
+        let mut failed = false;
         for Issued { work, ticket, event } in pending {
-            let result = self.wait_issued(event).map_err(|error| {
+            let mut result = self.wait_issued(event).map_err(|error| {
                 let operation = work.as_ref().map_or_else(|| "an event".to_owned(), Work::describe);
                 let stream = Arc::clone(self.health.name());
                 DeviceError::OperationFailed { stream, operation, reason: error.to_string() }
             });
-            // Its memory is let go before anybody learns that it is complete.
+            // It may have been issued before an earlier operation failed. An event says that
+            // everything before it is done, so it fails too, whatever the driver reports.
+            if failed {
+                result = result.and_then(|()| self.health.status());
+            }
+            // Its memory is dropped before anybody learns that it is complete.
             if let Err(error) = &result {
+                failed = true;
                 self.health.stop(error);
                 self.let_go(work);
             } else {

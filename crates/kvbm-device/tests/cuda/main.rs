@@ -242,6 +242,28 @@ fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
     }
 }
 
+/// Mutation that makes it fail: an operation that was issued before an earlier one failed completes.
+#[test]
+fn operations_behind_a_failed_one_fail_although_they_were_issued_before() {
+    let Some(library) = TestDriver::new() else { return };
+    let device = open_device(&library);
+    let stream = device.create_stream("in order").expect("a stream");
+    let memory = device.allocate(4096, 256).expect("memory");
+    // All three are issued while the device delays the first.
+    library.delay(Duration::from_millis(50));
+    library.fail(c"cuEventSynchronize", 999, 1);
+    let first = stream.fill(&memory, 0, 4096, 1).expect("queued");
+    let second = stream.fill(&memory, 0, 4096, 2).expect("queued");
+    let third = stream.record().expect("queued");
+    first.wait(soon()).expect("it completes before the failure");
+    let error = second.wait(soon()).unwrap_err();
+    assert!(matches!(error, DeviceError::OperationFailed { .. }), "{error}");
+    let error = third.wait(soon()).unwrap_err();
+    assert!(matches!(error, DeviceError::Poisoned { .. }), "{error}");
+    drop((first, second, third, stream, memory, device));
+    library.assert_nothing_is_left();
+}
+
 #[test]
 fn an_operation_that_goes_astray_kills_the_context_and_says_so() {
     let Some(library) = TestDriver::new() else { return };

@@ -15,6 +15,7 @@ mod event_transport;
 mod events;
 mod fail_closed;
 mod forget;
+mod g1_memory;
 mod hints;
 mod joins;
 mod late_reads;
