@@ -68,10 +68,10 @@
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `metrics`, `signal` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
-//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `ranks`, `metrics` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
 //! | `places` | where blocks are, without using them | `volume`, `config` |
-//! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `ranks` |
+//! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `slots`, `ranks` |
 //! | `offload` | copies one tier down: edges, triggers, write budget, queue | `admission`, `volume`, `config`, `transfers`, `slots`, `metrics` |
 //! | `admission` | which blocks are worth a copy below | - |
 //! | `tenants` | tenants by name | `metrics` |
@@ -79,9 +79,9 @@
 //! | `workers` | the workers of this process | `config`, `transfers`, `metrics`, `worker` |
 //! | `config` | settings, declared once | - |
 //! | `transfers` | from a request to the last report: plans, deadlines, settlement | `circuit_breaker`, `error`, `slots`, `ranks`, `metrics`, `signal` |
-//! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
 //! | `error` | failures of blocks | - |
-//! | `slots` | slots of G3: releases, removals, write backoff, quarantine | `ranks`, `metrics`, `signal` |
+//! | `slots` | slots of G3: releases, removals, directories, quarantine | `circuit_breaker`, `ranks`, `metrics`, `signal` |
+//! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
 //! | `ranks` | links to the workers, rank liveness, requests, handshakes | `metrics`, `signal`, `worker` |
 //! | `metrics` | counters and their exposition | - |
 //! | `signal` | one-shot completion for threads and futures | - |
@@ -121,6 +121,7 @@ pub mod worker;
 mod workers;
 
 pub use builder::{BuildError, Builder};
+pub use circuit_breaker::CircuitState;
 pub use describe::DescribeError;
 pub use engine::{
     Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LookUp, NoSuchBlock,
@@ -135,6 +136,7 @@ pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
 pub use ranks::RankStatus;
+pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};

@@ -26,7 +26,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `disk_reads` | circuit breaker of the disk tier | `transfer` |
+//! | `disk_reads` | results of reads from the disk tier | `transfer` |
 //! | `handle` | a caller's share in a transfer | `transfer` |
 //! | `inflight` | plans that not all workers have answered | - |
 //! | `joins` | blocks on their way to G1, for later requests | `transfer` |
@@ -38,7 +38,7 @@
 //! | `speeds` | measured speeds of the paths | - |
 //! | `transfer` | one transfer and its state | - |
 
-mod disk_reads;
+pub(crate) mod disk_reads;
 mod handle;
 mod inflight;
 mod joins;
@@ -50,12 +50,11 @@ mod settle;
 mod speeds;
 mod transfer;
 
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::metrics::Metrics;
 use crate::ranks::Ranks;
 use crate::slots::Slots;
-use disk_reads::DiskReads;
 pub(crate) use handle::Handle;
 use inflight::{Answer, Finished, Inflight};
 pub(crate) use joins::Arriving;
@@ -143,7 +142,7 @@ pub(crate) trait VolumeEnd: Send + Sync {
     /// Blocks came from the store or arrived there.
     fn served(&self);
     /// All plans are over; the transfer began at `began`.
-    fn ended(&self, results: &Verdict, began: Instant);
+    fn ended(&self, results: &RequestResults, began: Instant);
     /// Reads are over, with these failures.
     fn reads_ended(&self, moves: &[Move], failures: &[Option<Failure>]);
     /// Writes are over. Blocks that cannot count get a failure.
@@ -212,7 +211,6 @@ pub(crate) struct Transfers {
     inflight: Inflight<PlanPart>,
     joins: Joins,
     speeds: Speeds,
-    disk_reads: DiskReads,
     /// Of failures in the log.
     log_limit: LogLimit,
     /// Number of the last device event that the engine handed over; 0 for none.
@@ -237,7 +235,6 @@ impl Transfers {
             inflight: Inflight::new(settings.epoch, ranks.len()),
             joins: Joins::default(),
             speeds: Speeds::default(),
-            disk_reads: DiskReads::new(settings.read_deadline),
             log_limit: LogLimit::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
@@ -428,7 +425,9 @@ impl Transfers {
             return;
         }
         if path.src == Tier::G3 {
-            self.disk_gives();
+            let blocks = transfer.moves.iter().skip(finished.operation.first).zip(failures);
+            let served = blocks.filter(|(_, failure)| failure.is_none()).map(|(block, _)| block.src);
+            self.slots.directories().note_service(served);
         }
         if (path.src == Tier::G4 || path.dst == Tier::G4)
             && let Some(volume) = &transfer.volume

@@ -34,9 +34,8 @@ impl Transfers {
             Tier::G3 | Tier::G4 => self.settings.max_read_blocks,
         };
         let ranges = plans::ranges(&request.moves, most);
-        if request.moves.iter().any(|block| block.from == Tier::G3) {
-            self.ask_disk();
-        }
+        let on_disk = request.moves.iter().filter(|block| block.from == Tier::G3);
+        self.slots.directories().note_reads(on_disk.map(|block| block.src));
         if let Some(volume) = &request.volume {
             volume.requested();
         }

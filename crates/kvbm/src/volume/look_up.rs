@@ -1,7 +1,7 @@
 //! Finding chains: from what is known of each volume, and for what is not, from the volumes in a few round trips whatever the length.
 
 use super::{VolumeTier, Volumes};
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use kvbm_plan::{BlockIdentity, Failure, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
@@ -56,7 +56,9 @@ impl Volumes {
         // Whether a volume answers shows in the transfers; while it is left alone it holds nothing.
         let usable = |volume: &VolumeTier| {
             volume.index.lock().touch(group, hashes);
-            from < hashes.len() && (!volume.is_down() || volume.may_ask()) && !volume.is_purging(namespace)
+            from < hashes.len()
+                && (!volume.is_down() || volume.allows_requests())
+                && !volume.is_purging(namespace)
         };
         let mut volumes = self.preferred(root);
         volumes.retain(|volume| usable(volume));
@@ -147,7 +149,7 @@ impl VolumeTier {
             return Err(failure);
         }
         let began = Instant::now();
-        self.asks();
+        self.note_request();
         let request = VolumeRequest::Probe(blocks.to_vec());
         let answers =
             self.requests.wait(self.descriptor.id, request, deadline, "what a volume holds", |answer| {
@@ -157,13 +159,13 @@ impl VolumeTier {
                     VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
                 }
             });
-        let mut verdict = Verdict::default();
+        let mut results = RequestResults::default();
         match &answers {
-            Ok(_) => verdict.add(None),
-            Err(unanswered) if !unanswered.is_away => verdict.add(Some(&unanswered.failure)),
+            Ok(_) => results.add(None),
+            Err(unanswered) if !unanswered.is_away => results.add(Some(&unanswered.failure)),
             Err(_) => {}
         }
-        self.note(&verdict, began);
+        self.note(&results, began);
         let mut there = vec![true; blocks.len()];
         for found in answers.map_err(|unanswered| unanswered.failure)? {
             for (at, there) in there.iter_mut().enumerate() {

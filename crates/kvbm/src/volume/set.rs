@@ -284,7 +284,9 @@ mod tests {
             block_costs: BlockCosts::default(),
         };
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));
-        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline);
+        let striping = kvbm_plan::Striping::new(1, 4096);
+        let directories = crate::slots::Directories::new(striping, deadline, deadline);
+        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
         let transfers =
             Transfers::new(registry, Arc::clone(&ranks), Arc::new(slots), metrics.clone(), settings);
         Volumes::new(&Config::default(), true, metrics, ranks, transfers)
