@@ -85,7 +85,7 @@ impl Layout {
 
     /// Blocks.
     #[getter]
-    fn num_blocks(&self) -> u32 {
+    pub(crate) fn num_blocks(&self) -> u32 {
         self.num_blocks
     }
 

@@ -9,6 +9,7 @@ use crate::layout::Layout;
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
 use crate::tickets::Tickets;
+use kvbm::config::Config as Settings;
 use kvbm::device::{Device, EmulatedConfig, EmulatedDevice};
 use kvbm::{BlockId, Engine, KvBlockManager as Manager, Tier};
 use parking_lot::RwLock;
@@ -59,28 +60,33 @@ impl KvBlockManager {
 #[pymethods]
 impl KvBlockManager {
     /// A manager over the engine's blocks as `layout` describes them. `config` says what else there is: host memory, disk, volumes;
-    /// its `[model]` and `[namespace]` are taken from `layout` and `namespace`.
+    /// its `[model]` and `[namespace]` are taken from `layout` and `namespace`. With `shadow` it keeps the books and moves no byte: what
+    /// it finds was never stored, so nothing of it may be loaded.
     #[new]
-    #[pyo3(signature = (config, layout, namespace))]
-    fn new(py: Python<'_>, config: &Config, layout: &Layout, namespace: &Namespace) -> PyResult<Self> {
+    #[pyo3(signature = (config, layout, namespace, *, shadow = false))]
+    fn new(
+        py: Python<'_>,
+        config: &Config,
+        layout: &Layout,
+        namespace: &Namespace,
+        shadow: bool,
+    ) -> PyResult<Self> {
         let (model, bound) = (layout.model()?, layout.bind(py)?);
         let (settings, namespace) = (config.settings.clone(), namespace.inner.clone());
         let block_bytes = layout.block_bytes();
+        let num_blocks = layout.num_blocks();
         let open = detached(py, move || {
-            // Where G1 is host memory nothing is on a device; one is asked for page-locked memory alone.
-            let device = EmulatedConfig { memory_bytes: 1 << 20, ..EmulatedConfig::default() };
-            let device = EmulatedDevice::new(device).map_err(|error| Error::of(Kind::Build, &error))?;
-            let device: Arc<dyn Device> = Arc::new(device);
-            let manager = Manager::<Engine>::builder()
-                .model(model)
-                .namespace(namespace)
-                .engine_device(vec![(device, bound)])
-                .configure(|built| {
-                    let (model, namespace) = (built.model.clone(), built.namespace.clone());
-                    *built = settings;
-                    (built.model, built.namespace) = (model, namespace);
-                })
-                .build()?;
+            let configure = move |built: &mut Settings| {
+                let (model, namespace) = (built.model.clone(), built.namespace.clone());
+                *built = settings;
+                (built.model, built.namespace) = (model, namespace);
+            };
+            let builder = Manager::<Engine>::builder().model(model).namespace(namespace);
+            let manager = if shadow {
+                builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
+            } else {
+                builder.engine_device(vec![(device_of_host()?, bound)]).configure(configure).build()?
+            };
             Ok(Open { tickets: Tickets::default(), manager })
         })?;
         let namespace = open.manager.namespace().clone();
@@ -304,6 +310,13 @@ impl KvBlockManager {
         let state = if self.closed() { "closed" } else { "open" };
         format!("KvBlockManager({:?}, {state})", self.namespace.model_id())
     }
+}
+
+/// Where G1 is host memory nothing lies on a device; one is asked for page-locked memory alone.
+fn device_of_host() -> Result<Arc<dyn Device>> {
+    let device = EmulatedConfig { memory_bytes: 1 << 20, ..EmulatedConfig::default() };
+    let device = EmulatedDevice::new(device).map_err(|error| Error::of(Kind::Build, &error))?;
+    Ok(Arc::new(device))
 }
 
 fn block_ids(ids: &Bound<'_, PyAny>) -> PyResult<Vec<BlockId>> {
