@@ -24,8 +24,7 @@ impl Options {
             return Err(format!("`bench-peers` needs a benchmark: {names}"));
         };
         let known = BENCHMARKS.iter().find(|known| *known == name);
-        let benchmark: &str =
-            *known.ok_or_else(|| format!("unknown benchmark `{name}`: there is {names}"))?;
+        let benchmark: &str = known.ok_or_else(|| format!("unknown benchmark `{name}`: there is {names}"))?;
         if rest.last().is_some_and(|last| last == "--json") {
             return Err("`--json` needs a file, or `-` for standard output".into());
         }

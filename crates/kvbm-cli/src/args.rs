@@ -12,10 +12,12 @@ use kvbm::events_plane::EventUrl;
 
 use crate::bench::BenchCommand;
 use crate::disk::DiskCommand;
+use crate::doctor::EngineName;
 use crate::events::EventsCommand;
 use crate::features;
 use crate::layout::LayoutCommand;
 use crate::number::{SOME, whole};
+use crate::size::SizeArgs;
 
 /// KV-cache block manager: keeps what an LLM engine computed, on four tiers of memory.
 ///
@@ -54,6 +56,8 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: EventsCommand,
     },
+    /// Say how many tokens of a model fit into host memory and disk.
+    Size(SizeArgs),
     /// Show how blocks lie in memory.
     Layout {
         /// What to show.
@@ -164,8 +168,8 @@ impl fmt::Display for DeviceChoice {
 /// What to do with a request's offloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OffloadMode {
-    /// Let them finish, with a deadline, before the next request: results repeat, but for the order in which the offloads of one request
-    /// end.
+    /// Let them finish, with a deadline, after each onboard and before the next request: results
+    /// repeat.
     Wait,
     /// Go on: offloads that do not keep up are dropped and counted, as in the product.
     Drop,
@@ -328,6 +332,14 @@ pub struct DoctorArgs {
     /// A volume of G4 to be looked at, like `dir:///mnt/kv`; may come several times. A small object is written there and deleted.
     #[arg(long, value_name = "URI")]
     pub volume: Vec<String>,
+
+    /// Look also at the engine that kvbm is to work with.
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineName>,
+
+    /// Python interpreter of the engine's environment.
+    #[arg(long, value_name = "FILE", default_value = "python3", requires = "engine")]
+    pub python: PathBuf,
 
     /// Write what was found as JSON; - for standard output.
     #[arg(long, value_name = "FILE")]

@@ -20,6 +20,7 @@ pub mod replay;
 pub mod report;
 pub mod rng;
 pub mod scratch;
+pub mod size;
 mod space;
 pub mod summary;
 pub mod table;
@@ -39,6 +40,7 @@ use clap::Parser;
 
 use args::{Cli, CliCommand, DoctorArgs, Output, ReplayArgs, WrongUsage};
 use note::note;
+use size::SizeArgs;
 use summary::ReplayResult;
 
 /// Carries out the process's command line and returns its exit status: 0 done, 1 failed, 2 wrong usage.
@@ -53,6 +55,7 @@ pub fn run() -> ExitCode {
         Some(CliCommand::Doctor(args)) => run_doctor(args),
         Some(CliCommand::Events { command }) => events::run(command),
         Some(CliCommand::Layout { command }) => run_layout(command),
+        Some(CliCommand::Size(args)) => run_size(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -133,6 +136,16 @@ fn run_disk(command: &disk::DiskCommand) -> Result<()> {
 fn run_layout(command: &layout::LayoutCommand) -> Result<()> {
     let text = layout::run(command).map_err(|error| WrongUsage(explain(&error)))?;
     show(&text, false)
+}
+
+fn run_size(args: &SizeArgs) -> Result<()> {
+    args.json.as_ref().and_then(Output::file).map_or(Ok(()), writable::expect)?;
+    let sizes = size::run(args)?;
+    show(&sizes.render(), args.json == Some(Output::Stdout))?;
+    match &args.json {
+        Some(output) => write_json(output, &sizes.to_json()?),
+        None => Ok(()),
+    }
 }
 
 fn run_doctor(args: &DoctorArgs) -> Result<()> {

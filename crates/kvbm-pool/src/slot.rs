@@ -50,7 +50,8 @@ pub(crate) struct Slot {
     word: Cell<u32>,
     /// The only valid position of the slot in the eviction order, or `NONE`.
     pub order_position: Cell<u32>,
-    /// Free: next free slot. Registered: next duplicate. Arriving: part of the ticket.
+    /// Free, or retired in the list of free slots: next in the list. Registered: next duplicate.
+    /// Arriving: part of the ticket.
     pub link: Cell<u32>,
 }
 

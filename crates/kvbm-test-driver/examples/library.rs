@@ -1,6 +1,6 @@
 //! Builds the test driver and prints where it is: for programs that load it by `KVBM_CUDA_DRIVER`.
 
-use kvbm_test_driver::{BuildError, build};
+use kvbm_test_driver::build;
 
 fn main() -> std::process::ExitCode {
     match build() {
@@ -8,8 +8,8 @@ fn main() -> std::process::ExitCode {
             println!("{}", library.display());
             std::process::ExitCode::SUCCESS
         }
-        Err(BuildError::NoCompiler(why) | BuildError::Failed(why)) => {
-            eprintln!("{why}");
+        Err(error) => {
+            eprintln!("{error}");
             std::process::ExitCode::FAILURE
         }
     }

@@ -1,71 +1,86 @@
-//! Building the library, once for all tests of a build folder.
+//! Building C++ for tests: the library, once for all tests of a build folder, and other programs.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::{fs, io};
 
-/// Why there is no library.
-#[derive(Debug, Clone)]
+/// Why there is no library or program.
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum BuildError {
     /// There is no C++ compiler.
+    #[error("no C++ compiler: {0}; name one in CXX")]
     NoCompiler(String),
     /// The compiler, or the system, refuses.
+    #[error("{0}")]
     Failed(String),
 }
 
-const FLAGS: [&str; 11] = [
-    "-std=c++17",
-    "-O2",
-    "-g1",
-    "-Wall",
-    "-Wextra",
-    "-Wno-unknown-pragmas",
-    "-fno-strict-aliasing",
-    "-fvisibility=hidden",
-    "-shared",
-    "-fPIC",
-    "-pthread",
-];
+impl BuildError {
+    fn of(path: &Path) -> impl Fn(io::Error) -> Self {
+        let path = path.display().to_string();
+        move |error| Self::Failed(format!("{path}: {error}"))
+    }
+}
 
-/// Builds the library unless it is there already, built of the same sources.
+/// Compiles C++ sources to a program, or to a library if the flags say so. The compiler is `c++`,
+/// or the one that `CXX` names.
 ///
 /// # Errors
-/// No compiler (`c++`, or what `CXX` names), or what it says.
+/// No compiler, or its messages.
+pub fn compile(
+    sources: &[PathBuf],
+    include: &[&Path],
+    flags: &[&str],
+    output: &Path,
+) -> Result<(), BuildError> {
+    // Outside a build script nothing names the target; the result runs on this machine.
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").warnings(true).extra_warnings(true).cargo_output(false);
+    build.target(&target).host(&target).opt_level(2).out_dir(output.parent().unwrap_or(output));
+    build.includes(include).flag("-Wno-unknown-pragmas").flag("-fno-strict-aliasing").flags(flags);
+    let compiler = build.try_get_compiler();
+    let compiler = compiler.map_err(|error| BuildError::NoCompiler(error.to_string()))?;
+    let done = compiler.to_command().args(sources).arg("-o").arg(output).output();
+    let done =
+        done.map_err(|error| BuildError::NoCompiler(format!("`{}` ({error})", compiler.path().display())))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(BuildError::Failed(String::from_utf8_lossy(&done.stderr).into_owned()))
+}
+
+/// Builds the library, unless one of the same sources is there.
+///
+/// # Errors
+/// No compiler, or its messages.
 pub fn build() -> Result<PathBuf, BuildError> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let kernels = here.join("..").join("kvbm-kernels");
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("driver");
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join("kvbm-kernels");
     let (cuda, cpu) = (kernels.join("cuda"), kernels.join("tests").join("kernels").join("cpu"));
-    let failed = |what: &Path, error: io::Error| BuildError::Failed(format!("{}: {error}", what.display()));
-    let mut sources = files(&here.join("driver"), "cpp").map_err(|error| failed(here, error))?;
+    let mut sources = files(&here, "cpp")?;
     sources.push(cpu.join("linked.cpp"));
 
     let mut hasher = DefaultHasher::new();
-    for folder in [&here.join("driver"), &cuda, &cpu] {
+    for folder in [&here, &cuda, &cpu] {
         for kind in ["cpp", "h", "cu"] {
-            for file in files(folder, kind).map_err(|error| failed(folder, error))? {
-                hasher.write(&fs::read(&file).map_err(|error| failed(&file, error))?);
+            for file in files(folder, kind)? {
+                hasher.write(&fs::read(&file).map_err(BuildError::of(&file))?);
             }
         }
     }
     let folder = folder();
-    fs::create_dir_all(&folder).map_err(|error| failed(&folder, error))?;
+    fs::create_dir_all(&folder).map_err(BuildError::of(&folder))?;
     let library = folder.join(format!("libcuda-{:016x}.so", hasher.finish()));
     if library.is_file() {
         return Ok(library);
     }
-    // Test programs may build it at the same time: whoever is last replaces it by the same.
-    let own = folder.join(format!("building-{}-{:?}.so", std::process::id(), std::thread::current().id()));
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let mut command = Command::new(&compiler);
-    command.args(FLAGS).arg("-I").arg(&cuda).arg("-I").arg(&cpu).args(&sources).arg("-o").arg(&own);
-    let output = command.output().map_err(|error| {
-        BuildError::NoCompiler(format!("no C++ compiler: `{compiler}` ({error}); name one in CXX"))
-    })?;
-    if !output.status.success() {
-        return Err(BuildError::Failed(String::from_utf8_lossy(&output.stderr).into_owned()));
-    }
-    fs::rename(&own, &library).map_err(|error| failed(&library, error))?;
+    // Test programs may build it at the same time: the last one replaces it by the same.
+    let thread = std::thread::current().id();
+    let own = folder.join(format!("building-{}-{thread:?}.so", std::process::id()));
+    let flags = ["-g1", "-fvisibility=hidden", "-shared", "-fPIC", "-pthread"];
+    compile(&sources, &[&cuda, &cpu], &flags, &own)?;
+    fs::rename(&own, &library).map_err(BuildError::of(&library))?;
     Ok(library)
 }
 
@@ -77,10 +92,10 @@ fn folder() -> PathBuf {
     folder.join("test-driver")
 }
 
-fn files(folder: &Path, kind: &str) -> io::Result<Vec<PathBuf>> {
+fn files(folder: &Path, kind: &str) -> Result<Vec<PathBuf>, BuildError> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
+    for entry in fs::read_dir(folder).map_err(BuildError::of(folder))? {
+        let path = entry.map_err(BuildError::of(folder))?.path();
         if path.extension().is_some_and(|extension| extension == kind) {
             found.push(path);
         }

@@ -26,7 +26,7 @@ fn soon() -> Instant {
 
 fn device_of(library: &TestDriver) -> Arc<dyn Device> {
     // SAFETY: the library does what a driver does.
-    let driver = unsafe { CudaDriver::open_library(library.c_path()) }.unwrap();
+    let driver = unsafe { CudaDriver::open_library(library.path()) }.unwrap();
     Arc::new(CudaDevice::open(&driver, DeviceId(0)).unwrap())
 }
 

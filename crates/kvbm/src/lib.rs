@@ -36,7 +36,7 @@
 //!
 //! | an engine | with [`Owned`] | with [`Engine`] |
 //! |---|---|---|
-//! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | `Builder::engine_device` |
+//! | starts | [`builder`](KvBlockManager::builder), [`Builder::device`](Builder::device) | `Builder::engine_device`, `Builder::engine_host` |
 //! | gets a request | [`sequence`](KvBlockManager::sequence), [`match_prefix`](KvBlockManager::match_prefix) | the same |
 //! | brings up what is known | [`onboard`](KvBlockManager::onboard), an [`Onboarding`] | `onboard` into blocks that it names, an [`EngineOnboarding`] |
 //! | computes the rest | [`allocate`](KvBlockManager::allocate), [`commit`](KvBlockManager::commit), [`register`](KvBlockManager::register) | `fence`, `offload` |
@@ -138,7 +138,7 @@ pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};
 #[cfg(feature = "worker")]
-pub use workers::{DiskStatus, LocalWorker, TookOver, WorkerError, Workers};
+pub use workers::{DiskStatus, G1Memory, LocalWorker, TookOver, WorkerError, Workers};
 
 #[cfg(feature = "worker")]
 pub use kvbm_device as device;

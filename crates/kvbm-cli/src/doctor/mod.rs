@@ -2,6 +2,7 @@
 //! optional has a substitute.
 
 mod cuda;
+mod engine;
 mod library;
 mod machine;
 mod storage;
@@ -14,6 +15,7 @@ use kvbm::config::{Config, VolumeConfig};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
+pub use engine::EngineName;
 
 /// How a part was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -82,6 +84,7 @@ pub fn examine(args: &DoctorArgs) -> Report {
     findings.extend(config.volume_descriptors().iter().map(volume::examine));
     findings.extend(cuda::examine());
     findings.push(library::nixl());
+    findings.extend(args.engine.iter().flat_map(|engine| engine::examine(*engine, &args.python)));
     Report { findings }
 }
 
@@ -137,7 +140,10 @@ impl Report {
 
     /// What was named and nothing stands in for.
     fn unusable(&self) -> impl Iterator<Item = &Finding> {
-        let named = |name: &str| name == CONFIGURATION || name == "disk" || name.starts_with("volume ");
+        let named = |name: &str| {
+            let asked_for = [CONFIGURATION, "disk", engine::VLLM_NAME, engine::BINDING_NAME];
+            asked_for.contains(&name) || name.starts_with("volume ") || name.starts_with("Python ")
+        };
         self.findings.iter().filter(move |finding| finding.status == Status::Missing && named(&finding.name))
     }
 

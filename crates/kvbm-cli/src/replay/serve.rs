@@ -89,6 +89,12 @@ impl<'a> Server<'a> {
         if self.ends.as_ref().is_some_and(|ends| ends[index]) {
             self.manager.branch_ends(self.requests.chain(index, hashes));
         }
+        self.wait_offloads()?;
+        Ok(served)
+    }
+
+    /// Waits until no offload is queued or running, where the mode is `wait`.
+    fn wait_offloads(&self) -> Result<()> {
         if self.offload == OffloadMode::Wait {
             let done = self.manager.wait_offloads(Instant::now() + PATIENCE);
             anyhow::ensure!(
@@ -97,7 +103,7 @@ impl<'a> Server<'a> {
                 PATIENCE.as_secs()
             );
         }
-        Ok(served)
+        Ok(())
     }
 
     fn run(
@@ -129,6 +135,9 @@ impl<'a> Server<'a> {
         if engine.is_some() {
             served.verified_onboarded = tiers.iter().filter(|tier| **tier != Tier::G1).count() as u64;
         }
+        // Onboarded blocks are offloaded to the tiers that lack them. These offloads evict blocks
+        // of their own: their order against the offload of the new blocks would be left to chance.
+        self.wait_offloads()?;
         let namespace = self.tenants.namespace(self.requests.namespace(index));
         let fresh = self.allocate(namespace, hashes.len() - cached.len())?;
         if !fresh.is_empty() {

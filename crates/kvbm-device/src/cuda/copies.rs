@@ -4,11 +4,23 @@ use std::ffi::c_void;
 use std::ops::Bound;
 
 use super::Shared;
-use super::driver::{CopyAttributes, CopyBatchCall, Handle};
+use super::functions::{Address, StreamHandle, call, sys};
 use crate::{CopyBatch, CopyPiece, DeviceError, Direction};
 
 /// Copies of one call: with some ten thousand the driver has been seen to hang.
 const MOST_AT_ONCE: usize = 4096;
+
+/// No place: a hint for managed memory, of which there is none here.
+const NO_HINT: sys::CUmemLocation =
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+
+/// Sources are read in the order of the stream.
+const ATTRIBUTES: sys::CUmemcpyAttributes = sys::CUmemcpyAttributes {
+    srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+    srcLocHint: NO_HINT,
+    dstLocHint: NO_HINT,
+    flags: 0,
+};
 
 /// Which calls of the driver a batch of copies becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -37,14 +49,14 @@ impl Shared {
         &self,
         batch: &CopyBatch,
         engine: CopyEngine,
-        stream: Handle,
+        stream: StreamHandle,
     ) -> Result<(), DeviceError> {
         let direction = batch.direction();
         let pieces = self.without_seams(batch);
         let pieces = pieces.as_deref().unwrap_or(batch.pieces());
         match (engine, self.driver.copy_batch()) {
-            (CopyEngine::Batch, Some(call)) => self.many(call, pieces, stream),
-            (CopyEngine::Auto, Some(call)) if pieces.len() > 1 => self.many(call, pieces, stream),
+            (CopyEngine::Batch, Some(address)) => self.many(address, pieces, stream),
+            (CopyEngine::Auto, Some(address)) if pieces.len() > 1 => self.many(address, pieces, stream),
             _ => pieces.iter().try_for_each(|piece| self.one(direction, piece, stream)),
         }
     }
@@ -73,45 +85,46 @@ impl Shared {
         Some(pieces)
     }
 
-    fn many(&self, call: CopyBatchCall, pieces: &[CopyPiece], stream: Handle) -> Result<(), DeviceError> {
+    fn many(&self, address: Address, pieces: &[CopyPiece], stream: StreamHandle) -> Result<(), DeviceError> {
         for some in pieces.chunks(MOST_AT_ONCE) {
             let mut to: Vec<u64> = some.iter().map(|piece| piece.dst).collect();
             let mut from: Vec<u64> = some.iter().map(|piece| piece.src).collect();
             let mut bytes: Vec<usize> = some.iter().map(|piece| piece.len as usize).collect();
-            let mut attributes = CopyAttributes { order: 1, hints: [[0; 2]; 2], flags: 0 };
+            let mut attributes = ATTRIBUTES;
             let (mut begin, mut failed) = (0, usize::MAX);
             let (to, from, bytes) = (to.as_mut_ptr(), from.as_mut_ptr(), bytes.as_mut_ptr());
             let (attributes, begin, failed) = (&raw mut attributes, &raw mut begin, &raw mut failed);
-            // SAFETY: the three lists are as long as is said, there is one attribute that begins at 0, the stream is not the
-            // default one; the ranges were checked when the pieces were pushed, and the batch holds their memory.
-            let code = unsafe { call(to, from, bytes, some.len(), attributes, begin, 1, failed, stream) };
-            self.check("cuMemcpyBatchAsync", code)?;
+            let (count, stream) = (some.len(), stream.0);
+            // SAFETY: the address is that of this function. The three lists have `count` entries,
+            // the one attribute begins at entry 0, and the stream is not the default one. The ranges
+            // were checked when the pieces were pushed, and the batch holds their memory.
+            self.check(unsafe {
+                call!(at address, cuMemcpyBatchAsync(to, from, bytes, count, attributes, begin, 1, failed, stream))
+            })?;
         }
         Ok(())
     }
 
-    fn one(&self, direction: Direction, piece: &CopyPiece, stream: Handle) -> Result<(), DeviceError> {
+    fn one(&self, direction: Direction, piece: &CopyPiece, stream: StreamHandle) -> Result<(), DeviceError> {
         let CopyPiece { src, dst, len } = *piece;
         let (functions, len) = (self.functions(), len as usize);
         let from_host = || std::ptr::with_exposed_provenance::<c_void>(src as usize);
         let to_host = || std::ptr::with_exposed_provenance_mut::<c_void>(dst as usize);
-        let (call, code) = match direction {
+        let stream = stream.0;
+        let result = match direction {
             Direction::HostToDevice => {
-                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
-                let code = unsafe { (functions.copy_host_to_device)(dst, from_host(), len, stream) };
-                ("cuMemcpyHtoDAsync", code)
+                // SAFETY: both ranges were checked when the piece was pushed; the batch holds them.
+                unsafe { call!(functions, cuMemcpyHtoDAsync_v2(dst, from_host(), len, stream)) }
             }
             Direction::DeviceToHost => {
-                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
-                let code = unsafe { (functions.copy_device_to_host)(to_host(), src, len, stream) };
-                ("cuMemcpyDtoHAsync", code)
+                // SAFETY: as above.
+                unsafe { call!(functions, cuMemcpyDtoHAsync_v2(to_host(), src, len, stream)) }
             }
             Direction::DeviceToDevice => {
-                // SAFETY: both ranges were checked when the piece was pushed; the batch holds their memory.
-                let code = unsafe { (functions.copy_device_to_device)(dst, src, len, stream) };
-                ("cuMemcpyDtoDAsync", code)
+                // SAFETY: as above.
+                unsafe { call!(functions, cuMemcpyDtoDAsync_v2(dst, src, len, stream)) }
             }
         };
-        self.check(call, code)
+        self.check(result)
     }
 }

@@ -7,12 +7,14 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::Shared;
-use super::driver::Handle;
+use super::functions::sys::CUevent_flags;
+use super::functions::{EventHandle, Handle, StreamHandle, call};
 use crate::event::{EventBackend, EventCallback};
 use crate::{Completer, DeviceError, Event, EventStatus};
 
-/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: who waits sleeps.
-const FLAGS: u32 = 1 | 2;
+/// A thread that waits sleeps; the event has no time.
+const FLAGS: u32 =
+    CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
 /// How far an event has come on its way to the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,7 +22,7 @@ enum Issue {
     /// Its stream has not got to it.
     Queued,
     /// Recorded on the device.
-    Recorded(Handle),
+    Recorded(EventHandle),
     /// It never gets there.
     Dropped,
 }
@@ -42,19 +44,19 @@ impl CudaEvent {
     }
 
     /// Records it on a stream: complete when everything issued there before is. The context must be entered.
-    pub(super) fn record(&self, stream: Handle) -> Result<Handle, DeviceError> {
+    pub(super) fn record(&self, stream: StreamHandle) -> Result<EventHandle, DeviceError> {
         let functions = self.shared.functions();
-        let mut event = 0;
-        // SAFETY: writes a handle through a pointer to one.
-        let code = unsafe { (functions.event_create)(&raw mut event, FLAGS) };
-        self.shared.check("cuEventCreate", code)?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: it writes a handle through a pointer to one.
+        self.shared.check(unsafe { call!(functions, cuEventCreate(&raw mut event, FLAGS)) })?;
         // SAFETY: both handles are alive.
-        let code = unsafe { (functions.event_record)(event, stream) };
-        if code != 0 {
-            // SAFETY: created above, seen by nobody.
-            let _nothing_to_do_about_it = unsafe { (functions.event_destroy)(event) };
+        let result = unsafe { call!(functions, cuEventRecord(event, stream.0)) };
+        if let Err(error) = self.shared.check(result) {
+            // SAFETY: it was created above and nothing else knows it.
+            let _nothing_to_do = unsafe { call!(functions, cuEventDestroy_v2(event)) };
+            return Err(error);
         }
-        self.shared.check("cuEventRecord", code)?;
+        let event = Handle(event);
         self.settle(Issue::Recorded(event));
         Ok(event)
     }
@@ -77,7 +79,7 @@ impl CudaEvent {
     ///
     /// # Errors
     /// [`DeviceError::Deadline`] if its stream has not got to it by then.
-    pub(super) fn recorded(&self, deadline: Instant) -> Result<Option<Handle>, DeviceError> {
+    pub(super) fn recorded(&self, deadline: Instant) -> Result<Option<EventHandle>, DeviceError> {
         let mut issue = self.issue.lock();
         while *issue == Issue::Queued {
             if self.changed.wait_until(&mut issue, deadline).timed_out() && *issue == Issue::Queued {
@@ -90,11 +92,9 @@ impl CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if let Issue::Recorded(event) = *self.issue.get_mut()
-            && let Ok(_entered) = self.shared.enter()
-        {
-            // SAFETY: created once, destroyed once; streams that wait for it are not disturbed by that.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().event_destroy)(event) };
+        if let Issue::Recorded(event) = *self.issue.get_mut() {
+            // SAFETY: created once, destroyed once. Streams that wait for it still do.
+            self.shared.release(|driver| unsafe { call!(driver, cuEventDestroy_v2(event.0)) });
         }
     }
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::driver::Handle;
+use super::functions::sys::CUevent_flags;
+use super::functions::{EventHandle, Handle, StreamHandle, call};
 use crate::{DeviceError, Event};
 
-/// `CU_EVENT_BLOCKING_SYNC`, with a time.
-const FLAGS: u32 = 1;
+/// A thread that waits sleeps; the event has a time.
+const FLAGS: u32 = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
 
 /// A point of a stream, with the time at which the device passed it.
 #[derive(Debug)]
@@ -21,34 +22,30 @@ pub struct CudaMark {
 /// An event of the driver that has a time; destroyed when dropped.
 pub(super) struct TimedEvent {
     shared: Arc<Shared>,
-    event: Handle,
+    event: EventHandle,
 }
 
 impl TimedEvent {
     pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
-        let entered = shared.enter()?;
-        let mut event = 0;
-        // SAFETY: writes a handle through a pointer to one.
-        let code = unsafe { (shared.functions().event_create)(&raw mut event, FLAGS) };
-        drop(entered);
-        shared.check("cuEventCreate", code)?;
-        Ok(Self { shared: Arc::clone(shared), event })
+        let mut event = std::ptr::null_mut();
+        let into = &raw mut event;
+        // SAFETY: it writes a handle through a pointer to one.
+        shared.must(|driver| unsafe { call!(driver, cuEventCreate(into, FLAGS)) })?;
+        Ok(Self { shared: Arc::clone(shared), event: Handle(event) })
     }
 
     /// Records it; the context is entered.
-    pub(super) fn record(&self, stream: Handle) -> Result<(), DeviceError> {
+    pub(super) fn record(&self, stream: StreamHandle) -> Result<(), DeviceError> {
+        let functions = self.shared.functions();
         // SAFETY: both handles are alive.
-        let code = unsafe { (self.shared.functions().event_record)(self.event, stream) };
-        self.shared.check("cuEventRecord", code)
+        self.shared.check(unsafe { call!(functions, cuEventRecord(self.event.0, stream.0)) })
     }
 }
 
 impl Drop for TimedEvent {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: created once, destroyed once.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().event_destroy)(self.event) };
-        }
+        // SAFETY: created once, destroyed once.
+        self.shared.release(|driver| unsafe { call!(driver, cuEventDestroy_v2(self.event.0)) });
     }
 }
 
@@ -66,13 +63,14 @@ impl CudaMark {
     pub fn since(&self, earlier: &Self, deadline: Instant) -> Result<Duration, DeviceError> {
         earlier.passed.wait(deadline)?;
         self.passed.wait(deadline)?;
-        let shared = &self.point.shared;
-        let _entered = shared.enter()?;
+        let (start, end) = (earlier.point.event.0, self.point.event.0);
         let mut ms = 0.0;
-        // SAFETY: writes a number through a pointer to one; both events are alive and were recorded.
-        let code =
-            unsafe { (shared.functions().event_elapsed)(&raw mut ms, earlier.point.event, self.point.event) };
-        shared.check("cuEventElapsedTime", code)?;
+        let into = &raw mut ms;
+        self.point.shared.must(|driver| {
+            // SAFETY: it writes a number through a pointer to one; both events are alive and were
+            // recorded.
+            unsafe { call!(driver, cuEventElapsedTime(into, start, end)) }
+        })?;
         Ok(Duration::try_from_secs_f64(f64::from(ms) / 1e3).unwrap_or_default())
     }
 }

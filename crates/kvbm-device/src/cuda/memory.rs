@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::driver::OUT_OF_MEMORY;
+use super::functions::call;
+use super::functions::sys::CUresult;
 use super::{GRANULARITY, Shared};
 use crate::{DeviceError, DeviceMemory, Owner};
 
@@ -14,11 +15,8 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // A context that cannot be entered is dead, and its memory with it.
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: allocated once, freed once; work on it held this owner until it was complete.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().memory_free)(self.base) };
-        }
+        // SAFETY: allocated once, freed once; work on it held this owner until it was complete.
+        self.shared.release(|driver| unsafe { call!(driver, cuMemFree_v2(self.base)) });
     }
 }
 
@@ -36,15 +34,14 @@ pub(super) fn allocate(shared: &Arc<Shared>, len: u64, alignment: u64) -> Result
     let Some(asked) = asked.and_then(|asked| usize::try_from(asked).ok()) else {
         return Err(out_of_memory(shared, len));
     };
-    let entered = shared.enter()?;
     let mut base = 0;
-    // SAFETY: writes an address through a pointer to one.
-    let code = unsafe { (shared.functions().memory_alloc)(&raw mut base, asked) };
-    drop(entered);
-    if code == OUT_OF_MEMORY {
+    let into = &raw mut base;
+    // SAFETY: it writes an address through a pointer to one.
+    let result = shared.in_context(|driver| unsafe { call!(driver, cuMemAlloc_v2(into, asked)) })?;
+    if result.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
         return Err(out_of_memory(shared, len));
     }
-    shared.check("cuMemAlloc", code)?;
+    shared.check(result)?;
     let owner: Owner = Arc::new(Allocation { shared: Arc::clone(shared), base });
     let address = base.next_multiple_of(alignment);
     // SAFETY: the range lies inside the allocation, which the owner frees when it goes.
@@ -74,12 +71,14 @@ impl Shared {
     pub(super) fn range_of(&self, address: u64, len: u64) -> Result<(u64, u64), DeviceError> {
         let unknown =
             |nearest: String| Err(DeviceError::UnknownMemory { device: self.id, address, len, nearest });
-        let entered = self.enter()?;
         let (mut base, mut size) = (0, 0_usize);
-        // SAFETY: writes numbers through pointers to them; an address that is not memory is an error.
-        let code = unsafe { (self.functions().memory_range)(&raw mut base, &raw mut size, address) };
-        drop(entered);
-        if let Err(error) = self.check("cuMemGetAddressRange", code) {
+        let into = (&raw mut base, &raw mut size);
+        let result = self.in_context(|driver| {
+            // SAFETY: it writes numbers through pointers to them. An address that is not memory of
+            // the device is an error.
+            unsafe { call!(driver, cuMemGetAddressRange_v2(into.0, into.1, address)) }
+        })?;
+        if let Err(error) = self.check(result) {
             return unknown(error.to_string());
         }
         let end = base.saturating_add(size as u64);

@@ -8,9 +8,11 @@
 //! - *Copies* go to the driver many at a time where it takes that, else one by one ([`CopyEngine`]).
 //! - *Host memory* is registered in parts on several threads; copies are divided where the parts meet.
 
+mod codes;
 mod copies;
 mod driver;
 mod event;
+mod functions;
 mod mark;
 mod memory;
 mod module;
@@ -20,7 +22,7 @@ mod stream;
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,7 +36,8 @@ use crate::{
 
 pub use copies::CopyEngine;
 pub use driver::{CudaDriver, CudaUnavailable};
-use driver::{Functions, Handle};
+use functions::sys::CUdevice_attribute;
+use functions::{CallResult, ContextHandle, EventHandle, Functions, Handle, StreamHandle, call};
 pub use mark::CudaMark;
 pub use module::{CudaFunction, CudaLaunch, CudaModule};
 pub use pinning::PinParts;
@@ -43,13 +46,6 @@ pub use stream::CudaStream;
 
 /// Most operations queued on a stream.
 const QUEUE_LIMIT: usize = 1024;
-
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
-const MULTIPROCESSORS: c_int = 16;
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`
-const CAPABILITY_MAJOR: c_int = 75;
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`
-const CAPABILITY_MINOR: c_int = 76;
 
 /// Bytes that the driver aligns every allocation to.
 const GRANULARITY: u64 = 256;
@@ -66,7 +62,7 @@ struct Shared {
     id: DeviceId,
     handle: c_int,
     /// The device's primary context: the one that the engine's frameworks use too.
-    context: Handle,
+    context: Option<ContextHandle>,
     name: String,
     total_bytes: u64,
     /// Host addresses where two registrations meet.
@@ -87,7 +83,7 @@ impl CudaDevice {
             driver: Arc::clone(driver),
             id,
             handle: 0,
-            context: 0,
+            context: None,
             name: String::new(),
             total_bytes: 0,
             seams: RwLock::default(),
@@ -127,7 +123,7 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn multiprocessors(&self) -> Result<u32, DeviceError> {
-        self.shared.attribute(MULTIPROCESSORS)
+        self.shared.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
     }
 
     /// Compute capability: 9 and 0 for H100 and H200.
@@ -135,7 +131,11 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn compute_capability(&self) -> Result<(u32, u32), DeviceError> {
-        Ok((self.shared.attribute(CAPABILITY_MAJOR)?, self.shared.attribute(CAPABILITY_MINOR)?))
+        let [major, minor] = [
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        ];
+        Ok((self.shared.attribute(major)?, self.shared.attribute(minor)?))
     }
 
     /// Loads an image of kernels: a fatbin, a cubin or PTX.
@@ -189,10 +189,8 @@ impl CudaDevice {
         let Some(recorded) = event.recorded(deadline)? else {
             return Err(DeviceError::Abandoned { what: "what an engine's stream was to wait for" });
         };
-        let _entered = self.shared.enter()?;
         // SAFETY: the event is alive; the caller answers for the stream.
-        let code = unsafe { (self.shared.functions().stream_wait_event)(stream, recorded, 0) };
-        self.shared.check("cuStreamWaitEvent", code)
+        unsafe { self.shared.stream_wait(StreamHandle::from_engine(stream), recorded) }
     }
 }
 
@@ -200,33 +198,38 @@ impl Shared {
     fn fill_in(&mut self, ordinal: c_int) -> Result<(), DeviceError> {
         let driver = Arc::clone(&self.driver);
         let functions = driver.functions();
-        // SAFETY: writes a number through a pointer to one.
-        let code = unsafe { (functions.device_get)(&raw mut self.handle, ordinal) };
-        self.check("cuDeviceGet", code)?;
-        let mut name = [0_u8; 256];
-        // SAFETY: writes at most as many bytes as it is told there are, a NUL among them.
-        let code = unsafe { (functions.device_name)(name.as_mut_ptr().cast(), 256, self.handle) };
-        self.check("cuDeviceGetName", code)?;
-        self.name =
-            String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned();
+        let handle = &raw mut self.handle;
+        // SAFETY: it writes a number through a pointer to one.
+        self.check(unsafe { call!(functions, cuDeviceGet(handle, ordinal)) })?;
+        self.name = self.text(|text, bytes| {
+            // SAFETY: it writes at most as many bytes as it is told there are, a NUL among them.
+            unsafe { call!(functions, cuDeviceGetName(text, bytes, self.handle)) }
+        })?;
         let mut total = 0_usize;
-        // SAFETY: writes a number through a pointer to one.
-        let code = unsafe { (functions.device_total)(&raw mut total, self.handle) };
-        self.check("cuDeviceTotalMem", code)?;
+        // SAFETY: it writes a number through a pointer to one.
+        self.check(unsafe { call!(functions, cuDeviceTotalMem_v2(&raw mut total, self.handle)) })?;
         self.total_bytes = total as u64;
-        let mut context = 0;
-        // SAFETY: writes a handle through a pointer to one.
-        let code = unsafe { (functions.context_retain)(&raw mut context, self.handle) };
-        self.check("cuDevicePrimaryCtxRetain", code)?;
-        self.context = context;
+        let mut context = std::ptr::null_mut();
+        let retained = &raw mut context;
+        // SAFETY: it writes a handle through a pointer to one.
+        self.check(unsafe { call!(functions, cuDevicePrimaryCtxRetain(retained, self.handle)) })?;
+        self.context = Some(Handle(context));
         Ok(())
     }
 
-    fn attribute(&self, attribute: c_int) -> Result<u32, DeviceError> {
+    /// A text of at most 255 bytes, which `write` writes to an address with room for so many bytes.
+    fn text(&self, write: impl FnOnce(*mut c_char, c_int) -> CallResult) -> Result<String, DeviceError> {
+        let mut text = [0_u8; 256];
+        self.check(write(text.as_mut_ptr().cast(), 256))?;
+        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn attribute(&self, attribute: CUdevice_attribute) -> Result<u32, DeviceError> {
         let mut value = 0;
-        // SAFETY: writes a number through a pointer to one.
-        let code = unsafe { (self.functions().device_attribute)(&raw mut value, attribute, self.handle) };
-        self.check("cuDeviceGetAttribute", code)?;
+        let (functions, into) = (self.functions(), &raw mut value);
+        // SAFETY: it writes a number through a pointer to one.
+        self.check(unsafe { call!(functions, cuDeviceGetAttribute(into, attribute, self.handle)) })?;
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
@@ -234,37 +237,64 @@ impl Shared {
         self.driver.functions()
     }
 
-    fn check(&self, call: &'static str, code: c_int) -> Result<(), DeviceError> {
-        if code == 0 { Ok(()) } else { Err(self.error(call, code)) }
-    }
-
-    fn error(&self, call: &'static str, code: c_int) -> DeviceError {
-        let way_out = driver::way_out(code);
-        DeviceError::Driver { device: self.id, call, code, name: self.driver.name_of(code), way_out }
+    fn check(&self, result: CallResult) -> Result<(), DeviceError> {
+        let CallResult { call, code } = result;
+        if code == 0 {
+            return Ok(());
+        }
+        let (call, way_out) = (call.trim_end_matches("_v2"), codes::way_out(code));
+        Err(DeviceError::Driver { device: self.id, call, code, name: self.driver.name_of(code), way_out })
     }
 
     /// Makes the device's context that of this thread, until the returned guard is dropped.
     fn enter(&self) -> Result<Entered<'_>, DeviceError> {
+        let context = self.context.map_or(std::ptr::null_mut(), |context| context.0);
         // SAFETY: the context is retained while this lives.
-        let code = unsafe { (self.functions().context_push)(self.context) };
-        self.check("cuCtxPushCurrent", code)?;
+        self.check(unsafe { call!(self.functions(), cuCtxPushCurrent_v2(context)) })?;
         Ok(Entered { shared: self })
     }
 
-    fn free_bytes(&self) -> Result<u64, DeviceError> {
+    /// Makes a call in the device's context.
+    fn in_context(&self, make: impl FnOnce(&Functions) -> CallResult) -> Result<CallResult, DeviceError> {
         let _entered = self.enter()?;
+        Ok(make(self.functions()))
+    }
+
+    /// Makes a call in the device's context, which must succeed.
+    fn must(&self, make: impl FnOnce(&Functions) -> CallResult) -> Result<(), DeviceError> {
+        self.check(self.in_context(make)?)
+    }
+
+    /// Gives something back to the driver. A context that cannot be entered is dead, and what was
+    /// in it is gone; a call that fails leaves nothing to do.
+    fn release(&self, make: impl FnOnce(&Functions) -> CallResult) {
+        let _nothing_to_do = self.in_context(make);
+    }
+
+    /// Lets a stream wait on the device for an event.
+    ///
+    /// # Safety
+    /// The stream and the event are alive.
+    unsafe fn stream_wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), DeviceError> {
+        // SAFETY: the caller keeps both alive.
+        self.must(|driver| unsafe { call!(driver, cuStreamWaitEvent(stream.0, event.0, 0)) })
+    }
+
+    fn free_bytes(&self) -> Result<u64, DeviceError> {
         let (mut free, mut total) = (0_usize, 0_usize);
-        // SAFETY: writes numbers through pointers to them.
-        let code = unsafe { (self.functions().memory_info)(&raw mut free, &raw mut total) };
-        self.check("cuMemGetInfo", code).map(|()| free as u64)
+        let into = (&raw mut free, &raw mut total);
+        // SAFETY: it writes numbers through pointers to them.
+        self.must(|driver| unsafe { call!(driver, cuMemGetInfo_v2(into.0, into.1)) })?;
+        Ok(free as u64)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.context != 0 {
-            // SAFETY: retained once when the device was opened, and nothing of it is in use any more.
-            let _nothing_to_do_about_it = unsafe { (self.functions().context_release)(self.handle) };
+        if self.context.is_some() {
+            // SAFETY: it was retained once, and nothing in it is in use any more.
+            let _nothing_to_do =
+                unsafe { call!(self.functions(), cuDevicePrimaryCtxRelease_v2(self.handle)) };
         }
     }
 }
@@ -276,9 +306,10 @@ struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut context = 0;
-        // SAFETY: what was pushed on this thread is popped on it; a guard does not leave its thread.
-        let _nothing_to_do_about_it = unsafe { (self.shared.functions().context_pop)(&raw mut context) };
+        let mut context = std::ptr::null_mut();
+        let functions = self.shared.functions();
+        // SAFETY: it was pushed on this thread, which the guard does not leave.
+        let _nothing_to_do = unsafe { call!(functions, cuCtxPopCurrent_v2(&raw mut context)) };
     }
 }
 

@@ -5,25 +5,25 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Shared;
-use super::driver::Handle;
+use super::functions::{Handle, StreamHandle, call, sys};
 use crate::DeviceError;
 
-/// `CU_LAUNCH_PARAM_BUFFER_POINTER`
-const ARGUMENT: usize = 1;
-/// `CU_LAUNCH_PARAM_BUFFER_SIZE`
-const ARGUMENT_BYTES: usize = 2;
+/// The next entry of a launch's list is the address of the argument.
+const ARGUMENT: usize = sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize;
+/// The next entry of a launch's list is the address of the argument's length in bytes.
+const ARGUMENT_BYTES: usize = sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize;
 
 /// A loaded image; unloaded when it and all its functions are dropped.
 pub struct CudaModule {
     shared: Arc<Shared>,
-    module: Handle,
+    module: Handle<sys::CUmod_st>,
 }
 
 /// A kernel of a module.
 #[derive(Clone)]
 pub struct CudaFunction {
     module: Arc<CudaModule>,
-    function: Handle,
+    function: Handle<sys::CUfunc_st>,
 }
 
 /// How a kernel is launched: one-dimensional, with one argument by value.
@@ -50,13 +50,11 @@ impl CudaModule {
             whole[..bytes.len()].copy_from_slice(bytes);
             *word = u64::from_ne_bytes(whole);
         }
-        let entered = shared.enter()?;
-        let mut module = 0;
-        // SAFETY: the caller has a whole image, which is not needed any more after this.
-        let code = unsafe { (shared.functions().module_load)(&raw mut module, aligned.as_ptr().cast()) };
-        drop(entered);
-        shared.check("cuModuleLoadData", code)?;
-        Ok(Self { shared: Arc::clone(shared), module })
+        let mut module = std::ptr::null_mut();
+        let (into, image) = (&raw mut module, aligned.as_ptr().cast());
+        // SAFETY: the caller has a whole image, which the driver does not need after the call.
+        shared.must(|driver| unsafe { call!(driver, cuModuleLoadData(into, image)) })?;
+        Ok(Self { shared: Arc::clone(shared), module: Handle(module) })
     }
 
     /// The kernel of this name.
@@ -64,24 +62,20 @@ impl CudaModule {
     /// # Errors
     /// [`DeviceError::Driver`] if there is none.
     pub fn function(self: &Arc<Self>, name: &CStr) -> Result<CudaFunction, DeviceError> {
-        let entered = self.shared.enter()?;
-        let mut function = 0;
-        // SAFETY: the module is loaded, the name ends with NUL.
-        let code = unsafe {
-            (self.shared.functions().module_function)(&raw mut function, self.module, name.as_ptr())
-        };
-        drop(entered);
-        self.shared.check("cuModuleGetFunction", code)?;
-        Ok(CudaFunction { module: Arc::clone(self), function })
+        let mut function = std::ptr::null_mut();
+        let (into, name) = (&raw mut function, name.as_ptr());
+        self.shared.must(|driver| {
+            // SAFETY: the module is loaded, the name ends with NUL.
+            unsafe { call!(driver, cuModuleGetFunction(into, self.module.0, name)) }
+        })?;
+        Ok(CudaFunction { module: Arc::clone(self), function: Handle(function) })
     }
 }
 
 impl Drop for CudaModule {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: loaded once, unloaded once; launches hold it until they are complete.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().module_unload)(self.module) };
-        }
+        // SAFETY: loaded once, unloaded once; launches hold it until they are complete.
+        self.shared.release(|driver| unsafe { call!(driver, cuModuleUnload(self.module.0)) });
     }
 }
 
@@ -101,7 +95,7 @@ impl CudaFunction {
     ///
     /// # Safety
     /// The argument is the kernel's, and the memory that it leads to is as the kernel needs it until the launch is complete.
-    pub(super) unsafe fn issue(&self, launch: &CudaLaunch, stream: Handle) -> Result<(), DeviceError> {
+    pub(super) unsafe fn issue(&self, launch: &CudaLaunch, stream: StreamHandle) -> Result<(), DeviceError> {
         let mut size = launch.argument.len();
         let mut extra: [*mut c_void; 5] = [
             std::ptr::without_provenance_mut(ARGUMENT),
@@ -113,11 +107,15 @@ impl CudaFunction {
         let shared = &self.module.shared;
         let (grid, threads, bytes) = (launch.grid, launch.threads, launch.shared_bytes);
         let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
-        // SAFETY: function and stream are alive, the argument is read during the call; the caller answers for its meaning.
-        let code = unsafe {
-            (shared.functions().launch)(self.function, grid, 1, 1, threads, 1, 1, bytes, stream, none, extra)
-        };
-        shared.check("cuLaunchKernel", code)
+        let (function, stream) = (self.function.0, stream.0);
+        // SAFETY: function and stream are alive, and the driver copies the argument during the
+        // call. The caller answers for its meaning.
+        shared.check(unsafe {
+            call!(
+                shared.functions(),
+                cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, bytes, stream, none, extra)
+            )
+        })
     }
 }
 

@@ -1,18 +1,16 @@
 //! Host memory that a GPU reaches: page-locked and registered, in parts on several threads, since the system has to find and
 //! lock every page of it.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::driver::{ALREADY_REGISTERED, OUT_OF_MEMORY};
+use super::functions::call;
+use super::functions::sys::{CU_MEMHOSTREGISTER_PORTABLE, CUresult};
 use super::{CudaDevice, Shared};
 use crate::{DeviceError, HostRegion, PinnedHost};
-
-/// `CU_MEMHOSTREGISTER_PORTABLE`: page-locked for every context.
-const PORTABLE: u32 = 1;
 
 /// How host memory is divided to be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +37,10 @@ struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            let start = std::ptr::with_exposed_provenance_mut::<c_void>(self.start as usize);
-            // SAFETY: registered once, unregistered once; still mapped, since `PinnedHost` holds the region longer.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().host_unregister)(start) };
-        }
+        let start = std::ptr::with_exposed_provenance_mut::<c_void>(self.start as usize);
+        // SAFETY: registered once, unregistered once; still mapped, since `PinnedHost` holds the
+        // region longer.
+        self.shared.release(|driver| unsafe { call!(driver, cuMemHostUnregister(start)) });
     }
 }
 
@@ -140,28 +137,29 @@ fn register_all(
 
 fn register(shared: &Arc<Shared>, start: u64, len: u64) -> Result<Registration, DeviceError> {
     let pages = std::ptr::with_exposed_provenance_mut::<c_void>(start as usize);
-    let entered = shared.enter()?;
-    // SAFETY: the pages of the region are mapped, and stay so until `PinnedHost` lets go of it.
-    let code = unsafe { (shared.functions().host_register)(pages, len as usize, PORTABLE) };
-    drop(entered);
-    match code {
-        ALREADY_REGISTERED => return Err(DeviceError::AlreadyPinned { address: start, len }),
-        OUT_OF_MEMORY => return Err(DeviceError::PinLimit { asked: len, limit: lock_limit() }),
-        code => shared.check("cuMemHostRegister", code)?,
+    let result = shared.in_context(|driver| {
+        // Page-locked for every context of the process.
+        let flags = CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: the pages of the region are mapped, and stay so until `PinnedHost` drops it.
+        unsafe { call!(driver, cuMemHostRegister_v2(pages, len as usize, flags)) }
+    })?;
+    if result.is(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
+        return Err(DeviceError::AlreadyPinned { address: start, len });
     }
+    if result.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
+        return Err(DeviceError::PinLimit { asked: len, limit: lock_limit() });
+    }
+    shared.check(result)?;
     Ok(Registration { shared: Arc::clone(shared), start })
 }
 
 /// As the system tells of the device's place on the bus; -1 there means that there is only one node.
 pub(super) fn numa_node(shared: &Shared) -> Option<u32> {
-    let mut name = [0_u8; 32];
-    let length = i32::try_from(name.len()).ok()?;
-    // SAFETY: writes at most as many bytes as it is told there are, a NUL among them.
-    let code =
-        unsafe { (shared.functions().device_bus)(name.as_mut_ptr().cast::<c_char>(), length, shared.handle) };
-    shared.check("cuDeviceGetPCIBusId", code).ok()?;
-    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-    let name = std::str::from_utf8(name).ok()?.to_lowercase();
+    let name = shared.text(|text, bytes| {
+        // SAFETY: it writes at most as many bytes as it is told there are, a NUL among them.
+        unsafe { call!(shared.functions(), cuDeviceGetPCIBusId(text, bytes, shared.handle)) }
+    });
+    let name = name.ok()?.to_lowercase();
     let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{name}/numa_node")).ok()?;
     text.trim().parse().ok()
 }

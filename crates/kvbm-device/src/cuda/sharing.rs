@@ -2,28 +2,24 @@
 //! legacy IPC handle; memory that was created and mapped on its own has a file descriptor, or a handle that is good on
 //! every node of a fabric, whichever it was created for.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::driver::{Access, Handle, Opaque, Properties};
+use super::functions::call;
+use super::functions::sys::{
+    CUdevice_attribute, CUipcMem_flags, CUipcMemHandle, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
+    CUmemLocationType, CUresult,
+};
 use super::{CudaDevice, Shared};
 use crate::{DeviceError, DeviceMemory, Owner};
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
-const POSIX_FD: c_int = 1;
-/// `CU_MEM_HANDLE_TYPE_FABRIC`
-const FABRIC: c_int = 8;
-/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`
-const POSIX_FD_SUPPORTED: c_int = 103;
-/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED`
-const FABRIC_SUPPORTED: c_int = 128;
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
-const LAZY_PEER_ACCESS: u32 = 1;
-/// `CU_MEM_LOCATION_TYPE_DEVICE`
-const ON_DEVICE: c_int = 1;
-/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
-const READ_WRITE: c_int = 3;
+const POSIX_FD: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
 
 /// What another process opens memory by.
 #[derive(Debug)]
@@ -52,15 +48,13 @@ pub struct SharedMemory {
 /// Physical memory, released when dropped. What is mapped of it stays.
 struct Object {
     shared: Arc<Shared>,
-    handle: Handle,
+    handle: CUmemGenericAllocationHandle,
 }
 
 impl Drop for Object {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: created, imported or retained once, released once.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().object_release)(self.handle) };
-        }
+        // SAFETY: created, imported or retained once, released once.
+        self.shared.release(|driver| unsafe { call!(driver, cuMemRelease(self.handle)) });
     }
 }
 
@@ -73,11 +67,9 @@ struct Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: reserved once, freed once; what was mapped there is unmapped before.
-            let _nothing_to_do_about_it =
-                unsafe { (self.shared.functions().addresses_free)(self.start, self.len) };
-        }
+        let Self { shared, start, len } = self;
+        // SAFETY: reserved once, freed once; what was mapped there is unmapped before.
+        shared.release(|driver| unsafe { call!(driver, cuMemAddressFree(*start, *len)) });
     }
 }
 
@@ -90,10 +82,8 @@ struct Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         let Addresses { shared, start, len } = &self.addresses;
-        if let Ok(_entered) = shared.enter() {
-            // SAFETY: mapped once, unmapped once; work on it held this owner until it was complete.
-            let _nothing_to_do_about_it = unsafe { (shared.functions().object_unmap)(*start, *len) };
-        }
+        // SAFETY: mapped once, unmapped once; work on it held this owner until it was complete.
+        shared.release(|driver| unsafe { call!(driver, cuMemUnmap(*start, *len)) });
     }
 }
 
@@ -105,10 +95,8 @@ struct Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: opened once, closed once; work on it held this owner until it was complete.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().handle_close)(self.base) };
-        }
+        // SAFETY: opened once, closed once; work on it held this owner until it was complete.
+        self.shared.release(|driver| unsafe { call!(driver, cuIpcCloseMemHandle(self.base)) });
     }
 }
 
@@ -123,11 +111,15 @@ impl CudaDevice {
         let (kind, attribute, operation) = if fabric {
             (
                 FABRIC,
-                FABRIC_SUPPORTED,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
                 "handles of a fabric between nodes (it needs NVLink switches and IMEX)",
             )
         } else {
-            (POSIX_FD, POSIX_FD_SUPPORTED, "sharing memory by file descriptors")
+            (
+                POSIX_FD,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                "sharing memory by file descriptors",
+            )
         };
         if len == 0 {
             let rule = "an allocation needs at least one byte";
@@ -136,29 +128,32 @@ impl CudaDevice {
         if shared.attribute(attribute)? == 0 {
             return Err(DeviceError::Unsupported { device: shared.name.clone(), operation });
         }
-        let wanted = Properties {
-            kind: 1,
-            handles: kind,
-            location: [ON_DEVICE, shared.handle],
-            ..Properties::default()
+        let wanted = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: kind,
+            location: shared.location(),
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
         };
-        let mut granularity = 0_usize;
-        let (unit, properties) = (&raw mut granularity, &raw const wanted);
-        // SAFETY: writes a number through a pointer to one; the properties are read during the call.
-        let code = unsafe { (shared.functions().object_granularity)(unit, properties, 0) };
-        shared.check("cuMemGetAllocationGranularity", code)?;
+        let (mut granularity, mut handle) = (0_usize, 0);
+        let (unit, created, properties) = (&raw mut granularity, &raw mut handle, &raw const wanted);
+        let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let functions = shared.functions();
+        // SAFETY: it writes a number through a pointer to one, and reads the properties.
+        shared.check(unsafe { call!(functions, cuMemGetAllocationGranularity(unit, properties, least)) })?;
         let bytes = len.checked_next_multiple_of(granularity.max(1) as u64);
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(DeviceError::Invalid {
             what: "length",
             value: len,
             rule: "it must fit the address space",
         })?;
-        let entered = shared.enter()?;
-        let mut handle = 0;
-        // SAFETY: writes a handle through a pointer to one; the properties are read during the call.
-        let code = unsafe { (shared.functions().object_create)(&raw mut handle, bytes, properties, 0) };
-        drop(entered);
-        shared.check("cuMemCreate", code)?;
+        // SAFETY: it writes a handle through a pointer to one, and reads the properties.
+        shared.must(|driver| unsafe { call!(driver, cuMemCreate(created, bytes, properties, 0)) })?;
         let object = Object { shared: Arc::clone(shared), handle };
         let mapped = map(shared, object, bytes)?;
         let address = mapped.addresses.start;
@@ -182,12 +177,11 @@ impl CudaDevice {
         let via = if let Some(object) = object_at(shared, base)? {
             export(shared, &object)?
         } else {
-            let mut handle = Opaque([0; 64]);
-            let _entered = shared.enter()?;
-            // SAFETY: writes 64 bytes through a pointer to as many.
-            let code = unsafe { (shared.functions().handle_of)(&raw mut handle, base) };
-            shared.check("cuIpcGetMemHandle", code)?;
-            SharedVia::Legacy(handle.0)
+            let mut handle = CUipcMemHandle { reserved: [0; 64] };
+            let into = &raw mut handle;
+            // SAFETY: it writes a handle through a pointer to one.
+            shared.must(|driver| unsafe { call!(driver, cuIpcGetMemHandle(into, base)) })?;
+            SharedVia::Legacy(handle.reserved.map(c_char::cast_unsigned))
         };
         Ok(SharedMemory { via, whole, offset, len: memory.len() })
     }
@@ -211,14 +205,14 @@ impl CudaDevice {
         };
         let (base, owner): (u64, Owner) = match via {
             SharedVia::Legacy(handle) => {
-                let entered = shared.enter()?;
+                let handle = CUipcMemHandle { reserved: handle.map(u8::cast_signed) };
+                let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
                 let mut base = 0;
-                // SAFETY: writes an address through a pointer to one.
-                let code = unsafe {
-                    (shared.functions().handle_open)(&raw mut base, Opaque(*handle), LAZY_PEER_ACCESS)
-                };
-                drop(entered);
-                shared.check("cuIpcOpenMemHandle", code)?;
+                let into = &raw mut base;
+                shared.must(|driver| {
+                    // SAFETY: it writes an address through a pointer to one.
+                    unsafe { call!(driver, cuIpcOpenMemHandle_v2(into, handle, flags)) }
+                })?;
                 (base, Arc::new(Opened { shared: Arc::clone(shared), base }))
             }
             SharedVia::Descriptor(file) => {
@@ -240,72 +234,91 @@ impl CudaDevice {
 
 /// The physical memory that is mapped at an address; `None` for memory that is not made that way.
 fn object_at(shared: &Arc<Shared>, address: u64) -> Result<Option<Object>, DeviceError> {
-    let _entered = shared.enter()?;
-    let mut handle = 0;
     let at = std::ptr::without_provenance_mut::<c_void>(address as usize);
-    // SAFETY: writes a handle through a pointer to one; the address is only looked up.
-    let code = unsafe { (shared.functions().object_at)(&raw mut handle, at) };
-    // CUDA_ERROR_INVALID_VALUE: there is no such memory here.
-    if code == 1 {
+    let mut handle = 0;
+    let into = &raw mut handle;
+    let result = shared.in_context(|driver| {
+        // SAFETY: it writes a handle through a pointer to one, and only looks the address up.
+        unsafe { call!(driver, cuMemRetainAllocationHandle(into, at)) }
+    })?;
+    // There is no such memory here.
+    if result.is(CUresult::CUDA_ERROR_INVALID_VALUE) {
         return Ok(None);
     }
-    shared.check("cuMemRetainAllocationHandle", code)?;
+    shared.check(result)?;
     Ok(Some(Object { shared: Arc::clone(shared), handle }))
 }
 
 /// A handle of the kind that the memory was created for; one for the fabric if it has both.
 fn export(shared: &Arc<Shared>, object: &Object) -> Result<SharedVia, DeviceError> {
-    let _entered = shared.enter()?;
-    let mut properties = Properties::default();
-    // SAFETY: writes a structure through a pointer to one.
-    let code = unsafe { (shared.functions().object_properties)(&raw mut properties, object.handle) };
-    shared.check("cuMemGetAllocationPropertiesFromHandle", code)?;
+    // Not read as a whole: a newer driver may name a kind of place that the bindings do not know.
+    let mut properties = MaybeUninit::<CUmemAllocationProp>::zeroed();
+    let into = properties.as_mut_ptr();
+    shared.must(|driver| {
+        // SAFETY: it writes a structure through a pointer to one.
+        unsafe { call!(driver, cuMemGetAllocationPropertiesFromHandle(into, object.handle)) }
+    })?;
+    // SAFETY: the field is inside the structure, and every number is one of its values.
+    let kinds = unsafe { (*into).requestedHandleTypes };
     let mut bytes = [0_u8; 64];
     let mut file: c_int = -1;
-    let (kind, into) = if properties.handles & FABRIC != 0 {
+    let (kind, into) = if kinds.0 & FABRIC.0 != 0 {
         (FABRIC, bytes.as_mut_ptr().cast::<c_void>())
-    } else if properties.handles & POSIX_FD != 0 {
+    } else if kinds.0 & POSIX_FD.0 != 0 {
         (POSIX_FD, (&raw mut file).cast())
     } else {
         let operation =
             "sharing memory that was created without a handle to share it by; allocate it for sharing";
         return Err(DeviceError::Unsupported { device: shared.name.clone(), operation });
     };
-    // SAFETY: writes what this kind of handle is, for which there is room.
-    let code = unsafe { (shared.functions().object_export)(into, object.handle, kind.unsigned_abs(), 0) };
-    shared.check("cuMemExportToShareableHandle", code)?;
+    shared.must(|driver| {
+        // SAFETY: it writes a handle of this kind, for which there is room.
+        unsafe { call!(driver, cuMemExportToShareableHandle(into, object.handle, kind, 0)) }
+    })?;
     if kind == FABRIC {
         return Ok(SharedVia::Fabric(bytes));
     }
-    // SAFETY: the driver made the descriptor for whoever exports, who closes it.
+    // SAFETY: the driver opened the descriptor for the caller, who closes it.
     Ok(SharedVia::Descriptor(unsafe { OwnedFd::from_raw_fd(file) }))
 }
 
-fn import(shared: &Arc<Shared>, handle: *mut c_void, kind: c_int) -> Result<Object, DeviceError> {
-    let _entered = shared.enter()?;
+fn import(
+    shared: &Arc<Shared>,
+    handle: *mut c_void,
+    kind: CUmemAllocationHandleType,
+) -> Result<Object, DeviceError> {
     let mut object = 0;
-    // SAFETY: writes a handle through a pointer to one; what the other one is, its kind says.
-    let code = unsafe { (shared.functions().object_import)(&raw mut object, handle, kind.unsigned_abs()) };
-    shared.check("cuMemImportFromShareableHandle", code)?;
+    let into = &raw mut object;
+    shared.must(|driver| {
+        // SAFETY: it writes a handle through a pointer to one; the other one is of this kind.
+        unsafe { call!(driver, cuMemImportFromShareableHandle(into, handle, kind)) }
+    })?;
     Ok(Object { shared: Arc::clone(shared), handle: object })
 }
 
 /// Maps physical memory at addresses of its own, for this device.
 fn map(shared: &Arc<Shared>, object: Object, len: usize) -> Result<Mapped, DeviceError> {
-    let _entered = shared.enter()?;
-    let functions = shared.functions();
     let mut start = 0;
-    // SAFETY: writes an address through a pointer to one.
-    let code = unsafe { (functions.addresses_reserve)(&raw mut start, len, 0, 0, 0) };
-    shared.check("cuMemAddressReserve", code)?;
+    let into = &raw mut start;
+    // SAFETY: it writes an address through a pointer to one.
+    shared.must(|driver| unsafe { call!(driver, cuMemAddressReserve(into, len, 0, 0, 0)) })?;
     let addresses = Addresses { shared: Arc::clone(shared), start, len };
     // SAFETY: the addresses are reserved and nothing is mapped there.
-    let code = unsafe { (functions.object_map)(start, len, 0, object.handle, 0) };
-    shared.check("cuMemMap", code)?;
+    shared.must(|driver| unsafe { call!(driver, cuMemMap(start, len, 0, object.handle, 0)) })?;
     let mapped = Mapped { addresses, _object: object };
-    let access = Access { location: [ON_DEVICE, shared.handle], flags: READ_WRITE };
-    // SAFETY: the range was mapped above; the description is read during the call.
-    let code = unsafe { (functions.set_access)(start, len, &raw const access, 1) };
-    shared.check("cuMemSetAccess", code)?;
+    let access = CUmemAccessDesc {
+        location: shared.location(),
+        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    let access = &raw const access;
+    // SAFETY: the range was mapped above; the driver reads the description during the call.
+    shared.must(|driver| unsafe { call!(driver, cuMemSetAccess(start, len, access, 1)) })?;
     Ok(mapped)
+}
+
+impl Shared {
+    /// This device as a place of memory.
+    fn location(&self) -> CUmemLocation {
+        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.handle }
+    }
 }

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::codes::is_fatal;
 use super::copies::CopyEngine;
-use super::driver::{Handle, is_fatal};
 use super::event::CudaEvent;
+use super::functions::sys::CUstream_flags;
+use super::functions::{EventHandle, Handle, StreamHandle, call};
 use super::mark::{CudaMark, TimedEvent};
 use super::module::{CudaFunction, CudaLaunch};
 use super::{QUEUE_LIMIT, Shared};
@@ -19,8 +21,8 @@ use crate::{
     Stream,
 };
 
-/// `CU_STREAM_NON_BLOCKING`: never waits for the legacy default stream.
-const NON_BLOCKING: u32 = 1;
+/// It never waits for the legacy default stream.
+const NON_BLOCKING: u32 = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
 
 /// A stream of a [`CudaDevice`](super::CudaDevice).
 pub struct CudaStream {
@@ -32,14 +34,14 @@ pub struct CudaStream {
 struct State {
     shared: Arc<Shared>,
     health: Health,
-    stream: Handle,
+    stream: StreamHandle,
 }
 
 enum Op {
     Work(Work, Ticket),
     Record(Ticket),
     Wait(Event),
-    WaitEngine(Handle),
+    WaitEngine(EventHandle),
 }
 
 enum Work {
@@ -78,19 +80,17 @@ impl Drop for Ticket {
 struct Issued {
     work: Option<Work>,
     ticket: Ticket,
-    event: Handle,
+    event: EventHandle,
 }
 
 impl CudaStream {
     pub(super) fn start(shared: &Arc<Shared>, name: &str) -> Result<Self, DeviceError> {
-        let entered = shared.enter()?;
-        let mut stream = 0;
-        // SAFETY: writes a handle through a pointer to one.
-        let code = unsafe { (shared.functions().stream_create)(&raw mut stream, NON_BLOCKING) };
-        drop(entered);
-        shared.check("cuStreamCreate", code)?;
+        let mut stream = std::ptr::null_mut();
+        let into = &raw mut stream;
+        // SAFETY: it writes a handle through a pointer to one.
+        shared.must(|driver| unsafe { call!(driver, cuStreamCreate(into, NON_BLOCKING)) })?;
         let health = Health::new(shared.id, name);
-        let state = Arc::new(State { shared: Arc::clone(shared), health, stream });
+        let state = Arc::new(State { shared: Arc::clone(shared), health, stream: Handle(stream) });
         let (queue, operations) = Submission::new(QUEUE_LIMIT);
         let (issued, pending) = bounded(QUEUE_LIMIT);
         let (issuer, waiter) = (Arc::clone(&state), Arc::clone(&state));
@@ -113,7 +113,9 @@ impl CudaStream {
     /// `event` is a `CUevent` of this process that is not destroyed before an event recorded behind it on this stream is
     /// complete.
     pub unsafe fn wait_engine(&self, event: usize) -> Result<(), DeviceError> {
-        self.queue.submit(&self.state.health, Op::WaitEngine(event)).map_err(|refused| refused.0)
+        self.queue
+            .submit(&self.state.health, Op::WaitEngine(EventHandle::from_engine(event)))
+            .map_err(|refused| refused.0)
     }
 
     /// Queues a launch. `owners` live until it is complete.
@@ -261,7 +263,7 @@ impl State {
         }
     }
 
-    fn issue(&self, work: Option<&Work>, ticket: &Ticket) -> Result<Handle, DeviceError> {
+    fn issue(&self, work: Option<&Work>, ticket: &Ticket) -> Result<EventHandle, DeviceError> {
         let _entered = self.shared.enter()?;
         match work {
             Some(Work::Copy(batch, engine)) => self.shared.issue_copies(batch, *engine, self.stream)?,
@@ -269,11 +271,12 @@ impl State {
             Some(Work::Fill { memory, offset, len, byte }) => {
                 let address = memory.address_of(*offset, *len)?;
                 if *len > 0 {
-                    // SAFETY: the range lies inside memory of this device, which the operation holds until it is complete.
-                    let code = unsafe {
-                        (self.shared.functions().set_bytes)(address, *byte, *len as usize, self.stream)
-                    };
-                    self.shared.check("cuMemsetD8Async", code)?;
+                    let (functions, len) = (self.shared.functions(), *len as usize);
+                    // SAFETY: the range lies inside memory of this device, which the operation holds
+                    // until it is complete.
+                    self.shared.check(unsafe {
+                        call!(functions, cuMemsetD8Async(address, *byte, len, self.stream.0))
+                    })?;
                 }
             }
             Some(Work::Launch { function, launch, .. }) => {
@@ -295,10 +298,11 @@ impl State {
 
     /// Waits until nothing of the stream runs any more; whether that is sure. In a dead context nothing does.
     fn is_idle(&self) -> bool {
-        let Ok(_entered) = self.shared.enter() else { return true };
-        // SAFETY: the stream is alive.
-        let code = unsafe { (self.shared.functions().stream_synchronize)(self.stream) };
-        code == 0 || is_fatal(code)
+        let result = self.shared.in_context(|driver| {
+            // SAFETY: the stream is alive.
+            unsafe { call!(driver, cuStreamSynchronize(self.stream.0)) }
+        });
+        result.map_or(true, |result| result.code == 0 || is_fatal(result.code))
     }
 
     /// On the device for events of CUDA streams, in this thread for all others.
@@ -323,11 +327,9 @@ impl State {
         }
     }
 
-    fn wait_on_device(&self, event: Handle) -> Result<(), DeviceError> {
-        let _entered = self.shared.enter()?;
+    fn wait_on_device(&self, event: EventHandle) -> Result<(), DeviceError> {
         // SAFETY: both handles are alive.
-        let code = unsafe { (self.shared.functions().stream_wait_event)(self.stream, event, 0) };
-        self.shared.check("cuStreamWaitEvent", code)
+        unsafe { self.shared.stream_wait(self.stream, event) }
     }
 
     /// Waits for what was issued, one after the other.
@@ -349,20 +351,16 @@ impl State {
         }
     }
 
-    fn wait_issued(&self, event: Handle) -> Result<(), DeviceError> {
-        let _entered = self.shared.enter()?;
+    fn wait_issued(&self, event: EventHandle) -> Result<(), DeviceError> {
         // SAFETY: the event is alive: its ticket holds it.
-        let code = unsafe { (self.shared.functions().event_synchronize)(event) };
-        self.shared.check("cuEventSynchronize", code)
+        self.shared.must(|driver| unsafe { call!(driver, cuEventSynchronize(event.0)) })
     }
 }
 
 impl Drop for State {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.shared.enter() {
-            // SAFETY: created once, destroyed once, after both threads.
-            let _nothing_to_do_about_it = unsafe { (self.shared.functions().stream_destroy)(self.stream) };
-        }
+        // SAFETY: created once, destroyed once, after both threads.
+        self.shared.release(|driver| unsafe { call!(driver, cuStreamDestroy_v2(self.stream.0)) });
     }
 }
 

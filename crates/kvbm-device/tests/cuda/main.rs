@@ -100,6 +100,23 @@ fn memory_that_the_driver_refuses_is_an_error_of_its_kind() {
     library.assert_nothing_is_left();
 }
 
+/// Mutation that makes it undefined behaviour: results are read as `CUresult`.
+#[test]
+fn a_result_that_the_bindings_do_not_know_is_an_error_with_its_number() {
+    const NEWER: i32 = 54_321;
+    let Some(library) = TestDriver::new() else { return };
+    library.fail(c"cuDriverGetVersion", NEWER, 0);
+    let error = open_driver(&library).unwrap_err().to_string();
+    assert!(error.contains("cuDriverGetVersion says an unknown error (54321)"), "{error}");
+    let device = open_device(&library);
+    library.fail(c"cuMemAlloc_v2", NEWER, 0);
+    let error = device.allocate(4096, 256).unwrap_err().to_string();
+    assert!(error.contains("cuMemAlloc says an unknown error (54321)"), "{error}");
+    device.allocate(4096, 256).expect("the next call succeeds");
+    drop(device);
+    library.assert_nothing_is_left();
+}
+
 /// What begins like a fatbin: the test driver asks for no more.
 const IMAGE: [u8; 12] = [0x50, 0xED, 0x55, 0xBA, 1, 0, 16, 0, 0, 0, 0, 0];
 
@@ -234,7 +251,10 @@ fn an_operation_that_goes_astray_kills_the_context_and_says_so() {
     let events = round_trip(&device, &*stream).expect("it is queued");
     let errors: Vec<_> = events.iter().filter_map(|event| event.wait(soon()).err()).collect();
     let text = errors.first().expect("the copy fails").to_string();
-    assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && text.contains("starts anew"), "{text}");
+    assert!(
+        text.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && text.contains("restart the process"),
+        "{text}"
+    );
     let error = device.create_stream("another").unwrap_err().to_string();
     assert!(error.contains("context is dead"), "{error}");
 }

@@ -1,5 +1,4 @@
 //! Who may read what the engine keeps: modes, owners and links.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use kvbm_disk::{Archive, DiskConfig, DiskEngine, EngineMode, FileAccess, OpenError, offline};
 use std::fs::{self, Permissions};

@@ -1,7 +1,6 @@
 //! Journals that are right, damaged, or lie with checksums that match (`corpus/make.py` writes them
 //! from the description of the format): each is taken for what it is, by the engine and by
 //! `offline`, without a panic and without memory that a number in it asks for.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::support::*;
 use kvbm_disk::fault::{JOURNAL_FILE, SLOT_FILE, SimMedium};

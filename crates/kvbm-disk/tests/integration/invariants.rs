@@ -1,5 +1,4 @@
 //! Invariants 1, 3 and 5 of the design, as far as the disk keeps them.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::support::*;
 use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};

@@ -1,5 +1,4 @@
 //! Moving bytes: fragments, alignment, short and failing I/O, the queue, deadlines.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::support::*;
 use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};

@@ -1,5 +1,4 @@
 //! The ring: the kernel's over a real file, and the same logic emulated over a medium that fails.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::support::*;
 use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};

@@ -1,5 +1,4 @@
 //! Damage is found by reading what nobody asked for.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::support::*;
 use kvbm_disk::fault::{Call, DiskFault, SLOT_FILE, SimMedium};

@@ -1,5 +1,4 @@
 //! Slots over several directories.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::support::*;
 use kvbm_disk::fault::{Call, DiskFault, SimMedium};

@@ -1,7 +1,5 @@
 //! No duration of a caller is beyond the clock.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use crate::support::Ring;
 use kvbm_events::{
     EventManager, EventTransport, InProcessTransport, IndexFollower, KvIndex, Payload, PublisherConfig,

@@ -1,8 +1,6 @@
 //! An index behind a transport that loses, repeats, damages and refuses equals its source again and
 //! again.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use crate::support::{Fate, Faulty, World};
 use kvbm_events::{
     EventManager, EventTransport, IndexFollower, KvIndex, PublisherConfig, Snapshot, SourceId, StreamId,

@@ -3,7 +3,6 @@
 //! one.
 
 #![cfg(feature = "zmq")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 use crate::support::{PATIENCE, Proxy, World, free_port};
 use kvbm_events::vllm::{EngineBlocks, Follower, Publishing, Worker, decode, encode};

@@ -1,7 +1,5 @@
 //! Invariant 4: whatever is lost, wherever, is noticed.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use crate::support::{Fate, Faulty, Ring};
 use kvbm_events::{
     Delivery, EventManager, EventTransport, PublisherConfig, SourceId, StreamId, Subscriber, TransportError,

@@ -2,7 +2,6 @@
 //! and pass. `cargo xtask test --only test` fetches one.
 
 #![cfg(feature = "nats")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 use crate::support::{NatsServer, PATIENCE, Ring, STREAM_BYTES, World};
 use kvbm_events::nats::{Login, NatsConfig, NatsTransport};

@@ -3,7 +3,6 @@
 //! pass. `cargo xtask test --only test` fetches one.
 
 #![cfg(all(feature = "nats", feature = "zmq"))]
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 use crate::support::{NatsServer, PATIENCE};
 use kvbm_events::url::EventRole;

@@ -1,7 +1,5 @@
 //! When batches are published, what is kept when they cannot be, and the publishing thread.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use crate::support::{Fate, Faulty, PATIENCE, Ring};
 use kvbm_events::{
     Answering, ConfigError, Delivery, EventBatch, EventKind, EventManager, EventReceiver, EventTransport,

@@ -1,7 +1,5 @@
 //! kvbm's events as an engine's: whoever follows engines gets the truth, through losses too.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use crate::support::{World, block};
 use kvbm_events::vllm::{
     self, EngineBlock, EngineBlocks, EngineEvent, EngineHash, Follower, Publishing, Worker, decode,

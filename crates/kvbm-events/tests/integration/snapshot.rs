@@ -1,7 +1,5 @@
 //! A late joiner, and one who lost something, get the whole truth by asking for it.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use crate::support::{PATIENCE, World, block};
 use kvbm_events::{
     Answer, EventManager, EventTransport, InProcessTransport, IndexFollower, KvIndex, PublisherConfig,

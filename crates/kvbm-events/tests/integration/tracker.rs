@@ -1,7 +1,5 @@
 //! Restarts, stale epochs, limits, and the last number there is.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use kvbm_events::{Delivery, EventBatch, EventKind, KvEvent, SourceId, StreamId, Tracker, TwoLives};
 use kvbm_plan::Epoch;
 use std::time::{Duration, Instant};

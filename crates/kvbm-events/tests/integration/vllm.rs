@@ -1,8 +1,6 @@
 //! vLLM's events: captured payloads written back byte for byte, dialects, hostile input, an index
 //! kept right.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use kvbm_events::vllm::{
     self, BlockRemoved, BlockStored, Continuity, EngineBatch, EngineEvent, EngineHash, Follower, Worker,
 };

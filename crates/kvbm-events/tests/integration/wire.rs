@@ -1,7 +1,5 @@
 //! The wire form: golden bytes, round trips, size, hostile input.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
-
 use kvbm_events::wire::{self, DecodeError, EncodeError};
 use kvbm_events::{EventBatch, EventBlock, EventKind, KvEvent, SourceId, StreamId, Unknown};
 use kvbm_plan::{

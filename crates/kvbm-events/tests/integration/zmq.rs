@@ -2,7 +2,6 @@
 //! test --only test`.
 
 #![cfg(feature = "zmq")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 use crate::support::{PATIENCE, World, free_port};
 use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};

@@ -2,7 +2,6 @@
 //! that name no life, as libzmq's.
 
 #![cfg(feature = "zmq")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 use crate::support::PATIENCE;
 use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};

@@ -2,7 +2,6 @@
 //! snapshots, may know too little for a while and never too much.
 
 #![cfg(feature = "zmq")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 
 use crate::support::{PATIENCE, Proxy};
 use kvbm_events::vllm::{self, BlockStored, EngineBatch, EngineEvent, EngineHash, Worker};

@@ -17,7 +17,7 @@ use crate::cases::Random;
 
 fn device_of(library: &TestDriver) -> CudaDevice {
     // SAFETY: the library does what a driver does.
-    let driver = unsafe { CudaDriver::open_library(library.c_path()) }.expect("the driver starts");
+    let driver = unsafe { CudaDriver::open_library(library.path()) }.expect("the driver starts");
     CudaDevice::open(&driver, DeviceId(0)).expect("a device")
 }
 

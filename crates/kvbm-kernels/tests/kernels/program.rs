@@ -6,23 +6,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
 use kvbm_kernels::{Launch, THREADS};
+use kvbm_test_driver::BuildError;
 
 use crate::memory::{Executor, Memory};
 
 /// Wrong alignment and arithmetic that C++ leaves undefined end the program; this needs no library.
-const FLAGS: [&str; 9] = [
-    "-std=c++17",
-    "-O1",
-    "-g1",
-    "-Wall",
-    "-Wextra",
-    "-Wno-unknown-pragmas",
-    "-fno-strict-aliasing",
-    "-fsanitize=undefined",
-    "-fsanitize-undefined-trap-on-error",
-];
-
-const NO_COMPILER: &str = "no C++ compiler:";
+const FLAGS: [&str; 4] = ["-O1", "-g1", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"];
 
 /// A running program; it ends when this is dropped.
 pub(crate) struct Program {
@@ -35,7 +24,7 @@ impl Program {
     /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler, or none with this sanitizer,
     /// and none is required (`REQUIRE_CXX=1`).
     pub(crate) fn start(sanitizers: &[&str]) -> Option<Self> {
-        static PLAIN: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+        static PLAIN: OnceLock<Result<PathBuf, BuildError>> = OnceLock::new();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
         let built = if sanitizers.is_empty() {
             PLAIN.get_or_init(|| compile(&source, "kernels", &[])).clone()
@@ -101,38 +90,23 @@ impl Program {
 }
 
 /// What was built, or a note that it is missing where that is allowed.
-pub(crate) fn required(built: Result<PathBuf, String>, sanitizers: &[&str]) -> Option<PathBuf> {
-    match built {
-        Ok(program) => Some(program),
-        Err(why) => {
-            let optional = why.starts_with(NO_COMPILER) || !sanitizers.is_empty();
-            assert!(optional && std::env::var_os("REQUIRE_CXX").is_none(), "{why}");
-            eprintln!("skipped: {why}");
-            None
-        }
-    }
+fn required(built: Result<PathBuf, BuildError>, sanitizers: &[&str]) -> Option<PathBuf> {
+    let error = match built {
+        Ok(program) => return Some(program),
+        Err(error) => error,
+    };
+    let optional = matches!(error, BuildError::NoCompiler(_)) || !sanitizers.is_empty();
+    assert!(optional && std::env::var_os("REQUIRE_CXX").is_none(), "{error}");
+    eprintln!("skipped: {error}");
+    None
 }
 
-/// The C++ compiler to use.
-pub(crate) fn compiler() -> String {
-    std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned())
-}
-
-/// Runs a compiler; an error is what it says.
-pub(crate) fn run_compiler(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| {
-        format!("{NO_COMPILER} `{}` ({error}); name one in CXX", command.get_program().display())
-    })?;
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.success() { Ok(()) } else { Err(errors) }
-}
-
-fn compile(source: &Path, name: &str, sanitizers: &[&str]) -> Result<PathBuf, String> {
+fn compile(source: &Path, name: &str, sanitizers: &[&str]) -> Result<PathBuf, BuildError> {
     let cpu = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join("kernels").join("cpu");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let mut command = Command::new(compiler());
-    command.args(FLAGS).args(sanitizers).arg("-I").arg(source).arg("-I").arg(&cpu);
-    run_compiler(command.arg(cpu.join("program.cpp")).arg("-o").arg(&program)).map(|()| program)
+    let flags = [&FLAGS, sanitizers].concat();
+    kvbm_test_driver::compile(&[cpu.join("program.cpp")], &[source, &cpu], &flags, &program)?;
+    Ok(program)
 }
 
 impl Drop for Program {

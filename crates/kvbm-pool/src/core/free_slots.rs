@@ -4,7 +4,8 @@ use crate::entry::NONE;
 use crate::slot::{Slot, Usage};
 use kvbm_plan::BlockId;
 
-/// Slots without a block: freed ones in a list, and those that were never used.
+/// Slots without a block: freed ones in a list, and those that were never used. Both may contain
+/// slots that were retired since.
 pub(crate) struct FreeSlots {
     /// First of the freed slots, linked through `Slot::link`.
     freed: u32,
@@ -24,19 +25,27 @@ impl FreeSlots {
     pub(crate) fn take(&mut self, slots: &[Slot], want: usize, out: &mut Vec<BlockId>) -> u32 {
         let take = want.min(self.free as usize) as u32;
         for _ in 0..take {
-            let id = if self.freed == NONE {
-                self.fresh += 1;
-                self.fresh - 1
-            } else {
-                let id = self.freed;
-                self.freed = slots[id as usize].link.get();
-                id
-            };
+            let mut id = self.pop(slots);
+            while slots[id as usize].usage() != Usage::Free {
+                id = self.pop(slots);
+            }
             slots[id as usize].reset(Usage::Held);
             out.push(BlockId(id));
         }
         self.free -= take;
         take
+    }
+
+    /// The next slot of the list, or that was never used: a free one, or one that was retired.
+    #[inline]
+    fn pop(&mut self, slots: &[Slot]) -> u32 {
+        if self.freed == NONE {
+            self.fresh += 1;
+            return self.fresh - 1;
+        }
+        let id = self.freed;
+        self.freed = slots[id as usize].link.get();
+        id
     }
 
     /// Puts a slot that no block refers to any more into the list; the caller has taken it out of
@@ -64,38 +73,18 @@ impl FreeSlots {
         slots[id as usize].reset(Usage::Quarantined);
     }
 
-    /// Puts those of `ids` that are free out of use for good and returns how many. The order of the
-    /// other free slots stays. Takes time in proportion to the tier.
-    pub(crate) fn retire_free(&mut self, slots: &[Slot], ids: &[BlockId]) -> u32 {
-        let before = self.free;
-        for id in ids {
-            let free = slots.get(id.index()).filter(|slot| slot.usage() == Usage::Free);
-            if let Some(link) = free.map(|slot| slot.link.get()) {
-                self.free -= 1;
-                self.retire(slots, id.0);
-                // The old list leads through it until it is relinked below.
-                slots[id.index()].link.set(link);
-            }
+    /// Puts a free slot out of use for good. `false` where it is not free. It stays in the list, or
+    /// in the part that was never used, until [`take`](Self::take) passes it.
+    pub(crate) fn retire_free(&mut self, slots: &[Slot], block: BlockId) -> bool {
+        let slot = &slots[block.index()];
+        let is_free = slot.usage() == Usage::Free;
+        if is_free {
+            let next = slot.link.get();
+            self.free -= 1;
+            self.retire(slots, block.0);
+            slot.link.set(next);
         }
-        let retired = before - self.free;
-        if retired > 0 {
-            self.relink(slots);
-        }
-        retired
-    }
-
-    /// Links the free slots among those that the list and the fresh part name.
-    fn relink(&mut self, slots: &[Slot]) {
-        let known = |id: u32| (id != NONE).then_some(id);
-        let linked = std::iter::successors(known(self.freed), |&id| known(slots[id as usize].link.get()));
-        let all = linked.chain(self.fresh..slots.len() as u32);
-        let free: Vec<u32> = all.filter(|&id| slots[id as usize].usage() == Usage::Free).collect();
-        self.fresh = slots.len() as u32;
-        self.freed = NONE;
-        for id in free.into_iter().rev() {
-            slots[id as usize].link.set(self.freed);
-            self.freed = id;
-        }
+        is_free
     }
 
     /// Takes all slots of an unused tier out of the list. Returns false and changes nothing where a

@@ -4,11 +4,12 @@
 use crate::probe::{most_changed, positions_counted, removal_growth, while_others};
 use crate::test_chains::{GROUP, chain, register, register_as};
 use crate::{
-    ArrivalOutcome, BlockBatch, Cached, G1, PolicyKind, Registry, RegistryConfig, Reset, Share, TenantConfig,
-    TierMask,
+    ArrivalOutcome, BlockBatch, Cached, EventRecordKind, G1, PolicyKind, Registry, RegistryConfig, Reset,
+    Share, TenantConfig, TierMask,
 };
-use kvbm_plan::{BlockIdentity, NamespaceId, SequenceHash, Tier};
+use kvbm_plan::{BlockId, BlockIdentity, NamespaceId, SequenceHash, Tier};
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 fn registry(policy: PolicyKind) -> Registry {
@@ -261,4 +262,65 @@ fn no_hold_of_a_loss_removes_more_than_64_blocks_where_others_go_on() {
     assert_eq!(lost.map(|lost| lost.blocks), Some(401), "one came meanwhile");
     assert!((1..=64).contains(&most), "{most} in a hold");
     drop(in_use);
+}
+
+/// Others remove blocks, and bring them and new ones, between two holds of a copy.
+/// Mutations that make it fail: copy all entries in one hold; read the number of the next event
+/// after the copy.
+#[test]
+fn a_snapshot_is_copied_in_parts_and_the_events_behind_it_complete_it() {
+    let registry = registry(PolicyKind::LruLeaf);
+    let chains: Vec<_> = (0..8).map(|number| chain(number, 125)).collect();
+    for chain in &chains {
+        drop(register::<G1>(&registry, chain, 0));
+    }
+    registry.drain_events(&mut Vec::new(), usize::MAX);
+    let (others, turns) = (registry.clone(), Rc::new(Cell::new(0)));
+    let counted = Rc::clone(&turns);
+    let change = move || {
+        counted.set(counted.get() + 1);
+        // The first in the copy go, and come back behind those that were copied.
+        others.remove_subtree(GROUP, chains[0][0], TierMask::ALL);
+        drop(register::<G1>(&others, &chain(20, 20), 0));
+        drop(register::<G1>(&others, &chains[0], 0));
+        others.remove_subtree(GROUP, chains[7][60], TierMask::ALL);
+    };
+    let mut copy = None;
+    let most = most_changed(|| copy = Some(while_others(change, || registry.snapshot_all())));
+    assert!((1..=512).contains(&most), "{most} in a hold");
+    assert!(turns.get() > 0);
+    let (blocks, next_seq) = copy.expect("it was taken");
+    assert!(blocks.is_sorted_by_key(|(_, identity)| identity.position));
+    let mut copied: HashSet<_> = blocks.iter().map(|&(tier, identity)| (tier, identity.hash)).collect();
+    assert_eq!(copied.len(), blocks.len(), "each once");
+    let mut events = Vec::new();
+    registry.drain_events(&mut events, usize::MAX);
+    for event in events.iter().filter(|event| event.seq >= next_seq) {
+        match event.kind {
+            EventRecordKind::Store => copied.insert((event.tier, event.identity.hash)),
+            EventRecordKind::Remove => copied.remove(&(event.tier, event.identity.hash)),
+        };
+    }
+    let now = registry.snapshot_all().0;
+    assert_eq!(copied, now.iter().map(|&(tier, identity)| (tier, identity.hash)).collect());
+}
+
+/// A walk of the whole tier for each slot would take minutes.
+#[test]
+fn slots_go_out_of_use_without_a_walk_of_the_tier() {
+    const SLOTS: u32 = 1 << 20;
+    let registry = Registry::new(&RegistryConfig::new([4, 0, SLOTS])).expect("a valid configuration");
+    let pool = registry.pool::<crate::G3>();
+    // Half of the slots were used, and are in the list of freed ones.
+    drop(pool.get_mutable_blocks(SLOTS as usize / 2).expect("all are free"));
+    let began = std::time::Instant::now();
+    for slot in (0..SLOTS).step_by(64) {
+        assert_eq!(registry.retire(Tier::G3, &[BlockId(slot)]), []);
+    }
+    let took = began.elapsed();
+    assert!(took < std::time::Duration::from_secs(2), "{took:?} for {} slots", SLOTS / 64);
+    let left = (SLOTS - SLOTS / 64) as usize;
+    let blocks = pool.get_mutable_blocks(left).expect("all others are free");
+    assert!(blocks.block_ids().iter().all(|slot| slot.0 % 64 != 0));
+    assert_eq!(registry.occupancy(Tier::G3).free, 0);
 }

@@ -10,6 +10,7 @@ use crate::slot::Usage;
 use crate::status::EvictionReason;
 use crate::tier::{TIERS, TierMask};
 use kvbm_plan::{BlockId, BlockIdentity, Tier};
+use std::ops::Range;
 
 /// How far a removal goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,6 +227,13 @@ impl Core {
         }
     }
 
+    /// Puts a slot out of use for good, with the block in it. `false` where it is held, or something
+    /// is on its way to it.
+    pub(crate) fn retire(&mut self, tier: usize, block: BlockId) -> bool {
+        self.quarantine(tier, block) != Quarantine::NotRegistered
+            || self.free[tier].retire_free(&self.slots[tier], block)
+    }
+
     fn quarantine_registered(&mut self, tier: usize, slot: u32) -> Quarantine {
         let state = self.slot(tier, slot);
         let (index, heir) = (state.entry.get(), state.link.get());
@@ -245,12 +253,22 @@ impl Core {
         if in_use { Quarantine::AfterLastUser } else { Quarantine::Done }
     }
 
-    /// All blocks on `tier`, parents before children.
-    pub(crate) fn snapshot(&self, tier: usize) -> Vec<(BlockId, BlockIdentity)> {
-        let present = |&index: &u32| self.entry(index).presence(tier) == Presence::Present;
-        let block = |index: u32| (BlockId(self.entry(index).slot(tier)), self.identity(index));
-        let mut all: Vec<_> = self.in_use().filter(present).map(block).collect();
-        all.sort_by_key(|(_, identity)| identity.position);
-        all
+    /// Copies the blocks of `entries` that are on `tiers`.
+    pub(crate) fn copy_blocks(
+        &self,
+        entries: Range<u32>,
+        tiers: &[Tier],
+        copied: &mut Vec<(Tier, BlockId, BlockIdentity)>,
+    ) {
+        for index in entries.filter(|&index| self.entry(index).in_use()) {
+            #[cfg(test)]
+            crate::probe::block_changes();
+            for &tier in tiers.iter().filter(|tier| tier.index() < TIERS) {
+                let entry = self.entry(index);
+                if entry.presence(tier.index()) == Presence::Present {
+                    copied.push((tier, BlockId(entry.slot(tier.index())), self.identity(index)));
+                }
+            }
+        }
     }
 }

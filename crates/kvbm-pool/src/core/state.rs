@@ -151,9 +151,4 @@ impl Core {
     pub(crate) fn end(&self) -> usize {
         self.fresh as usize
     }
-
-    /// Indices of the entries in use.
-    pub(crate) fn in_use(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.fresh).filter(|&index| self.entry(index).in_use())
-    }
 }

@@ -31,6 +31,9 @@ pub struct Registry {
 /// Events that one hold of the lock drains.
 const EVENTS_PER_HOLD: usize = 256;
 
+/// Entries that one hold of the lock copies.
+const ENTRIES_PER_HOLD: u32 = 512;
+
 impl Registry {
     /// An empty registry.
     ///
@@ -339,23 +342,41 @@ impl Registry {
         self.shared.store.lock().events.lost_total()
     }
 
-    /// Everything on `tier`, parents before children, and the number of the first event that is not
-    /// in it. Takes time and memory in proportion to the tier, under the lock: for resync, not for
-    /// every day.
+    /// The blocks on `tier`, parents before children, and the number of an event. The events from
+    /// this number on bring the copy up to date; it may contain the effect of some of them, and
+    /// contains all of them where nothing changes meanwhile. Takes time and memory in proportion to
+    /// the registry. One hold of the lock looks at a bounded number of blocks.
     pub fn snapshot(&self, tier: Tier) -> (Vec<(BlockId, BlockIdentity)>, u64) {
-        let hold = self.shared.store.lock();
-        let blocks = if tier.index() < TIERS { hold.snapshot(tier.index()) } else { Vec::new() };
-        (blocks, hold.events.next_seq())
+        let (copied, next_seq) = self.copy_blocks(&[tier]);
+        (copied.into_iter().map(|(_, slot, identity)| (slot, identity)).collect(), next_seq)
     }
 
-    /// As [`snapshot`](Self::snapshot), of all tiers at one moment: each block with its tier,
-    /// parents before children.
+    /// As [`snapshot`](Self::snapshot), of all tiers: each block with its tier, parents before
+    /// children, on whichever tiers they are.
     pub fn snapshot_all(&self) -> (Vec<(Tier, BlockIdentity)>, u64) {
-        let hold = self.shared.store.lock();
-        let blocks = Tier::SLOTTED.into_iter().flat_map(|tier| {
-            hold.snapshot(tier.index()).into_iter().map(move |(_, identity)| (tier, identity))
-        });
-        (blocks.collect(), hold.events.next_seq())
+        let (copied, next_seq) = self.copy_blocks(&Tier::SLOTTED);
+        (copied.into_iter().map(|(tier, _, identity)| (tier, identity)).collect(), next_seq)
+    }
+
+    fn copy_blocks(&self, tiers: &[Tier]) -> (Vec<(Tier, BlockId, BlockIdentity)>, u64) {
+        let known = self.known_blocks();
+        let mut copied = Vec::with_capacity(known);
+        let mut hold = self.shared.store.lock();
+        // Read first: what changes behind the copy is in the events from here on.
+        let (next_seq, last) = (hold.events.next_seq(), hold.fresh);
+        let mut at = 0;
+        while at < last {
+            let end = last.min(at + ENTRIES_PER_HOLD);
+            hold.copy_blocks(at..end, tiers, &mut copied);
+            at = end;
+            hold.let_others_in();
+        }
+        drop(hold);
+        let name = |(tier, _, block): &(Tier, BlockId, BlockIdentity)| (block.group, block.hash, *tier);
+        copied.sort_unstable_by_key(|(tier, _, block)| (block.position, block.hash, block.group, *tier));
+        // A block that came back meanwhile may have been copied twice.
+        copied.dedup_by_key(|copy| name(copy));
+        (copied, next_seq)
     }
 }
 

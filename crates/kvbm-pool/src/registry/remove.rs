@@ -3,7 +3,7 @@
 use super::handle::Registry;
 use crate::core::remove::Reach;
 use crate::core::select::Choice;
-use crate::core::state::Core;
+use crate::core::store::BLOCKS_PER_HOLD;
 use crate::losses::Losses;
 use crate::selection::{BlockSelection, Quarantine, Removed};
 use crate::slot::Usage;
@@ -107,13 +107,18 @@ impl Registry {
         (0..slots.len() as u32).map(BlockId).filter(is_vacant).collect()
     }
 
-    /// Takes slots that nothing uses out of use for good (their medium is known to be bad) and
-    /// returns how many that were. Slots in use and slots beyond the tier are left alone: a
-    /// registered block goes by [`quarantine`](Self::quarantine). Takes time in proportion to the
-    /// tier, under the lock: for the start, before [`restore`](Self::restore).
-    pub fn retire(&self, tier: Tier, blocks: &[BlockId]) -> u32 {
+    /// Takes slots out of use for good, with the blocks in them: their medium is known to be bad.
+    /// Returns those that are held, or that something is on its way to. Retire them again when that
+    /// has ended. Slots beyond the tier are left out.
+    pub fn retire(&self, tier: Tier, blocks: &[BlockId]) -> Vec<BlockId> {
+        let capacity = self.capacity(tier);
+        let mut in_use = Vec::new();
         let mut hold = self.shared.store.lock();
-        let Core { free, slots, .. } = &mut *hold;
-        slots.get(tier.index()).map_or(0, |slots| free[tier.index()].retire_free(slots, blocks))
+        for part in blocks.chunks(BLOCKS_PER_HOLD) {
+            let left = part.iter().filter(|block| block.0 < capacity && !hold.retire(tier.index(), **block));
+            in_use.extend(left);
+            hold.let_others_in();
+        }
+        in_use
     }
 }

@@ -119,7 +119,7 @@ fn a_slot_is_vacant_when_nothing_is_there_nor_on_its_way() {
     assert_eq!(vacant(Tier::G2).len(), 4, "one is in use, the other on its way");
     drop(arrivals);
     assert_eq!(vacant(Tier::G2).len(), 6);
-    assert_eq!(registry.retire(Tier::G2, &[BlockId(0)]), 1);
+    assert_eq!(registry.retire(Tier::G2, &[BlockId(0)]), []);
     assert_eq!(vacant(Tier::G2).len(), 6, "one is out of use");
 }
 
@@ -414,9 +414,9 @@ fn invariant_5_retired_slots_are_never_used() {
     let pool = registry.pool::<G3>();
     drop(pool.get_mutable_blocks(3).unwrap());
     let bad = [1, 5, 7, 5, 8, u32::MAX].map(BlockId);
-    assert_eq!(registry.retire(Tier::G3, &bad), 3, "freed and fresh slots, each once, those that exist");
-    assert_eq!(registry.retire(Tier::G3, &bad), 0);
-    assert_eq!(registry.retire(Tier::G4, &bad), 0);
+    assert_eq!(registry.retire(Tier::G3, &bad), [], "freed and fresh slots, each once, those that exist");
+    assert_eq!(registry.retire(Tier::G3, &bad), []);
+    assert_eq!(registry.retire(Tier::G4, &bad), []);
     let status = registry.occupancy(Tier::G3);
     assert_eq!((status.free, status.quarantined), (5, 3));
     let blocks = pool.get_mutable_blocks(5).unwrap();
@@ -426,7 +426,8 @@ fn invariant_5_retired_slots_are_never_used() {
         "in the order in which they would have come"
     );
     assert_eq!(pool.get_mutable_blocks(1).unwrap_err().quarantined, 3);
-    assert_eq!(registry.retire(Tier::G3, &[BlockId(0)]), 0, "a slot in use is left alone");
+    assert_eq!(registry.retire(Tier::G3, &bad[..1]), [], "it stays out of use");
+    assert_eq!(registry.retire(Tier::G3, &[BlockId(0)]), [BlockId(0)], "a slot in use is left alone");
     drop(blocks);
 
     let recovered = [record(0, good[0]), record(2, good[1]), record(5, good[2])];

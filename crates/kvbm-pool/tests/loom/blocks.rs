@@ -154,7 +154,9 @@ fn an_allocation_races_restoring() {
         let other = world.clone();
         let allocating = thread::spawn(move || other.registry.pool::<G2>().get_mutable_blocks(1).unwrap());
         let restored = world.registry.restore(Tier::G2, &blocks, BlockMetadata::default());
-        let retired = world.registry.retire(Tier::G2, &[BlockId(1)]);
+        let before = world.registry.occupancy(Tier::G2).quarantined;
+        world.registry.retire(Tier::G2, &[BlockId(1)]);
+        let retired = world.registry.occupancy(Tier::G2).quarantined - before;
         let held = allocating.join().unwrap();
         let there = world.present(&hashes(1, 2)).len();
         let status = world.registry.occupancy(Tier::G2);

@@ -2,7 +2,6 @@
 //! from the description of the format), and whatever comes of changing them at random: each is
 //! taken for what it is, without a panic and without memory that a number in it asks for.
 //! `KVBM_FUZZ_ROUNDS` says how often they are changed.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::random::Random;
 use crc_fast::{CrcAlgorithm, checksum};

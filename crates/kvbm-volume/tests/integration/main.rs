@@ -1,4 +1,5 @@
 //! The integration tests of `kvbm-volume`, one module a subject, in one program.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod corpus;
 mod model;

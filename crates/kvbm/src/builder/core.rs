@@ -18,7 +18,7 @@ use crate::transfers::{BlockCosts, TransferSettings, Transfers};
 use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
-use crate::workers::{DeviceMemoryOf, Workers};
+use crate::workers::{G1Memory, Workers};
 use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
@@ -111,10 +111,11 @@ impl Core {
         })
     }
 
+    /// `engine`: the engine's memory, one entry for each rank; none where G1 is ours.
     #[cfg(feature = "worker")]
     pub(super) fn local_workers(
         &self,
-        memory: &DeviceMemoryOf<'_>,
+        engine: Option<Vec<G1Memory>>,
         volumes: Option<VolumeRegistry>,
     ) -> Result<Workers, BuildError> {
         let patience = self.config.transfer.rank_lost_after;
@@ -128,7 +129,9 @@ impl Core {
         let (tag, epoch) = (self.namespace.tag(), self.leader.transfers.settings.epoch);
         let sink = |rank| self.sink(rank);
         let volumes = crate::workers::open_volumes(&self.config, volumes)?;
-        let workers = Workers::start(&self.config, memory, self.blocks, volumes, tag, epoch, &sink)?;
+        let ranks = self.config.parallelism.tensor_parallel as usize;
+        let memory = engine.unwrap_or_else(|| vec![G1Memory::Owned; ranks]);
+        let workers = Workers::start(&self.config, &memory, self.blocks, volumes, tag, epoch, &sink)?;
         for took_over in workers.took_over() {
             self.leader.metrics.recovered(RecoveryOutcome::TakenOver).add(took_over.blocks);
             self.leader.metrics.recovered(RecoveryOutcome::LeftBehind).add(took_over.left_behind);
@@ -221,7 +224,8 @@ impl Core {
         let _inside = span.enter();
         let deadline = Instant::now() + RECOVERY_TIMEOUT;
         let common = self.leader.recoveries.wait(deadline).map_err(|rank| BuildError::Recovery { rank })?;
-        let retired = self.leader.registry.retire(Tier::G3, &common.unusable);
+        let in_use = self.leader.registry.retire(Tier::G3, &common.unusable);
+        let retired = common.unusable.len() - in_use.len();
         let restored =
             self.leader.registry.restore(Tier::G3, &common.blocks, kvbm_pool::BlockMetadata::default())?;
         span.record("blocks", restored.restored);

@@ -145,16 +145,8 @@ impl Slots {
         // Nothing arrives meanwhile.
         let _order = self.order();
         let mut to_retire = self.to_retire.lock();
-        let is_out = |slot: BlockId| {
-            self.registry.quarantine(Tier::G3, slot) != Quarantine::NotRegistered
-                || self.registry.retire(Tier::G3, &[slot]) > 0
-        };
-        to_retire.retain(|&slot| !is_out(slot));
-        let status = self.registry.occupancy(Tier::G3);
-        if status.arriving + status.held == 0 {
-            // Nothing is on its way to them, so those that are left were retired before.
-            to_retire.clear();
-        }
+        let slots = std::mem::take(&mut *to_retire);
+        *to_retire = self.registry.retire(Tier::G3, &slots);
     }
 
     /// A worker that started again opened its disk, where these slots are out of use, as a repair leaves them. No rank writes there any

@@ -1,5 +1,4 @@
 //! What goes down is the admission policy's to say, with the deployment's costs before it.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{IN_TIME, Mode, Ranks};
 use crate::support::{books, fill, model, namespace, soon, tokens, unlimited};

@@ -1,6 +1,5 @@
 //! Every byte that comes back is the byte that went away.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{compute, fill, holds, serve, soon, three_tiers, tokens, two_tiers};
 use kvbm::{FailureKind, KvBlockManager, Owned, Path, Tier, TokenSequence};

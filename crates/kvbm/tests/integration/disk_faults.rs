@@ -1,6 +1,5 @@
 //! Bytes on disk that are not what was written there are never served.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{namespace, serve, slot_file, soon, tokens, unlimited};
 use kvbm::config::{Blocks, Bytes, DiskEngine, ModelConfig};

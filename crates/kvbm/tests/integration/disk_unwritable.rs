@@ -1,6 +1,5 @@
 //! Directories of the disk tier that take no writes any more: copies go elsewhere, and what can be read stays.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{namespace, serve, slot_file, soon, tokens, unlimited};
 use kvbm::config::{Blocks, DiskEngine, ModelConfig};

@@ -1,6 +1,5 @@
 //! G1 in an engine's hands: its memory, its ids, its layout.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{compute, holds, model, namespace, soon};

@@ -1,5 +1,4 @@
 //! What is not supported, or asked for wrongly, is an error at the call that says what to do.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{books, fill, model, namespace, soon, tokens};
 use kvbm::builder::{NeedsDevice, WithOwned};

@@ -1,6 +1,5 @@
 //! A router that follows engines follows a manager: events in vLLM's format over `ZeroMQ`.
 #![cfg(feature = "zmq")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::ports::free_port;
 use crate::support::{books, fill, model, namespace, tokens, unlimited};

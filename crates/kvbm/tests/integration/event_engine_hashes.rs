@@ -1,7 +1,6 @@
 //! An engine that hashes for itself registers its blocks, and routers hear of them as if it had spoken: byte for byte what vLLM
 //! published of the same blocks.
 #![cfg(feature = "zmq")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::ports::free_port;
 use crate::support::{namespace, soon, unlimited};

@@ -1,5 +1,4 @@
 //! Events that go elsewhere: what a manager does when nobody takes them.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 #[cfg(feature = "zmq")]
 use crate::ports::free_port;

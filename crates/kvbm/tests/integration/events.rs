@@ -1,6 +1,5 @@
 //! What the manager tells the world: events, status, metrics.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{books, compute, fill, model, namespace, serve, soon, tokens, two_tiers};
 use kvbm::device::Event;

@@ -1,5 +1,4 @@
 //! What a caller says of blocks beforehand, through the facade.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{books, fill, soon, tokens};
 use kvbm::config::Blocks;

@@ -1,5 +1,4 @@
 //! A block that is on its way is moved once, however many ask for it.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{fill, soon, tokens};

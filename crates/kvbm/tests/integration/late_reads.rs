@@ -1,5 +1,4 @@
 //! Disks that are slow, hang or fail: what arrived in time counts, the rest is computed, and nobody waits for them again and again.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{IN_TIME, Mode, Ranks};
 use crate::support::{fill, soon, tokens};

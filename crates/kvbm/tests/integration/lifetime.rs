@@ -1,6 +1,5 @@
 //! Ends: of handles, of managers, of the service.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{books, compute, fill, model, namespace, serve, soon, three_tiers, tokens, two_tiers};

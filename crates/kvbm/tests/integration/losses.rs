@@ -1,6 +1,5 @@
 //! A worker that ends takes what it had in memory with it: what was given out before is neither registered, parked, resumed nor copied
 //! afterwards, and what was under way does not arrive.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{fill, soon, tokens};

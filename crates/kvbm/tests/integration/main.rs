@@ -1,4 +1,5 @@
 //! The integration tests of `kvbm`, one module a subject, in one program.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod admission;
 mod bytes;
@@ -14,6 +15,7 @@ mod event_transport;
 mod events;
 mod fail_closed;
 mod forget;
+mod g1_memory;
 mod hints;
 mod joins;
 mod late_reads;

@@ -1,5 +1,4 @@
 //! Who asks for copies on the next tier, in which order they go, and what happens when there is no room.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{books, fill, soon, tokens};

@@ -1,6 +1,5 @@
 //! A preempted sequence's private blocks: saved, brought back, never anybody else's.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{IN_TIME, Mode, Ranks};
 use crate::support::{compute, holds, serve, soon, tokens, two_tiers};

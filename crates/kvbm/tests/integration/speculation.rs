@@ -1,5 +1,4 @@
 //! Speculative decoding: accepted tokens are registered, rejected ones never are, and their blocks come back.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{books, soon};
 use kvbm::{Tier, TokenSequence};

@@ -1,5 +1,4 @@
 //! Tenants and their shares through the facade: configured, asked for, seen.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::{books, soon, tokens};
 use kvbm::{Cached, G1, KvBlockManager, Namespace, Owned, TenantError, TokenSequence};

@@ -1,5 +1,4 @@
 //! Whether a volume is left alone: what ranks say of their copies there decides it.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use crate::support::script::{Mode, Ranks};
 use crate::support::{fill, soon, tokens};

@@ -1,5 +1,4 @@
 //! What is found after a restart, a crash, and in directories that are not ours.
-#![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 mod directories;
 mod journal;

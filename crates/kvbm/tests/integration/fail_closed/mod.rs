@@ -1,5 +1,4 @@
 //! Two ranks, one of which fails, stalls, answers twice or answers nonsense: nothing becomes visible.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod given_up;
 

@@ -1,6 +1,5 @@
 //! What is removed on request is gone, everywhere and for good; what is in use stays with its user.
 #![cfg(feature = "worker")]
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod slots;
 

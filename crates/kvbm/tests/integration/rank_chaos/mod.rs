@@ -2,7 +2,6 @@
 //! memory and disks hold: whatever is found is there on every rank, every slot comes back, what was forgotten is gone from the disks, and
 //! nobody writes to a block of the engine that it has taken for another use.
 //! `KVBM_FUZZ_ROUNDS=2000 cargo test -p kvbm --test integration rank_chaos` for longer, `KVBM_SEED=7` for one.
-#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod named;
 mod owned;
