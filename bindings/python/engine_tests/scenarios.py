@@ -294,6 +294,7 @@ def native(model: str, host_bytes: int, files: str | None) -> dict[str, Any]:
 @scenario
 def latency(model: str, kind: str, prompts: int, length: int, rounds: int, options: dict[str, Any], files: str | None = None, **settings: Any) -> dict[str, Any]:
     """Time to the first token: computed, from vLLM's own cache, and from the connector, by turns."""
+    reuse = bool(options.pop("reuse_disk", False))
     transfer = {
         "none": lambda: None,
         "kvbm": lambda: Engine.kvbm(**options),
@@ -304,12 +305,15 @@ def latency(model: str, kind: str, prompts: int, length: int, rounds: int, optio
     texts = unrelated(prompts, length, 77)
     engine.tokens(unrelated(1, length, 5), 2)
     computed, own, loaded, empty = [], [], [], []
-    fresh = options.get("disk") is None or not options.get("reuse")
-    for text in texts if fresh else []:
+    for text in [] if reuse else texts:
         engine.forget_own_prefixes()
         computed.append(first_token(engine, text))
         own.append(first_token(engine, text))
         engine.tokens([[5] * 40], 1)
+    if kind == "kvbm" and not reuse:
+        settle(engine)
+        if options.get("disk"):
+            engine.connector._process.manager.flush(60)
     if kind != "none":
         time.sleep(1)
         engine.tokens([[6] * 40], 1)

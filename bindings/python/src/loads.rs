@@ -65,6 +65,9 @@ pub(crate) struct OffloadStarted {
 #[pymethods]
 impl OffloadStarted {
     fn __repr__(&self) -> String {
-        format!("OffloadStarted(started={}, present={}, refused={})", self.started, self.present, self.refused)
+        format!(
+            "OffloadStarted(started={}, present={}, refused={})",
+            self.started, self.present, self.refused
+        )
     }
 }

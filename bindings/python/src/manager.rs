@@ -10,7 +10,6 @@ use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
 use crate::tickets::Tickets;
 use kvbm::config::Config as Settings;
-use kvbm::device::{Device, EmulatedConfig, EmulatedDevice};
 use kvbm::{BlockId, Engine, KvBlockManager as Manager, Tier};
 use parking_lot::RwLock;
 use pyo3::prelude::*;
@@ -47,7 +46,10 @@ impl Drop for KvBlockManager {
 impl KvBlockManager {
     fn open(&self) -> Result<Arc<Open>> {
         self.made.check("KvBlockManager")?;
-        self.open.read().clone().ok_or_else(|| Error::new(Kind::Closed, "the manager was closed: build another one"))
+        self.open
+            .read()
+            .clone()
+            .ok_or_else(|| Error::new(Kind::Closed, "the manager was closed: build another one"))
     }
 
     /// Runs `call` without the GIL.
@@ -85,7 +87,7 @@ impl KvBlockManager {
             let manager = if shadow {
                 builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
             } else {
-                builder.engine_device(vec![(device_of_host()?, bound)]).configure(configure).build()?
+                builder.engine_host(vec![bound]).configure(configure).build()?
             };
             Ok(Open { tickets: Tickets::default(), manager })
         })?;
@@ -310,13 +312,6 @@ impl KvBlockManager {
         let state = if self.closed() { "closed" } else { "open" };
         format!("KvBlockManager({:?}, {state})", self.namespace.model_id())
     }
-}
-
-/// Where G1 is host memory nothing lies on a device; one is asked for page-locked memory alone.
-fn device_of_host() -> Result<Arc<dyn Device>> {
-    let device = EmulatedConfig { memory_bytes: 1 << 20, ..EmulatedConfig::default() };
-    let device = EmulatedDevice::new(device).map_err(|error| Error::of(Kind::Build, &error))?;
-    Ok(Arc::new(device))
 }
 
 fn block_ids(ids: &Bound<'_, PyAny>) -> PyResult<Vec<BlockId>> {

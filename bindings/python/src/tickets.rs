@@ -72,15 +72,21 @@ impl Tickets {
         ids: Vec<BlockId>,
     ) -> Result<()> {
         let Some(mut ticket) = self.promised.lock().remove(request) else {
-            let text = format!("request {request:?} has no ticket: look up before commit, within {} s", LIFE.as_secs());
+            let text = format!(
+                "request {request:?} has no ticket: look up before commit, within {} s",
+                LIFE.as_secs()
+            );
             return Err(Error::argument(text));
         };
         if ids.len() > ticket.answer.blocks {
             let (given, blocks) = (ids.len(), ticket.answer.blocks);
-            return Err(Error::argument(format!("{given} ids for {blocks} promised blocks: give at most as many")));
+            return Err(Error::argument(format!(
+                "{given} ids for {blocks} promised blocks: give at most as many"
+            )));
         }
         if self.loads.lock().contains_key(request) {
-            let text = format!("request {request:?} has a load already: take it by `finished` or abandon it first");
+            let text =
+                format!("request {request:?} has a load already: take it by `finished` or abandon it first");
             return Err(Error::new(Kind::Busy, text));
         }
         ticket.prefix.truncate(ticket.first + ids.len());
