@@ -138,6 +138,7 @@ def fill_and_wait(model: str, disk: str, count: int, longest: int, options: dict
     settle(engine)
     manager = engine.connector._process.manager
     durable = manager.flush(60)
+    print("FILLED", durable, engine.connector._process.counters.totals, manager.status(), flush=True)
     Path(ready).write_text(json.dumps({"durable": durable}))
     seed = 100
     while True:
@@ -149,8 +150,11 @@ def fill_and_wait(model: str, disk: str, count: int, longest: int, options: dict
 def after_restart(
     model: str, disk: str, count: int, longest: int, options: dict[str, Any], reference: str | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """What of the prompts that a killed engine had flushed is found, and whether the tokens are right."""
+    """What of the prompts that a killed engine had flushed is found, and whether the tokens are right. Nothing is saved meanwhile."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
     engine = Engine(model, Engine.kvbm(disk=disk, **options), **settings)
+    get_kv_transfer_group()._save = lambda save: None
     prompts = conversations(count, longest, 5)
     wanted = sum((len(prompt) - 1) // 32 * 32 for prompt in prompts)
     found, got = 0, []
