@@ -2,9 +2,9 @@
 
 use crate::errors::{Error, Result};
 use kvbm::config::ModelConfig;
-use kvbm::device::{HostRegion, Owner};
+use kvbm::device::Owner;
 use kvbm::layout::{BlockLayout, CellStrides, DType, LayoutConfig, RegionSpec, StridedLayout};
-use kvbm::storage::{Backing, BoundLayout, RegionBinding, Storage, StorageKind};
+use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
 use pyo3::prelude::*;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Layout {
 
     /// Blocks.
     #[getter]
-    fn num_blocks(&self) -> u32 {
+    pub(crate) fn num_blocks(&self) -> u32 {
         self.num_blocks
     }
 
@@ -161,40 +161,21 @@ impl Layout {
             .map(|tensor| RegionSpec { bytes: tensor.length as u64, alignment: 1 })
             .collect();
         let layout: Arc<dyn BlockLayout> = Arc::new(StridedLayout::new(shape, regions, vec![cell])?);
-        let bindings =
-            self.tensors.iter().map(|tensor| RegionBinding::new(Arc::new(tensor.memory(py)))).collect();
+        let mut bindings = Vec::with_capacity(self.tensors.len());
+        for tensor in &self.tensors {
+            bindings.push(RegionBinding::new(Arc::new(tensor.memory(py)?)));
+        }
         Ok(BoundLayout::bind(layout, bindings)?)
     }
 }
 
 impl EngineTensor {
-    fn memory(&self, py: Python<'_>) -> EngineMemory {
+    fn memory(&self, py: Python<'_>) -> Result<HostStorage> {
         let owner: Owner = Arc::new(self.owner.clone_ref(py));
         let start =
             NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
         // SAFETY: `add` documents that its caller promises `length` valid bytes there while the owner lives. Python makes no
         // Rust references into them, and neither does this crate; the manager's protocol says who writes when.
-        let region = unsafe { HostRegion::new(start, self.length, owner) };
-        EngineMemory { region }
-    }
-}
-
-/// Host memory of the engine.
-#[derive(Debug)]
-struct EngineMemory {
-    region: HostRegion,
-}
-
-impl Storage for EngineMemory {
-    fn kind(&self) -> StorageKind {
-        StorageKind::System
-    }
-
-    fn backing(&self) -> Backing<'_> {
-        Backing::Host(&self.region)
-    }
-
-    fn alignment(&self) -> u64 {
-        1
+        Ok(unsafe { HostStorage::from_external(start, self.length as u64, owner) }?)
     }
 }

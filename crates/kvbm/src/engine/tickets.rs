@@ -341,6 +341,9 @@ impl TicketTable {
     fn promise(&self, leader: &Leader, request: &str, key: Key, mut prefix: Prefix, now: Instant) -> LookUp {
         let prefix = prefix.split_off(key.first);
         let answer = ready(&prefix);
+        if prefix.is_empty() {
+            return answer;
+        }
         let mut tickets = self.tickets.lock();
         tickets.insert(request.to_owned(), Ticket::Promised { key, prefix, since: now });
         let ended = make_room(&mut tickets, leader, request, now);
