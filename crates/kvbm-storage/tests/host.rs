@@ -106,9 +106,8 @@ fn threads_write_disjoint_blocks() {
             let storage = &storage;
             scope.spawn(move || {
                 let Backing::Host(region) = storage.backing() else { panic!("host memory") };
-                // SAFETY: each thread has a block of its own, and nobody reads before all threads are done.
-                let bytes = unsafe { region.bytes_mut(u64::from(block) * BLOCK, BLOCK) }.expect("inside");
-                bytes.fill(block + 1);
+                let bytes = [block + 1; BLOCK as usize];
+                region.write_at(u64::from(block) * BLOCK, &bytes).expect("inside");
             });
         }
     });
