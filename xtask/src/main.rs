@@ -8,6 +8,7 @@
 mod bench_peers;
 mod crash_test;
 mod dependencies;
+mod engine_test;
 mod event_faults;
 mod fetch;
 mod fuzz;
@@ -23,6 +24,7 @@ mod space;
 mod steps;
 mod test;
 mod tidy;
+mod wheel;
 mod workspace;
 
 use std::process::ExitCode;
@@ -55,6 +57,10 @@ usage: cargo xtask COMMAND
                                    seconds (60), N of them at a time; --keep makes the smallest corpus that covers as much the
                                    committed one
   fuzz TARGET --input FILE         one input again
+  wheel                            the Python package kvbm-rs as a manylinux wheel, in target/wheels
+  engine-test [--quick] [--json FILE] [--only PART]...
+                                   the connector under a real vLLM on this machine's processors (5 GB below target/): equality
+                                   of tokens, restarts, failed loads, times to the first token
   test-gpu                         the tests that need a CUDA device; fails where there is none
   gpu-bundle [--rehearse]          programs for a machine with a GPU and without Rust, in target/gpu-bundle; --rehearse runs
                                    them here on the test driver
@@ -112,6 +118,10 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             Ok(options) => crash_test::run(&options),
             Err(text) => usage(text),
         },
+        "engine-test" => match engine_test::Options::parse(rest) {
+            Ok(options) => engine_test::run(&options),
+            Err(text) => usage(text),
+        },
         "fuzz" => match fuzz::Options::parse(rest) {
             Ok(options) => fuzz::run(&options),
             Err(text) => usage(text),
@@ -136,7 +146,7 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             };
             gpu::bundle(&workspace::Workspace::load()?, mode).map(|()| true)
         }
-        "tidy" | "test-gpu" | "verify-kernels" if !rest.is_empty() => {
+        "tidy" | "test-gpu" | "verify-kernels" | "wheel" if !rest.is_empty() => {
             usage(format!("`{command}` takes no argument: {}", rest[0]))
         }
         "verify-kernels" => {
@@ -144,6 +154,7 @@ fn run(args: &[String]) -> anyhow::Result<bool> {
             println!("the prebuilt kernels belong to their source");
             Ok(true)
         }
+        "wheel" => wheel::build(&workspace::Workspace::load()?).map(|()| true),
         "tidy" => tidy::run(&workspace::Workspace::load()?),
         "test-gpu" => gpu::run(&workspace::Workspace::load()?),
         other => usage(format!("unknown command `{other}`")),
@@ -174,6 +185,8 @@ mod tests {
             "fuzz nothing",
             "gpu-bundle x",
             "verify-kernels x",
+            "wheel x",
+            "engine-test --fast",
             "regen-kernels --force",
         ] {
             let error = call(line).unwrap_err();

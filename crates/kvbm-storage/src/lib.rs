@@ -8,6 +8,7 @@
 //! | storage | memory | made by |
 //! |---|---|---|
 //! | [`SystemStorage`] | host, aligned, huge pages on request | [`SystemAllocator`] |
+//! | [`HostStorage`] | host; the engine's | [`HostStorage::from_external`] |
 //! | [`PinnedStorage`] | host, page-locked through a device, on its NUMA node | [`PinnedAllocator`] |
 //! | [`DeviceStorage`] | device; ours, or the engine's ([`DeviceStorage::from_external`]) | [`DeviceAllocator`] |
 //! | [`DiskStorage`] | a preallocated file of fixed length | [`DiskAllocator`] |
@@ -37,6 +38,7 @@ mod device;
 mod disk;
 mod error;
 mod fragments;
+mod host;
 mod mapping;
 mod near;
 mod numa;
@@ -49,6 +51,7 @@ pub use device::{DeviceAllocator, DeviceStorage};
 pub use disk::{DiskAllocator, DiskStorage, Preallocation};
 pub use error::StorageError;
 pub use fragments::BoundFragment;
+pub use host::HostStorage;
 pub use near::{Processors, ThreadPlacement, near, node_of};
 pub use numa::NumaPlacement;
 pub use pinned::{PinFallback, PinProgress, PinState, PinnedAllocator, PinnedStorage};
@@ -56,4 +59,4 @@ pub use storage::{Backing, FileRange, Storage, StorageAllocator, StorageExt, Sto
 pub use system::{HugePages, PageSize, SystemAllocator, SystemStorage};
 
 // Part of this crate's signatures.
-pub use kvbm_device::{DeviceId, DeviceMemory, HostRegion};
+pub use kvbm_device::{DeviceId, DeviceMemory, HostRegion, Owner};

@@ -10,7 +10,7 @@ use crate::events::EventsError;
 use crate::manager::{KvBlockManager, Owned};
 use crate::worker::{MessageSink, WorkerLink};
 #[cfg(feature = "worker")]
-use crate::workers::{DeviceMemoryOf, WorkerError};
+use crate::workers::{G1Memory, WorkerError};
 #[cfg(feature = "worker")]
 use kvbm_device::Device;
 use kvbm_plan::{Epoch, Rank};
@@ -43,7 +43,8 @@ pub struct WithEngineBlocks(u32);
 
 /// Everything required is set; G1 is the engine's.
 #[cfg(feature = "worker")]
-pub struct WithEngine(Vec<(Arc<dyn Device>, BoundLayout)>);
+#[derive(Debug)]
+pub struct WithEngine(Vec<G1Memory>);
 
 /// Builds a [`KvBlockManager`]. Each step gives the next one its type: a builder without model, namespace or device has no
 /// `build`.
@@ -164,6 +165,20 @@ impl Builder<NeedsDevice> {
     /// G1 is the engine's: for each rank its device and its KV tensors, bound to the layout they have.
     #[cfg(feature = "worker")]
     pub fn engine_device(self, ranks: Vec<(Arc<dyn Device>, BoundLayout)>) -> Builder<WithEngine> {
+        self.engine(ranks.into_iter().map(|(device, bound)| G1Memory::EngineDevice(device, bound)).collect())
+    }
+
+    /// G1 is the engine's, in host memory: for each rank its KV tensors
+    /// ([`HostStorage::from_external`](kvbm_storage::HostStorage::from_external)), bound to the layout they have. No device is involved:
+    /// processors copy, fences are events that the engine completes ([`Event::completable`](kvbm_device::Event::completable)), and
+    /// nothing locks the pages of G2, whatever `host.pinned` says.
+    #[cfg(feature = "worker")]
+    pub fn engine_host(self, ranks: Vec<BoundLayout>) -> Builder<WithEngine> {
+        self.engine(ranks.into_iter().map(G1Memory::EngineHost).collect())
+    }
+
+    #[cfg(feature = "worker")]
+    fn engine(self, ranks: Vec<G1Memory>) -> Builder<WithEngine> {
         Builder {
             config: self.config,
             namespace: self.namespace,
@@ -257,7 +272,7 @@ impl Builder<WithOwned> {
     pub fn build(self) -> Result<KvBlockManager<Owned>, BuildError> {
         let more = self.given.volumes.is_some();
         let core = Core::new(self.config, self.namespace, self.given.policies, None, more)?;
-        let workers = core.local_workers(&DeviceMemoryOf::Owned, self.given.volumes)?;
+        let workers = core.local_workers(None, self.given.volumes)?;
         core.finish(workers, Owned(()))
     }
 
@@ -325,10 +340,11 @@ impl Builder<WithEngine> {
         if memory.len() != ranks {
             return Err(BuildError::Ranks { given: memory.len(), ranks });
         }
-        let blocks = memory.iter().map(|(_, bound)| bound.num_blocks()).min().unwrap_or(0);
+        let layouts = memory.iter().filter_map(G1Memory::engine_layout);
+        let blocks = layouts.map(BoundLayout::num_blocks).min().unwrap_or(0);
         let more = self.given.volumes.is_some();
         let core = Core::new(self.config, self.namespace, self.given.policies, Some(blocks), more)?;
-        let workers = core.local_workers(&DeviceMemoryOf::Engine(&memory), self.given.volumes)?;
+        let workers = core.local_workers(Some(memory), self.given.volumes)?;
         core.finish(workers, Engine::new(blocks))
     }
 }

@@ -1,34 +1,26 @@
 //! The workers of this process: one per rank, with the memory they move bytes in.
 
 mod disk;
+mod memory;
 mod predecessor;
 mod volumes;
 
+pub use memory::G1Memory;
+use memory::host_memory;
 pub use predecessor::TookOver;
 pub(crate) use volumes::open_volumes;
 use volumes::volume_tier;
 
-use crate::config::{
-    self, BandwidthModel, Config, CopyWay, DeviceKind, DeviceOrder, HostOrder, LayoutKind, VerifyHost,
-};
+use crate::config::{Config, CopyWay, VerifyHost};
 use crate::metrics::Metrics;
 use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::worker::{LinkError, MessageSink, WorkerLink};
 use disk::open_disk;
-use kvbm_device::{
-    CudaDevice, CudaDriver, CudaUnavailable, Device, DeviceError, DeviceId, EmulatedConfig, EmulatedDevice,
-    Event, TransferModel,
-};
+use kvbm_device::{CudaUnavailable, Device, DeviceError, Event};
 use kvbm_disk::{DiskEngine, EngineInfo, OpenError};
-use kvbm_layout::{
-    AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, LayoutError, OuterPlacement,
-    SliceError, slice_for_rank,
-};
+use kvbm_layout::{LayoutError, SliceError};
 use kvbm_plan::{Epoch, Rank, Tier};
-use kvbm_storage::{
-    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, StorageError, StorageKind,
-    SystemAllocator,
-};
+use kvbm_storage::{BoundLayout, StorageError, StorageKind};
 use kvbm_tokens::NamespaceTag;
 use kvbm_transfer::{Backend, PathConfig, PathConfigs, TransferManager, WorkerConfig};
 use kvbm_volume::VolumeRegistry;
@@ -50,7 +42,7 @@ pub struct Workers {
 /// A rank of this process.
 pub struct LocalWorker {
     rank: Rank,
-    device: Arc<dyn Device>,
+    device: Option<Arc<dyn Device>>,
     g1: BoundLayout,
     g2: Option<BoundLayout>,
     g3: Option<Arc<DiskEngine>>,
@@ -89,6 +81,16 @@ pub enum WorkerError {
         /// What the system said.
         #[source]
         source: StorageError,
+    },
+    /// Memory of a device where host memory was promised.
+    #[error(
+        "engine_host, rank {rank}: its tensors lie in {kind} memory; give those of a device, with the device, to engine_device"
+    )]
+    NotHostMemory {
+        /// The rank.
+        rank: Rank,
+        /// Where its tensors lie.
+        kind: StorageKind,
     },
     /// No device.
     #[error("device of rank {rank}: {source}")]
@@ -190,19 +192,19 @@ impl Workers {
         self.local.iter().map(link).collect()
     }
 
-    /// Starts every rank.
+    /// Starts every rank. `memory` has one entry for each.
     pub(crate) fn start(
         config: &Config,
-        memory: &DeviceMemoryOf<'_>,
+        memory: &[G1Memory],
         blocks: [u32; 3],
         volumes: Option<Arc<VolumeRegistry>>,
         tag: NamespaceTag,
         epoch: Epoch,
         sink: &dyn Fn(Rank) -> MessageSink,
     ) -> Result<Self, WorkerError> {
-        let ranks = (0..config.parallelism.tensor_parallel as u16).map(Rank);
+        let ranks = (0..config.parallelism.tensor_parallel as u16).map(Rank).zip(memory);
         let (mut past, mut took_over) = predecessor::find(config, blocks[Tier::G3.index()], tag);
-        let start = |rank| {
+        let start = |(rank, memory)| {
             let (volumes, past) = (volumes.as_ref(), past.as_mut());
             LocalWorker::start(config, memory, blocks, volumes, tag, epoch, rank, past, sink(rank))
         };
@@ -212,23 +214,15 @@ impl Workers {
     }
 }
 
-/// Where G1 lies.
-pub(crate) enum DeviceMemoryOf<'a> {
-    /// A pool of ours, on a device that the configuration names.
-    Owned,
-    /// The engine's, rank by rank.
-    Engine(&'a [(Arc<dyn Device>, BoundLayout)]),
-}
-
 impl LocalWorker {
     /// The rank.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Its device.
-    pub fn device(&self) -> &Arc<dyn Device> {
-        &self.device
+    /// The device that G1 lies on; none where the engine's G1 is host memory ([`Builder::engine_host`](crate::Builder::engine_host)).
+    pub fn device(&self) -> Option<&Arc<dyn Device>> {
+        self.device.as_ref()
     }
 
     /// G1, bound to its memory: where block ids are addresses.
@@ -249,7 +243,7 @@ impl LocalWorker {
     #[expect(clippy::too_many_arguments, reason = "all of it is needed to start one rank")]
     fn start(
         config: &Config,
-        memory: &DeviceMemoryOf<'_>,
+        memory: &G1Memory,
         blocks: [u32; 3],
         volumes: Option<&Arc<VolumeRegistry>>,
         tag: NamespaceTag,
@@ -259,21 +253,9 @@ impl LocalWorker {
         sink: MessageSink,
     ) -> Result<Self, WorkerError> {
         let [g1_blocks, g2_blocks, g3_blocks] = blocks;
-        let (device, g1) = match memory {
-            DeviceMemoryOf::Owned => {
-                let g1 = device_layout(config, rank, g1_blocks)?;
-                let bytes = g1.regions().iter().map(|region| region.bytes).sum();
-                let device = device(&config.device, rank, bytes)?;
-                let bound = BoundLayout::allocate(g1, &DeviceAllocator::new(Arc::clone(&device)));
-                (device, bound.map_err(|source| WorkerError::Storage { tier: Tier::G1, source })?)
-            }
-            DeviceMemoryOf::Engine(ranks) => {
-                let (device, bound) = &ranks[rank.index()];
-                (Arc::clone(device), bound.clone())
-            }
-        };
+        let (device, g1) = memory.resolve(config, rank, g1_blocks)?;
         let mut worker_config = WorkerConfig::new(rank, epoch, *tag.as_bytes());
-        worker_config.device = Some(Arc::clone(&device));
+        worker_config.device.clone_from(&device);
         worker_config.g1 = Some(g1.clone());
         worker_config.paths = paths(config);
         worker_config.copies = match config.transfer.copies {
@@ -292,7 +274,7 @@ impl LocalWorker {
         };
         let (mut g2, mut g3) = (None, None);
         if g2_blocks > 0 {
-            g2 = Some(host_memory(config, &device, rank, g2_blocks)?);
+            g2 = Some(host_memory(config, device.as_ref(), rank, g2_blocks)?);
             worker_config.g2.clone_from(&g2);
         }
         if let (Some(host), Some(_), true) = (&g2, &config.disk.dir, g3_blocks > 0) {
@@ -335,114 +317,6 @@ impl WorkerLink for LocalLink {
     fn send(&self, command: &[u8]) -> Result<(), LinkError> {
         let manager = self.0.upgrade().ok_or(LinkError::Closed)?;
         manager.submit(command).map_err(|error| LinkError::Refused(error.to_string()))
-    }
-}
-
-fn device(config: &config::DeviceConfig, rank: Rank, bytes: u64) -> Result<Arc<dyn Device>, WorkerError> {
-    match config.kind {
-        DeviceKind::Emulated => emulated_device(config, rank, bytes),
-        DeviceKind::Cuda => {
-            let ordinal = DeviceId(config.ordinal.saturating_add(u32::from(rank.0)));
-            let opened = CudaDriver::open().and_then(|driver| CudaDevice::open(&driver, ordinal));
-            Ok(Arc::new(opened.map_err(|source| WorkerError::Cuda { rank, source })?))
-        }
-    }
-}
-
-fn emulated_device(
-    config: &config::DeviceConfig,
-    rank: Rank,
-    bytes: u64,
-) -> Result<Arc<dyn Device>, WorkerError> {
-    let model = match config.bandwidth_model {
-        BandwidthModel::Unlimited => TransferModel::unlimited(),
-        BandwidthModel::Reference => TransferModel::reference(),
-    };
-    let defaults = EmulatedConfig::default();
-    // Room for the pool, rounding of its regions, and as much again for whoever computes beside it.
-    let memory_bytes = bytes.saturating_mul(2).max(defaults.memory_bytes);
-    let emulated = EmulatedConfig { id: DeviceId(u32::from(rank.0)), model, memory_bytes, ..defaults };
-    let device = EmulatedDevice::new(emulated).map_err(|source| WorkerError::Device { rank, source })?;
-    Ok(Arc::new(device))
-}
-
-/// The shape of `rank`'s slice of a block.
-pub(crate) fn rank_layout_config(
-    config: &Config,
-    rank: Rank,
-    num_blocks: u32,
-    alignment: u64,
-    tier: Tier,
-) -> Result<LayoutConfig, WorkerError> {
-    let model = &config.model;
-    let slice = slice_for_rank(model.num_kv_heads, config.parallelism.tensor_parallel, u32::from(rank.0))?;
-    let heads = slice.heads.len() as u32;
-    LayoutConfig::builder()
-        .num_blocks(num_blocks)
-        .num_layers(model.num_layers)
-        .outer_dim(model.outer_dim)
-        .page_size(model.page_size)
-        .inner_dim(heads.saturating_mul(model.head_dim))
-        .num_heads(heads)
-        .dtype(model.dtype)
-        .alignment(alignment)
-        .build()
-        .map_err(|error| WorkerError::Layout { tier, source: error.into() })
-}
-
-fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn BlockLayout>, WorkerError> {
-    let shape = rank_layout_config(config, rank, blocks, 1, Tier::G1)?;
-    let order = match config.device.order {
-        DeviceOrder::Nhd => AxisOrder::Nhd,
-        DeviceOrder::Hnd => AxisOrder::Hnd,
-    };
-    let layout = |source| WorkerError::Layout { tier: Tier::G1, source };
-    Ok(match config.device.layout {
-        LayoutKind::LayerSeparate => {
-            let placement = OuterPlacement::KvOuter;
-            Arc::new(LayerSeparate::new(shape, order, placement).map_err(layout)?)
-        }
-        LayoutKind::FullyContiguous => Arc::new(FullyContiguous::new(shape, order).map_err(layout)?),
-    })
-}
-
-fn host_memory(
-    config: &Config,
-    device: &Arc<dyn Device>,
-    rank: Rank,
-    blocks: u32,
-) -> Result<BoundLayout, WorkerError> {
-    let shape = rank_layout_config(config, rank, blocks, config::PAGE, Tier::G2)?;
-    let order = match config.host.order {
-        HostOrder::Nhd => AxisOrder::Nhd,
-        HostOrder::Universal => AxisOrder::Universal,
-    };
-    let layout = FullyContiguous::new(shape, order)
-        .map_err(|source| WorkerError::Layout { tier: Tier::G2, source })?;
-    let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
-    let bound = if config.host.pinned {
-        let device = Arc::clone(device);
-        let fallback = PinFallback::Unpinned;
-        let allocator = PinnedAllocator { device, huge_pages, fallback, progress: tell_pinned };
-        BoundLayout::allocate(Arc::new(layout), &allocator)
-    } else {
-        BoundLayout::allocate(Arc::new(layout), &SystemAllocator { huge_pages })
-    };
-    let bound = bound.map_err(|source| WorkerError::Storage { tier: Tier::G2, source })?;
-    if config.host.pinned && bound.kind() != StorageKind::Pinned {
-        tracing::warn!(
-            target: "kvbm", %rank,
-            "host memory could not be locked: copies to the device are slower; raise the memlock limit"
-        );
-    }
-    Ok(bound)
-}
-
-/// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.
-fn tell_pinned(done: u64, total: u64) {
-    const STEP: u64 = 256 << 20;
-    if done == total || done % (total / 10).max(STEP) < STEP {
-        tracing::info!(target: "kvbm", done, total, "host memory is being page-locked");
     }
 }
 

@@ -81,7 +81,8 @@ impl<'a> RankEngine<'a> {
     fn new(worker: &'a LocalWorker) -> Result<Self> {
         let block_bytes = worker.g1().bytes_per_block().max(1);
         let blocks_at_a_time = (STAGING_BYTES / block_bytes).max(1) as usize;
-        let stream = worker.device().create_stream("replay-engine").context("no stream for the engine")?;
+        let device = worker.device().context("a replay computes on the device of its configuration")?;
+        let stream = device.create_stream("replay-engine").context("no stream for the engine")?;
         let staging = HostBuffer::zeroed(blocks_at_a_time * block_bytes as usize);
         let stale = vec![STALE; blocks_at_a_time * block_bytes as usize];
         Ok(Self { worker, stream, staging, blocks_at_a_time, stale })

@@ -38,8 +38,8 @@ impl Disorder {
             0 => {}
             1 => std::thread::yield_now(),
             _ => {
-                let fraction = (draw >> 40) as f64 / f64::from(1 << 24);
-                std::thread::sleep(self.max.mul_f64(fraction));
+                let share = u32::from((draw >> 48) as u16);
+                std::thread::sleep((self.max / (1 << 16)).saturating_mul(share));
             }
         }
     }

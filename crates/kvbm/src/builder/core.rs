@@ -11,15 +11,16 @@ use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
 use crate::ranks::Ranks;
-use crate::slots::Slots;
+use crate::slots::{Directories, Slots};
 use crate::tenants::{self, Tenants};
+use crate::transfers::disk_reads::longest_probe;
 use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::transfers::{BlockCosts, TransferSettings, Transfers};
 use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
-use crate::workers::{DeviceMemoryOf, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier};
+use crate::workers::{G1Memory, Workers};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, Striping, Tier};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
@@ -111,10 +112,11 @@ impl Core {
         })
     }
 
+    /// `engine`: the engine's memory, one entry for each rank; none where G1 is ours.
     #[cfg(feature = "worker")]
     pub(super) fn local_workers(
         &self,
-        memory: &DeviceMemoryOf<'_>,
+        engine: Option<Vec<G1Memory>>,
         volumes: Option<VolumeRegistry>,
     ) -> Result<Workers, BuildError> {
         let patience = self.config.transfer.rank_lost_after;
@@ -128,7 +130,9 @@ impl Core {
         let (tag, epoch) = (self.namespace.tag(), self.leader.transfers.settings.epoch);
         let sink = |rank| self.sink(rank);
         let volumes = crate::workers::open_volumes(&self.config, volumes)?;
-        let workers = Workers::start(&self.config, memory, self.blocks, volumes, tag, epoch, &sink)?;
+        let ranks = self.config.parallelism.tensor_parallel as usize;
+        let memory = engine.unwrap_or_else(|| vec![G1Memory::Owned; ranks]);
+        let workers = Workers::start(&self.config, &memory, self.blocks, volumes, tag, epoch, &sink)?;
         for took_over in workers.took_over() {
             self.leader.metrics.recovered(RecoveryOutcome::TakenOver).add(took_over.blocks);
             self.leader.metrics.recovered(RecoveryOutcome::LeftBehind).add(took_over.left_behind);
@@ -310,7 +314,13 @@ fn leader(
     let ranks = Arc::new(Ranks::new(ranks, metrics.clone(), config.transfer.rank_lost_after));
     let tenants = Tenants::new(registry.clone(), metrics.clone(), tenant_names);
     let deadline = config.transfer.deadline;
-    let slots = Arc::new(Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline));
+    let directories = Directories::new(
+        Striping::new(1 + config.disk.more_dirs.as_slice().len(), config.rank_block_bytes()),
+        longest_probe(config.disk.read_deadline),
+        deadline,
+    );
+    let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
+    let slots = Arc::new(slots);
     let transfers =
         Transfers::new(registry.clone(), Arc::clone(&ranks), Arc::clone(&slots), metrics.clone(), settings);
     let volumes = Arc::new(Volumes::new(
@@ -338,7 +348,8 @@ fn block_costs(config: &Config) -> BlockCosts {
     BlockCosts {
         bytes: config.rank_block_bytes().saturating_mul(u64::from(config.parallelism.tensor_parallel)),
         tokens,
-        recompute: (speed > 0.0).then(|| Duration::from_secs_f64(f64::from(tokens) / speed)),
+        recompute: (speed > 0.0)
+            .then(|| Duration::try_from_secs_f64(f64::from(tokens) / speed).unwrap_or(Duration::MAX)),
     }
 }
 

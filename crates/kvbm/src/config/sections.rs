@@ -117,7 +117,7 @@ section! {
         /// as fast from memory that lies in few large pieces.
         huge_pages: bool = true, [""];
         /// Lock the memory, so that it is never swapped; needs a sufficient memlock limit. Where the system refuses, the memory is
-        /// used as it is and the log says so.
+        /// used as it is and the log says so. Without a device, where the engine's G1 is host memory, nothing is locked.
         pinned: bool = true, [""];
     }
 }

@@ -26,7 +26,7 @@ pub fn copy(worker: &LocalWorker, block: BlockId, buffer: &HostBuffer, direction
     (one.num_blocks, one.alignment) = (1, 1);
     let universal = FullyContiguous::new(one, AxisOrder::Universal).expect("a layout");
     let fragments = FragmentList::between(layout, &universal, &Selection::all()).expect("fragments");
-    let stream = worker.device().create_stream("test-engine").expect("a stream");
+    let stream = worker.device().expect("a device").create_stream("test-engine").expect("a stream");
     let mut batch = CopyBatch::new(direction);
     for piece in fragments.fragments(block.0).expect("a block of G1") {
         let kvbm::storage::RegionBytes::Device(memory) = worker.g1().region(piece.region).expect("a region")

@@ -1,0 +1,78 @@
+"""kvbm for engines that are written in Python.
+
+A block manager keeps what an engine computed (keys and values of attention, in blocks of some tokens) in host memory, on SSD and in blob
+stores, and brings it back:
+
+    config = Config()
+    config.set("host.capacity", "8GiB")
+    layout = layout_of(kv_tensors, page_size=16)
+    with KvBlockManager(config, layout, Namespace("llama-3-8b", weights="2026-11-01")) as manager:
+        tokens = TokenSequence(manager.namespace, prompt)
+        found = manager.look_up("request-1", tokens)
+        if found and found.blocks:
+            manager.commit("request-1", block_ids[: found.blocks])
+        ...
+        manager.offload(block_ids, tokens)
+
+The distribution is called `kvbm-rs`. `kvbm` on PyPI is another product; both fit into one environment.
+"""
+
+from ._core import (
+    Config,
+    Event,
+    ExternalSequence,
+    FinishedLoad,
+    Gap,
+    KvIndex,
+    Layout,
+    LookUp,
+    Namespace,
+    OffloadStarted,
+    TokenSequence,
+    __version__,
+)
+from ._core import Events as Events
+from .errors import (
+    BuildFailed,
+    BusyError,
+    ClosedError,
+    ConfigInvalid,
+    ForkedError,
+    InternalError,
+    InvalidArgument,
+    KvbmError,
+    LostError,
+    NoRoomError,
+)
+from .manager import KvBlockManager
+from .metrics import Metrics
+from .tensors import layout_of
+
+__all__ = [
+    "BuildFailed",
+    "BusyError",
+    "ClosedError",
+    "Config",
+    "ConfigInvalid",
+    "Event",
+    "Events",
+    "ExternalSequence",
+    "FinishedLoad",
+    "ForkedError",
+    "Gap",
+    "InternalError",
+    "InvalidArgument",
+    "KvBlockManager",
+    "KvIndex",
+    "KvbmError",
+    "Layout",
+    "LookUp",
+    "LostError",
+    "Metrics",
+    "Namespace",
+    "NoRoomError",
+    "OffloadStarted",
+    "TokenSequence",
+    "__version__",
+    "layout_of",
+]

@@ -1,0 +1,144 @@
+"""The block manager."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from typing import Any, cast
+
+from . import _core, logs
+from ._core import Config, FinishedLoad, Layout, Namespace
+from .errors import KvbmError
+from .metrics import Metrics
+
+__all__ = ["KvBlockManager", "Onboarding"]
+
+
+class Onboarding:
+    """A load that was committed: poll it, wait for it, or await it."""
+
+    def __init__(self, manager: KvBlockManager, request: str) -> None:
+        self._manager = manager
+        self._request = request
+        self._ended: FinishedLoad | None = None
+
+    @property
+    def request(self) -> str:
+        """Who asked for it."""
+        return self._request
+
+    def is_done(self) -> bool:
+        """Whether it is over and no copy can write to its blocks any more."""
+        return self.result() is not None
+
+    def result(self) -> FinishedLoad | None:
+        """How it ended; `None` while it runs."""
+        if self._ended is None:
+            self._ended = self._manager._result(self._request)
+        return self._ended
+
+    def wait(self, timeout: float) -> FinishedLoad:
+        """Waits for its end.
+
+        Raises `TimeoutError` after `timeout` seconds; the load goes on.
+        """
+        pause, waited = 0.0001, 0.0
+        while True:
+            result = self.result()
+            if result is not None:
+                return result
+            if waited >= timeout:
+                raise TimeoutError(f"the load of request {self._request!r} is not over after {timeout} s: wait again")
+            threading.Event().wait(pause)
+            waited += pause
+            pause = min(pause * 1.5, 0.005)
+
+    def __await__(self) -> Generator[Any, None, FinishedLoad]:
+        return self._poll().__await__()
+
+    async def _poll(self) -> FinishedLoad:
+        import asyncio
+
+        pause = 0.0002
+        while True:
+            result = self.result()
+            if result is not None:
+                return result
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.005)
+
+
+class KvBlockManager(_core.KvBlockManager):
+    """A block manager over blocks that the engine allocates and names; see `_core.KvBlockManager` for its calls.
+
+    Close it, or use it in a `with` statement: what is not on disk by then is lost.
+    """
+
+    _lock: threading.Lock
+    _awaited: set[str]
+    _ended: dict[str, FinishedLoad]
+    _others: list[FinishedLoad]
+    _logging: bool
+
+    def __new__(cls, config: Config, layout: Layout, namespace: Namespace, *, shadow: bool = False) -> KvBlockManager:
+        manager = cast("KvBlockManager", super().__new__(cls, config, layout, namespace, shadow=shadow))
+        manager._lock = threading.Lock()
+        manager._awaited, manager._ended, manager._others = set(), {}, []
+        manager._logging = True
+        logs.start()
+        return manager
+
+    @property
+    def metrics(self) -> Metrics:
+        """Counters and gauges."""
+        return Metrics(self)
+
+    def load(self, request: str, ids: Any) -> Onboarding:
+        """`commit` for whoever waits for one load: its result comes by the object that this returns, not by `finished`."""
+        with self._lock:
+            if request in self._awaited:
+                raise KvbmError(f"request {request!r} has a load that nobody took yet: take its result first")
+            self.commit(request, ids)
+            self._awaited.add(request)
+        return Onboarding(self, request)
+
+    def abandon(self, request: str) -> bool:
+        """Drops the request's ticket, or cancels its load: its blocks may be written until `busy` says no. Whether there was one."""
+        with self._lock:
+            self._awaited.discard(request)
+            ended = self._ended.pop(request, None)
+            return super().abandon(request) or ended is not None
+
+    def finished(self) -> list[FinishedLoad]:
+        """Loads that are over, each once, and only when no copy can write to their blocks any more."""
+        with self._lock:
+            self._poll()
+            others, self._others = self._others, []
+            return others
+
+    def _poll(self) -> None:
+        for done in super().finished():
+            if done.request in self._awaited:
+                self._ended[done.request] = done
+            else:
+                self._others.append(done)
+
+    def _result(self, request: str) -> FinishedLoad | None:
+        with self._lock:
+            self._poll()
+            ended = self._ended.pop(request, None)
+            if ended is not None:
+                self._awaited.discard(request)
+            return ended
+
+    def close(self, timeout: float = 10.0) -> str | None:
+        """Saves what time allows and stops the threads. What could not be saved, as text; `None` where all was."""
+        try:
+            return super().close(timeout)
+        finally:
+            if self._logging:
+                self._logging = False
+                logs.stop()
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()

@@ -1,0 +1,105 @@
+"""The options of the connector: `kv_connector_extra_config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import Config
+from ..errors import ConfigInvalid
+
+__all__ = ["Options"]
+
+#: Options that are settings of kvbm under a short name.
+_SHORT = {
+    "host": "host.capacity",
+    "disk": "disk.dir",
+    "disk_capacity": "disk.capacity",
+    "volume": "volume.uri",
+    "volume_capacity": "volume.capacity",
+    "events": "events.url",
+    "prefill_tokens_per_s": "policy.prefill_tokens_per_s",
+}
+
+_OWN = ("config", "load", "hashes", "min_blocks", "weights", "shadow", "log_level")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an operator set."""
+
+    #: Settings of kvbm.
+    config: Config
+    #: `"async"`: a request waits for its load while others run. `"sync"`: the step waits.
+    load: str = "async"
+    #: `"engine"`: vLLM's block hashes. `"own"`: kvbm hashes tokens. `"auto"`: vLLM's where they mean the same in each process.
+    hashes: str = "auto"
+    #: A hit of fewer blocks is not loaded.
+    min_blocks: int = 1
+    #: The version of the weights, in place of what the connector finds out.
+    weights: str | None = None
+    #: Match and count, and move nothing.
+    shadow: bool = False
+    #: The lowest level of kvbm's log records.
+    log_level: str = "INFO"
+
+    @classmethod
+    def read(cls, extra: dict[str, Any], data_parallel: tuple[int, int]) -> Options:
+        """From `kv_connector_extra_config`; a name that there is not is an error that lists those that there are."""
+        path = extra.get("config")
+        config = _from_file(None if path is None else str(path))
+        own: dict[str, Any] = {}
+        has_disk = False
+        for name, value in extra.items():
+            if name in _SHORT or "." in name:
+                key = _SHORT.get(name, name)
+                has_disk |= key == "disk.dir"
+                if key == "disk.dir" and data_parallel[1] > 1:
+                    # A directory has one writer, and each data parallel rank is an engine of its own.
+                    value = f"{value}/dp{data_parallel[0]}"
+                config.set(key, _text(value))
+            elif name in _OWN:
+                own[name] = value
+            else:
+                known = ", ".join(sorted((*_SHORT, *_OWN)))
+                raise ConfigInvalid(
+                    f"kv_connector_extra_config has {name!r}, which is no option: known are {known}, and every setting of "
+                    "docs/config.md by its full name, such as 'transfer.deadline'"
+                )
+        if has_disk and not any(name in extra for name in ("disk_capacity", "disk.capacity")) and path is None:
+            raise ConfigInvalid("option 'disk' without 'disk_capacity': say how much of it kvbm may use, such as '100GiB'")
+        if not any(name in extra for name in ("host", "host.capacity")) and path is None:
+            raise ConfigInvalid("option 'host' is missing: say how much host memory kvbm may use, such as '16GiB'")
+        own.pop("config", None)
+        options = cls(config=config, **own)
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        for name, value, choices in (
+            ("load", self.load, ("async", "sync")),
+            ("hashes", self.hashes, ("auto", "engine", "own")),
+            ("log_level", self.log_level, ("DEBUG", "INFO", "WARNING", "ERROR")),
+        ):
+            if value not in choices:
+                raise ConfigInvalid(f"option {name!r} is {value!r}: give one of {', '.join(choices)}")
+        if not isinstance(self.min_blocks, int) or self.min_blocks < 1:
+            raise ConfigInvalid(f"option 'min_blocks' is {self.min_blocks!r}: give 1 or more")
+        if not isinstance(self.shadow, bool):
+            raise ConfigInvalid(f"option 'shadow' is {self.shadow!r}: give true or false")
+
+
+def _from_file(path: str | None) -> Config:
+    """The settings of a file, then those of `KVBM_*` variables."""
+    config = Config()
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            config = Config.from_toml(file.read(), path)
+    config.apply_environment()
+    return config
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,181 @@
+//! `Layout`: where the engine's blocks lie in memory.
+
+use crate::errors::{Error, Result};
+use kvbm::config::ModelConfig;
+use kvbm::device::Owner;
+use kvbm::layout::{BlockLayout, CellStrides, DType, LayoutConfig, RegionSpec, StridedLayout};
+use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
+use pyo3::prelude::*;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Where the engine's blocks lie in host memory: for each tensor an address, a block stride and a number of bytes. A block is the
+/// bytes at its place in every tensor; kvbm copies them as they are and knows no axes.
+#[pyclass(module = "kvbm_rs")]
+pub(crate) struct Layout {
+    num_blocks: u32,
+    page_size: u32,
+    tensors: Vec<EngineTensor>,
+}
+
+/// One tensor of the engine.
+struct EngineTensor {
+    address: usize,
+    length: usize,
+    block_stride: usize,
+    block_bytes: usize,
+    owner: Py<PyAny>,
+}
+
+#[pymethods]
+impl Layout {
+    /// `num_blocks` blocks of `page_size` tokens, without tensors yet.
+    #[new]
+    fn new(num_blocks: u32, page_size: u32) -> Result<Self> {
+        if num_blocks == 0 || page_size == 0 {
+            let text = format!("{num_blocks} blocks of {page_size} tokens: both must be above 0");
+            return Err(Error::argument(text));
+        }
+        Ok(Self { num_blocks, page_size, tensors: Vec::new() })
+    }
+
+    /// Adds a tensor: block `i` is the `block_bytes` bytes at `address + i * block_stride`. The memory is `length` bytes long and stays
+    /// valid while `owner` lives, which the manager keeps alive.
+    ///
+    /// Whoever calls this promises that the address is right: kvbm reads and writes there.
+    #[pyo3(signature = (address, length, *, block_stride, block_bytes, owner))]
+    fn add(
+        &mut self,
+        address: usize,
+        length: usize,
+        block_stride: usize,
+        block_bytes: usize,
+        owner: Py<PyAny>,
+    ) -> Result<()> {
+        let at = self.tensors.len();
+        let refuse = |text: String| Err(Error::argument(format!("tensor {at}: {text}")));
+        if address == 0 {
+            return refuse("address 0; give the address of the first byte of block 0".to_owned());
+        }
+        if block_bytes == 0 || block_bytes > block_stride {
+            return refuse(format!(
+                "{block_bytes} bytes a block at a stride of {block_stride}: give 1 to the stride"
+            ));
+        }
+        let needed = (self.num_blocks as usize - 1).checked_mul(block_stride);
+        let needed = needed.and_then(|bytes| bytes.checked_add(block_bytes));
+        if needed.is_none_or(|needed| needed > length) || address.checked_add(length).is_none() {
+            let blocks = self.num_blocks;
+            return refuse(format!(
+                "{blocks} blocks at a stride of {block_stride} do not fit into {length} bytes"
+            ));
+        }
+        if !block_bytes.is_multiple_of(self.page_size as usize) {
+            let page_size = self.page_size;
+            return refuse(format!("{block_bytes} bytes a block are no multiple of {page_size} tokens"));
+        }
+        if let Some(first) = self.tensors.first()
+            && (first.block_bytes, first.block_stride) != (block_bytes, block_stride)
+        {
+            let (bytes, stride) = (first.block_bytes, first.block_stride);
+            return refuse(format!(
+                "{block_bytes} bytes a block at a stride of {block_stride}, and tensor 0 has {bytes} at {stride}: \
+                 layers that differ are cache groups of their own, which are not supported yet"
+            ));
+        }
+        self.tensors.push(EngineTensor { address, length, block_stride, block_bytes, owner });
+        Ok(())
+    }
+
+    /// Blocks.
+    #[getter]
+    pub(crate) fn num_blocks(&self) -> u32 {
+        self.num_blocks
+    }
+
+    /// Tokens of a block.
+    #[getter]
+    fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    /// Bytes of a block in all tensors.
+    #[getter]
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.tensors.iter().map(|tensor| tensor.block_bytes).sum()
+    }
+
+    /// Tensors.
+    #[getter]
+    fn num_tensors(&self) -> usize {
+        self.tensors.len()
+    }
+
+    fn __repr__(&self) -> String {
+        let (blocks, bytes, tensors) = (self.num_blocks, self.block_bytes(), self.tensors.len());
+        format!("Layout({blocks} blocks of {bytes} bytes in {tensors} tensors)")
+    }
+}
+
+impl Layout {
+    /// The shape that the manager's other tiers have: bytes, tensor by tensor.
+    pub(crate) fn model(&self) -> Result<ModelConfig> {
+        let Some(first) = self.tensors.first() else {
+            return Err(Error::argument("the layout has no tensors: add the engine's KV tensors to it"));
+        };
+        Ok(ModelConfig {
+            num_layers: self.tensors.len() as u32,
+            num_kv_heads: 1,
+            head_dim: (first.block_bytes / self.page_size as usize) as u32,
+            page_size: self.page_size,
+            dtype: DType::U8,
+            outer_dim: 1,
+        })
+    }
+
+    /// The layout, bound to the engine's memory; the owners live as long as it does.
+    pub(crate) fn bind(&self, py: Python<'_>) -> Result<BoundLayout> {
+        let model = self.model()?;
+        let shape = LayoutConfig::builder()
+            .num_blocks(self.num_blocks)
+            .num_layers(model.num_layers)
+            .outer_dim(1)
+            .page_size(self.page_size)
+            .num_heads(1)
+            .inner_dim(model.head_dim)
+            .dtype(DType::U8)
+            .alignment(1)
+            .build()?;
+        let block_stride = self.tensors[0].block_stride as u64;
+        let cell = CellStrides {
+            region_per_layer: 1,
+            block_stride,
+            token_stride: u64::from(model.head_dim),
+            head_stride: u64::from(model.head_dim),
+            elem_stride: 1,
+            ..CellStrides::default()
+        };
+        let regions = self
+            .tensors
+            .iter()
+            .map(|tensor| RegionSpec { bytes: tensor.length as u64, alignment: 1 })
+            .collect();
+        let layout: Arc<dyn BlockLayout> = Arc::new(StridedLayout::new(shape, regions, vec![cell])?);
+        let mut bindings = Vec::with_capacity(self.tensors.len());
+        for tensor in &self.tensors {
+            bindings.push(RegionBinding::new(Arc::new(tensor.memory(py)?)));
+        }
+        Ok(BoundLayout::bind(layout, bindings)?)
+    }
+}
+
+impl EngineTensor {
+    fn memory(&self, py: Python<'_>) -> Result<HostStorage> {
+        let owner: Owner = Arc::new(self.owner.clone_ref(py));
+        let start =
+            NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
+        // SAFETY: `add` documents that its caller promises `length` valid bytes there while the owner lives. Python makes no
+        // Rust references into them, and neither does this crate; the manager's protocol says who writes when.
+        Ok(unsafe { HostStorage::from_external(start, self.length as u64, owner) }?)
+    }
+}

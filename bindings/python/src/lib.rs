@@ -1,0 +1,65 @@
+//! The extension module `kvbm_rs._core`.
+//!
+//! **Knows:** the facade, and Python's objects.
+//! **Must never know:** any engine. What an engine calls stands in the Python package beside this crate.
+//!
+//! Rules that every module follows:
+//! - What waits, copies, joins or frees runs without the GIL ([`guard::detached`]).
+//! - No thread of kvbm takes the GIL. Logs wait in a bounded ring ([`logs`]) until Python drains it.
+//! - No panic reaches Python: [`guard`] turns it into `kvbm_rs.InternalError`.
+//! - An object is used only in the process that made it ([`guard::Process`]).
+//!
+//! # Modules
+//! A module uses only modules in rows below its own, and only those in its third column.
+//!
+//! | module | what it is | uses |
+//! |---|---|---|
+//! | `manager` | `KvBlockManager` | `tickets`, `loads`, `events`, `sequence`, `layout`, `config`, `logs`, `integers`, `guard`, `errors` |
+//! | `tickets` | promises to requests, and their loads | `loads`, `errors` |
+//! | `loads` | look-ups, loads and offloads as Python sees them | `errors` |
+//! | `events` | `Events` and `KvIndex` | `sequence`, `guard`, `errors` |
+//! | `sequence` | `Namespace`, `TokenSequence`, `ExternalSequence` | `integers`, `errors` |
+//! | `layout` | `Layout`: the engine's tensors | `guard`, `errors` |
+//! | `config` | `Config` | `errors` |
+//! | `logs` | the ring of log records | - |
+//! | `integers` | tokens and ids out of lists and buffers | `errors` |
+//! | `guard` | calls without the GIL, without panics, in the right process | `errors` |
+//! | `errors` | from errors of kvbm to exceptions | - |
+
+mod config;
+mod errors;
+mod events;
+mod guard;
+mod integers;
+mod layout;
+mod loads;
+mod logs;
+mod manager;
+mod sequence;
+
+use pyo3::prelude::*;
+
+/// The module: types, and no thread.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    logs::install();
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<config::Config>()?;
+    module.add_class::<sequence::Namespace>()?;
+    module.add_class::<sequence::TokenSequence>()?;
+    module.add_class::<sequence::ExternalSequence>()?;
+    module.add_class::<layout::Layout>()?;
+    module.add_class::<loads::LookUp>()?;
+    module.add_class::<loads::FinishedLoad>()?;
+    module.add_class::<loads::OffloadStarted>()?;
+    module.add_class::<manager::KvBlockManager>()?;
+    module.add_class::<events::Events>()?;
+    module.add_class::<events::Event>()?;
+    module.add_class::<events::Gap>()?;
+    module.add_class::<events::KvIndex>()?;
+    module.add_function(wrap_pyfunction!(logs::drain_logs, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::wait_logs, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::set_log_level, module)?)?;
+    module.add_function(wrap_pyfunction!(guard::_panic_for_tests, module)?)?;
+    Ok(())
+}

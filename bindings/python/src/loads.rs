@@ -1,0 +1,81 @@
+//! Tickets, loads and offloads as Python sees them.
+
+use pyo3::prelude::*;
+
+/// What a look-up promises: so many blocks from the first that the engine lacks.
+#[pyclass(module = "kvbm_rs", frozen, get_all)]
+#[derive(Clone, Copy)]
+pub(crate) struct LookUp {
+    /// Blocks.
+    pub(crate) blocks: usize,
+    /// Of these, blocks by tier, G1 to G4.
+    pub(crate) by_tier: [usize; 4],
+}
+
+#[pymethods]
+impl LookUp {
+    fn __repr__(&self) -> String {
+        format!("LookUp(blocks={}, by_tier={:?})", self.blocks, self.by_tier)
+    }
+}
+
+/// A load that is over: no copy can write to the engine's blocks any more.
+#[pyclass(module = "kvbm_rs", frozen, get_all)]
+#[derive(Clone)]
+pub(crate) struct FinishedLoad {
+    /// Who asked for it.
+    pub(crate) request: String,
+    /// Blocks from the front that hold verified bytes.
+    pub(crate) arrived: usize,
+    /// Blocks asked for.
+    pub(crate) wanted: usize,
+    /// Why the others did not arrive, a text for each.
+    pub(crate) failures: Vec<String>,
+}
+
+#[pymethods]
+impl FinishedLoad {
+    fn __repr__(&self) -> String {
+        format!("FinishedLoad({:?}, {} of {} blocks)", self.request, self.arrived, self.wanted)
+    }
+}
+
+impl From<kvbm::FinishedLoad> for FinishedLoad {
+    fn from(load: kvbm::FinishedLoad) -> Self {
+        /// Texts at most: one says what is wrong, a thousand say no more.
+        const MOST: usize = 16;
+        let failures = load.failures.iter().take(MOST).map(ToString::to_string).collect();
+        Self { request: load.request, arrived: load.arrived, wanted: load.wanted, failures }
+    }
+}
+
+/// What an offload began with.
+#[pyclass(module = "kvbm_rs", frozen, get_all)]
+#[derive(Clone)]
+pub(crate) struct OffloadStarted {
+    /// Blocks that are being copied.
+    pub(crate) started: usize,
+    /// Blocks that host memory has, or is about to have.
+    pub(crate) present: usize,
+    /// Blocks that were not taken, each with the reason.
+    pub(crate) refused: Vec<(u32, String)>,
+}
+
+impl From<kvbm::OffloadStarted> for OffloadStarted {
+    fn from(begun: kvbm::OffloadStarted) -> Self {
+        let refused = begun.refused.iter().map(|block| (block.block.0, block.reason.to_string()));
+        Self { started: begun.started, present: begun.present, refused: refused.collect() }
+    }
+}
+
+#[pymethods]
+impl OffloadStarted {
+    fn __repr__(&self) -> String {
+        format!(
+            "OffloadStarted(started={}, present={}, refused={})",
+            self.started,
+            self.present,
+            self.refused.len()
+        )
+    }
+}

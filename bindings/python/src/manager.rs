@@ -1,0 +1,332 @@
+//! `KvBlockManager`: a manager over the engine's own blocks.
+
+use crate::config::Config;
+use crate::errors::{Error, Kind, Result};
+use crate::events::Events;
+use crate::guard::{Process, caught, detached, drop_detached};
+use crate::integers::u32s;
+use crate::layout::Layout;
+use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
+use crate::sequence::{AnySequence, Namespace};
+use kvbm::config::Config as Settings;
+use kvbm::{BlockId, Engine, KvBlockManager as Manager, Tier};
+use parking_lot::RwLock;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A block manager over blocks that the engine allocates and names.
+///
+/// Close it (or use it in a `with` statement): what is not on disk by then is lost.
+#[pyclass(module = "kvbm_rs", frozen, subclass)]
+pub(crate) struct KvBlockManager {
+    made: Process,
+    namespace: kvbm::Namespace,
+    block_bytes: usize,
+    open: RwLock<Option<Arc<Open>>>,
+}
+
+/// A manager that was not closed yet.
+struct Open {
+    manager: Manager<Engine>,
+}
+
+impl Drop for KvBlockManager {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.get_mut().take() {
+            drop_detached(self.made, open);
+        }
+    }
+}
+
+impl KvBlockManager {
+    fn open(&self) -> Result<Arc<Open>> {
+        self.made.check("KvBlockManager")?;
+        self.open
+            .read()
+            .clone()
+            .ok_or_else(|| Error::new(Kind::Closed, "the manager was closed: build another one"))
+    }
+
+    /// Runs `call` without the GIL.
+    fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Open) -> Result<T> + Send) -> PyResult<T> {
+        let open = self.open()?;
+        detached(py, move || call(&open))
+    }
+}
+
+#[pymethods]
+impl KvBlockManager {
+    /// A manager over the engine's blocks as `layout` describes them. `config` says what else there is: host memory, disk, volumes;
+    /// its `[model]` and `[namespace]` are taken from `layout` and `namespace`. With `shadow` it keeps the books and moves no byte: what
+    /// it finds was never stored, so nothing of it may be loaded.
+    #[new]
+    #[pyo3(signature = (config, layout, namespace, *, shadow = false))]
+    fn new(
+        py: Python<'_>,
+        config: &Config,
+        layout: &Layout,
+        namespace: &Namespace,
+        shadow: bool,
+    ) -> PyResult<Self> {
+        let (model, bound) = (layout.model()?, layout.bind(py)?);
+        let (settings, namespace) = (config.settings.clone(), namespace.inner.clone());
+        let block_bytes = layout.block_bytes();
+        let num_blocks = layout.num_blocks();
+        let open = detached(py, move || {
+            let configure = move |built: &mut Settings| {
+                let (model, namespace) = (built.model.clone(), built.namespace.clone());
+                *built = settings;
+                (built.model, built.namespace) = (model, namespace);
+            };
+            let builder = Manager::<Engine>::builder().model(model).namespace(namespace);
+            let manager = if shadow {
+                builder.engine_blocks(num_blocks).configure(configure).build_metadata_only()?
+            } else {
+                builder.engine_host(vec![bound]).configure(configure).build()?
+            };
+            Ok(Open { manager })
+        })?;
+        let namespace = open.manager.namespace().clone();
+        Ok(Self { made: Process::this(), namespace, block_bytes, open: RwLock::new(Some(Arc::new(open))) })
+    }
+
+    /// The namespace of the manager, complete: sequences are made in it.
+    #[getter]
+    fn namespace(&self) -> Namespace {
+        Namespace { inner: self.namespace.clone() }
+    }
+
+    /// Bytes of a block.
+    #[getter]
+    fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Blocks that each tier holds at most, G1 to G4.
+    #[getter]
+    fn capacity(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.call(py, |open| Ok(open.manager.status().tiers.iter().map(|tier| tier.capacity).collect()))
+    }
+
+    /// What can be loaded of `sequence` from its block `first` on, the first that the engine lacks. The same answer and the same
+    /// pins for the same request until `commit`, `abandon`, or the ticket is too old. `None`: ask again later.
+    #[pyo3(signature = (request, sequence, first = 0))]
+    fn look_up(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        sequence: AnySequence<'_>,
+        first: usize,
+    ) -> PyResult<Option<LookUp>> {
+        let chain = sequence.chain();
+        self.call(py, |open| match open.manager.tickets().look_up(request, chain, first)? {
+            kvbm::LookUp::Ready { blocks, by_tier } => Ok(Some(LookUp { blocks, by_tier })),
+            kvbm::LookUp::Pending => Ok(None),
+        })
+    }
+
+    /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`.
+    fn commit(&self, py: Python<'_>, request: &str, ids: &Bound<'_, PyAny>) -> PyResult<()> {
+        let ids = block_ids(ids)?;
+        self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, None)?))
+    }
+
+    /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy can write to its blocks any more.
+    /// Whether there was one.
+    fn abandon(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
+        self.call(py, |open| Ok(open.manager.tickets().abandon(request)))
+    }
+
+    /// Loads that are over, each once, and only when no copy can write to their blocks any more.
+    fn finished(&self, py: Python<'_>) -> PyResult<Vec<FinishedLoad>> {
+        self.call(py, |open| {
+            let finished = open.manager.tickets().finished().into_iter();
+            Ok(finished.map(FinishedLoad::from).collect())
+        })
+    }
+
+    /// Tickets and loads that are open.
+    #[getter]
+    fn open_tickets(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
+        self.call(py, |open| Ok(open.manager.tickets().counts()))
+    }
+
+    /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of `sequence`. The blocks hold their
+    /// final bytes when this is called.
+    #[pyo3(signature = (ids, sequence, first = 0))]
+    fn offload(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        sequence: AnySequence<'_>,
+        first: usize,
+    ) -> PyResult<OffloadStarted> {
+        let ids = block_ids(ids)?;
+        let chain = sequence.chain();
+        self.call(py, |open| {
+            let begun = open.manager.offload(&ids, chain, first, None)?;
+            Ok(OffloadStarted::from(begun))
+        })
+    }
+
+    /// Whether blocks of `sequence` are on a tier: for each block up to the first that is nowhere, the tiers' names.
+    fn places(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<Vec<Vec<&'static str>>> {
+        let chain = sequence.chain();
+        self.call(py, |open| {
+            let places = open.manager.look_up(chain);
+            let names = |places: &kvbm::Places| {
+                Tier::ALL.into_iter().filter(|tier| places.contains(*tier)).map(Tier::as_str).collect()
+            };
+            Ok(places.iter().map(names).collect())
+        })
+    }
+
+    /// The engine has no more use for what these blocks hold. The ids that a copy still touches.
+    fn released(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        let ids = block_ids(ids)?;
+        self.call(py, |open| Ok(open.manager.released(&ids)?.iter().map(|id| id.0).collect()))
+    }
+
+    /// Makes sure that these blocks can be overwritten: discards copies of them and waits until no copy touches them. The ids that are
+    /// still busy after `timeout` seconds; wait again for these.
+    fn before_reuse(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<u32>> {
+        let (ids, timeout) = (block_ids(ids)?, seconds(timeout)?);
+        self.call(py, |open| {
+            let busy = open.manager.before_reuse(&ids, Instant::now() + timeout).err();
+            Ok(busy.map_or_else(Vec::new, |busy| busy.blocks.iter().map(|id| id.0).collect()))
+        })
+    }
+
+    /// An iteration of the engine is over. Its number.
+    fn step(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |open| Ok(open.manager.step()))
+    }
+
+    /// Nothing will continue `sequence`: a hint to the eviction policy.
+    fn branch_ends(&self, py: Python<'_>, sequence: AnySequence<'_>) -> PyResult<()> {
+        let chain = sequence.chain();
+        self.call(py, |open| {
+            open.manager.branch_ends(chain);
+            Ok(())
+        })
+    }
+
+    /// Waits until no offload is queued or running. Whether that was reached within `timeout` seconds.
+    fn wait_offloads(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(timeout)?;
+        self.call(py, |open| Ok(open.manager.wait_offloads(Instant::now() + timeout)))
+    }
+
+    /// Makes what is on disk and volumes durable. How many blocks are.
+    fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<u64> {
+        let timeout = seconds(timeout)?;
+        self.call(py, |open| Ok(open.manager.flush(timeout)?.durable_blocks))
+    }
+
+    /// Removes every block that nobody uses from a tier (`"g2"` or `"g3"`). How many went.
+    fn clear(&self, py: Python<'_>, tier: &str) -> PyResult<u64> {
+        let tier: Tier = tier.parse().map_err(|error| Error::argument(format!("tier {tier:?}: {error}")))?;
+        self.call(py, |open| Ok(open.manager.clear(tier)?))
+    }
+
+    /// Removes a namespace from all tiers. How many blocks went.
+    fn forget(&self, py: Python<'_>, namespace: &Namespace) -> PyResult<u64> {
+        let namespace = namespace.inner.clone();
+        self.call(py, |open| Ok(open.manager.forget(&namespace)))
+    }
+
+    /// A subscriber that sees every event from now on.
+    fn events(&self, py: Python<'_>) -> PyResult<Events> {
+        self.call(py, |open| Ok(Events::new(open.manager.events().subscribe()?)))
+    }
+
+    /// Publishes what happened so far rather than at the next tick. Whether that worked within a second.
+    fn pump_events(&self, py: Python<'_>) -> PyResult<bool> {
+        self.call(py, |open| Ok(open.manager.events().pump()))
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
+        self.call(py, |open| Ok(open.manager.metrics().encode()))
+    }
+
+    /// Tiers and their blocks, and whether the disk is down.
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let status = self.call(py, |open| Ok(open.manager.status()))?;
+        let tiers = PyDict::new(py);
+        for tier in &status.tiers {
+            let of_tier = PyDict::new(py);
+            of_tier.set_item("capacity", tier.capacity)?;
+            of_tier.set_item("free", tier.free)?;
+            of_tier.set_item("arriving", tier.arriving)?;
+            of_tier.set_item("active", tier.active)?;
+            of_tier.set_item("inactive", tier.inactive)?;
+            of_tier.set_item("quarantined", tier.quarantined)?;
+            of_tier.set_item("transfer_pins", tier.transfer_pins)?;
+            tiers.set_item(tier.tier.as_str(), of_tier)?;
+        }
+        let out = PyDict::new(py);
+        out.set_item("tiers", tiers)?;
+        out.set_item("disk_down", status.disk_down)?;
+        out.set_item("disk_failure", status.disk_failure.map(|failure| failure.to_string()))?;
+        out.set_item("shut_down", status.shut_down)?;
+        Ok(out)
+    }
+
+    /// Saves what time allows and stops the threads. What could not be saved, as text; `None` where all was. A second call does
+    /// nothing.
+    #[pyo3(signature = (timeout = 10.0))]
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
+        self.made.check("KvBlockManager")?;
+        let timeout = seconds(timeout)?;
+        let Some(open) = self.open.write().take() else { return Ok(None) };
+        detached(py, move || {
+            let report = open.manager.shutdown(timeout);
+            caught(move || {
+                drop(open);
+                Ok(())
+            })?;
+            let whole = report.not_saved == 0 && report.drained && report.flush_error.is_none();
+            Ok((!whole).then(|| {
+                let why = report.flush_error.map_or_else(String::new, |error| format!("; {error}"));
+                let drained = if report.drained { "" } else { "; offloads did not end in time" };
+                format!("{} blocks were not saved{drained}{why}", report.not_saved)
+            }))
+        })
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.open.read().is_none()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py, 10.0).map(drop)
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { "closed" } else { "open" };
+        format!("KvBlockManager({:?}, {state})", self.namespace.model_id())
+    }
+}
+
+fn block_ids(ids: &Bound<'_, PyAny>) -> PyResult<Vec<BlockId>> {
+    Ok(u32s(ids, "block ids")?.into_iter().map(BlockId).collect())
+}
+
+fn seconds(timeout: f64) -> Result<Duration> {
+    /// The longest wait, so that a deadline can be computed.
+    const LONGEST: Duration = Duration::from_secs(24 * 3600);
+    let timeout = Duration::try_from_secs_f64(timeout);
+    timeout
+        .map(|timeout| timeout.min(LONGEST))
+        .map_err(|error| Error::argument(format!("timeout: {error}; give seconds, 0 or more")))
+}

@@ -1,0 +1,255 @@
+"""A manager over an engine's tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import NUM_BLOCKS, PAGE_SIZE, FakeEngine
+from kvbm_rs import (
+    ClosedError,
+    Config,
+    ConfigInvalid,
+    ExternalSequence,
+    InvalidArgument,
+    KvBlockManager,
+    KvIndex,
+    Layout,
+    Namespace,
+    TokenSequence,
+    layout_of,
+)
+
+PROMPT = list(range(100, 117))  # 4 blocks and a token
+
+
+def computed(engine: FakeEngine, manager: KvBlockManager, ids: list[int]) -> TokenSequence:
+    """A prompt whose blocks were computed in `ids` and offloaded."""
+    tokens = TokenSequence(manager.namespace, PROMPT)
+    for at, block in enumerate(ids):
+        engine.compute(block, at)
+    begun = manager.offload(ids, tokens)
+    assert (begun.started, begun.present, begun.refused) == (4, 0, [])
+    assert manager.wait_offloads(10)
+    return tokens
+
+
+def load(manager: KvBlockManager, tokens: TokenSequence | ExternalSequence, ids: list[int], first: int = 0) -> int:
+    found = manager.look_up("r", tokens, first)
+    assert found is not None
+    manager.commit("r", ids[: found.blocks])
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for done in manager.finished():
+            assert (done.request, done.arrived, done.failures) == ("r", done.wanted, [])
+            return done.arrived
+        time.sleep(0.001)
+    raise AssertionError("the load did not end")
+
+
+def test_blocks_come_back_where_the_engine_wants_them(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [7, 3, 11, 0])
+    assert load(manager, tokens, [20, 21, 22, 23]) == 4
+    assert all(engine.holds(20 + at, at) for at in range(4))
+    assert manager.open_tickets == (0, 0)
+    assert [places for places in manager.places(tokens)] == [["g2"]] * 4
+
+
+def test_a_part_behind_the_engines_own_prefix(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    found = manager.look_up("r", tokens, 1)
+    assert found is not None and (found.blocks, found.by_tier) == (3, [0, 3, 0, 0])
+    again = manager.look_up("r", tokens, 1)
+    assert again is not None and again.blocks == 3, "a second look-up says the same"
+    assert manager.open_tickets == (1, 0)
+    assert load(manager, tokens, [9, 8], 1) == 2, "fewer ids than promised blocks"
+    assert engine.holds(9, 1) and engine.holds(8, 2)
+
+
+def test_tickets_end(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    assert not manager.abandon("nobody")
+    manager.look_up("r", tokens)
+    assert manager.abandon("r") and manager.open_tickets == (0, 0)
+    with pytest.raises(InvalidArgument, match='request "r"'):
+        manager.commit("r", [1])
+    manager.look_up("r", tokens)
+    with pytest.raises(InvalidArgument, match="5 ids for 4"):
+        manager.commit("r", [1, 2, 3, 4, 5])
+    found = manager.look_up("miss", TokenSequence(manager.namespace, [9] * 8))
+    assert found is not None and found.blocks == 0
+
+
+@pytest.mark.parametrize("ids", [[0, 0, 1, 2], [NUM_BLOCKS, 1, 2, 3], [1, 2], np.array([0, 1, 2, -3])])
+def test_wrong_ids_are_named(manager: KvBlockManager, ids: object) -> None:
+    tokens = TokenSequence(manager.namespace, PROMPT[:4] if len(ids) == 2 else PROMPT)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        manager.offload(ids, tokens)  # type: ignore[arg-type]
+
+
+def test_reuse_of_a_block_discards_its_copy(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = TokenSequence(manager.namespace, PROMPT)
+    manager.offload([0, 1, 2, 3], tokens)
+    assert manager.before_reuse([0, 1, 2, 3], 10) == []
+    assert manager.released([0]) == []
+    assert manager.wait_offloads(10)
+    found = manager.look_up("r", tokens)
+    assert found is not None and found.blocks in (0, 1, 2, 3, 4)
+
+
+def test_a_load_is_waited_for_polled_and_awaited(engine: FakeEngine, manager: KvBlockManager) -> None:
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    manager.look_up("a", tokens)
+    onboarding = manager.load("a", [10, 11, 12, 13])
+    assert onboarding.wait(10).arrived == 4 and onboarding.is_done() and engine.holds(13, 3)
+    manager.look_up("b", tokens)
+    other = manager.load("b", np.array([14, 15, 16, 17]))
+
+    async def wait() -> int:
+        return (await other).arrived
+
+    assert asyncio.run(wait()) == 4 and engine.holds(17, 3)
+    assert manager.finished() == []
+
+
+def test_blocks_survive_on_disk(engine: FakeEngine, tmp_path: Path) -> None:
+    with engine.manager(tmp_path / "disk") as manager:
+        computed(engine, manager, [0, 1, 2, 3])
+        assert manager.flush(10) == 4
+    other = FakeEngine()
+    with other.manager(tmp_path / "disk") as manager:
+        tokens = TokenSequence(manager.namespace, PROMPT)
+        found = manager.look_up("r", tokens)
+        assert found is not None and found.by_tier == [0, 0, 4, 0]
+        assert load(manager, tokens, [5, 6, 7, 8]) == 4
+        assert all(other.holds(5 + at, at) for at in range(4))
+    with other.manager(tmp_path / "disk", weights="2") as manager:
+        found = manager.look_up("r", TokenSequence(manager.namespace, PROMPT))
+        assert found is not None and found.blocks == 0, "other weights have other blocks"
+
+
+def test_hashes_of_an_engine_that_mean_nothing_elsewhere_refuse_a_disk(engine: FakeEngine, tmp_path: Path) -> None:
+    config = Config()
+    config.set("host.capacity", "8")
+    config.set("disk.dir", str(tmp_path))
+    config.set("disk.capacity", "8")
+    space = Namespace("m", page_size=PAGE_SIZE, chain_root=b"r", persistent=False)
+    with pytest.raises(InvalidArgument, match="changes with every process"):
+        KvBlockManager(config, layout_of(engine.tensors, page_size=PAGE_SIZE), space)
+
+
+def test_clear_and_forget(engine: FakeEngine, manager: KvBlockManager) -> None:
+    computed(engine, manager, [0, 1, 2, 3])
+    assert manager.clear("g2") == 4
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    assert manager.forget(manager.namespace) == 4
+    found = manager.look_up("r", tokens)
+    assert found is not None and found.blocks == 0
+    with pytest.raises(InvalidArgument, match="g9"):
+        manager.clear("g9")
+
+
+def test_events_feed_an_index(engine: FakeEngine, manager: KvBlockManager) -> None:
+    events, index = manager.events(), KvIndex()
+    tokens = computed(engine, manager, [0, 1, 2, 3])
+    assert manager.pump_events()
+    taken = events.take(5)
+    assert [event.kind for event in taken] == ["store"] * 4  # type: ignore[union-attr]
+    assert [event.hash for event in taken] == tokens.hashes  # type: ignore[union-attr]
+    assert [event.tier for event in taken] == ["g2"] * 4  # type: ignore[union-attr]
+    index.apply(taken)
+    assert len(index) == 4
+    ((source, blocks, by_tier),) = index.find(tokens)
+    assert (blocks, by_tier) == (4, [0, 4, 0, 0])
+    index.forget(source)
+    assert len(index) == 0
+    with pytest.raises(InvalidArgument, match="int"):
+        index.apply([3])  # type: ignore[list-item]
+
+
+def test_metrics_and_status(engine: FakeEngine, manager: KvBlockManager) -> None:
+    computed(engine, manager, [0, 1, 2, 3])
+    samples = manager.metrics.read()
+    assert any(name.startswith("kvbm_") for name in samples)
+    assert "# EOF" in manager.metrics.text()
+    status = manager.status()
+    assert status["tiers"]["g2"]["capacity"] == 64 and not status["disk_down"]
+    assert manager.capacity == [0, 64, 0, 0]
+
+
+def test_a_closed_manager_says_so(engine: FakeEngine) -> None:
+    manager = engine.manager()
+    assert manager.close() is None and manager.close() is None and manager.closed
+    with pytest.raises(ClosedError, match="closed"):
+        manager.step()
+
+
+def test_tensors_live_as_long_as_the_manager(engine: FakeEngine) -> None:
+    manager = engine.manager()
+    tensor = weakref.ref(engine.tensors[0])
+    engine.tensors.clear()
+    gc.collect()
+    assert tensor() is not None
+    manager.close()
+    del manager
+    gc.collect()
+    assert tensor() is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"), [("host.capcity", "1", "nearest"), ("host.capacity", "much", "much"), ("", "", "unknown key")]
+)
+def test_settings_that_make_no_sense(key: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigInvalid, match=text):
+        Config().set(key, value)
+
+
+def test_a_configuration_reads_and_writes_toml(tmp_path: Path) -> None:
+    config = Config.from_toml('[host]\ncapacity = "8GiB"\n')
+    assert 'capacity = "8GiB"' in config.to_toml()
+    with pytest.raises(ConfigInvalid, match="here:1"):
+        Config.from_toml("[nothing]", "here")
+
+
+def test_layouts_that_make_no_sense() -> None:
+    owner = np.zeros(1024, dtype=np.uint8)
+    address = owner.ctypes.data
+    with pytest.raises(InvalidArgument, match="0 blocks"):
+        Layout(0, 4)
+    layout = Layout(4, 4)
+    for length, stride, size, text in [(1024, 64, 128, "stride"), (255, 64, 64, "do not fit"), (1024, 64, 62, "multiple")]:
+        with pytest.raises(InvalidArgument, match=text):
+            layout.add(address, length, block_stride=stride, block_bytes=size, owner=owner)
+    layout.add(address, 512, block_stride=128, block_bytes=64, owner=owner)
+    with pytest.raises(InvalidArgument, match="cache groups"):
+        layout.add(address, 512, block_stride=128, block_bytes=128, owner=owner)
+    read_only = np.zeros((4, 64), dtype=np.uint8)
+    read_only.flags.writeable = False
+    with pytest.raises(InvalidArgument, match="read-only"):
+        layout_of([read_only], page_size=4)
+    with pytest.raises(InvalidArgument, match="contiguous"):
+        layout_of([np.zeros((4, 8, 8), dtype=np.uint8)[:, :, ::2]], page_size=4)
+
+
+def test_blocks_at_a_stride(tmp_path: Path) -> None:
+    """A tensor whose first axis is keys and values, and blocks with a gap between them."""
+    whole = np.zeros((8, 2, 64), dtype=np.uint8)
+    config = Config()
+    config.set("host.capacity", "16")
+    config.set("host.pinned", "false")
+    layout = layout_of([whole[:, 0, :]], page_size=4)
+    with KvBlockManager(config, layout, Namespace("m", page_size=4)) as manager:
+        tokens = TokenSequence(manager.namespace, PROMPT)
+        for at in range(4):
+            whole[at, 0] = at + 1
+            whole[at, 1] = 99
+        manager.offload([0, 1, 2, 3], tokens)
+        assert manager.wait_offloads(10)
+        assert load(manager, tokens, [4, 5, 6, 7]) == 4
+    assert [int(whole[block, 0, 0]) for block in range(4, 8)] == [1, 2, 3, 4]
+    assert (whole[4:, 1] == 0).all(), "what lies between blocks is not touched"

@@ -1,0 +1,166 @@
+//! Memory of a rank: its G1, which may be the engine's, and its G2.
+
+use super::WorkerError;
+use crate::config::{self, BandwidthModel, Config, DeviceKind, DeviceOrder, HostOrder, LayoutKind};
+use kvbm_device::{CudaDevice, CudaDriver, Device, DeviceId, EmulatedConfig, EmulatedDevice, TransferModel};
+use kvbm_layout::{
+    AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement, slice_for_rank,
+};
+use kvbm_plan::{Rank, Tier};
+use kvbm_storage::{
+    BoundLayout, DeviceAllocator, HugePages, PinFallback, PinnedAllocator, StorageKind, SystemAllocator,
+};
+use std::sync::Arc;
+
+/// Whose memory a rank's G1 is.
+#[derive(Clone, Debug)]
+pub enum G1Memory {
+    /// A pool of ours, on the device that `[device]` of the configuration names.
+    Owned,
+    /// The engine's: KV tensors on its device, bound to the layout that they have.
+    EngineDevice(Arc<dyn Device>, BoundLayout),
+    /// The engine's: KV tensors in host memory ([`HostStorage`](kvbm_storage::HostStorage)), bound to the layout that they have.
+    EngineHost(BoundLayout),
+}
+
+impl G1Memory {
+    /// The layout of the engine's memory; none where G1 is ours.
+    pub fn engine_layout(&self) -> Option<&BoundLayout> {
+        match self {
+            Self::Owned => None,
+            Self::EngineDevice(_, bound) | Self::EngineHost(bound) => Some(bound),
+        }
+    }
+
+    /// The device, if there is one, and the memory, which is allocated here where G1 is ours.
+    pub(super) fn resolve(
+        &self,
+        config: &Config,
+        rank: Rank,
+        blocks: u32,
+    ) -> Result<(Option<Arc<dyn Device>>, BoundLayout), WorkerError> {
+        match self {
+            Self::Owned => {
+                let g1 = device_layout(config, rank, blocks)?;
+                let bytes = g1.regions().iter().map(|region| region.bytes).sum();
+                let device = device(&config.device, rank, bytes)?;
+                let bound = BoundLayout::allocate(g1, &DeviceAllocator::new(Arc::clone(&device)));
+                Ok((Some(device), bound.map_err(|source| WorkerError::Storage { tier: Tier::G1, source })?))
+            }
+            Self::EngineDevice(device, bound) => Ok((Some(Arc::clone(device)), bound.clone())),
+            Self::EngineHost(bound) if matches!(bound.kind(), StorageKind::System | StorageKind::Pinned) => {
+                Ok((None, bound.clone()))
+            }
+            Self::EngineHost(bound) => Err(WorkerError::NotHostMemory { rank, kind: bound.kind() }),
+        }
+    }
+}
+
+fn device(config: &config::DeviceConfig, rank: Rank, bytes: u64) -> Result<Arc<dyn Device>, WorkerError> {
+    match config.kind {
+        DeviceKind::Emulated => emulated_device(config, rank, bytes),
+        DeviceKind::Cuda => {
+            let ordinal = DeviceId(config.ordinal.saturating_add(u32::from(rank.0)));
+            let opened = CudaDriver::open().and_then(|driver| CudaDevice::open(&driver, ordinal));
+            Ok(Arc::new(opened.map_err(|source| WorkerError::Cuda { rank, source })?))
+        }
+    }
+}
+
+fn emulated_device(
+    config: &config::DeviceConfig,
+    rank: Rank,
+    bytes: u64,
+) -> Result<Arc<dyn Device>, WorkerError> {
+    let model = match config.bandwidth_model {
+        BandwidthModel::Unlimited => TransferModel::unlimited(),
+        BandwidthModel::Reference => TransferModel::reference(),
+    };
+    let defaults = EmulatedConfig::default();
+    // Room for the pool, rounding of its regions, and as much again for whoever computes beside it.
+    let memory_bytes = bytes.saturating_mul(2).max(defaults.memory_bytes);
+    let emulated = EmulatedConfig { id: DeviceId(u32::from(rank.0)), model, memory_bytes, ..defaults };
+    let device = EmulatedDevice::new(emulated).map_err(|source| WorkerError::Device { rank, source })?;
+    Ok(Arc::new(device))
+}
+
+/// The shape of `rank`'s slice of a block.
+fn rank_layout_config(
+    config: &Config,
+    rank: Rank,
+    num_blocks: u32,
+    alignment: u64,
+    tier: Tier,
+) -> Result<LayoutConfig, WorkerError> {
+    let model = &config.model;
+    let slice = slice_for_rank(model.num_kv_heads, config.parallelism.tensor_parallel, u32::from(rank.0))?;
+    let heads = slice.heads.len() as u32;
+    LayoutConfig::builder()
+        .num_blocks(num_blocks)
+        .num_layers(model.num_layers)
+        .outer_dim(model.outer_dim)
+        .page_size(model.page_size)
+        .inner_dim(heads.saturating_mul(model.head_dim))
+        .num_heads(heads)
+        .dtype(model.dtype)
+        .alignment(alignment)
+        .build()
+        .map_err(|error| WorkerError::Layout { tier, source: error.into() })
+}
+
+fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn BlockLayout>, WorkerError> {
+    let shape = rank_layout_config(config, rank, blocks, 1, Tier::G1)?;
+    let order = match config.device.order {
+        DeviceOrder::Nhd => AxisOrder::Nhd,
+        DeviceOrder::Hnd => AxisOrder::Hnd,
+    };
+    let layout = |source| WorkerError::Layout { tier: Tier::G1, source };
+    Ok(match config.device.layout {
+        LayoutKind::LayerSeparate => {
+            let placement = OuterPlacement::KvOuter;
+            Arc::new(LayerSeparate::new(shape, order, placement).map_err(layout)?)
+        }
+        LayoutKind::FullyContiguous => Arc::new(FullyContiguous::new(shape, order).map_err(layout)?),
+    })
+}
+
+/// G2 of a rank. Pages are locked through the device of G1.
+pub(super) fn host_memory(
+    config: &Config,
+    device: Option<&Arc<dyn Device>>,
+    rank: Rank,
+    blocks: u32,
+) -> Result<BoundLayout, WorkerError> {
+    let shape = rank_layout_config(config, rank, blocks, config::PAGE, Tier::G2)?;
+    let order = match config.host.order {
+        HostOrder::Nhd => AxisOrder::Nhd,
+        HostOrder::Universal => AxisOrder::Universal,
+    };
+    let layout = FullyContiguous::new(shape, order)
+        .map_err(|source| WorkerError::Layout { tier: Tier::G2, source })?;
+    let huge_pages = if config.host.huge_pages { HugePages::Try } else { HugePages::No };
+    let device = device.filter(|_| config.host.pinned);
+    let bound = if let Some(device) = device.map(Arc::clone) {
+        let fallback = PinFallback::Unpinned;
+        let allocator = PinnedAllocator { device, huge_pages, fallback, progress: tell_pinned };
+        BoundLayout::allocate(Arc::new(layout), &allocator)
+    } else {
+        BoundLayout::allocate(Arc::new(layout), &SystemAllocator { huge_pages })
+    };
+    let bound = bound.map_err(|source| WorkerError::Storage { tier: Tier::G2, source })?;
+    if device.is_some() && bound.kind() != StorageKind::Pinned {
+        tracing::warn!(
+            target: "kvbm", %rank,
+            "host memory could not be locked: copies to the device are slower; raise the memlock limit"
+        );
+    }
+    Ok(bound)
+}
+
+/// Page-locking gigabytes takes seconds: whoever waits is told about every tenth.
+fn tell_pinned(done: u64, total: u64) {
+    const STEP: u64 = 256 << 20;
+    if done == total || done % (total / 10).max(STEP) < STEP {
+        tracing::info!(target: "kvbm", done, total, "host memory is being page-locked");
+    }
+}

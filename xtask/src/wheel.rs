@@ -1,0 +1,130 @@
+//! The Python package: its tests, and its wheel.
+
+use crate::python;
+use crate::steps::Outcome;
+use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
+use anyhow::Context;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the tests need beside the package.
+const TEST_PACKAGES: &[&str] = &["pytest==9.2.0", "mypy==2.4.1", "numpy==2.2.6"];
+
+/// What builds wheels. `ziglang` links against an old glibc, so that one wheel runs on all of manylinux.
+const BUILD_PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.16.0"];
+
+/// The step `python`: type checks and tests of the package, over the extension of the workspace's own build.
+pub(crate) fn check(workspace: &Workspace) -> Outcome {
+    match prepared(workspace) {
+        Ok((python, package)) => types(workspace, &python).and(tests(workspace, &python, &package)),
+        Err(error) => Err(error).into(),
+    }
+}
+
+fn prepared(workspace: &Workspace) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let package = assemble(workspace, Profile::Dev)?;
+    Ok((python::environment(workspace, "binding", TEST_PACKAGES)?, package))
+}
+
+/// How the extension is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As all tests are.
+    Dev,
+    /// As the wheel is, for figures.
+    Release,
+}
+
+/// Builds the extension and lays it beside the Python sources, below the target folder. The folder that holds the package.
+pub(crate) fn assemble(workspace: &Workspace, profile: Profile) -> anyhow::Result<PathBuf> {
+    let mut build = cargo(&workspace.root);
+    build.args(["build", "--workspace", "--lib", "--features", FEATURES]);
+    build.args((profile == Profile::Release).then_some("--release"));
+    succeed(&mut build)?;
+    let built = if profile == Profile::Release { "release" } else { "debug" };
+    let folder = workspace.target.join(built).join("python");
+    let package = folder.join("kvbm_rs");
+    if package.exists() {
+        std::fs::remove_dir_all(&package).context("the old package cannot be removed")?;
+    }
+    copy(&workspace.root.join("bindings/python/python/kvbm_rs"), &package)?;
+    let extension = workspace.target.join(built).join("libkvbm_python.so");
+    std::fs::copy(&extension, package.join("_core.abi3.so"))
+        .with_context(|| format!("{} cannot be copied", extension.display()))?;
+    Ok(folder)
+}
+
+/// Copies a folder of sources.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(to).with_context(|| format!("{} cannot be made", to.display()))?;
+    for entry in std::fs::read_dir(from).with_context(|| format!("{} cannot be read", from.display()))? {
+        let path = entry?.path();
+        let (Some(name), extension) = (path.file_name(), path.extension().unwrap_or_default()) else {
+            continue;
+        };
+        if path.is_dir() && name != "__pycache__" {
+            copy(&path, &to.join(name))?;
+        } else if extension == "py" || extension == "pyi" || extension == "typed" {
+            std::fs::copy(&path, to.join(name))
+                .with_context(|| format!("{} cannot be copied", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn types(workspace: &Workspace, python: &Path) -> Outcome {
+    let mut mypy = Command::new(python);
+    succeed(mypy.args(["-m", "mypy"]).current_dir(workspace.root.join("bindings/python"))).into()
+}
+
+fn tests(workspace: &Workspace, python: &Path, package: &Path) -> Outcome {
+    let mut pytest = Command::new(python);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]);
+    pytest.current_dir(workspace.root.join("bindings/python")).env("PYTHONPATH", package);
+    pytest.env("PYTHONDONTWRITEBYTECODE", "1");
+    let line = line_of(&pytest);
+    let output = match pytest.output() {
+        Ok(output) => output,
+        Err(error) => return Err(anyhow::anyhow!("cannot start {line}: {error}")).into(),
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    print!("{text}");
+    let (passed, failed) = counts(&text);
+    if output.status.success() && passed > 0 {
+        return Outcome::Passed { tests: passed };
+    }
+    Outcome::Failed { why: format!("`{line}` ended with {}", output.status), tests: passed, failed }
+}
+
+/// Passed and failed of a last line like `1 failed, 44 passed in 1.23s`.
+fn counts(text: &str) -> (u64, u64) {
+    let last = text.lines().rev().find(|line| line.contains(" in ")).unwrap_or_default();
+    let words: Vec<&str> = last.split_whitespace().collect();
+    let before = |label: &str| {
+        let at = words.iter().position(|word| word.trim_end_matches(',') == label)?;
+        words.get(at.checked_sub(1)?)?.parse().ok()
+    };
+    (before("passed").unwrap_or(0), before("failed").unwrap_or(0) + before("errors").unwrap_or(0))
+}
+
+/// Builds the manylinux wheel into `target/wheels`.
+pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<()> {
+    let python = python::environment(workspace, "wheel", BUILD_PACKAGES)?;
+    let mut maturin = Command::new(&python);
+    maturin.args(["-m", "maturin", "build", "--release", "--zig", "--compatibility", "manylinux_2_28"]);
+    maturin.args(["--out"]).arg(workspace.target.join("wheels"));
+    succeed(maturin.current_dir(workspace.root.join("bindings/python")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_pytest_are_counted() {
+        assert_eq!(counts("....\n45 passed in 1.01s\n"), (45, 0));
+        assert_eq!(counts("x\n2 failed, 43 passed, 1 warning in 1.28s\n"), (43, 2));
+        assert_eq!(counts("1 passed, 3 errors in 0.1s"), (1, 3));
+        assert_eq!(counts("no tests ran"), (0, 0));
+    }
+}
