@@ -1,4 +1,5 @@
-//! Host memory: alignment, huge pages, page-locking and its failures, disjoint access by several threads.
+//! Host memory: alignment, huge pages, page-locking and its failures, disjoint access by several
+//! threads.
 
 use std::sync::Arc;
 
