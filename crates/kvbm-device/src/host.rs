@@ -18,14 +18,12 @@ use crate::{DeviceError, Owner};
 /// them or gives them a type other than `u8`; they are copied in and out by address, here and in
 /// the streams.
 ///
-/// Who may touch which bytes when is a protocol above: a block has one writer, or readers only,
-/// until its transfer is complete; events order what follows. Nothing here enforces it, as nothing
-/// enforces it for a file mapped by several processes or for memory that real hardware writes. An
-/// access that breaks it finds or leaves unspecified bytes in the ranges concerned (checksums are
-/// there to find such bytes) and in the terms of the language is a data race: a bug of whoever
-/// broke the protocol, which must be fixed there. What takes a Rust reference to shared bytes is
-/// `unsafe` ([`HostRegion::bytes`], [`HostRegion::bytes_mut`]) and has to prove that the protocol
-/// was kept.
+/// The layers above keep a protocol: a block has one writer, or readers only, until its transfer is
+/// complete; events order what follows. Nothing here enforces it, as nothing enforces it for a file
+/// that several processes map, or for memory that real hardware writes. An access that breaks the
+/// protocol reads or leaves unspecified bytes, which checksums find. In Rust's terms it is a data
+/// race, and a bug of the code that broke the protocol. Taking a Rust reference to shared bytes is
+/// `unsafe` ([`HostRegion::bytes`]): the caller proves that the protocol was kept.
 #[derive(Clone)]
 pub struct HostRegion {
     start: NonNull<u8>,
@@ -46,9 +44,8 @@ impl HostRegion {
     /// # Safety
     /// - The range must be initialised, in one allocation, and valid for reads and writes until the
     ///   last clone of `owner` is dropped.
-    /// - Nobody may hold a Rust reference to these bytes while others can reach them through this
-    ///   region: they are *shared bytes* (see the type), and whoever hands clones to several
-    ///   threads keeps to their protocol.
+    /// - No Rust reference to these bytes may exist while others can reach them through this
+    ///   region. They are *shared bytes* (see the type): threads that use clones keep the protocol.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
         Self { start, len, owner }
     }
@@ -91,7 +88,8 @@ impl HostRegion {
         self.at(offset, len).map(NonNull::as_ptr)
     }
 
-    /// Copies bytes out. They are shared bytes: nobody may be writing them.
+    /// Copies bytes out. They are shared bytes: no thread or device may write them at the same
+    /// time.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
@@ -104,7 +102,8 @@ impl HostRegion {
         Ok(())
     }
 
-    /// Copies bytes in. They are shared bytes: nobody else may be reading or writing them.
+    /// Copies bytes in. They are shared bytes: no other thread or device
+    /// may read or write them at the same time.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
@@ -152,30 +151,12 @@ impl HostRegion {
     /// [`DeviceError::OutOfRange`].
     ///
     /// # Safety
-    /// Nobody (thread or device) may write these bytes while the slice lives.
+    /// No thread or device may write these bytes while the slice lives.
     pub unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
         let start = self.at(offset, len)?;
         // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the
         // caller excludes writers.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) })
-    }
-
-    /// The bytes of a range as an exclusive slice, for code that writes in place (vectored reads).
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfRange`].
-    ///
-    /// # Safety
-    /// Nobody else (thread or device) may read or write these bytes while the slice lives.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "shared bytes: exclusivity is the caller's promise, per byte range"
-    )]
-    pub unsafe fn bytes_mut(&self, offset: u64, len: u64) -> Result<&mut [u8], DeviceError> {
-        let start = self.at(offset, len)?;
-        // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the
-        // caller excludes every other access.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len as usize) })
     }
 
     /// What keeps the memory allocated.
@@ -360,10 +341,7 @@ mod tests {
                 let region = buffer.region().clone();
                 scope.spawn(move || {
                     let offset = u64::from(thread) * 64;
-                    // SAFETY: each thread has a range of its own, and nobody else looks before all
-                    // are done.
-                    let bytes = unsafe { region.bytes_mut(offset, 64) }.expect("inside");
-                    bytes.fill(thread + 1);
+                    region.write_at(offset, &[thread + 1; 64]).expect("inside");
                     region.write_at(offset, &[0xff]).expect("inside");
                 });
             }
