@@ -157,7 +157,8 @@ pub struct Evictions {
 pub struct DiskWrites {
     /// Bytes of the blocks that were written, on all ranks together.
     pub bytes_written: u64,
-    /// Blocks found on disk for each GiB that was written; nothing where nothing was. Blocks from an earlier run count as found.
+    /// Blocks found on disk for each GiB that was written; nothing where nothing was. Blocks from
+    /// an earlier run count as found.
     pub hits_per_gib_written: Option<f64>,
 }
 

@@ -1,7 +1,9 @@
-//! The leader: decides, handles ids, never touches bytes. It holds the parts together; each part decides its own matters.
+//! The leader: decides, handles ids, never touches bytes. It holds the parts together; each part
+//! decides its own matters.
 //!
-//! Callers' threads start transfers; the workers' threads bring their messages (`inbox`). Two threads belong to the leader:
-//! `kvbm-deadlines` looks for what is late, `kvbm-offload` decides which blocks are copied down.
+//! Callers' threads start transfers; the workers' threads bring their messages (`inbox`). Two
+//! threads belong to the leader: `kvbm-deadlines` looks for what is late, `kvbm-offload` decides
+//! which blocks are copied down.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -116,7 +118,8 @@ impl Leader {
         let tasks: [&dyn Fn(); 3] =
             [&|| self.volumes.tend(now), &|| self.watch_ranks(now), &|| self.transfers.expire(now)];
         for task in tasks {
-            // Links and policies are foreign code. Whatever they do, deadlines are kept: others wait for them.
+            // Links and policies are foreign code. Whatever they do, deadlines are kept: others
+            // wait for them.
             if catch_unwind(AssertUnwindSafe(task)).is_err() {
                 tracing::error!("the leader failed while it looked for late transfers; it goes on looking");
             }
