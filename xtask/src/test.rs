@@ -4,7 +4,9 @@ use crate::servers::Servers;
 use crate::space::Space;
 use crate::steps::{Outcome, Report};
 use crate::workspace::{FEATURES, Workspace, cargo, line_of, succeed};
-use crate::{crash_test, dependencies, fuzz, gpu, kernels, miri, models, outside, smoke, tidy, wheel};
+use crate::{
+    crash_test, dependencies, engine_test, fuzz, gpu, kernels, miri, models, outside, smoke, tidy, wheel,
+};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
@@ -40,6 +42,7 @@ const STEPS: &[Step] = &[
     step("test", When::Always, "all crates' tests, with a real nats-server, libzmq and S3 server", tests),
     step("doctest", When::Always, "the examples of the documentation", doctests),
     step("python", When::Always, "types and tests of the Python package", wheel::check),
+    step("engine", When::All, "the connector under a real vLLM", engine_test::check),
     step("doc", When::All, "documentation, warnings are errors", doc),
     step("outside", When::All, "another project uses each crate by path", |w| outside::check(w).into()),
     step("smoke", When::All, "the product as a user runs it", smoke::check),

@@ -24,21 +24,34 @@ pub(crate) fn check(workspace: &Workspace) -> Outcome {
 }
 
 fn prepared(workspace: &Workspace) -> anyhow::Result<(PathBuf, PathBuf)> {
-    let package = assemble(workspace)?;
+    let package = assemble(workspace, Profile::Dev)?;
     Ok((python::environment(workspace, "binding", TEST_PACKAGES)?, package))
+}
+
+/// How the extension is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As all tests are.
+    Dev,
+    /// As the wheel is, for figures.
+    Release,
 }
 
 /// Builds the extension and lays it beside the Python sources, below the target folder. The folder
 /// that holds the package.
-pub(crate) fn assemble(workspace: &Workspace) -> anyhow::Result<PathBuf> {
-    succeed(cargo(&workspace.root).args(["build", "--workspace", "--lib", "--features", FEATURES]))?;
-    let folder = workspace.target.join("python");
+pub(crate) fn assemble(workspace: &Workspace, profile: Profile) -> anyhow::Result<PathBuf> {
+    let mut build = cargo(&workspace.root);
+    build.args(["build", "--workspace", "--lib", "--features", FEATURES]);
+    build.args((profile == Profile::Release).then_some("--release"));
+    succeed(&mut build)?;
+    let built = if profile == Profile::Release { "release" } else { "debug" };
+    let folder = workspace.target.join(built).join("python");
     let package = folder.join("kvbm_rs");
     if package.exists() {
         std::fs::remove_dir_all(&package).context("the old package cannot be removed")?;
     }
     copy(&workspace.root.join("bindings/python/python/kvbm_rs"), &package)?;
-    let extension = workspace.target.join("debug").join("libkvbm_python.so");
+    let extension = workspace.target.join(built).join("libkvbm_python.so");
     std::fs::copy(&extension, package.join("_core.abi3.so"))
         .with_context(|| format!("{} cannot be copied", extension.display()))?;
     Ok(folder)
@@ -54,7 +67,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
         };
         if path.is_dir() && name != "__pycache__" {
             copy(&path, &to.join(name))?;
-        } else if extension == "py" || extension == "pyi" || extension == "typed" || name == "py.typed" {
+        } else if extension == "py" || extension == "pyi" || extension == "typed" {
             std::fs::copy(&path, to.join(name))
                 .with_context(|| format!("{} cannot be copied", path.display()))?;
         }

@@ -53,6 +53,9 @@ impl Config {
 
     fn __repr__(&self) -> String {
         let model = &self.settings.namespace.model;
-        format!("Config(model={model:?}, host={}, disk={})", self.settings.host.capacity, self.settings.disk.capacity)
+        format!(
+            "Config(model={model:?}, host={}, disk={})",
+            self.settings.host.capacity, self.settings.disk.capacity
+        )
     }
 }

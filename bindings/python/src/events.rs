@@ -68,7 +68,12 @@ impl Event {
     }
 
     fn __repr__(&self) -> String {
-        format!("Event({}, {}, sequence={})", self.kind(), self.tier().unwrap_or("all tiers"), self.event.sequence)
+        format!(
+            "Event({}, {}, sequence={})",
+            self.kind(),
+            self.tier().unwrap_or("all tiers"),
+            self.event.sequence
+        )
     }
 }
 

@@ -2,9 +2,9 @@
 
 use crate::errors::{Error, Result};
 use kvbm::config::ModelConfig;
-use kvbm::device::{HostRegion, Owner};
+use kvbm::device::Owner;
 use kvbm::layout::{BlockLayout, CellStrides, DType, LayoutConfig, RegionSpec, StridedLayout};
-use kvbm::storage::{Backing, BoundLayout, RegionBinding, Storage, StorageKind};
+use kvbm::storage::{BoundLayout, HostStorage, RegionBinding};
 use pyo3::prelude::*;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -58,13 +58,17 @@ impl Layout {
             return refuse("address 0; give the address of the first byte of block 0".to_owned());
         }
         if block_bytes == 0 || block_bytes > block_stride {
-            return refuse(format!("{block_bytes} bytes a block at a stride of {block_stride}: give 1 to the stride"));
+            return refuse(format!(
+                "{block_bytes} bytes a block at a stride of {block_stride}: give 1 to the stride"
+            ));
         }
         let needed = (self.num_blocks as usize - 1).checked_mul(block_stride);
         let needed = needed.and_then(|bytes| bytes.checked_add(block_bytes));
         if needed.is_none_or(|needed| needed > length) || address.checked_add(length).is_none() {
             let blocks = self.num_blocks;
-            return refuse(format!("{blocks} blocks at a stride of {block_stride} do not fit into {length} bytes"));
+            return refuse(format!(
+                "{blocks} blocks at a stride of {block_stride} do not fit into {length} bytes"
+            ));
         }
         if !block_bytes.is_multiple_of(self.page_size as usize) {
             let page_size = self.page_size;
@@ -85,7 +89,7 @@ impl Layout {
 
     /// Blocks.
     #[getter]
-    fn num_blocks(&self) -> u32 {
+    pub(crate) fn num_blocks(&self) -> u32 {
         self.num_blocks
     }
 
@@ -151,41 +155,27 @@ impl Layout {
             elem_stride: 1,
             ..CellStrides::default()
         };
-        let regions =
-            self.tensors.iter().map(|tensor| RegionSpec { bytes: tensor.length as u64, alignment: 1 }).collect();
+        let regions = self
+            .tensors
+            .iter()
+            .map(|tensor| RegionSpec { bytes: tensor.length as u64, alignment: 1 })
+            .collect();
         let layout: Arc<dyn BlockLayout> = Arc::new(StridedLayout::new(shape, regions, vec![cell])?);
-        let bindings = self.tensors.iter().map(|tensor| RegionBinding::new(Arc::new(tensor.memory(py)))).collect();
+        let mut bindings = Vec::with_capacity(self.tensors.len());
+        for tensor in &self.tensors {
+            bindings.push(RegionBinding::new(Arc::new(tensor.memory(py)?)));
+        }
         Ok(BoundLayout::bind(layout, bindings)?)
     }
 }
 
 impl EngineTensor {
-    fn memory(&self, py: Python<'_>) -> EngineMemory {
+    fn memory(&self, py: Python<'_>) -> Result<HostStorage> {
         let owner: Owner = Arc::new(self.owner.clone_ref(py));
-        let start = NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
+        let start =
+            NonNull::new(std::ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
         // SAFETY: `add` documents that its caller promises `length` valid bytes there while the owner lives. Python makes no
         // Rust references into them, and neither does this crate; the manager's protocol says who writes when.
-        let region = unsafe { HostRegion::new(start, self.length, owner) };
-        EngineMemory { region }
-    }
-}
-
-/// Host memory of the engine.
-#[derive(Debug)]
-struct EngineMemory {
-    region: HostRegion,
-}
-
-impl Storage for EngineMemory {
-    fn kind(&self) -> StorageKind {
-        StorageKind::System
-    }
-
-    fn backing(&self) -> Backing<'_> {
-        Backing::Host(&self.region)
-    }
-
-    fn alignment(&self) -> u64 {
-        1
+        Ok(unsafe { HostStorage::from_external(start, self.length as u64, owner) }?)
     }
 }

@@ -131,7 +131,8 @@ pub(crate) fn drain_logs() -> (Vec<LogRecord>, u64) {
 /// Waits until a record is there or `timeout` seconds are over; whether one is there. Releases the GIL.
 #[pyfunction]
 pub(crate) fn wait_logs(py: Python<'_>, timeout: f64) -> bool {
-    let timeout = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO).min(Duration::from_secs(3600));
+    let timeout =
+        Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO).min(Duration::from_secs(3600));
     py.detach(|| {
         let deadline = Instant::now() + timeout;
         let mut waiting = WAITING.lock();

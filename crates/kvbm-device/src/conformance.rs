@@ -163,7 +163,8 @@ fn bad_ranges(device: &Arc<dyn Device>) {
     empty.wait(soon()).expect("an empty batch completes");
 }
 
-/// Host -> device -> device -> host with pieces of odd sizes at odd places, against the same copies done by the host.
+/// Host -> device -> device -> host with pieces of odd sizes at odd places, against the same copies
+/// done by the host.
 fn scattered_copies(device: &Arc<dyn Device>) {
     const LEN: u64 = 1 << 18;
     let stream = stream(device, "scattered");
@@ -278,7 +279,8 @@ fn engine_owned_memory(device: &Arc<dyn Device>) {
     let stream = stream(device, "engine");
     let engine = memory(device, 64 << 10);
     upload(&*stream, &engine, &pattern(3, engine.len())).wait(soon()).expect("the copy completes");
-    // SAFETY: `engine` lives until the end of this function, after the last use of what is registered.
+    // SAFETY: `engine` lives until the end of this function, after the last use of what is
+    // registered.
     let ours = unsafe { device.register_external(engine.address() + 4096, 8192) };
     let ours = ours.expect("a range inside a live allocation can be registered");
     assert!(ours.is_external() && !engine.is_external());
@@ -299,7 +301,8 @@ fn pinned_host_memory(device: &Arc<dyn Device>) {
     let host = HostBuffer::from_bytes(&pattern(4, 16 << 10));
     let pinned = match device.register_host(host.region().clone()) {
         Ok(pinned) => pinned,
-        // A machine that lets nobody lock four pages cannot be checked further; the error is the one it should be.
+        // A machine that lets nobody lock four pages cannot be checked further; the error is the
+        // one it should be.
         Err(error) => return assert!(matches!(error, DeviceError::PinLimit { .. }), "{error}"),
     };
     let again = device.register_host(host.slice(4096, 4096).expect("inside"));

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::{DeviceId, Direction};
 
-/// An error of a device, a stream or an event. Cheap to clone, because one failure is reported to everybody who waits.
+/// An error of a device, a stream or an event. Cheap to clone, because one failure is reported to
+/// everybody who waits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {

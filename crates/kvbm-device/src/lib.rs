@@ -1,7 +1,9 @@
-//! The device seam of kvbm: memory of an accelerator, streams that run in order on it, events, batched copies.
+//! The device seam of kvbm: memory of an accelerator, streams that run in order on it, events,
+//! batched copies.
 //!
-//! **Knows:** how bytes get into and out of device memory, what order they move in, who keeps them alive meanwhile.
-//! **Must never know:** what the bytes mean: no blocks, no layouts, no hashes, no tiers.
+//! **Knows:** how bytes get into and out of device memory, what order they move in, who keeps them
+//! alive meanwhile. **Must never know:** what the bytes mean: no blocks, no layouts, no hashes, no
+//! tiers.
 //!
 //! | concept | type |
 //! |---|---|
@@ -11,11 +13,13 @@
 //! | work in order | [`Stream`], [`CopyBatch`] |
 //! | "done up to here" | [`Event`] |
 //!
-//! Behind the seam stands the [`EmulatedDevice`], which needs no hardware and still keeps its memory out of the CPU's
-//! reach: a stray access to an address that it hands out faults, bytes move only through its streams, each stream runs on
-//! a thread of its own. A real device is one more implementation of [`Device`], checked by the same [`conformance`] suite.
+//! Behind the seam stands the [`EmulatedDevice`], which needs no hardware and still keeps its
+//! memory out of the CPU's reach: a stray access to an address that it hands out faults, bytes move
+//! only through its streams, each stream runs on a thread of its own. A real device is one more
+//! implementation of [`Device`], checked by the same [`conformance`] suite.
 //!
-//! Who may touch which bytes when is no matter of this crate: see [`HostRegion`] for the contract of *shared bytes*.
+//! Who may touch which bytes when is no matter of this crate: see [`HostRegion`] for the contract
+//! of *shared bytes*.
 //!
 //! ```
 //! use std::time::{Duration, Instant};

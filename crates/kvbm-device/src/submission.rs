@@ -1,4 +1,5 @@
-//! The near end of a stream of any kind: which one it is, what ended it, and the bounded queue to the thread that runs it.
+//! The near end of a stream of any kind: which one it is, what ended it, and the bounded queue to
+//! the thread that runs it.
 
 use std::sync::Arc;
 
@@ -62,7 +63,7 @@ impl Health {
 }
 
 /// Why an operation was not queued, and the operation as it was.
-pub(crate) type Refused<Op> = Box<(DeviceError, Op)>;
+pub(crate) type RefusedOperation<Op> = Box<(DeviceError, Op)>;
 
 /// The queue to a stream's thread. Dropped, the thread ends when it is empty.
 pub(crate) struct Submission<Op> {
@@ -83,7 +84,7 @@ impl<Op> Submission<Op> {
     }
 
     /// Queues what only a sound stream may do.
-    pub(crate) fn submit(&self, health: &Health, op: Op) -> Result<(), Refused<Op>> {
+    pub(crate) fn submit(&self, health: &Health, op: Op) -> Result<(), RefusedOperation<Op>> {
         match health.status() {
             Ok(()) => self.send(health, op),
             Err(error) => Err(Box::new((error, op))),
@@ -91,7 +92,7 @@ impl<Op> Submission<Op> {
     }
 
     /// Queues an operation, whatever happened before.
-    pub(crate) fn send(&self, health: &Health, op: Op) -> Result<(), Refused<Op>> {
+    pub(crate) fn send(&self, health: &Health, op: Op) -> Result<(), RefusedOperation<Op>> {
         let stream = Arc::clone(&health.name);
         self.queue.try_send(op).map_err(|refused| {
             Box::new(match refused {

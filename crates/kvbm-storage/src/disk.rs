@@ -47,8 +47,8 @@ impl DiskStorage {
     /// Creates a file of `len` bytes and reserves its space.
     ///
     /// # Errors
-    /// [`StorageError::Directory`], [`StorageError::Exists`], [`StorageError::NoSpace`], [`StorageError::Io`]. After an
-    /// error there is no file.
+    /// [`StorageError::Directory`], [`StorageError::Exists`], [`StorageError::NoSpace`],
+    /// [`StorageError::Io`]. After an error there is no file.
     pub fn create(path: &Path, len: u64) -> Result<Self, StorageError> {
         check_request(len, 1)?;
         let parent = match path.parent() {
@@ -69,7 +69,8 @@ impl DiskStorage {
         match preallocate(&file, path, len) {
             Ok(preallocation) => Ok(Self::new(file, path, len, preallocation)),
             Err(error) => {
-                // The first error is the one to tell; a file that cannot be removed either is found as `Exists` later.
+                // The first error is the one to tell; a file that cannot be removed either is found
+                // as `Exists` later.
                 let _first_error_counts = std::fs::remove_file(path);
                 Err(error)
             }
@@ -228,7 +229,8 @@ fn no_space(path: &Path, asked: u64) -> StorageError {
     StorageError::NoSpace { path: path.to_owned(), asked, available }
 }
 
-/// Reserves the blocks of a new file, or at least sets its length where the file system cannot reserve.
+/// Reserves the blocks of a new file, or at least sets its length where the file system cannot
+/// reserve.
 fn preallocate(file: &File, path: &Path, len: u64) -> Result<Preallocation, StorageError> {
     let Ok(length) = libc::off_t::try_from(len) else {
         return Err(StorageError::Invalid { what: "length", value: len, rule: "it must fit a file offset" });

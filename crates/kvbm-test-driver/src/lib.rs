@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use libloading::os::unix::Library;
 
-pub use build::{BuildError, build, compile};
+pub use build::{CompileError, build, compile};
 
 /// Calls a function of the library: `call!(self.kvbm_test_delay(us => c_int))`.
 macro_rules! call {
@@ -66,7 +66,7 @@ impl TestDriver {
     pub fn library() -> Option<PathBuf> {
         match build() {
             Ok(path) => Some(path),
-            Err(error @ BuildError::NoCompiler(_)) => {
+            Err(error @ CompileError::NoCompiler(_)) => {
                 assert!(std::env::var_os("REQUIRE_CXX").is_none(), "{error}");
                 eprintln!("skipped: {error}");
                 None

@@ -67,11 +67,11 @@
 //! |---|---|---|
 //! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
-//! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `config`, `transfers`, `error` |
+//! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `metrics`, `signal` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
-//! | `leader` | holds the parts together: messages, rank loss, shutdown | `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
 //! | `places` | where blocks are, without using them | `volume`, `config` |
 //! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `slots`, `ranks` |
@@ -127,7 +127,8 @@ pub use builder::{BuildError, Builder};
 pub use circuit_breaker::CircuitState;
 pub use describe::DescribeError;
 pub use engine::{
-    Engine, EngineError, EngineOnboardError, EngineOnboarding, NoSuchBlock, OffloadStarted, StillBusy,
+    Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LookUp, NoSuchBlock,
+    OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};

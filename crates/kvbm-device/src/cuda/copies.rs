@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ops::Bound;
 
-use super::Shared;
+use super::CudaContext;
 use super::functions::{Address, StreamHandle, call, sys};
 use crate::{CopyBatch, CopyPiece, DeviceError, Direction};
 
@@ -34,7 +34,7 @@ pub enum CopyEngine {
     Single,
 }
 
-impl Shared {
+impl CudaContext {
     /// Whether the driver has what is asked for.
     pub(super) fn check_engine(&self, engine: CopyEngine) -> Result<(), DeviceError> {
         if engine == CopyEngine::Batch && self.driver.copy_batch().is_none() {
@@ -61,8 +61,8 @@ impl Shared {
         }
     }
 
-    /// The pieces, divided where two registrations of host memory meet: the driver takes no copy across. `None` if none
-    /// has to be.
+    /// The pieces, divided where two registrations of host memory meet: the driver takes no copy
+    /// across. `None` if none has to be.
     fn without_seams(&self, batch: &CopyBatch) -> Option<Vec<CopyPiece>> {
         let on_host = |piece: &CopyPiece| match batch.direction() {
             Direction::HostToDevice => Some(piece.src),
@@ -96,8 +96,8 @@ impl Shared {
             let (attributes, begin, failed) = (&raw mut attributes, &raw mut begin, &raw mut failed);
             let (count, stream) = (some.len(), stream.0);
             // SAFETY: the address is that of this function. The three lists have `count` entries,
-            // the one attribute begins at entry 0, and the stream is not the default one. The ranges
-            // were checked when the pieces were pushed, and the batch holds their memory.
+            // the one attribute begins at entry 0, and the stream is not the default one. The
+            // ranges were checked when the pieces were pushed, and the batch holds their memory.
             self.check(unsafe {
                 call!(at address, cuMemcpyBatchAsync(to, from, bytes, count, attributes, begin, 1, failed, stream))
             })?;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Makes streams slow and uneven, so that code that relies on luck fails in tests. Every stream derives its own sequence
-/// from the seed and the order of its creation.
+/// Makes streams slow and uneven, so that code that relies on luck fails in tests. Every stream
+/// derives its own sequence from the seed and the order of its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandomDelays {
     /// Root of all randomness.

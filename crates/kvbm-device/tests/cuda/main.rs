@@ -1,4 +1,5 @@
-//! The CUDA device on a driver without hardware: the same code that runs on a GPU, with failures at every call.
+//! The CUDA device on a driver without hardware: the same code that runs on a GPU, with failures at
+//! every call.
 #![cfg(not(miri))] // It builds and loads a library.
 
 mod copies;
@@ -192,8 +193,9 @@ fn round_trip(device: &CudaDevice, stream: &dyn Stream) -> Result<Vec<Event>, De
     Ok(vec![first, second, third])
 }
 
-/// Every call on the way of an operation, failing at its first, a middle and a late time: the stream stops, says which call it was,
-/// every event fails or completes, and nothing is left behind.
+/// Every call on the way of an operation, failing at its first, a middle and a late time: the
+/// stream stops, says which call it was, every event fails or completes, and nothing is left
+/// behind.
 #[test]
 fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
     let Some(library) = TestDriver::new() else { return };
@@ -242,7 +244,8 @@ fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
     }
 }
 
-/// Mutation that makes it fail: an operation that was issued before an earlier one failed completes.
+/// Mutation that makes it fail: an operation that was issued before an earlier one failed
+/// completes.
 #[test]
 fn operations_behind_a_failed_one_fail_although_they_were_issued_before() {
     let Some(library) = TestDriver::new() else { return };

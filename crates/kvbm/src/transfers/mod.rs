@@ -80,6 +80,18 @@ use std::time::{Duration, Instant};
 pub(crate) use transfer::{Outcome, expired};
 use transfer::{PlanPart, Transfer};
 
+/// A device event behind everything that the engine had submitted to its streams when it was handed
+/// over: what a plan that touches G1 waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fence(pub(crate) u64);
+
+impl Fence {
+    /// The number by which workers know the event.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// One block of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
@@ -158,6 +170,9 @@ pub(crate) struct Request {
     /// The volume that blocks come from or go to, where one does.
     pub(crate) volume: Option<Arc<dyn VolumeEnd>>,
     pub(crate) on_arrival: Option<OnArrival>,
+    /// Plans that touch G1 wait for this device event; for the last one that was set where there is
+    /// none.
+    pub(crate) fence: Option<Fence>,
 }
 
 impl Request {
@@ -168,8 +183,8 @@ impl Request {
         destination: Destination,
         losses: Losses,
     ) -> Self {
-        let (holds, check, volume, on_arrival) = (Vec::new(), None, None, None);
-        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival }
+        let (holds, check, volume, on_arrival, fence) = (Vec::new(), None, None, None, None);
+        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence }
     }
 
     /// Also holds this until no worker touches the blocks any more.
@@ -274,8 +289,8 @@ impl Transfers {
     }
 
     /// Plans that touch G1 wait for the device event of this number from now on.
-    pub(crate) fn set_fence(&self, number: u64) {
-        self.fence.fetch_max(number, Ordering::AcqRel);
+    pub(crate) fn set_fence(&self, fence: Fence) {
+        self.fence.fetch_max(fence.0, Ordering::AcqRel);
     }
 
     /// Plans of `path` that not all ranks have answered.

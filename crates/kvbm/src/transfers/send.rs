@@ -91,7 +91,7 @@ impl Transfers {
             dst: transfer.endpoint(transfer.to),
             blocks: plans::transfers(moves),
             layers: None,
-            gate: self.gate(path),
+            gate: self.gate(path, transfer),
             after: Vec::new(),
             priority: transfer.purpose.priority(),
             // 0 would mean no limit.
@@ -106,11 +106,11 @@ impl Transfers {
         }
     }
 
-    /// The engine's last event lies behind its writes and its reads of G1. A plan that touches G1
-    /// waits for it: blocks are read after the engine wrote them, and overwritten after the engine
-    /// read them.
-    fn gate(&self, path: Path) -> Gate {
-        let fence = self.fence.load(Ordering::Acquire);
+    /// A fence lies behind the engine's writes and its reads of G1. A plan that touches G1 waits
+    /// for it: blocks are read after the engine wrote them, and overwritten after the engine read
+    /// them.
+    fn gate(&self, path: Path, transfer: &Transfer) -> Gate {
+        let fence = transfer.fence.map_or_else(|| self.fence.load(Ordering::Acquire), |fence| fence.0);
         let touches_device = path.src == Tier::G1 || path.dst == Tier::G1;
         if touches_device && fence > 0 { Gate::DeviceEvent(fence) } else { Gate::None }
     }

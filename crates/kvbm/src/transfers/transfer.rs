@@ -4,7 +4,7 @@
 //! settles once, when all plans are over: only then are its sources released and its destinations
 //! made visible or given back.
 
-use super::{Destination, Move, OnArrival, Purpose, Request, VolumeEnd};
+use super::{Destination, Fence, Move, OnArrival, Purpose, Request, VolumeEnd};
 use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::signal::Signal;
@@ -44,6 +44,7 @@ pub(crate) struct Transfer {
     /// The volume at one of its ends, where there is one.
     pub(super) volume: Option<Arc<dyn VolumeEnd>>,
     pub(super) on_arrival: Option<OnArrival>,
+    pub(super) fence: Option<Fence>,
     /// How long it may take.
     pub(crate) limit: Duration,
     pub(crate) began: Instant,
@@ -201,7 +202,8 @@ impl Drop for Settlement {
 impl Transfer {
     /// A transfer that `plans` plans carry out.
     pub(crate) fn new(request: Request, limit: Duration, plans: usize) -> Arc<Self> {
-        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival } = request;
+        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence } =
+            request;
         let blocks = moves.len();
         let span = match purpose {
             Purpose::Onboard | Purpose::EngineOnboard => {
@@ -231,6 +233,7 @@ impl Transfer {
             moves: moves.into_boxed_slice(),
             volume,
             on_arrival,
+            fence,
             limit,
             began,
             deadline: deadline_after(Instant::now(), limit),

@@ -37,13 +37,22 @@ impl Absences {
     }
 }
 
+/// Whether volumes are asked for blocks that are not known here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Probe {
+    /// They are, and the caller waits.
+    Wait,
+    /// What is known must do.
+    Never,
+}
+
 impl Volumes {
     /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts
-    /// a use of what volumes have.
-    pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>) {
+    /// a use of what volumes have. Whether a volume was asked, or would be.
+    pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool {
         let (group, hashes, namespace) =
             (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
-        let Some(&root) = hashes.first() else { return };
+        let Some(&root) = hashes.first() else { return false };
         let from = prefix.len();
         // Whether a volume answers shows in the transfers; while it is left alone it holds nothing.
         let usable = |volume: &VolumeTier| {
@@ -63,7 +72,7 @@ impl Volumes {
         let mut best: Option<(usize, VolumeId)> = None;
         for (volume, mut found) in volumes.iter().zip(known) {
             let most = best.map_or(0, |(most, _)| most);
-            if ask && most < rest {
+            if ask && probe == Probe::Wait && most < rest {
                 let unknown = BlockIdentity::chain(namespace, group, hashes).skip(from + found);
                 found += volume.probe_chain(recheck, &unknown.collect::<Vec<_>>());
             }
@@ -74,6 +83,7 @@ impl Volumes {
         if let Some((found, volume)) = best {
             prefix.extend_on_volume(volume, namespace, found);
         }
+        ask && !volumes.is_empty()
     }
 }
 

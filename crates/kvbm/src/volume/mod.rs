@@ -54,6 +54,7 @@ use index::Index;
 use kvbm_plan::{Failure, GroupId, SequenceHash, VolumeDescriptor};
 pub(crate) use log::{Change, Log};
 use look_up::Absences;
+pub(crate) use look_up::Probe;
 use opening::Openings;
 use parking_lot::Mutex;
 use reclaim::Reclaim;

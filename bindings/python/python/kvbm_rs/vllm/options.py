@@ -47,7 +47,7 @@ class Options:
     def read(cls, extra: dict[str, Any], data_parallel: tuple[int, int]) -> Options:
         """From `kv_connector_extra_config`; a name that there is not is an error that lists those that there are."""
         path = extra.get("config")
-        config = Config.load(None) if path is None else _file(str(path))
+        config = _from_file(None if path is None else str(path))
         own: dict[str, Any] = {}
         has_disk = False
         for name, value in extra.items():
@@ -89,10 +89,12 @@ class Options:
             raise ConfigInvalid(f"option 'shadow' is {self.shadow!r}: give true or false")
 
 
-def _file(path: str) -> Config:
+def _from_file(path: str | None) -> Config:
+    """The settings of a file, then those of `KVBM_*` variables."""
     config = Config()
-    with open(path, encoding="utf-8") as file:
-        config = Config.from_toml(file.read(), path)
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            config = Config.from_toml(file.read(), path)
     config.apply_environment()
     return config
 
