@@ -2,8 +2,8 @@
 //! batched copies.
 //!
 //! **Knows:** how bytes get into and out of device memory, what order they move in, who keeps them
-//! alive meanwhile. **Must never know:** what the bytes mean: no blocks, no layouts, no hashes, no
-//! tiers.
+//! alive meanwhile.
+//! **Must never know:** what the bytes mean: no blocks, no layouts, no hashes, no tiers.
 //!
 //! | concept | type |
 //! |---|---|

@@ -1,8 +1,9 @@
 //! How the bytes of KV blocks lie in memory, and plans that copy blocks between layouts.
 //!
 //! **Knows:** shapes, strides, alignment, axis orders, and which byte of one layout holds the same
-//! element as which byte of another. **Must never know:** memory, files, devices, block identity or
-//! anything that moves a byte: it is pure arithmetic, without I/O and without `unsafe`.
+//! element as which byte of another.
+//! **Must never know:** memory, files, devices, block identity or anything that moves a byte: it is
+//! pure arithmetic, without I/O and without `unsafe`.
 //!
 //! # Words
 //! A *block* holds the keys and values of `page_size` tokens for all layers of a group. One *cell*

@@ -1,7 +1,8 @@
 //! The line between a leader and a worker in another process.
 //!
-//! **Knows:** Unix sockets, frames, handshakes, heartbeats and queues. **Must never know:** what a
-//! plan means, which blocks exist, or how bytes move. Commands and messages are bytes here.
+//! **Knows:** Unix sockets, frames, handshakes, heartbeats and queues.
+//! **Must never know:** what a plan means, which blocks exist, or how bytes move. Commands and
+//! messages are bytes here.
 //!
 //! The worker listens ([`WorkerListener`]) and serves one leader at a time ([`Service`]). The
 //! leader connects ([`LeaderLine`]), in either order of birth, and connects again when the worker

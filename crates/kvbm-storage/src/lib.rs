@@ -1,9 +1,9 @@
 //! Memory and files that hold KV blocks, and layouts bound to them.
 //!
 //! **Knows:** how to get memory (host, page-locked, device) and slot files, who frees them, and how
-//! to address the bytes of block `n` of a layout in them. **Must never know:** what a block stands
-//! for (no hashes, no tiers, no registry), nor how to move blocks on its own: streams, rings and
-//! executors do, above it.
+//! to address the bytes of block `n` of a layout in them.
+//! **Must never know:** what a block stands for (no hashes, no tiers, no registry), nor how to move
+//! blocks on its own: streams, rings and executors do, above it.
 //!
 //! | storage | memory | made by |
 //! |---|---|---|

@@ -1,9 +1,9 @@
 //! KV-cache block manager for LLM inference engines: four memory tiers, every byte verified.
 //!
 //! **Knows:** tokens, block ids, tiers, policies: it decides which block is where and what moves
-//! next ([`KvBlockManager`] is the leader of a deployment). **Must never know:** how bytes move.
-//! That is the workers' business; they get plans and give reports through their wire form, whether
-//! they run in this process or in another.
+//! next ([`KvBlockManager`] is the leader of a deployment).
+//! **Must never know:** how bytes move. That is the workers' business; they get plans and give
+//! reports through their wire form, whether they run in this process or in another.
 //!
 //! ```
 //! use kvbm::config::{Blocks, ModelConfig};
@@ -69,7 +69,7 @@
 //! | `describe` | what an engine knows of its blocks | `manager` |
 //! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
-//! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `metrics`, `signal` |
+//! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `transfers`, `metrics`, `signal` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
 //! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
