@@ -3,7 +3,8 @@
 use super::Config;
 use kvbm_plan::{VolumeDescriptor, VolumeId};
 
-/// Bytes that a block takes on a volume, headers included: an object for each slice that some rank writes.
+/// Bytes that a block takes on a volume, headers included: an object for each slice that some rank
+/// writes.
 pub(crate) fn stored_bytes(config: &Config, alignment: u32) -> u64 {
     let slices = config.parallelism.tensor_parallel.min(config.model.num_kv_heads).max(1);
     // A checksum for each head, and up to an alignment less one of padding.
