@@ -155,6 +155,13 @@ impl Manager {
 
     /// Blocks of a sequence that come back to G1, each with its bytes, and why others do not.
     fn take(&self, tokens: &TokenSequence) -> (usize, Option<String>) {
+        let taken = self.bring_back(tokens);
+        // What came from below G2 is on its way there.
+        assert!(on_either!(self, manager => manager.wait_offloads(soon())));
+        taken
+    }
+
+    fn bring_back(&self, tokens: &TokenSequence) -> (usize, Option<String>) {
         match self {
             Self::Owned(manager) => {
                 manager.clear(Tier::G1).unwrap();
