@@ -1,5 +1,6 @@
 //! The shape of a layout and the rules a shape must keep.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 
 use crate::dtype::DType;
@@ -10,7 +11,7 @@ pub(crate) const MAX_LAYERS: u32 = 4096;
 /// Most outer indices (keys, values) of one layout.
 pub(crate) const MAX_OUTER: u32 = 8;
 /// Most opaque planes of one layout.
-pub(crate) const MAX_PLANES: usize = 8;
+pub(crate) const MAX_PLANES: usize = 1024;
 /// Longest name of an opaque plane, in bytes.
 pub(crate) const MAX_PLANE_NAME: usize = 32;
 const MAX_PAGE_SIZE: u32 = 1 << 20;
@@ -194,14 +195,15 @@ impl LayoutConfig {
             let rule = format!("at most {MAX_PLANES} opaque planes");
             return Err(ConfigError::new("planes", self.planes.len(), rule));
         }
-        for (index, plane) in self.planes.iter().enumerate() {
+        let mut names = HashSet::with_capacity(self.planes.len());
+        for plane in &self.planes {
             let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
             if plane.name.is_empty() || plane.name.len() > MAX_PLANE_NAME || !plane.name.bytes().all(legal) {
                 let shown: String = plane.name.chars().take(MAX_PLANE_NAME).collect();
                 let rule = format!("must be 1 to {MAX_PLANE_NAME} ASCII letters, digits, `_`, `-` or `.`");
                 return Err(ConfigError::new("planes.name", format!("{shown:?}"), rule));
             }
-            if self.planes[..index].iter().any(|other| other.name == plane.name) {
+            if !names.insert(plane.name.as_str()) {
                 return Err(ConfigError::new("planes.name", &plane.name, "must be unique in a layout"));
             }
             if plane.bytes_per_layer == 0 {

@@ -45,6 +45,7 @@ mod geometry;
 mod group;
 mod layer_separate;
 mod layout;
+mod opaque;
 mod overlap;
 mod plan;
 mod slice;
@@ -62,6 +63,7 @@ pub use layout::{
     AxisOrder, BlockLayout, BlockView, Cell, CellView, ContiguousBlock, InnerOrder, LayoutError, LayoutType,
     OuterPlacement, RegionSpec, UnknownAxisOrder,
 };
+pub use opaque::{OpaqueLayout, OpaqueTensor};
 pub use plan::{
     CopyPlan, Dim, Fragment, FragmentList, Fragments, MAX_FRAGMENTS, PlanError, Run, Runs, Segment, Side,
 };

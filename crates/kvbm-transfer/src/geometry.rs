@@ -1,7 +1,7 @@
 //! What lies in a slot of a disk, in the words of a journal's header (`docs/formats.md`): how ranks
 //! of another deployment tell which part of the model's blocks they read, and in which order.
 
-use kvbm_layout::{AxisOrder, BlockPart, DType, FullyContiguous, LayoutConfig, LayoutError};
+use kvbm_layout::{AxisOrder, BlockPart, DType, FullyContiguous, LayoutConfig, LayoutError, OpaqueLayout};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -89,9 +89,7 @@ impl fmt::Display for SlotGeometry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { model, rank: (rank, ranks), order, layers, of_layers, outer, tokens, .. } = self;
         let Self { heads, of_heads, head_dim, dtype, pieces, .. } = self;
-        // What would end the field, or the header, is left out.
-        let model: String =
-            model.chars().filter(|c| *c != ';' && !c.is_control()).take(MODEL_CHARS).collect();
+        let model = shown(model);
         write!(
             f,
             "model={model}; rank={rank}/{ranks}; order={order}; layers={}..{}/{of_layers}; outer={outer}; \
@@ -99,6 +97,37 @@ impl fmt::Display for SlotGeometry {
             layers.start, layers.end, heads.start, heads.end,
         )
     }
+}
+
+/// The content of a slot whose blocks have no axes: only a rank of the same number of ranks, with the same tensors, can read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpaqueGeometry {
+    /// The model's name, for people.
+    pub model: String,
+    /// Which rank of how many.
+    pub rank: (u32, u32),
+    /// Bytes of a block in each tensor.
+    pub tensor_bytes: Vec<u32>,
+}
+
+impl fmt::Display for OpaqueGeometry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, rank: (rank, ranks), tensor_bytes } = self;
+        let tensors = tensor_bytes.len();
+        let bytes = tensor_bytes.iter().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.into()));
+        let fingerprint = OpaqueLayout::fingerprint(tensor_bytes);
+        write!(
+            f,
+            "model={}; rank={rank}/{ranks}; order=opaque; tensors={tensors}; block_bytes={bytes}; \
+             fingerprint={fingerprint:016x}; pieces=1",
+            shown(model),
+        )
+    }
+}
+
+/// A model's name without what would end the field, or the header.
+fn shown(model: &str) -> String {
+    model.chars().filter(|c| *c != ';' && !c.is_control()).take(MODEL_CHARS).collect()
 }
 
 /// A text that describes no slot.
@@ -166,6 +195,22 @@ mod tests {
         assert_eq!(kvbm_layout::BlockLayout::bytes_per_block(&slot), 32 * 2 * 16 * 4 * 128 * 2);
         let named = SlotGeometry { model: "a;b\n".repeat(99), ..geometry };
         assert_eq!(named.to_string().parse::<SlotGeometry>().unwrap().model, "ab".repeat(64));
+    }
+
+    #[test]
+    fn opaque_slots_differ_by_ranks_and_by_each_tensor() {
+        let geometry = |rank, tensor_bytes: &[u32]| {
+            let model = "a;b".to_owned();
+            OpaqueGeometry { model, rank, tensor_bytes: tensor_bytes.to_vec() }.to_string()
+        };
+        let ours = geometry((0, 1), &[64, 32]);
+        assert!(
+            ours.starts_with("model=ab; rank=0/1; order=opaque; tensors=2; block_bytes=96; fingerprint=")
+        );
+        for other in [geometry((0, 2), &[64, 32]), geometry((0, 1), &[32, 64]), geometry((0, 1), &[96])] {
+            assert_ne!(ours, other);
+        }
+        assert_eq!(ours.parse::<SlotGeometry>(), Err(UnknownGeometry { field: "layers" }), "it has no axes");
     }
 
     #[test]

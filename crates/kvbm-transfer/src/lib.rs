@@ -78,7 +78,7 @@ mod volume_threads;
 
 pub use config::{DiskTier, PathConfig, PathConfigs, VerifyHost, VolumeTier, WorkerConfig};
 pub use error::{ShutdownError, StartError, SubmitError};
-pub use geometry::{SlotGeometry, UnknownGeometry};
+pub use geometry::{OpaqueGeometry, SlotGeometry, UnknownGeometry};
 pub use handle::{NotYet, TransferHandle};
 pub use hub::Sink;
 pub use kvbm_kernels::Backend;

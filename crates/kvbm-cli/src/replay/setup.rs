@@ -88,6 +88,7 @@ fn model(block_bytes: u64) -> Result<ModelConfig, WrongUsage> {
         page_size: PAGE_SIZE,
         dtype: DTYPE,
         outer_dim: OUTER,
+        ..ModelConfig::default()
     })
 }
 

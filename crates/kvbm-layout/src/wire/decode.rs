@@ -5,7 +5,7 @@ use super::{
     AnyLayout, CELL_BYTES, CHECKSUM_BYTES, HEADER_BYTES, LayoutDescriptor, MAGIC, MAX_MESSAGE_BYTES,
     MemoryKind, PLANE_BYTES, REGION_BYTES, RegionMemory, VERSION, WireError, checksum,
 };
-use crate::config::{LayoutConfig, MAX_PLANE_NAME, MAX_PLANES, OpaquePlane};
+use crate::config::{LayoutConfig, MAX_PLANE_NAME, OpaquePlane};
 use crate::contiguous::FullyContiguous;
 use crate::dtype::DType;
 use crate::geometry::CellStrides;
@@ -91,9 +91,6 @@ impl Header {
             *LAYOUT_TYPES.get(usize::from(layout_type)).ok_or_else(|| coded("layout type", layout_type))?;
         let order = *AXIS_ORDERS.get(usize::from(order)).ok_or_else(|| coded("axis order", order))?;
         let dtype = DType::from_code(dtype).ok_or_else(|| coded("dtype", dtype))?;
-        if usize::from(num_planes) > MAX_PLANES {
-            return Err(coded("number of planes", num_planes));
-        }
         let config = LayoutConfig {
             num_blocks: reader.u32()?,
             num_layers: reader.u32()?,

@@ -32,9 +32,11 @@ impl LayoutDescriptor {
     /// The message that [`decode`](Self::decode) reads.
     ///
     /// # Errors
-    /// [`WireError::Length`] beyond [`MAX_MESSAGE_BYTES`]: some 87,000 regions.
+    /// [`WireError::Length`] beyond [`MAX_MESSAGE_BYTES`]: some 87,000 regions; [`WireError::Planes`].
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         let config = self.layout.config();
+        let num_planes = u8::try_from(config.planes.len());
+        let num_planes = num_planes.map_err(|_| WireError::Planes { found: config.planes.len() })?;
         let cells = match &self.layout {
             AnyLayout::Strided(layout) => layout.cells(),
             AnyLayout::FullyContiguous(_) | AnyLayout::LayerSeparate(_) => &[],
@@ -51,7 +53,7 @@ impl LayoutDescriptor {
             });
         }
         let mut out = Vec::with_capacity(length);
-        self.header(&mut out, length, cells.len());
+        self.header(&mut out, length, num_planes, cells.len());
         for one in &config.planes {
             plane(&mut out, one);
         }
@@ -67,7 +69,7 @@ impl LayoutDescriptor {
         Ok(out)
     }
 
-    fn header(&self, out: &mut Vec<u8>, length: usize, num_cells: usize) {
+    fn header(&self, out: &mut Vec<u8>, length: usize, num_planes: u8, num_cells: usize) {
         let config: &LayoutConfig = self.layout.config();
         let layout_type = code_of(&LAYOUT_TYPES, &self.layout.layout_type());
         let order = code_of(&AXIS_ORDERS, &self.layout.axis_order());
@@ -75,7 +77,7 @@ impl LayoutDescriptor {
         out.extend(VERSION.to_le_bytes());
         out.extend(0_u16.to_le_bytes());
         out.extend((length as u32).to_le_bytes());
-        out.extend([layout_type, order, config.dtype.code(), config.planes.len() as u8]);
+        out.extend([layout_type, order, config.dtype.code(), num_planes]);
         for value in [
             config.num_blocks,
             config.num_layers,

@@ -9,7 +9,7 @@
 //!  16  1  layout type      0 fully contiguous, 1 layer-separate K/V outer, 2 block outer, 3 packed in head, 4 strided
 //!  17  1  axis order       0 nhd, 1 hnd, 2 operational, 3 operational-nhd, 4 operational-hnd, 5 universal, 6 strided
 //!  18  1  dtype            code of DType
-//!  19  1  number of opaque planes P, at most 8
+//!  19  1  number of opaque planes P
 //!  20  4  num_blocks
 //!  24  4  num_layers
 //!  28  4  outer_dim
@@ -193,6 +193,12 @@ pub enum WireError {
         found: u64,
         /// The checksum of its bytes.
         computed: u64,
+    },
+    /// More planes than the format can count.
+    #[error("a layout of {found} opaque planes cannot be serialized: the format counts to 255")]
+    Planes {
+        /// Planes of the layout.
+        found: usize,
     },
     /// A field with an unknown or impossible value.
     #[error("serialized layout: {field} = {value} is unknown or inconsistent with the other fields")]

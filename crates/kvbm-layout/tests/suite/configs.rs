@@ -11,7 +11,7 @@ fn shape() -> LayoutConfig {
 #[test]
 fn broken_rules_are_named() {
     let plane = |name: &str, bytes| vec![OpaquePlane::new(name, bytes)];
-    let nine: Vec<_> = (0..9).map(|i| OpaquePlane::new(format!("p{i}"), 1)).collect();
+    let too_many: Vec<_> = (0..1025).map(|i| OpaquePlane::new(format!("p{i}"), 1)).collect();
     let twins = vec![OpaquePlane::new("scale", 1), OpaquePlane::new("scale", 2)];
     let ok = shape();
     let cases = [
@@ -45,7 +45,7 @@ fn broken_rules_are_named() {
             "8",
             "outer_dim 1",
         ),
-        (LayoutConfig { planes: nine, ..ok.clone() }, "planes", "9", "at most 8"),
+        (LayoutConfig { planes: too_many, ..ok.clone() }, "planes", "1025", "at most 1024"),
         (LayoutConfig { planes: twins, ..ok.clone() }, "planes.name", "scale", "unique"),
         (LayoutConfig { planes: plane("", 1), ..ok.clone() }, "planes.name", "\"\"", "1 to 32"),
         (LayoutConfig { planes: plane("a b", 1), ..ok.clone() }, "planes.name", "\"a b\"", "ASCII"),

@@ -7,6 +7,7 @@ mod fragments;
 mod groups;
 mod layouts;
 mod naive;
+mod opaque;
 mod plan_errors;
 mod plan_oracle;
 mod plan_runs;

@@ -211,7 +211,7 @@ fn errors_name_the_field() {
         (fully, 16, &[9], "layout type = 9"),
         (fully, 17, &[7], "axis order = 7"),
         (fully, 18, &[99], "dtype = 99"),
-        (fully, 19, &[9], "number of planes = 9"),
+        (fully, 19, &[9], "serialized layout of"),
         (fully, 20, &11_u32.to_le_bytes(), "bytes of a region = "),
         (fully, 44, &5_u32.to_le_bytes(), "num_heads = 5: must divide inner_dim (32)"),
         (fully, 48, &48_u64.to_le_bytes(), "alignment = 48"),

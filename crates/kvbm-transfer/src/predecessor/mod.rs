@@ -91,6 +91,15 @@ pub enum PredecessorError {
         /// What is wrong.
         reason: String,
     },
+    /// Blocks of opaque tensors have no heads to divide.
+    #[error(
+        "its blocks are of opaque tensors (model.opaque_tensors), which cannot be divided anew among ranks: \
+         start with {ranks} ranks to use them"
+    )]
+    Opaque {
+        /// Ranks of the predecessor.
+        ranks: u32,
+    },
     /// The ranks together do not have all of a block of ours.
     #[error("its ranks have {found} of the {needed} cells (layers x heads) that this rank needs")]
     Gap {

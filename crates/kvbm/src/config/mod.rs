@@ -29,6 +29,7 @@
 mod choices;
 mod env;
 mod error;
+mod model;
 mod nearest;
 mod parse;
 mod reference;
@@ -64,7 +65,7 @@ pub use sections::{
     OffloadConfig, ParallelismConfig, PolicyConfig, TenantsConfig, TransferConfig, VolumeConfig,
     VolumesConfig,
 };
-pub use several::{Paths, TenantShares};
+pub use several::{Paths, TenantShares, TensorBytes};
 pub use units::{Blocks, Bytes, Capacity, ParseBytesError, ParseCapacityError};
 pub use value::Secret;
 
@@ -171,7 +172,7 @@ impl Config {
         let seed = || ours.chain_root_seed.clone().unwrap_or_default().into_bytes();
         let mut namespace = Namespace::new(&ours.model)
             .weights(&ours.weights)
-            .dtype(self.model.dtype.name())
+            .dtype(self.model.content())
             .page_size(self.model.page_size)
             .algorithm(match ours.algorithm {
                 Algorithm::Blake3 => HashAlgorithm::Blake3,
@@ -221,6 +222,13 @@ impl Config {
     /// Bytes of one rank's slice of a block, without padding.
     pub fn rank_block_bytes(&self) -> u64 {
         let model = &self.model;
+        if model.is_opaque() {
+            return model
+                .opaque_tensors
+                .as_slice()
+                .iter()
+                .fold(0, |sum, &bytes| sum.saturating_add(bytes.into()));
+        }
         [model.num_layers, model.outer_dim, model.page_size, self.heads_per_rank(), model.head_dim]
             .into_iter()
             .fold(u64::from(model.dtype.width()), |bytes, factor| bytes.saturating_mul(u64::from(factor)))

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use super::value::{Raw, Setting, quoted};
+use kvbm_layout::OpaqueLayout;
 
 /// Paths, in an order that matters. None of them has a comma.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -98,6 +99,81 @@ impl Setting for TenantShares {
             Some((name.trim().to_owned(), share.trim().parse().ok()?))
         };
         parts.map(tenant).collect::<Option<_>>().map(Self)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(quoted(&self.to_string()))
+    }
+}
+
+/// Bytes of a block in each of several tensors; `64x32768` stands for 64 tensors of 32768 bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TensorBytes(Vec<u32>);
+
+impl TensorBytes {
+    /// More than a layout can have; nothing longer is read.
+    const MAX_READ: usize = 2 * OpaqueLayout::MAX_TENSORS;
+
+    /// The tensors, in their order.
+    pub fn as_slice(&self) -> &[u32] {
+        &self.0
+    }
+
+    /// `32768`, or `64x32768`.
+    fn read_run(&mut self, text: &str) -> Option<()> {
+        let (count, bytes) = text.split_once('x').unwrap_or(("1", text));
+        let count: usize = count.trim().parse().ok()?;
+        let bytes: u32 = bytes.trim().parse().ok()?;
+        // Nothing that is read may take more memory than it could ever be used for.
+        if count > Self::MAX_READ - self.0.len().min(Self::MAX_READ) {
+            return None;
+        }
+        self.0.extend(std::iter::repeat_n(bytes, count));
+        Some(())
+    }
+}
+
+impl FromIterator<u32> for TensorBytes {
+    fn from_iter<I: IntoIterator<Item = u32>>(tensors: I) -> Self {
+        Self(tensors.into_iter().collect())
+    }
+}
+
+impl Display for TensorBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let run = |run: &[u32]| match run {
+            [bytes] => bytes.to_string(),
+            run => format!("{}x{}", run.len(), run[0]),
+        };
+        f.write_str(&self.0.chunk_by(|a, b| a == b).map(run).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl Setting for TensorBytes {
+    fn expected() -> String {
+        "bytes with commas between them or as an array, such as \"64x32768,1024\": 64 tensors of 32768 bytes, one of 1024".into()
+    }
+
+    fn read(raw: Raw<'_>) -> Option<Self> {
+        let mut tensors = Self::default();
+        match raw {
+            Raw::Array(array) => {
+                for value in array {
+                    match Raw::of(value.get_ref()) {
+                        Raw::Integer(bytes) => tensors.0.push(bytes.try_into().ok()?),
+                        Raw::Text(run) => tensors.read_run(run)?,
+                        _ => return None,
+                    }
+                }
+            }
+            Raw::Integer(bytes) => tensors.0.push(bytes.try_into().ok()?),
+            _ => {
+                let text = String::read(raw)?;
+                let mut runs = text.split(',').filter(|_| !text.trim().is_empty());
+                runs.try_for_each(|run| tensors.read_run(run))?;
+            }
+        }
+        Some(tensors)
     }
 
     fn show(&self) -> Option<String> {

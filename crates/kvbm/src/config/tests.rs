@@ -85,8 +85,8 @@ fn a_full_file_sets_every_key() {
     config.validate().unwrap();
     let defaults = Config::default();
     for key in keys() {
-        // The other one has no meaning on a GPU.
-        let only_choice = key.path() == "device.bandwidth_model";
+        // One has no meaning on a GPU, one stands in place of the model's axes.
+        let only_choice = ["device.bandwidth_model", "model.opaque_tensors"].contains(&key.path());
         let set = only_choice || key.secret || key.value(&config) != key.value(&defaults);
         assert!(set, "{} has its default {:?}", key.path(), key.value(&config));
     }
@@ -99,6 +99,39 @@ fn a_full_file_sets_every_key() {
     assert_eq!(config.disk.read_deadline, Duration::from_millis(750));
     assert_eq!(config.namespace.tenant_salt.as_ref().unwrap().expose(), "salt");
     assert!(!config.offload.g1_g2.write_through && config.offload.g2_g3.write_through);
+}
+
+#[test]
+fn a_model_may_have_tensors_in_place_of_axes() {
+    let read = |model: &str| {
+        let text = format!("[model]\n{model}\n[namespace]\nmodel = \"m\"");
+        let config = Config::from_toml(&text, "x")?;
+        config.validate().map(|()| config)
+    };
+    let config = read("opaque_tensors = \"2x32768, 1024\"").unwrap();
+    assert_eq!(config.model.opaque_tensors.as_slice(), [32768, 32768, 1024]);
+    assert_eq!(config.rank_block_bytes(), 66_560);
+    assert_eq!(read("opaque_tensors = [\"2x32768\", 1024]").unwrap(), config);
+    assert_eq!(Config::from_toml(&config.to_toml(), "x").unwrap(), config);
+    let mut tags = HashSet::from([config.namespace().tag()]);
+    for tensors in ["32768,2x1024", "66560", "3x32768", "2x32768,1024,1"] {
+        let other = read(&format!("opaque_tensors = \"{tensors}\"")).unwrap();
+        assert!(tags.insert(other.namespace().tag()), "{tensors}");
+    }
+    for (model, message) in [
+        ("opaque_tensors = \"\"", "model.num_layers"),
+        ("opaque_tensors = 64\nnum_layers = 2", "leave it out"),
+        ("opaque_tensors = 64\ndtype = \"f16\"", "model.dtype"),
+        ("opaque_tensors = 64\npage_size = 0", "model.page_size"),
+        ("opaque_tensors = \"64,0\"", "must be at least 1"),
+        ("opaque_tensors = \"1025x64\"", "at most 1024"),
+        ("opaque_tensors = \"4000000000x64\"", "expected bytes"),
+        ("opaque_tensors = \"64 and 64\"", "expected bytes"),
+        ("opaque_tensors = 64\n[host]\norder = \"universal\"", "host.order"),
+    ] {
+        let error = read(model).unwrap_err().to_string();
+        assert!(error.contains(message), "expected `{message}`, found `{error}`");
+    }
 }
 
 #[test]

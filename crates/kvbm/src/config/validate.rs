@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind};
-use super::sections::VolumeConfig;
+use super::choices::{BandwidthModel, ChainRootKind, CopyWay, DeviceKind, DeviceOrder, HostOrder};
+use super::sections::{ModelConfig, VolumeConfig};
 use super::{Config, ConfigError, Section};
 use kvbm_events::EventUrl;
+use kvbm_layout::OpaqueLayout;
 use kvbm_plan::{Tier, VolumeDescriptor, shown_uri};
 use kvbm_pool::{RegistryConfig, Share};
 
@@ -97,6 +98,9 @@ impl Config {
     }
 
     fn validate_required(&self, section: &Section) -> Result<(), ConfigError> {
+        if section.path() == "model" && self.model.is_opaque() {
+            return Ok(());
+        }
         for config in section.each(self) {
             if let Some(key) = section.keys().iter().find(|key| key.is_required() && (key.is_unset)(&config))
             {
@@ -134,6 +138,9 @@ impl Config {
 
     fn validate_model(&self) -> Result<(), ConfigError> {
         let model = &self.model;
+        if model.is_opaque() {
+            return self.validate_opaque_model();
+        }
         between("model.num_layers", model.num_layers, 1, MAX_LAYERS)?;
         between("model.num_kv_heads", model.num_kv_heads, 1, MAX_HEADS)?;
         between("model.head_dim", model.head_dim, 1, MAX_HEAD_DIM)?;
@@ -147,6 +154,35 @@ impl Config {
             return broken("parallelism.tensor_parallel", &ranks, &rule);
         }
         Ok(())
+    }
+
+    fn validate_opaque_model(&self) -> Result<(), ConfigError> {
+        let (model, axes) = (&self.model, ModelConfig::default());
+        let unused = [
+            ("model.num_layers", model.num_layers, axes.num_layers),
+            ("model.num_kv_heads", model.num_kv_heads, axes.num_kv_heads),
+            ("model.head_dim", model.head_dim, axes.head_dim),
+            ("model.outer_dim", model.outer_dim, axes.outer_dim),
+        ];
+        let rule = "has no meaning with model.opaque_tensors, whose blocks have no axes: leave it out";
+        if let Some((key, value, _)) = unused.into_iter().find(|(_, value, default)| value != default) {
+            return broken(key, &value, rule);
+        }
+        if model.dtype != axes.dtype {
+            return broken("model.dtype", &model.dtype, rule);
+        }
+        if self.host.order != HostOrder::Nhd {
+            return broken("host.order", &self.host.order, rule);
+        }
+        if self.device.order != DeviceOrder::Nhd {
+            return broken("device.order", &self.device.order, rule);
+        }
+        between("model.page_size", model.page_size, 1, MAX_PAGE_SIZE)?;
+        between("parallelism.tensor_parallel", self.parallelism.tensor_parallel, 1, MAX_RANKS)?;
+        let shape = OpaqueLayout::config_of(1, model.opaque_tensors.as_slice(), 1);
+        shape
+            .map(drop)
+            .or_else(|error| broken("model.opaque_tensors", &model.opaque_tensors, &error.to_string()))
     }
 
     fn validate_namespace(&self) -> Result<(), ConfigError> {

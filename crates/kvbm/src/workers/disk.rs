@@ -8,7 +8,7 @@ use kvbm_layout::{AxisOrder, BlockLayout, slice_for_rank};
 use kvbm_plan::{FileAccess, Rank, Tier};
 use kvbm_storage::BoundLayout;
 use kvbm_tokens::NamespaceTag;
-use kvbm_transfer::{DiskTier, SlotGeometry, disk_layout};
+use kvbm_transfer::{DiskTier, OpaqueGeometry, SlotGeometry, disk_layout};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,7 +29,11 @@ pub(super) fn open_disk(
     disk.more_dirs = dirs.collect();
     disk.access = disk_access(config);
     let geometry = geometry(config, rank)?;
-    disk.geometry = geometry.to_string().into_bytes();
+    disk.geometry = match &geometry {
+        Some(geometry) => geometry.to_string(),
+        None => opaque_geometry(config, rank).to_string(),
+    }
+    .into_bytes();
     let settings = &config.disk;
     disk.engine = match settings.engine {
         config::DiskEngine::Auto => EngineMode::Auto,
@@ -43,8 +47,8 @@ pub(super) fn open_disk(
     disk.commit = GroupCommit { interval: settings.commit_interval, ..GroupCommit::default() };
     let (engine, recovered) = DiskEngine::open(disk).map_err(|source| WorkerError::Disk { dir, source })?;
     let mut tier = DiskTier { engine: Arc::new(engine), recovered };
-    if let Some(past) = past {
-        past.move_in(&geometry, &mut tier);
+    if let (Some(past), Some(geometry)) = (past, &geometry) {
+        past.move_in(geometry, &mut tier);
     }
     Ok(tier)
 }
@@ -72,10 +76,14 @@ pub(super) fn rank_dirs(config: &Config, tag: NamespaceTag, rank: u32, ranks: u3
     dirs.map(|dir| namespace_dir(dir, tag).join(format!("rank-{rank}-of-{ranks}"))).collect()
 }
 
-/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change.
-pub(super) fn geometry(config: &Config, rank: Rank) -> Result<SlotGeometry, WorkerError> {
+/// What tells one slot's content from that of another shape: everything but the number of blocks, which may change. None where
+/// blocks have no axes.
+pub(super) fn geometry(config: &Config, rank: Rank) -> Result<Option<SlotGeometry>, WorkerError> {
     let (model, ranks) = (&config.model, config.parallelism.tensor_parallel);
-    Ok(SlotGeometry {
+    if model.is_opaque() {
+        return Ok(None);
+    }
+    Ok(Some(SlotGeometry {
         model: config.namespace.model.clone(),
         rank: (u32::from(rank.0), ranks),
         order: match config.host.order {
@@ -91,5 +99,14 @@ pub(super) fn geometry(config: &Config, rank: Rank) -> Result<SlotGeometry, Work
         head_dim: model.head_dim,
         dtype: model.dtype,
         pieces: 1,
-    })
+    }))
+}
+
+/// The same for blocks without axes.
+fn opaque_geometry(config: &Config, rank: Rank) -> OpaqueGeometry {
+    OpaqueGeometry {
+        model: config.namespace.model.clone(),
+        rank: (u32::from(rank.0), config.parallelism.tensor_parallel),
+        tensor_bytes: config.model.opaque_tensors.as_slice().to_vec(),
+    }
 }

@@ -4,7 +4,8 @@ use super::WorkerError;
 use crate::config::{self, BandwidthModel, Config, DeviceKind, DeviceOrder, HostOrder, LayoutKind};
 use kvbm_device::{CudaDevice, CudaDriver, Device, DeviceId, EmulatedConfig, EmulatedDevice, TransferModel};
 use kvbm_layout::{
-    AxisOrder, BlockLayout, FullyContiguous, LayerSeparate, LayoutConfig, OuterPlacement, slice_for_rank,
+    AxisOrder, BlockLayout, ConfigError, FullyContiguous, LayerSeparate, LayoutConfig, OpaqueLayout,
+    OuterPlacement, slice_for_rank,
 };
 use kvbm_plan::{Rank, Tier};
 use kvbm_storage::{
@@ -93,6 +94,11 @@ fn rank_layout_config(
     tier: Tier,
 ) -> Result<LayoutConfig, WorkerError> {
     let model = &config.model;
+    let invalid = |error: ConfigError| WorkerError::Layout { tier, source: error.into() };
+    if model.is_opaque() {
+        let tensors = model.opaque_tensors.as_slice();
+        return OpaqueLayout::config_of(num_blocks, tensors, alignment).map_err(invalid);
+    }
     let slice = slice_for_rank(model.num_kv_heads, config.parallelism.tensor_parallel, u32::from(rank.0))?;
     let heads = slice.heads.len() as u32;
     LayoutConfig::builder()
@@ -105,7 +111,7 @@ fn rank_layout_config(
         .dtype(model.dtype)
         .alignment(alignment)
         .build()
-        .map_err(|error| WorkerError::Layout { tier, source: error.into() })
+        .map_err(invalid)
 }
 
 fn device_layout(config: &Config, rank: Rank, blocks: u32) -> Result<Arc<dyn BlockLayout>, WorkerError> {

@@ -99,8 +99,13 @@ pub(super) fn find(config: &Config, blocks: u32, tag: NamespaceTag) -> (Option<P
     if blocks == 0 || config.disk.take_over.is_zero() || !(again || new()) {
         return (None, refused);
     }
-    let Ok(geometries) =
-        (0..ours as u16).map(|rank| geometry(config, Rank(rank))).collect::<Result<Vec<_>, _>>()
+    if config.model.is_opaque() {
+        return (None, others(config, tag).into_iter().map(|ranks| opaque(config, tag, ranks)).collect());
+    }
+    let Ok(Some(geometries)) = (0..ours as u16)
+        .map(|rank| geometry(config, Rank(rank)).transpose())
+        .collect::<Option<Result<Vec<_>, _>>>()
+        .transpose()
     else {
         return (None, refused);
     };
@@ -181,6 +186,12 @@ fn cannot(ranks: u32, folders: &[Vec<PathBuf>], error: &PredecessorError, busy: 
         "G3: blocks of another number of ranks cannot be taken over: {hint}"
     );
     TookOver { ranks, blocks: 0, left_behind, refused: Some(error.to_string()) }
+}
+
+/// Blocks without axes stay where they are.
+fn opaque(config: &Config, tag: NamespaceTag, ranks: u32) -> TookOver {
+    let folders: Vec<_> = (0..ranks).map(|rank| rank_dirs(config, tag, rank, ranks)).collect();
+    cannot(ranks, &folders, &PredecessorError::Opaque { ranks }, false)
 }
 
 /// Blocks that all our ranks have already, each in one slot.

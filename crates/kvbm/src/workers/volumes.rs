@@ -29,7 +29,19 @@ pub(super) fn volume_tier(
     registry: &Arc<VolumeRegistry>,
     rank: Rank,
 ) -> Result<VolumeTier, WorkerError> {
+    let threads = config.volumes.threads as usize;
     let (heads, ranks) = (config.model.num_kv_heads, config.parallelism.tensor_parallel);
+    if config.model.is_opaque() {
+        // An object's name must say which rank of how many wrote it: no other one can read it.
+        let slice = BlobSlice { first_layer: 0, num_layers: ranks, first_head: rank.0.into(), num_heads: 1 };
+        return Ok(VolumeTier {
+            registry: Arc::clone(registry),
+            slice,
+            model_heads: 1,
+            writes: true,
+            threads,
+        });
+    }
     let held = slice_for_rank(heads, ranks, u32::from(rank.0))?.heads;
     let slice = BlobSlice {
         first_layer: 0,
@@ -40,6 +52,5 @@ pub(super) fn volume_tier(
     // Of ranks with the same heads, the first writes.
     let first = (0..rank.0)
         .all(|before| slice_for_rank(heads, ranks, u32::from(before)).is_ok_and(|other| other.heads != held));
-    let threads = config.volumes.threads as usize;
     Ok(VolumeTier { registry: Arc::clone(registry), slice, model_heads: heads, writes: first, threads })
 }

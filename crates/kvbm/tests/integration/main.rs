@@ -22,6 +22,7 @@ mod late_reads;
 mod lifetime;
 mod losses;
 mod offload;
+mod opaque;
 mod park;
 #[path = "../../../kvbm-events/tests/support/ports.rs"]
 mod ports;

@@ -63,6 +63,7 @@ impl VolumeOrder {
             universal.and_then(|stored| FragmentList::between(host, &stored, &Selection::all()).ok());
         let whole = |list: &FragmentList| {
             list.covers_slot()
+                && host.config().planes.is_empty()
                 && heads <= MAX_PIECES
                 && list.slot_bytes().is_multiple_of(u64::from(heads))
                 && list.slot_bytes() == host.bytes_per_block()
