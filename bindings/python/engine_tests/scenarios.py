@@ -208,6 +208,37 @@ def failures(model: str, disk: str, rounds: int, options: dict[str, Any], **sett
     }
 
 
+@scenario
+def attributes() -> dict[str, Any]:
+    """What the installed vLLM lacks of what the connector uses; and that a lack has a name."""
+    from kvbm_rs.vllm import _vllm_compat as compat
+
+    lacks = compat.missing()
+    compat._USED += (
+        ("vllm.v1.request", "Request", ("a_dropped_attribute",)),
+        ("vllm.v1.dropped", None, ("x",)),
+        ("vllm.v1.request", "DroppedClass", ("x",)),
+    )
+    return {"version": compat.vllm_version(), "missing": lacks, "named": compat.missing()[len(lacks) :]}
+
+
+@scenario
+def shadow(model: str, reference: str, count: int, longest: int, **settings: Any) -> dict[str, Any]:
+    """Shadow mode: hits are counted, nothing is moved, tokens are right."""
+    engine = Engine(model, Engine.kvbm(host="1GiB", shadow=True), **settings)
+    prompts = prompts_of(count, longest, 1)
+    got = in_batches(engine, prompts, 4, 8)
+    right = json.loads(Path(reference).read_text())
+    totals = engine.connector._process.counters.totals
+    return {
+        "unequal": sum(one != two for one, two in zip(got, right, strict=True)),
+        "shadow_hit_tokens": totals["shadow_hit_tokens"],
+        "loaded_blocks": totals["loaded_blocks"],
+        "vllm_hits": engine.count("vllm:external_prefix_cache_hits"),
+        "errors": totals["errors"],
+    }
+
+
 def slot_files(disk: Path) -> list[Path]:
     files = [path for path in disk.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
     assert files, f"no slot file below {disk}"

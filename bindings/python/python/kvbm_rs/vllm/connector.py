@@ -232,6 +232,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             plan.saves.append(Save(tracked, first, [int(block) for block in ids[first:final]]))
             if self._events is not None:
                 self._events.note(tracked, first, final)
+        for request_id in step.finished:
+            self._requests.pop(request_id, None)
         self._process.manager.step()
 
     @_guarded(lambda: (False, None))
