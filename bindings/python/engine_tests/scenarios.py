@@ -208,6 +208,37 @@ def failures(model: str, disk: str, rounds: int, options: dict[str, Any], **sett
     }
 
 
+@scenario
+def attributes() -> dict[str, Any]:
+    """What the installed vLLM lacks of what the connector uses; and that a lack has a name."""
+    from kvbm_rs.vllm import _vllm_compat as compat
+
+    lacks = compat.missing()
+    compat._USED += (
+        ("vllm.v1.request", "Request", ("a_dropped_attribute",)),
+        ("vllm.v1.dropped", None, ("x",)),
+        ("vllm.v1.request", "DroppedClass", ("x",)),
+    )
+    return {"version": compat.vllm_version(), "missing": lacks, "named": compat.missing()[len(lacks) :]}
+
+
+@scenario
+def shadow(model: str, reference: str, count: int, longest: int, **settings: Any) -> dict[str, Any]:
+    """Shadow mode: hits are counted, nothing is moved, tokens are right."""
+    engine = Engine(model, Engine.kvbm(host="1GiB", shadow=True), **settings)
+    prompts = prompts_of(count, longest, 1)
+    got = in_batches(engine, prompts, 4, 8)
+    right = json.loads(Path(reference).read_text())
+    totals = engine.connector._process.counters.totals
+    return {
+        "unequal": sum(one != two for one, two in zip(got, right, strict=True)),
+        "shadow_hit_tokens": totals["shadow_hit_tokens"],
+        "loaded_blocks": totals["loaded_blocks"],
+        "vllm_hits": engine.count("vllm:external_prefix_cache_hits"),
+        "errors": totals["errors"],
+    }
+
+
 def slot_files(disk: Path) -> list[Path]:
     files = [path for path in disk.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
     assert files, f"no slot file below {disk}"
@@ -324,20 +355,42 @@ def latency(model: str, kind: str, prompts: int, length: int, rounds: int, optio
         for turn in range(rounds):
             engine.forget_own_prefixes()
             loaded.append(first_token(engine, texts[turn % len(texts)]))
-    for _ in range(20):
-        began = time.perf_counter()
-        engine.llm.llm_engine.step()
-        empty.append(time.perf_counter() - began)
+    if kind == "kvbm":
+        empty = steps_while_loading(engine, texts[0])
     block = torch_bytes(engine)
-    result = {"empty_step_s": median_of(empty), "copy_s": copy_time(block * (length // 32))}
+    result: dict[str, Any] = {"copy_s": copy_time(block * (length // 32))}
     for name, times in (("computed_s", computed), ("own_hit_s", own), ("loaded_s", loaded)):
         if times:
             result[name] = median_of(times)
     if kind == "kvbm":
         totals = engine.connector._process.counters.totals
         result["loaded_blocks"] = totals["loaded_blocks"]
+        result["load_s"] = totals["load_seconds"] / max(1, totals["loads"])
+        result["empty_step_s"] = median_of(empty)
         result["step_p50_us"] = median_of([sample / 1e3 for sample in engine.connector._process.step_ns])
     return result
+
+
+def steps_while_loading(engine: Engine, prompt: list[int]) -> list[float]:
+    """Times of steps in which the only request waits for its load."""
+    from kvbm_rs.vllm import connector
+    from vllm import SamplingParams
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    worker, llm_engine = get_kv_transfer_group(), engine.llm.llm_engine
+    collect, worker._collect = worker._collect, lambda: None
+    wait, connector._IDLE_WAIT = connector._IDLE_WAIT, 0.0
+    engine.forget_own_prefixes()
+    llm_engine.add_request("empty", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        llm_engine.step()
+        times.append(time.perf_counter() - began)
+    worker._collect, connector._IDLE_WAIT = collect, wait
+    while llm_engine.has_unfinished_requests():
+        llm_engine.step()
+    return times[1:]
 
 
 def torch_bytes(engine: Engine) -> int:

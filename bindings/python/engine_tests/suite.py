@@ -70,6 +70,12 @@ class Suite:
 
     # ------------------------------------------------------------- scenarios
 
+    def attributes(self) -> None:
+        found = self.run("attributes", "attributes")
+        self.check("vLLM has what the connector uses", found.get("missing") == [], found.get("missing"))
+        names = ["vllm.v1.request.Request.a_dropped_attribute", "vllm.v1.dropped", "vllm.v1.request.DroppedClass"]
+        self.check("what an upgrade drops is named", found.get("named") == names, found.get("named"))
+
     def equality(self) -> None:
         count, longest, length = (60, 1500, 2048) if self.quick else (500, 8192, 8448)
         size = {"count": count, "longest": longest, "max_model_len": length}
@@ -112,6 +118,10 @@ class Suite:
         control = self.run(
             "control flipped bit", "equality", model=self.tiny, reference=right, options={"host": "1GiB"}, flip=True, **size, **small_g1
         )
+        shadow = self.run("shadow", "shadow", model=self.tiny, reference=right, **size, **small_g1)
+        self.check("shadow mode changes no token", shadow.get("unequal") == 0, shadow.get("unequal"))
+        self.check("shadow mode counts hits", shadow.get("shadow_hit_tokens", 0) > 0, shadow.get("shadow_hit_tokens"))
+        self.check("shadow mode loads nothing", shadow.get("loaded_blocks") == shadow.get("vllm_hits") == 0, shadow)
         differs = control.get("unequal", 0) > 0 and control.get("flipped", 0) > 0
         self.row("control_differs", float(differs))
         self.check("one wrong bit in a loaded block changes tokens", differs, control)
@@ -271,6 +281,7 @@ def main() -> int:
         model.write(options.work / shape, shape)
     suite = Suite(options.work, options.quick)
     parts: dict[str, Callable[[], None]] = {
+        "attributes": suite.attributes,
         "equality": suite.equality,
         "restart": suite.restart,
         "failures": suite.failures,

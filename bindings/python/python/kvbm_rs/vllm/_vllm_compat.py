@@ -101,6 +101,7 @@ _USED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
             "scheduled_cached_reqs",
             "num_scheduled_tokens",
             "total_num_scheduled_tokens",
+            "finished_req_ids",
             "kv_connector_block_state",
             "kv_connector_metadata",
         ),
@@ -349,6 +350,12 @@ class StepView:
     @property
     def total(self) -> int:
         return int(self._output.total_num_scheduled_tokens)
+
+    @property
+    def finished(self) -> Iterable[str]:
+        """Requests that ended since the last step."""
+        ended: set[str] = self._output.finished_req_ids
+        return ended
 
     def block_ids(self, request_id: str) -> list[int] | None:
         """All blocks of a scheduled request."""

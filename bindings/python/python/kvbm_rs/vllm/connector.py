@@ -232,6 +232,8 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             plan.saves.append(Save(tracked, first, [int(block) for block in ids[first:final]]))
             if self._events is not None:
                 self._events.note(tracked, first, final)
+        for request_id in step.finished:
+            self._requests.pop(request_id, None)
         self._process.manager.step()
 
     @_guarded(lambda: (False, None))
@@ -331,13 +333,19 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._loading:
             self._collect()
             if self._loading and not self._ended and not self._had_tokens:
-                end = time.monotonic() + _IDLE_WAIT
-                while self._loading and not self._ended and time.monotonic() < end:
-                    time.sleep(0.00005)
-                    self._collect()
+                self._wait_idle()
         ended, self._ended = self._ended, set()
         self._process.step_over()
         return None, ended or None
+
+    def _wait_idle(self) -> None:
+        """While no request can run, the end of a load is waited for here, without the GIL."""
+        began = time.perf_counter_ns()
+        end = time.monotonic() + _IDLE_WAIT
+        while self._loading and not self._ended and time.monotonic() < end:
+            time.sleep(0.00005)
+            self._collect()
+        self._process.waited(began)
 
     def _collect(self) -> None:
         counters = self._process.counters

@@ -70,6 +70,9 @@ class Options:
             raise ConfigInvalid("option 'disk' without 'disk_capacity': say how much of it kvbm may use, such as '100GiB'")
         if not any(name in extra for name in ("host", "host.capacity")) and path is None:
             raise ConfigInvalid("option 'host' is missing: say how much host memory kvbm may use, such as '16GiB'")
+        if has_disk and path is None and "offload.g2_g3.write_through" not in extra:
+            # A cache that survives `kill -9` has its blocks on disk before they leave host memory.
+            config.set("offload.g2_g3.write_through", "true")
         own.pop("config", None)
         options = cls(config=config, **own)
         options._check()

@@ -147,6 +147,10 @@ class EngineProcess:
         """Time that a callback took."""
         self._spent_ns += time.perf_counter_ns() - began_ns
 
+    def waited(self, began_ns: int) -> None:
+        """Time of a callback in which no request could run: the engine lost nothing by it."""
+        self._spent_ns -= time.perf_counter_ns() - began_ns
+
     def step_over(self) -> None:
         """A step ended: its time is a sample."""
         spent, self._spent_ns = self._spent_ns, 0
