@@ -1,5 +1,5 @@
-//! Names the image of the kernels that is embedded: the prebuilt one, or, only if `CUDA_ARCHS` asks for it, one that a local
-//! nvcc builds of the source.
+//! Names the image of the kernels that is embedded: the prebuilt one, or, only if `CUDA_ARCHS` asks
+//! for it, one that a local nvcc builds of the source.
 
 #[path = "build/nvcc.rs"]
 mod nvcc;

@@ -8,7 +8,6 @@ use crate::integers::u32s;
 use crate::layout::Layout;
 use crate::loads::{FinishedLoad, LookUp, OffloadStarted};
 use crate::sequence::{AnySequence, Namespace};
-use crate::tickets::Tickets;
 use kvbm::config::Config as Settings;
 use kvbm::{BlockId, Engine, KvBlockManager as Manager, Tier};
 use parking_lot::RwLock;
@@ -30,8 +29,6 @@ pub(crate) struct KvBlockManager {
 
 /// A manager that was not closed yet.
 struct Open {
-    tickets: Tickets,
-    /// Behind the tickets: these hold pins of it.
     manager: Manager<Engine>,
 }
 
@@ -89,7 +86,7 @@ impl KvBlockManager {
             } else {
                 builder.engine_host(vec![bound]).configure(configure).build()?
             };
-            Ok(Open { tickets: Tickets::default(), manager })
+            Ok(Open { manager })
         })?;
         let namespace = open.manager.namespace().clone();
         Ok(Self { made: Process::this(), namespace, block_bytes, open: RwLock::new(Some(Arc::new(open))) })
@@ -124,29 +121,36 @@ impl KvBlockManager {
         first: usize,
     ) -> PyResult<Option<LookUp>> {
         let chain = sequence.chain();
-        self.call(py, |open| Ok(Some(open.tickets.look_up(&open.manager, request, chain, first))))
+        self.call(py, |open| match open.manager.tickets().look_up(request, chain, first)? {
+            kvbm::LookUp::Ready { blocks, by_tier } => Ok(Some(LookUp { blocks, by_tier })),
+            kvbm::LookUp::Pending => Ok(None),
+        })
     }
 
     /// Starts the load of the first `len(ids)` promised blocks into the engine's blocks `ids`.
     fn commit(&self, py: Python<'_>, request: &str, ids: &Bound<'_, PyAny>) -> PyResult<()> {
         let ids = block_ids(ids)?;
-        self.call(py, |open| open.tickets.commit(&open.manager, request, ids))
+        self.call(py, |open| Ok(open.manager.tickets().commit(request, &ids, None)?))
     }
 
-    /// Drops the request's ticket, or cancels its load: its blocks may be written until `busy` says no. Whether there was one.
+    /// Drops the request's ticket, or gives up its load, which comes from `finished` when no copy can write to its blocks any more.
+    /// Whether there was one.
     fn abandon(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
-        self.call(py, |open| Ok(open.tickets.abandon(request)))
+        self.call(py, |open| Ok(open.manager.tickets().abandon(request)))
     }
 
     /// Loads that are over, each once, and only when no copy can write to their blocks any more.
     fn finished(&self, py: Python<'_>) -> PyResult<Vec<FinishedLoad>> {
-        self.call(py, |open| open.tickets.finished(&open.manager))
+        self.call(py, |open| {
+            let finished = open.manager.tickets().finished().into_iter();
+            Ok(finished.map(FinishedLoad::from).collect())
+        })
     }
 
     /// Tickets and loads that are open.
     #[getter]
     fn open_tickets(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
-        self.call(py, |open| Ok(open.tickets.open()))
+        self.call(py, |open| Ok(open.manager.tickets().counts()))
     }
 
     /// Copies engine blocks to host memory in the background: `ids[i]` holds block `first + i` of `sequence`. The blocks hold their
@@ -162,8 +166,8 @@ impl KvBlockManager {
         let ids = block_ids(ids)?;
         let chain = sequence.chain();
         self.call(py, |open| {
-            let begun = open.manager.offload(&ids, chain, first)?;
-            Ok(OffloadStarted { started: begun.started, present: begun.present, refused: begun.refused })
+            let begun = open.manager.offload(&ids, chain, first, None)?;
+            Ok(OffloadStarted::from(begun))
         })
     }
 

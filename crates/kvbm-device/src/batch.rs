@@ -37,20 +37,25 @@ pub struct CopyPiece {
     pub len: u64,
 }
 
-/// Looks at the bytes of a batch while they pass, so that a checksum costs no second trip to memory.
+/// Looks at the bytes of a batch while they pass, so that a checksum costs no second trip to
+/// memory.
 ///
-/// A device whose bytes pass through the processor shows an observer every byte of the source, in the order of the pieces and in
-/// order inside a piece; any other device shows it nothing. It never shows a part of a batch that succeeds.
+/// A device whose bytes pass through the processor shows an observer every byte of the source, in
+/// the order of the pieces and in order inside a piece; any other device shows it nothing. It never
+/// shows a part of a batch that succeeds.
 pub trait CopyObserver: Send + Sync {
-    /// Some bytes of piece number `piece`; the next ones follow with the next call. Called on the thread of the stream, with no
-    /// lock held; must not block. It had better take no lock of its own either: that waits for the stores on their way. The
-    /// observer is dropped with its batch, before the batch's event completes.
+    /// Some bytes of piece number `piece`; the next ones follow with the next call. Called on the
+    /// thread of the stream, with no lock held; must not block. It had better take no lock of its
+    /// own either: that waits for the stores on their way. The observer is dropped with its batch,
+    /// before the batch's event completes.
     fn passed(&mut self, piece: usize, bytes: &[u8]);
 }
 
-/// A batch of copies in one direction. It holds every memory that it touches until the hardware is done with it.
+/// A batch of copies in one direction. It holds every memory that it touches until the hardware is
+/// done with it.
 ///
-/// Pieces have no order among themselves, so their destinations must not overlap, nor one's source another's destination.
+/// Pieces have no order among themselves, so their destinations must not overlap, nor one's source
+/// another's destination.
 pub struct CopyBatch {
     direction: Direction,
     pieces: Vec<CopyPiece>,
@@ -110,8 +115,8 @@ impl CopyBatch {
     /// Adds a copy of `len` bytes from host to device. Zero bytes add nothing.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfRange`] names the memory; [`DeviceError::WrongDirection`], [`DeviceError::WrongDevice`],
-    /// [`DeviceError::BatchFull`].
+    /// [`DeviceError::OutOfRange`] names the memory; [`DeviceError::WrongDirection`],
+    /// [`DeviceError::WrongDevice`], [`DeviceError::BatchFull`].
     pub fn push_host_to_device(
         &mut self,
         src: &HostRegion,
@@ -148,7 +153,8 @@ impl CopyBatch {
         Ok(())
     }
 
-    /// Adds a copy of `len` bytes inside a device. Source and destination of one piece may overlap. Zero bytes add nothing.
+    /// Adds a copy of `len` bytes inside a device. Source and destination of one piece may overlap.
+    /// Zero bytes add nothing.
     ///
     /// # Errors
     /// As for [`CopyBatch::push_host_to_device`].
@@ -171,7 +177,8 @@ impl CopyBatch {
         Ok(())
     }
 
-    /// Keeps something alive until the hardware is done with this batch, besides the memory of its pieces.
+    /// Keeps something alive until the hardware is done with this batch, besides the memory of its
+    /// pieces.
     pub fn hold(&mut self, owner: &Owner) {
         let held = self.owners.iter().rev().take(Self::OWNER_WINDOW).any(|known| Arc::ptr_eq(known, owner));
         if !held {

@@ -135,8 +135,11 @@ fn allocation(device: &Arc<dyn Device>) {
 fn out_of_memory(device: &Arc<dyn Device>) {
     for asked in [device.info().total_bytes + 1, u64::MAX] {
         match device.allocate(asked, 256) {
-            Err(DeviceError::OutOfMemory { asked: told, free, total, .. }) => {
-                assert!(told >= asked && free <= total, "the error tells what was asked and what is free");
+            Err(DeviceError::OutOfMemory { asked: reported, free, total, .. }) => {
+                assert!(
+                    reported >= asked && free <= total,
+                    "the error names what was asked and what is free"
+                );
             }
             other => panic!("allocating {asked} bytes gave {other:?}"),
         }
@@ -163,7 +166,8 @@ fn bad_ranges(device: &Arc<dyn Device>) {
     empty.wait(soon()).expect("an empty batch completes");
 }
 
-/// Host -> device -> device -> host with pieces of odd sizes at odd places, against the same copies done by the host.
+/// Host -> device -> device -> host with pieces of odd sizes at odd places, against the same copies
+/// done by the host.
 fn scattered_copies(device: &Arc<dyn Device>) {
     const LEN: u64 = 1 << 18;
     let stream = stream(device, "scattered");
@@ -242,8 +246,8 @@ fn events(device: &Arc<dyn Device>) {
     after.on_complete(move |result| {
         let _receiver_waits = sender.send(result);
     });
-    let told = receiver.recv_timeout(Duration::from_secs(60)).expect("the callback comes once");
-    assert_eq!(told, Ok(()));
+    let result = receiver.recv_timeout(Duration::from_secs(60)).expect("the callback comes once");
+    assert_eq!(result, Ok(()));
     assert_eq!(done.query(), EventStatus::Complete, "an event includes everything before it");
     assert_eq!(after.wait(Instant::now()), Ok(()), "a complete event meets any deadline");
     let again = receiver.recv_timeout(Duration::from_secs(60));
@@ -278,7 +282,8 @@ fn engine_owned_memory(device: &Arc<dyn Device>) {
     let stream = stream(device, "engine");
     let engine = memory(device, 64 << 10);
     upload(&*stream, &engine, &pattern(3, engine.len())).wait(soon()).expect("the copy completes");
-    // SAFETY: `engine` lives until the end of this function, after the last use of what is registered.
+    // SAFETY: `engine` lives until the end of this function, after the last use of what is
+    // registered.
     let ours = unsafe { device.register_external(engine.address() + 4096, 8192) };
     let ours = ours.expect("a range inside a live allocation can be registered");
     assert!(ours.is_external() && !engine.is_external());
@@ -299,7 +304,8 @@ fn pinned_host_memory(device: &Arc<dyn Device>) {
     let host = HostBuffer::from_bytes(&pattern(4, 16 << 10));
     let pinned = match device.register_host(host.region().clone()) {
         Ok(pinned) => pinned,
-        // A machine that lets nobody lock four pages cannot be checked further; the error is the one it should be.
+        // A machine where four pages cannot be locked is not checked further; the error is the
+        // one it should be.
         Err(error) => return assert!(matches!(error, DeviceError::PinLimit { .. }), "{error}"),
     };
     let again = device.register_host(host.slice(4096, 4096).expect("inside"));
@@ -316,7 +322,7 @@ fn pinned_host_memory(device: &Arc<dyn Device>) {
     );
 }
 
-/// Tells when it is dropped.
+/// Sends a message when it is dropped.
 struct Notice(crossbeam_channel::Sender<()>);
 
 impl Drop for Notice {
@@ -344,7 +350,7 @@ fn drop_with_work_in_flight(device: &Arc<dyn Device>) {
         }
         drop(notice);
     }
-    dropped.recv_timeout(Duration::from_secs(60)).expect("owners are let go when the work is complete");
+    dropped.recv_timeout(Duration::from_secs(60)).expect("owners are dropped when the work is complete");
     assert!(result.to_vec() == pattern(5, PARTS * PART), "queued work completes after its handles are gone");
     let deadline = soon();
     while device.info().free_bytes != free {

@@ -1,4 +1,4 @@
-//! The seam itself: what every device offers.
+//! The trait that every device implements.
 
 use std::any::Any;
 use std::fmt;
@@ -52,10 +52,11 @@ pub struct DeviceInfo {
     pub granularity_bytes: u64,
 }
 
-/// An accelerator: memory that the CPU does not touch, and streams that move bytes into, out of and inside it.
+/// An accelerator: memory that the CPU does not touch, and streams that move bytes into, out of and
+/// inside it.
 ///
-/// Object safe; shared as `Arc<dyn Device>`. Allocations, streams and events keep alive what they need of the device, so
-/// handles may be dropped in any order.
+/// Object safe; shared as `Arc<dyn Device>`. Allocations, streams and events keep alive what they
+/// need of the device, so handles may be dropped in any order.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Number of this device.
     fn id(&self) -> DeviceId;
@@ -63,36 +64,42 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Name, kind, total and free memory.
     fn info(&self) -> DeviceInfo;
 
-    /// Allocates `len` bytes (more than zero), aligned to `alignment` (a power of two). The content is undefined.
+    /// Allocates `len` bytes (more than zero), aligned to `alignment` (a power of two). The content
+    /// is undefined.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`], [`DeviceError::Invalid`].
     fn allocate(&self, len: u64, alignment: u64) -> Result<DeviceMemory, DeviceError>;
 
-    /// Makes memory that somebody else (the engine) allocated on this device usable here. It is never freed by us.
+    /// Makes memory that the engine allocated on this device usable here. It is
+    /// never freed by us.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownMemory`] if the range is not inside one live allocation of this device.
+    /// [`DeviceError::UnknownMemory`] if the range is not inside one live allocation of this
+    /// device.
     ///
     /// # Safety
-    /// The range must stay allocated until the last clone of the returned handle is gone and all work on it is complete.
+    /// The range must stay allocated until the last clone of the returned handle is gone and all
+    /// work on it is complete.
     unsafe fn register_external(&self, address: u64, len: u64) -> Result<DeviceMemory, DeviceError>;
 
-    /// Creates a stream. `name` stands in errors and thread names; several streams may have the same one.
+    /// Creates a stream. `name` stands in errors and thread names; several streams may have the
+    /// same one.
     ///
     /// # Errors
     /// [`DeviceError::Os`] if the system refuses a thread or a handle.
     fn create_stream(&self, name: &str) -> Result<Arc<dyn Stream>, DeviceError>;
 
-    /// Page-locks host memory and registers it with the device, until the returned guard is dropped. The range is
-    /// widened to whole pages; it must not overlap one that is registered already.
+    /// Page-locks host memory and registers it with the device, until the returned guard is
+    /// dropped. The range is widened to whole pages; it must not overlap one that is registered
+    /// already.
     ///
     /// # Errors
     /// [`DeviceError::PinLimit`], [`DeviceError::AlreadyPinned`], [`DeviceError::Os`].
     fn register_host(&self, region: HostRegion) -> Result<PinnedHost, DeviceError>;
 
-    /// As [`Device::register_host`], telling how far it has come: bytes that are done, and bytes in all. Gigabytes take
-    /// seconds. `progress` is called from several threads.
+    /// As [`Device::register_host`], telling how far it has come: bytes that are done, and bytes in
+    /// all. Gigabytes take seconds. `progress` is called from several threads.
     ///
     /// # Errors
     /// As [`Device::register_host`].
@@ -107,7 +114,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(pinned)
     }
 
-    /// The NUMA node that the device is attached to, where that is known: host memory of that node is the closest.
+    /// The NUMA node that the device is attached to, where that is known: host memory of that node
+    /// is the closest.
     fn numa_node(&self) -> Option<u32> {
         None
     }

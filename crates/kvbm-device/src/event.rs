@@ -1,4 +1,5 @@
-//! "Done up to here": events that hosts wait for, poll, or are called back by, and that order streams.
+//! Events: a host waits for them, polls them or registers callbacks, and streams are ordered by
+//! them.
 
 use std::any::Any;
 use std::fmt;
@@ -20,7 +21,7 @@ pub enum EventStatus {
     Pending,
     /// All work before it is complete.
     Complete,
-    /// Work before it failed; whatever it should have written is undefined.
+    /// Work before it failed; the bytes that it should have written are undefined.
     Failed(DeviceError),
 }
 
@@ -51,11 +52,13 @@ impl Event {
         Self { backend }
     }
 
-    /// An event that the host completes: dropping the [`Completer`] without completing fails the event, so nobody waits for
-    /// ever. It can gate streams: [`Stream::wait`](crate::Stream::wait).
+    /// An event that the host completes: dropping the [`Completer`] without completing fails the
+    /// event, so no wait is endless. It can gate streams: [`Stream::wait`](crate::Stream::wait).
     pub fn completable() -> (Self, Completer) {
-        let state =
-            Arc::new(HostEvent { state: Mutex::new(State::Pending(Vec::new())), changed: Condvar::new() });
+        let state = Arc::new(HostEvent {
+            state: Mutex::new(EventState::Pending(Vec::new())),
+            changed: Condvar::new(),
+        });
         (Self::new(Arc::clone(&state) as Arc<dyn EventBackend>), Completer { event: Some(state) })
     }
 
@@ -74,7 +77,8 @@ impl Event {
     /// Blocks until complete.
     ///
     /// # Errors
-    /// [`DeviceError::Deadline`] if it is still pending at `deadline` (the work goes on), else the failure of the work.
+    /// [`DeviceError::Deadline`] if it is still pending at `deadline` (the work goes on), else the
+    /// failure of the work.
     pub fn wait(&self, deadline: Instant) -> Result<(), DeviceError> {
         match self.backend.wait(deadline) {
             EventStatus::Complete => Ok(()),
@@ -83,9 +87,9 @@ impl Event {
         }
     }
 
-    /// Calls `callback` once with the result, so that nobody has to block: at once on this thread if the event is complete,
-    /// else on the thread that completes it. It must be short and must not block: the stream stands still meanwhile. A
-    /// panic in it is contained.
+    /// Calls `callback` once with the result: at once on this thread
+    /// if the event is complete, else on the thread that completes it. It must be short and must
+    /// not block: the stream waits for it. A panic in it is caught.
     pub fn on_complete(&self, callback: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
         self.backend.on_complete(Box::new(callback));
     }
@@ -102,22 +106,22 @@ impl fmt::Debug for Event {
     }
 }
 
-enum State {
+enum EventState {
     Pending(Vec<EventCallback>),
     Done(Result<(), DeviceError>),
 }
 
 struct HostEvent {
-    state: Mutex<State>,
+    state: Mutex<EventState>,
     changed: Condvar,
 }
 
 impl HostEvent {
     fn finish(&self, result: Result<(), DeviceError>) {
-        let previous = std::mem::replace(&mut *self.state.lock(), State::Done(result.clone()));
+        let previous = std::mem::replace(&mut *self.state.lock(), EventState::Done(result.clone()));
         self.changed.notify_all();
         // Callbacks run without the lock: they may ask this very event.
-        if let State::Pending(callbacks) = previous {
+        if let EventState::Pending(callbacks) = previous {
             for callback in callbacks {
                 call(callback, result.clone());
             }
@@ -131,11 +135,11 @@ fn call(callback: EventCallback, result: Result<(), DeviceError>) {
     let _contained = catch_unwind(AssertUnwindSafe(move || callback(result)));
 }
 
-fn status_of(state: &State) -> EventStatus {
+fn status_of(state: &EventState) -> EventStatus {
     match state {
-        State::Pending(_) => EventStatus::Pending,
-        State::Done(Ok(())) => EventStatus::Complete,
-        State::Done(Err(error)) => EventStatus::Failed(error.clone()),
+        EventState::Pending(_) => EventStatus::Pending,
+        EventState::Done(Ok(())) => EventStatus::Complete,
+        EventState::Done(Err(error)) => EventStatus::Failed(error.clone()),
     }
 }
 
@@ -146,7 +150,7 @@ impl EventBackend for HostEvent {
 
     fn wait(&self, deadline: Instant) -> EventStatus {
         let mut state = self.state.lock();
-        while matches!(*state, State::Pending(_)) {
+        while matches!(*state, EventState::Pending(_)) {
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 break;
             }
@@ -156,11 +160,11 @@ impl EventBackend for HostEvent {
 
     fn on_complete(&self, callback: EventCallback) {
         let done = match &mut *self.state.lock() {
-            State::Pending(callbacks) => {
+            EventState::Pending(callbacks) => {
                 callbacks.push(callback);
                 return;
             }
-            State::Done(result) => result.clone(),
+            EventState::Done(result) => result.clone(),
         };
         call(callback, done);
     }
@@ -187,7 +191,7 @@ impl Completer {
 impl Drop for Completer {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
-            event.finish(Err(DeviceError::Abandoned { what: "whoever should have completed it" }));
+            event.finish(Err(DeviceError::Abandoned { what: "its completer" }));
         }
     }
 }

@@ -13,16 +13,17 @@ use crate::{DeviceError, Owner};
 /// A range of host memory and what keeps it allocated. Clones are cheap and share it.
 ///
 /// # Shared bytes
-/// The bytes in it, and those of device memory, are *shared bytes*: a device, a disk ring or another thread may be
-/// working on them. So no safe function of this crate makes a reference to them or gives them a type other than `u8`;
-/// they are copied in and out by address, here and in the streams.
+/// The bytes in it, and those of device memory, are *shared bytes*: a device, a disk ring or
+/// another thread may be working on them. So no safe function of this crate makes a reference to
+/// them or gives them a type other than `u8`; they are copied in and out by address, here and in
+/// the streams.
 ///
-/// Who may touch which bytes when is a protocol above: a block has one writer, or readers only, until its transfer is
-/// complete; events order what follows. Nothing here enforces it, as nothing enforces it for a file mapped by several
-/// processes or for memory that real hardware writes. An access that breaks it finds or leaves unspecified bytes in the
-/// ranges concerned (checksums are there to find such bytes) and in the terms of the language is a data race: a bug of
-/// whoever broke the protocol, which must be fixed there. What takes a Rust reference to shared bytes is `unsafe`
-/// ([`HostRegion::bytes`], [`HostRegion::bytes_mut`]) and has to prove that the protocol was kept.
+/// The layers above keep a protocol: a block has one writer, or readers only, until its transfer is
+/// complete; events order what follows. Nothing here enforces it, as nothing enforces it for a file
+/// that several processes map, or for memory that real hardware writes. An access that breaks the
+/// protocol reads or leaves unspecified bytes, which checksums find. In Rust's terms it is a data
+/// race, and a bug of the code that broke the protocol. Taking a Rust reference to shared bytes is
+/// `unsafe` ([`HostRegion::bytes`]): the caller proves that the protocol was kept.
 #[derive(Clone)]
 pub struct HostRegion {
     start: NonNull<u8>,
@@ -30,20 +31,21 @@ pub struct HostRegion {
     owner: Owner,
 }
 
-// SAFETY: the region is an address range that stays valid on every thread (`HostRegion::new`'s contract); nothing in it is
-// tied to the thread that made it.
+// SAFETY: the region is an address range that stays valid on every thread (`HostRegion::new`'s
+// contract); nothing in it is tied to the thread that made it.
 unsafe impl Send for HostRegion {}
-// SAFETY: as above; all safe access copies shared bytes, under the protocol in the type's documentation.
+// SAFETY: as above; all safe access copies shared bytes, under the protocol in the type's
+// documentation.
 unsafe impl Sync for HostRegion {}
 
 impl HostRegion {
     /// `len` bytes at `start`, valid while `owner` lives.
     ///
     /// # Safety
-    /// - The range must be initialised, in one allocation, and valid for reads and writes until the last clone of `owner`
-    ///   is dropped.
-    /// - Nobody may hold a Rust reference to these bytes while others can reach them through this region: they are *shared
-    ///   bytes* (see the type), and whoever hands clones to several threads keeps to their protocol.
+    /// - The range must be initialised, in one allocation, and valid for reads and writes until the
+    ///   last clone of `owner` is dropped.
+    /// - No Rust reference to these bytes may exist while others can reach them through this
+    ///   region. They are *shared bytes* (see the type): threads that use clones keep the protocol.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
         Self { start, len, owner }
     }
@@ -77,7 +79,8 @@ impl HostRegion {
         Ok(Self { start, len: len as usize, owner: Arc::clone(&self.owner) })
     }
 
-    /// Pointer to `len` bytes at `offset`, checked to lie inside. To be used only while this region (or its owner) lives.
+    /// Pointer to `len` bytes at `offset`, checked to lie inside. To be used only while this region
+    /// (or its owner) lives.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
@@ -85,19 +88,22 @@ impl HostRegion {
         self.at(offset, len).map(NonNull::as_ptr)
     }
 
-    /// Copies bytes out. They are shared bytes: nobody may be writing them.
+    /// Copies bytes out. They are shared bytes: no thread or device may write them at the same
+    /// time.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
         let from = self.at(offset, into.len() as u64)?;
-        // SAFETY: `at` checked that the source lies inside the region, valid while `self.owner` lives; `into` is an exclusive
-        // reference, and `new`'s contract allows none to shared bytes, so they do not overlap.
+        // SAFETY: `at` checked that the source lies inside the region, valid while `self.owner`
+        // lives; `into` is an exclusive reference, and `new`'s contract allows none to shared
+        // bytes, so they do not overlap.
         unsafe { into.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Copies bytes in. They are shared bytes: nobody else may be reading or writing them.
+    /// Copies bytes in. They are shared bytes: no other thread or device
+    /// may read or write them at the same time.
     ///
     /// # Errors
     /// [`DeviceError::OutOfRange`].
@@ -121,8 +127,8 @@ impl HostRegion {
     ) -> Result<(), DeviceError> {
         let to = self.at(offset, len)?;
         let from = source.at(source_offset, len)?;
-        // SAFETY: both ranges were checked to lie inside their regions, which stay valid through their owners; `copy` allows
-        // overlap.
+        // SAFETY: both ranges were checked to lie inside their regions, which stay valid through
+        // their owners; `copy` allows overlap.
         unsafe { to.as_ptr().copy_from(from.as_ptr(), len as usize) };
         Ok(())
     }
@@ -133,7 +139,8 @@ impl HostRegion {
     /// [`DeviceError::OutOfRange`].
     pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<(), DeviceError> {
         let to = self.at(offset, len)?;
-        // SAFETY: the range was checked to lie inside the region, valid for writes while `self.owner` lives.
+        // SAFETY: the range was checked to lie inside the region, valid for writes while
+        // `self.owner` lives.
         unsafe { to.as_ptr().write_bytes(byte, len as usize) };
         Ok(())
     }
@@ -144,29 +151,12 @@ impl HostRegion {
     /// [`DeviceError::OutOfRange`].
     ///
     /// # Safety
-    /// Nobody (thread or device) may write these bytes while the slice lives.
+    /// No thread or device may write these bytes while the slice lives.
     pub unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
         let start = self.at(offset, len)?;
-        // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the caller excludes writers.
+        // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the
+        // caller excludes writers.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len as usize) })
-    }
-
-    /// The bytes of a range as an exclusive slice, for code that writes in place (vectored reads).
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfRange`].
-    ///
-    /// # Safety
-    /// Nobody else (thread or device) may read or write these bytes while the slice lives.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "shared bytes: exclusivity is the caller's promise, per byte range"
-    )]
-    pub unsafe fn bytes_mut(&self, offset: u64, len: u64) -> Result<&mut [u8], DeviceError> {
-        let start = self.at(offset, len)?;
-        // SAFETY: valid and initialised (`new`'s contract) for `len` bytes while `self` lives; the caller excludes every
-        // other access.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len as usize) })
     }
 
     /// What keeps the memory allocated.
@@ -177,7 +167,8 @@ impl HostRegion {
     fn at(&self, offset: u64, len: u64) -> Result<NonNull<u8>, DeviceError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => {
-                // SAFETY: `offset <= self.len`, so the result is inside the region or one past its end, in the same allocation.
+                // SAFETY: `offset <= self.len`, so the result is inside the region or one past its
+                // end, in the same allocation.
                 Ok(unsafe { self.start.add(offset as usize) })
             }
             _ => Err(DeviceError::OutOfRange { memory: self.to_string(), offset, len, size: self.len() }),
@@ -197,15 +188,16 @@ impl fmt::Debug for HostRegion {
     }
 }
 
-/// A small owned buffer of zeroed host memory (staging, tests). Derefs to its [`HostRegion`]; large pools live in
-/// kvbm-storage.
+/// A small owned buffer of zeroed host memory (staging, tests). Derefs to its [`HostRegion`]; large
+/// pools live in kvbm-storage.
 #[derive(Clone, Debug)]
 pub struct HostBuffer {
     region: HostRegion,
 }
 
 impl HostBuffer {
-    /// Alignment of every buffer in bytes: a page, so that it can be registered and used for direct I/O.
+    /// Alignment of every buffer in bytes: a page, so that it can be registered and used for direct
+    /// I/O.
     pub const ALIGNMENT: usize = 4096;
 
     /// `len` zeroed bytes.
@@ -219,7 +211,8 @@ impl HostBuffer {
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         let owner = Arc::new(HeapBytes { start, layout });
-        // SAFETY: zeroed above; `HeapBytes` frees the range when it is dropped, not before; nobody else knows the address.
+        // SAFETY: zeroed above; `HeapBytes` frees the range when it is dropped, not before; nobody
+        // else knows the address.
         Self { region: unsafe { HostRegion::new(start, len, owner) } }
     }
 
@@ -277,7 +270,8 @@ pub struct PinnedHost {
 }
 
 impl PinnedHost {
-    /// For implementers of [`Device`](crate::Device): dropping `registration` undoes it; `region` is held longer.
+    /// For implementers of [`Device`](crate::Device): dropping `registration` undoes it; `region`
+    /// is held longer.
     pub fn new(region: HostRegion, registration: Box<dyn Send + Sync>) -> Self {
         Self { region, registration: Some(registration) }
     }
@@ -347,9 +341,7 @@ mod tests {
                 let region = buffer.region().clone();
                 scope.spawn(move || {
                     let offset = u64::from(thread) * 64;
-                    // SAFETY: each thread has a range of its own, and nobody else looks before all are done.
-                    let bytes = unsafe { region.bytes_mut(offset, 64) }.expect("inside");
-                    bytes.fill(thread + 1);
+                    region.write_at(offset, &[thread + 1; 64]).expect("inside");
                     region.write_at(offset, &[0xff]).expect("inside");
                 });
             }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::{DeviceError, DeviceId, Owner};
 
-/// A range of device memory. Clones share it; owned memory is freed when the last clone is gone and no queued copy holds it.
+/// A range of device memory. Clones share it; owned memory is freed when the last clone is gone and
+/// no queued copy holds it.
 #[derive(Clone)]
 pub struct DeviceMemory {
     device: DeviceId,
@@ -15,11 +16,12 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// For implementers of [`Device`](crate::Device): `len` bytes at `address` of `device`, allocated while `owner` lives.
-    /// `external` tells that somebody else will free it.
+    /// For implementers of [`Device`](crate::Device): `len` bytes at `address` of `device`,
+    /// allocated while `owner` lives. `external`: another owner frees it.
     ///
     /// # Safety
-    /// The range must be device memory of `device` that streams of that device may access for as long as `owner` lives.
+    /// The range must be device memory of `device` that streams of that device may access for as
+    /// long as `owner` lives.
     pub unsafe fn from_raw(device: DeviceId, address: u64, len: u64, external: bool, owner: Owner) -> Self {
         Self { device, address, len, external, owner }
     }
@@ -44,7 +46,7 @@ impl DeviceMemory {
         self.len == 0
     }
 
-    /// Whether somebody else (the engine) owns the memory, so that we never free it.
+    /// Whether another owner (the engine) frees the memory.
     pub fn is_external(&self) -> bool {
         self.external
     }

@@ -1,9 +1,10 @@
 //! How long bytes take on hardware that is not there.
 //!
-//! A path is a [`Link`] with a bandwidth and a latency: `time = latency + bytes / bandwidth`. The preset
-//! [`TransferModel::reference`] holds the figures of the tiering article among the reference documents (1 GB = 10^9 bytes):
-//! a block of 5,242,880 bytes takes 187 us over the host link (28 GB/s), 749 us to or from disk (7), 936 us from disk
-//! through the host to the device, 5.8 us from a peer over a peer link (900), 105 us over the network (50).
+//! A path is a [`Link`] with a bandwidth and a latency: `time = latency + bytes / bandwidth`. The
+//! model [`TransferModel::reference`] holds the figures of the tiering article among the reference
+//! documents (1 GB = 10^9 bytes): a block of 5,242,880 bytes takes 187 us over the host link (28
+//! GB/s), 749 us to or from disk (7), 936 us from disk through the host to the device, 5.8 us from
+//! a peer over a peer link (900), 105 us over the network (50).
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use crate::Clock;
 pub enum ModelPath {
     /// Host memory to device memory.
     HostToDevice,
-    /// Device memory to host memory. The link is full duplex: this direction has a bandwidth of its own.
+    /// Device memory to host memory. The link is full duplex: this direction has a bandwidth of its
+    /// own.
     DeviceToHost,
     /// Inside device memory.
     DeviceMemory,
@@ -102,7 +104,8 @@ impl TransferModel {
         Self { host_link: link, device_memory: link, disk: link, peer: link, network: link }
     }
 
-    /// The machine of the tiering article: host link 28, disk 7, peer 900, network 50, device memory 3,350 GB/s.
+    /// The machine of the tiering article: host link 28, disk 7, peer 900, network 50, device
+    /// memory 3,350 GB/s.
     pub const fn reference() -> Self {
         Self {
             host_link: Link::gb_per_s(28),
@@ -110,15 +113,6 @@ impl TransferModel {
             disk: Link::gb_per_s(7),
             peer: Link::gb_per_s(900),
             network: Link::gb_per_s(50),
-        }
-    }
-
-    /// The model called `name`: `unlimited` or `reference`.
-    pub fn preset(name: &str) -> Option<Self> {
-        match name {
-            "unlimited" => Some(Self::unlimited()),
-            "reference" => Some(Self::reference()),
-            _ => None,
         }
     }
 
@@ -139,7 +133,8 @@ impl TransferModel {
     }
 }
 
-/// The links of a running machine. Operations on one path share its bandwidth: each takes its turn in order of arrival.
+/// The links of a running machine. Operations on one path share its bandwidth: each takes its turn
+/// in order of arrival.
 #[derive(Clone)]
 pub struct SharedLinks {
     model: TransferModel,
@@ -163,8 +158,9 @@ impl SharedLinks {
         &self.clock
     }
 
-    /// Occupies the link of `path` for `bytes` after everything before it, and returns the time at which the last byte is
-    /// through. Does not sleep. Large operations should come in parts, so that concurrent ones share the link.
+    /// Occupies the link of `path` for `bytes` after everything before it, and returns the time at
+    /// which the last byte is through. Does not sleep. Large operations should come in parts, so
+    /// that concurrent ones share the link.
     pub fn reserve(&self, path: ModelPath, bytes: u64) -> Duration {
         let occupancy = self.model.link(path).occupancy(bytes);
         let now = self.clock.now();
@@ -219,9 +215,6 @@ mod tests {
         for path in ModelPath::ALL {
             assert_eq!(TransferModel::unlimited().time(&[path], BLOCK), Duration::ZERO);
         }
-        assert_eq!(TransferModel::preset("unlimited"), Some(TransferModel::unlimited()));
-        assert_eq!(TransferModel::preset("reference"), Some(TransferModel::reference()));
-        assert_eq!(TransferModel::preset("fast"), None);
     }
 
     #[test]

@@ -5,18 +5,22 @@ use std::fmt;
 
 use crate::{CopyBatch, CopyRejected, DeviceError, DeviceId, DeviceMemory, Event};
 
-/// A queue of operations that the device runs one after the other, concurrently with other streams and with the host.
+/// A queue of operations that the device runs one after the other, concurrently with other streams
+/// and with the host.
 ///
-/// - *Order*: an operation starts after every earlier one of its stream is complete; pieces of one [`CopyBatch`] have no
-///   order among themselves. Streams are unordered against each other except through [`Stream::wait`].
-/// - *Ownership*: what an operation touches is held by the queue until the hardware is done, whatever becomes of the
-///   handles. Dropping a stream neither waits nor cancels: queued work completes.
-/// - *Races*: source and destination are *shared bytes* ([`HostRegion`](crate::HostRegion)): between submission and
-///   completion the caller must leave them alone. Work that overlaps without order leaves unspecified bytes, as on real
-///   hardware; the pool's block states exclude it.
-/// - *Failure*: the first operation that fails poisons the stream. Everything after it is not run and fails with
-///   [`DeviceError::Poisoned`]; create a new stream to go on.
-/// - *Bound*: the queue is bounded; submission never blocks but fails with [`DeviceError::QueueFull`].
+/// - *Order*: an operation starts after every earlier one of its stream is complete; pieces of one
+///   [`CopyBatch`] have no order among themselves. Streams are unordered against each other except
+///   through [`Stream::wait`].
+/// - *Ownership*: what an operation touches is held by the queue until the hardware is done,
+///   even if all handles are dropped. Dropping a stream neither waits nor cancels: queued work
+///   completes.
+/// - *Races*: source and destination are *shared bytes* ([`HostRegion`](crate::HostRegion)):
+///   between submission and completion the caller must leave them alone. Work that overlaps without
+///   order leaves unspecified bytes, as on real hardware; the pool's block states exclude it.
+/// - *Failure*: the first operation that fails poisons the stream. Everything after it is not run
+///   and fails with [`DeviceError::Poisoned`]; create a new stream to go on.
+/// - *Bound*: the queue is bounded; submission never blocks but fails with
+///   [`DeviceError::QueueFull`].
 pub trait Stream: Send + Sync + fmt::Debug {
     /// Name given at creation.
     fn name(&self) -> &str;
@@ -24,7 +28,8 @@ pub trait Stream: Send + Sync + fmt::Debug {
     /// Device it belongs to.
     fn device(&self) -> DeviceId;
 
-    /// Queues a batch of copies. The event completes after the last byte, when the batch has let go of its memory.
+    /// Queues a batch of copies. The event completes after the last byte, when the batch has
+    /// dropped its memory.
     ///
     /// # Errors
     /// Gives the batch back with the reason: full queue, poisoned stream, memory of another device.
@@ -42,7 +47,8 @@ pub trait Stream: Send + Sync + fmt::Debug {
     /// Full queue. On a poisoned stream the event comes back failed, not as an error here.
     fn record(&self) -> Result<Event, DeviceError>;
 
-    /// Makes everything submitted later start only after `event` is complete. A failed event poisons this stream.
+    /// Makes everything submitted later start only after `event` is complete. A failed event
+    /// poisons this stream.
     ///
     /// # Errors
     /// Full queue, poisoned stream.

@@ -1,4 +1,5 @@
-//! The near end of a stream of any kind: which one it is, what ended it, and the bounded queue to the thread that runs it.
+//! The caller's side of every stream: its name, its first failure, and the bounded queue to its
+//! thread.
 
 use std::sync::Arc;
 
@@ -61,8 +62,8 @@ impl Health {
     }
 }
 
-/// Why an operation was not queued, and the operation as it was.
-pub(crate) type Refused<Op> = Box<(DeviceError, Op)>;
+/// Why an operation was not queued, and the operation, unchanged.
+pub(crate) type RefusedOperation<Op> = Box<(DeviceError, Op)>;
 
 /// The queue to a stream's thread. Dropped, the thread ends when it is empty.
 pub(crate) struct Submission<Op> {
@@ -71,7 +72,7 @@ pub(crate) struct Submission<Op> {
 }
 
 impl<Op> Submission<Op> {
-    /// A queue of at most `limit` operations, and its far end.
+    /// A queue of at most `limit` operations, and the receiver for the stream's thread.
     pub(crate) fn new(limit: usize) -> (Self, Receiver<Op>) {
         let (queue, operations) = bounded(limit);
         (Self { queue, limit }, operations)
@@ -82,16 +83,16 @@ impl<Op> Submission<Op> {
         self.queue.len()
     }
 
-    /// Queues what only a sound stream may do.
-    pub(crate) fn submit(&self, health: &Health, op: Op) -> Result<(), Refused<Op>> {
+    /// Queues an operation, unless the stream has failed.
+    pub(crate) fn submit(&self, health: &Health, op: Op) -> Result<(), RefusedOperation<Op>> {
         match health.status() {
             Ok(()) => self.send(health, op),
             Err(error) => Err(Box::new((error, op))),
         }
     }
 
-    /// Queues an operation, whatever happened before.
-    pub(crate) fn send(&self, health: &Health, op: Op) -> Result<(), Refused<Op>> {
+    /// Queues an operation, even on a stream that has failed.
+    pub(crate) fn send(&self, health: &Health, op: Op) -> Result<(), RefusedOperation<Op>> {
         let stream = Arc::clone(&health.name);
         self.queue.try_send(op).map_err(|refused| {
             Box::new(match refused {

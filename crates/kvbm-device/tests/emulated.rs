@@ -1,4 +1,5 @@
-//! What only the emulated device does: memory out of the CPU's reach, modelled time, kernels, bounded queues.
+//! What only the emulated device does: memory out of the CPU's reach, modelled time, kernels,
+//! bounded queues.
 #![cfg(not(miri))] // memfd and mmap of shared memory do not exist there.
 
 use std::sync::Arc;
@@ -38,7 +39,8 @@ fn cpu_cannot_touch_device_memory() {
     let stream = device.create_stream("s").expect("stream");
     stream.fill(&memory, 0, 4096, 7).expect("fill").wait(soon()).expect("fill");
     let sink = tempfile::tempfile().expect("a file");
-    // SAFETY: the kernel reads the buffer for us and reports a fault as an error instead of a signal.
+    // SAFETY: the kernel reads the buffer for us and reports a fault as an error instead of a
+    // signal.
     let written = unsafe { libc::write(sink.as_raw_fd(), memory.address() as *const libc::c_void, 1) };
     let error = std::io::Error::last_os_error();
     assert_eq!((written, error.raw_os_error()), (-1, Some(libc::EFAULT)));
@@ -306,7 +308,8 @@ fn engine_memory_freed_too_early_is_an_error_not_a_wrong_byte() {
     let stream = device.create_stream("s").expect("stream");
     let engine = device.allocate(8192, 256).expect("memory");
     let address = engine.address();
-    // SAFETY: broken below on purpose; the emulated device looks every range up again before it touches it.
+    // SAFETY: broken below on purpose; the emulated device looks every range up again before it
+    // touches it.
     let ours = unsafe { device.register_external(address, 8192) }.expect("registered");
     drop(engine);
     let error = stream.fill(&ours, 0, 16, 1).expect("queued").wait(soon()).expect_err("freed");

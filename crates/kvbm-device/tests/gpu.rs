@@ -1,5 +1,5 @@
-//! The conformance suite on a real GPU. Where there is none this says so, and fails only if one is required
-//! (`KVBM_REQUIRE_GPU=1`, as `cargo xtask test-gpu` sets it).
+//! The conformance suite on a real GPU. Where there is none this says so, and fails only if one is
+//! required (`KVBM_REQUIRE_GPU=1`, as `cargo xtask test-gpu` sets it).
 #![cfg(not(miri))] // It asks the system's loader.
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The limit of locked memory, met for real. A process of its own, because limits are of the process.
+//! The limit of locked memory, met for real. A process of its own, because limits are of the
+//! process.
 #![cfg(not(miri))] // mlock does not exist there.
 
 use kvbm_device::{Device, DeviceError, EmulatedConfig, EmulatedDevice, HostBuffer};
@@ -10,7 +11,8 @@ const CAP_IPC_LOCK: u32 = 14;
 
 /// Takes the capability from this thread, if it has it, and sets the limit of the process.
 fn limit_locked_memory() {
-    // `struct __user_cap_header_struct` version 3 and two `__user_cap_data_struct` of `linux/capability.h`.
+    // `struct __user_cap_header_struct` version 3 and two `__user_cap_data_struct` of
+    // `linux/capability.h`.
     let mut header = [0x2008_0522_u32, 0];
     let mut data = [0_u32; 6];
     // SAFETY: both point to structures of the size that version 3 has; pid 0 is this thread.

@@ -1,13 +1,11 @@
 //! Deadlines that any duration of a caller can set.
 
+use kvbm_plan::deadline_after;
 use std::time::{Duration, Instant};
 
-/// A year: `Duration::MAX` from now is beyond the clock of some systems.
-const MAX_WAIT: Duration = Duration::from_secs(365 * 86_400);
-
-/// The moment `timeout` from now, or one so late that it makes no difference.
+/// The time `timeout` from now.
 pub(crate) fn after(timeout: Duration) -> Instant {
-    Instant::now() + timeout.min(MAX_WAIT)
+    deadline_after(Instant::now(), timeout)
 }
 
 /// Time until `deadline`; zero after it.

@@ -2,6 +2,8 @@
 //! (<https://github.com/msgpack/msgpack/blob/master/spec.md>): a reader that borrows and bounds
 //! everything by the bytes that are really there, and writers of the shortest form.
 
+use rmp::{Marker, encode};
+
 /// Bytes that are not the MessagePack that was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected} at byte {at}")]
@@ -76,42 +78,60 @@ impl<'a> Reader<'a> {
         Ok(self.take(width)?.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }
 
+    /// Content behind its length of `width` bytes.
+    fn content(&mut self, width: usize) -> Result<&'a [u8], Malformed> {
+        let len = self.number(width)? as usize;
+        self.take(len)
+    }
+
+    /// Type and content behind the content's length of `width` bytes.
+    fn extension(&mut self, width: usize) -> Result<&'a [u8], Malformed> {
+        let len = self.number(width)? as usize;
+        self.take(len + 1)
+    }
+
     /// The head of the next value; content of strings and binaries included.
     pub(crate) fn head(&mut self) -> Result<Head<'a>, Malformed> {
         let start = self.at;
         let [first] = self.be()?;
-        // The content of a length that stands in 1, 2 or 4 bytes.
-        let head = match first {
-            0..=0x7F => Head::Uint(u64::from(first)),
-            0x80..=0x8F => Head::Map(u32::from(first & 0x0F)),
-            0x90..=0x9F => Head::Array(u32::from(first & 0x0F)),
-            0xA0..=0xBF => Head::Str(self.take(usize::from(first & 0x1F))?),
-            0xC0 => Head::Nil,
-            0xC2 | 0xC3 => Head::Bool(first == 0xC3),
-            0xC4..=0xC6 => {
-                let len = self.number(1 << (first - 0xC4))?;
-                Head::Bin(self.take(len as usize)?)
-            }
-            0xC7..=0xC9 => {
-                let len = self.number(1 << (first - 0xC7))?;
-                Head::Ext(self.take(len as usize + 1)?)
-            }
-            0xCA => Head::Float(f64::from(f32::from_be_bytes(self.be()?))),
-            0xCB => Head::Float(f64::from_be_bytes(self.be()?)),
-            0xCC..=0xCF => Head::Uint(self.number(1 << (first - 0xCC))?),
-            0xD0 => signed(i64::from(i8::from_be_bytes(self.be()?))),
-            0xD1 => signed(i64::from(i16::from_be_bytes(self.be()?))),
-            0xD2 => signed(i64::from(i32::from_be_bytes(self.be()?))),
-            0xD3 => signed(i64::from_be_bytes(self.be()?)),
-            0xD4..=0xD8 => Head::Ext(self.take(1 + (1 << (first - 0xD4)))?),
-            0xD9..=0xDB => {
-                let len = self.number(1 << (first - 0xD9))?;
-                Head::Str(self.take(len as usize)?)
-            }
-            0xDC | 0xDD => Head::Array(self.number(2 << (first - 0xDC))? as u32),
-            0xDE | 0xDF => Head::Map(self.number(2 << (first - 0xDE))? as u32),
-            0xE0..=0xFF => Head::Int(i64::from(i8::from_be_bytes([first]))),
-            0xC1 => return Err(Malformed { expected: "a MessagePack value", at: start }),
+        let head = match Marker::from_u8(first) {
+            Marker::FixPos(number) => Head::Uint(u64::from(number)),
+            Marker::U8 => Head::Uint(self.number(1)?),
+            Marker::U16 => Head::Uint(self.number(2)?),
+            Marker::U32 => Head::Uint(self.number(4)?),
+            Marker::U64 => Head::Uint(self.number(8)?),
+            Marker::FixNeg(number) => Head::Int(i64::from(number)),
+            Marker::I8 => signed(i64::from(i8::from_be_bytes(self.be()?))),
+            Marker::I16 => signed(i64::from(i16::from_be_bytes(self.be()?))),
+            Marker::I32 => signed(i64::from(i32::from_be_bytes(self.be()?))),
+            Marker::I64 => signed(i64::from_be_bytes(self.be()?)),
+            Marker::F32 => Head::Float(f64::from(f32::from_be_bytes(self.be()?))),
+            Marker::F64 => Head::Float(f64::from_be_bytes(self.be()?)),
+            Marker::Null => Head::Nil,
+            Marker::False => Head::Bool(false),
+            Marker::True => Head::Bool(true),
+            Marker::FixStr(len) => Head::Str(self.take(usize::from(len))?),
+            Marker::Str8 => Head::Str(self.content(1)?),
+            Marker::Str16 => Head::Str(self.content(2)?),
+            Marker::Str32 => Head::Str(self.content(4)?),
+            Marker::Bin8 => Head::Bin(self.content(1)?),
+            Marker::Bin16 => Head::Bin(self.content(2)?),
+            Marker::Bin32 => Head::Bin(self.content(4)?),
+            Marker::FixArray(len) => Head::Array(u32::from(len)),
+            Marker::Array16 => Head::Array(self.number(2)? as u32),
+            Marker::Array32 => Head::Array(self.number(4)? as u32),
+            Marker::FixMap(pairs) => Head::Map(u32::from(pairs)),
+            Marker::Map16 => Head::Map(self.number(2)? as u32),
+            Marker::Map32 => Head::Map(self.number(4)? as u32),
+            Marker::FixExt1 => Head::Ext(self.take(1 + 1)?),
+            Marker::FixExt2 => Head::Ext(self.take(1 + 2)?),
+            Marker::FixExt4 => Head::Ext(self.take(1 + 4)?),
+            Marker::FixExt8 => Head::Ext(self.take(1 + 8)?),
+            Marker::FixExt16 => Head::Ext(self.take(1 + 16)?),
+            Marker::Ext8 => Head::Ext(self.extension(1)?),
+            Marker::Ext16 => Head::Ext(self.extension(2)?),
+            Marker::Ext32 => Head::Ext(self.extension(4)?),
+            Marker::Reserved => return Err(Malformed { expected: "a MessagePack value", at: start }),
         };
         Ok(head)
     }
@@ -199,101 +219,40 @@ fn signed<'a>(number: i64) -> Head<'a> {
     u64::try_from(number).map_or(Head::Int(number), Head::Uint)
 }
 
-/// Writes `number` in its shortest form.
-#[inline]
-pub(crate) fn write_uint(out: &mut Vec<u8>, number: u64) {
-    if number < 0x80 {
-        out.push(number as u8);
-    } else if let Ok(byte) = u8::try_from(number) {
-        out.extend_from_slice(&[0xCC, byte]);
-    } else if let Ok(short) = u16::try_from(number) {
-        let [a, b] = short.to_be_bytes();
-        out.extend_from_slice(&[0xCD, a, b]);
-    } else if let Ok(word) = u32::try_from(number) {
-        let [a, b, c, d] = word.to_be_bytes();
-        out.extend_from_slice(&[0xCE, a, b, c, d]);
-    } else {
-        out.push(0xCF);
-        out.extend_from_slice(&number.to_be_bytes());
-    }
+/// Functions that write one value, or the head of one, in its shortest form.
+macro_rules! writers {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty) = $write:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline]
+            pub(crate) fn $name(out: &mut Vec<u8>, $value: $type) {
+                // A vector takes any bytes.
+                let _infallible = $write(out, $value);
+            }
+        )*
+    };
 }
 
-/// Writes `number` in its shortest form.
-pub(crate) fn write_int(out: &mut Vec<u8>, number: i64) {
-    if let Ok(number) = u64::try_from(number) {
-        write_uint(out, number);
-    } else if number >= -32 {
-        out.push(number as u8);
-    } else if let Ok(byte) = i8::try_from(number) {
-        out.extend_from_slice(&[0xD0, byte as u8]);
-    } else if let Ok(short) = i16::try_from(number) {
-        out.push(0xD1);
-        out.extend_from_slice(&short.to_be_bytes());
-    } else if let Ok(word) = i32::try_from(number) {
-        out.push(0xD2);
-        out.extend_from_slice(&word.to_be_bytes());
-    } else {
-        out.push(0xD3);
-        out.extend_from_slice(&number.to_be_bytes());
-    }
-}
-
-/// Writes `number` as 64 bits.
-pub(crate) fn write_float(out: &mut Vec<u8>, number: f64) {
-    out.push(0xCB);
-    out.extend_from_slice(&number.to_be_bytes());
-}
-
-/// Writes a length behind one of the markers for 1, 2 and 4 bytes; a marker of 0 has no such form.
-fn write_len(out: &mut Vec<u8>, len: usize, markers: [u8; 3]) {
-    match len {
-        0..=0xFF if markers[0] != 0 => out.extend_from_slice(&[markers[0], len as u8]),
-        0..=0xFFFF => {
-            out.push(markers[1]);
-            out.extend_from_slice(&(len as u16).to_be_bytes());
-        }
-        _ => {
-            out.push(markers[2]);
-            out.extend_from_slice(&(len as u32).to_be_bytes());
-        }
-    }
-}
-
-/// Writes the head of an array of `len` values.
-pub(crate) fn write_array(out: &mut Vec<u8>, len: usize) {
-    match len {
-        0..=15 => out.push(0x90 | len as u8),
-        _ => write_len(out, len, [0, 0xDC, 0xDD]),
-    }
-}
-
-/// Writes the head of a map of `pairs` pairs.
-pub(crate) fn write_map(out: &mut Vec<u8>, pairs: usize) {
-    match pairs {
-        0..=15 => out.push(0x80 | pairs as u8),
-        _ => write_len(out, pairs, [0, 0xDE, 0xDF]),
-    }
-}
-
-/// Writes a string of less than 4 GiB.
-pub(crate) fn write_str(out: &mut Vec<u8>, text: &str) {
-    match text.len() {
-        len @ 0..=31 => out.push(0xA0 | len as u8),
-        len => write_len(out, len, [0xD9, 0xDA, 0xDB]),
-    }
-    out.extend_from_slice(text.as_bytes());
-}
-
-/// Writes a binary of less than 4 GiB.
-#[inline]
-pub(crate) fn write_bin(out: &mut Vec<u8>, bytes: &[u8]) {
-    write_len(out, bytes.len(), [0xC4, 0xC5, 0xC6]);
-    out.extend_from_slice(bytes);
+writers! {
+    /// Writes a number that is not negative.
+    write_uint(number: u64) = encode::write_uint;
+    /// Writes a number.
+    write_int(number: i64) = encode::write_sint;
+    /// Writes a number as 64 bits with a fraction.
+    write_float(number: f64) = encode::write_f64;
+    /// Writes the head of an array of so many values.
+    write_array(len: usize) = |out, len| encode::write_array_len(out, len as u32);
+    /// Writes the head of a map of so many pairs.
+    write_map(pairs: usize) = |out, pairs| encode::write_map_len(out, pairs as u32);
+    /// Writes a string of less than 4 GiB.
+    write_str(text: &str) = encode::write_str;
+    /// Writes a binary of less than 4 GiB.
+    write_bin(bytes: &[u8]) = encode::write_bin;
 }
 
 /// Writes a nil.
 pub(crate) fn write_nil(out: &mut Vec<u8>) {
-    out.push(0xC0);
+    out.push(Marker::Null.to_u8());
 }
 
 #[cfg(test)]

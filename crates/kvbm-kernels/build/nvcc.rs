@@ -6,7 +6,8 @@ use std::process::Command;
 /// Oldest architecture that the kernels are meant for.
 const OLDEST: u32 = 70;
 
-/// The options of nvcc for a list like `80,90`: machine code for each, and PTX of the newest for what comes later.
+/// The options of nvcc for a list like `80,90`: machine code for each, and PTX of the newest for
+/// what comes later.
 pub(crate) fn targets(archs: &str) -> Result<Vec<String>, String> {
     let rule = "CUDA_ARCHS is a list of compute capabilities without the dot, like 80,90; unset it to use the prebuilt kernels";
     let mut numbers = Vec::new();

@@ -7,8 +7,8 @@ use crate::KernelError;
 /// How a conversion is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Backend {
-    /// What was measured to be the fastest on this device; the kernel where nothing was measured, then batches, then
-    /// single copies, as far as the device has them.
+    /// What was measured to be the fastest on this device; the kernel where nothing was measured,
+    /// then batches, then single copies, as far as the device has them.
     #[default]
     Auto,
     /// One launch of a kernel.
@@ -39,10 +39,11 @@ pub struct Capabilities {
     pub batches: bool,
 }
 
-/// From which size of the pieces on the copy engines are faster than the kernel, as measured once on the device.
+/// From which size of the pieces on the copy engines are faster than the kernel, as measured once
+/// on the device.
 ///
-/// Small pieces are the kernel's: the copy engines pay for every piece. Large ones keep the engines busy without taking
-/// multiprocessors from the engine's compute.
+/// Small pieces are the kernel's: the copy engines pay for every piece. Large ones keep the engines
+/// busy without taking multiprocessors from the engine's compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crossover {
     /// Bytes of a piece from which on a batch is faster than the kernel.
@@ -65,8 +66,9 @@ pub struct Measurement {
 }
 
 impl Crossover {
-    /// The sizes from which on one way stays ahead of the other, `u64::MAX` if it never does. A way has to win at every
-    /// larger size that was measured too: one lucky measurement moves nothing. `None` without measurements.
+    /// The sizes from which on one way stays ahead of the other, `u64::MAX` if it never does. A way
+    /// has to win at every larger size that was measured too: one lucky measurement moves nothing.
+    /// `None` without measurements.
     pub fn from_measurements(measurements: &[Measurement]) -> Option<Self> {
         let mut sorted = measurements.to_vec();
         sorted.sort_by_key(|measured| measured.piece_bytes);

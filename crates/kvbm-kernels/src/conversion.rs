@@ -26,11 +26,13 @@ pub struct Piece {
 }
 
 impl Conversion {
-    /// Checks a conversion of blocks of `shape`, which on each side may be a slice of the heads of larger blocks.
+    /// Checks a conversion of blocks of `shape`, which on each side may be a slice of the heads of
+    /// larger blocks.
     ///
     /// # Errors
-    /// One that names the argument: [`KernelError::ChunkCount`], [`KernelError::BlockCount`], [`KernelError::Heads`],
-    /// [`KernelError::Address`], [`KernelError::Stride`], [`KernelError::Overlap`], [`KernelError::Device`].
+    /// One that names the argument: [`KernelError::ChunkCount`], [`KernelError::BlockCount`],
+    /// [`KernelError::Heads`], [`KernelError::Address`], [`KernelError::Stride`],
+    /// [`KernelError::Overlap`], [`KernelError::Device`].
     pub fn new(shape: BlockShape, from: Operand, to: Operand) -> Result<Self, KernelError> {
         if let (Some(expected), Some(found)) = (from.device(), to.device())
             && expected != found
@@ -65,8 +67,8 @@ impl Conversion {
         self.device
     }
 
-    /// The addresses that the launch needs in device memory, 8 bytes each in the machine's order; empty if the side is
-    /// strided.
+    /// The addresses that the launch needs in device memory, 8 bytes each in the machine's order;
+    /// empty if the side is strided.
     pub fn table(&self, argument: Argument) -> &[u64] {
         match argument {
             Argument::Sources => &self.from.table,
@@ -74,8 +76,8 @@ impl Conversion {
         }
     }
 
-    /// What to launch, the tables lying at these device addresses (any, for a side without a table). `None` if there are
-    /// no blocks.
+    /// What to launch, the tables lying at these device addresses (any, for a side without a
+    /// table). `None` if there are no blocks.
     ///
     /// # Errors
     /// [`KernelError::TooMuch`].
@@ -118,7 +120,8 @@ impl Conversion {
     }
 }
 
-/// Chunks that are written may share bytes with no other; only chunks given by address can be compared.
+/// Chunks that are written may share bytes with no other; only chunks given by address can be
+/// compared.
 fn check_overlap(from: &Side, to: &Side) -> Result<(), KernelError> {
     let read = from.table.iter().map(|address| (*address, from.chunk_bytes, None));
     let written = to.table.iter().enumerate().map(|(at, address)| (*address, to.chunk_bytes, Some(at)));

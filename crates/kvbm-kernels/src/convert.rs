@@ -5,9 +5,9 @@ use crate::{Argument, BlockForm, BlockShape, ChunkOrder, Heads, KernelError};
 
 /// Converts blocks from one form to another.
 ///
-/// `sources` and `destinations` are the chunks of all blocks, block by block, each block's chunks in the order of its form
-/// (see [`BlockForm`]). Both sides name the same number of blocks; no blocks at all is fine. Arguments are checked before
-/// anything is written.
+/// `sources` and `destinations` are the chunks of all blocks, block by block, each block's chunks
+/// in the order of its form (see [`BlockForm`]). Both sides name the same number of blocks; no
+/// blocks at all is fine. Arguments are checked before anything is written.
 pub fn convert(
     shape: &BlockShape,
     from: BlockForm,
@@ -19,8 +19,9 @@ pub fn convert(
     convert_heads(shape, (from, all), sources, (to, all), destinations)
 }
 
-/// Converts a slice of the heads of blocks that have more of them, on either side: what one rank of a tensor-parallel group
-/// takes from, or adds to, blocks of a group of another size. `shape` is the slice's. Other heads are not touched.
+/// Converts a slice of the heads of blocks that have more of them, on either side: what one rank of
+/// a tensor-parallel group takes from, or adds to, blocks of a group of another size. `shape` is
+/// the slice's. Other heads are not touched.
 pub fn convert_heads(
     shape: &BlockShape,
     (from, from_heads): (BlockForm, Heads),
@@ -66,7 +67,8 @@ pub fn universal_to_block(
     convert(shape, BlockForm::Universal, universals, BlockForm::Stack(order), chunks)
 }
 
-/// Stacked chunks to the operational form. Chunks are copied as they are, in whatever order their tokens and heads lie.
+/// Stacked chunks to the operational form. Chunks are copied as they are, in whatever order their
+/// tokens and heads lie.
 pub fn block_to_operational(
     shape: &BlockShape,
     chunks: &[&[u8]],
@@ -151,7 +153,8 @@ fn convert_block(
     }
 }
 
-/// The rows of one (layer, outer): how to move them, with runs of rows that are neighbours on both sides moved together.
+/// The rows of one (layer, outer): how to move them, with runs of rows that are neighbours on both
+/// sides moved together.
 struct InnerCopy {
     from: RowStrides,
     to: RowStrides,

@@ -1,4 +1,4 @@
-//! The driver seam over the CUDA devices of `kvbm-device`.
+//! The [`Driver`] of the CUDA devices of `kvbm-device`.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use parking_lot::Mutex;
 
 use crate::{DeviceLimits, Driver, Launch, Piece};
 
-/// Bytes of the smallest staging buffer; larger ones are powers of two, so that they are used again.
+/// Bytes of the smallest staging buffer; larger ones are powers of two, so that they are used
+/// again.
 const SMALLEST: u64 = 64 << 10;
 
-/// Staging buffers that are kept for the next conversions: two for each of many that are queued. Freeing one waits for the whole
-/// device.
+/// Staging buffers that are kept for the next conversions: two for each of many that are queued.
+/// Freeing one waits for the whole device.
 const KEPT: usize = 64;
 
 /// A CUDA device as a [`Driver`].
@@ -41,7 +42,8 @@ impl CudaKernels {
         &self.device
     }
 
-    /// A buffer of at least `bytes`, an old one if there is one: allocating and freeing may wait for the whole device.
+    /// A buffer of at least `bytes`, an old one if there is one: allocating and freeing may wait
+    /// for the whole device.
     fn buffer(&self, bytes: u64) -> Result<DeviceMemory, DeviceError> {
         let size = bytes.next_power_of_two().max(SMALLEST);
         let mut free = self.free.lock();
@@ -97,7 +99,8 @@ impl Driver for CudaKernels {
     }
 
     fn load(&self, fatbin: &'static [u8]) -> Result<Self::Module, DeviceError> {
-        // SAFETY: the fatbin is the one that is built into this crate, whose length its tests check.
+        // SAFETY: the fatbin is the one that is built into this crate, whose length its tests
+        // check.
         unsafe { self.device.load_module(fatbin) }
     }
 
@@ -135,7 +138,8 @@ impl Driver for CudaKernels {
         let Launch { grid, shared_bytes, params, .. } = launch;
         let owners = staged.into_iter().map(|words| Arc::new(words) as Owner).collect();
         let launch = CudaLaunch { grid, threads, shared_bytes, argument: params };
-        // SAFETY: the caller answers for argument and memory; what was staged is held by the launch.
+        // SAFETY: the caller answers for argument and memory; what was staged is held by the
+        // launch.
         unsafe { stream.launch(function, launch, owners) }.map(|_event| ())
     }
 
@@ -160,12 +164,13 @@ impl CudaKernels {
         engine: CopyEngine,
     ) -> Result<(), DeviceError> {
         let mut batch = CopyBatch::with_capacity(Direction::DeviceToDevice, pieces.len());
-        let nobody: Owner = Arc::new(());
+        let no_owner: Owner = Arc::new(());
         for Piece { from, to, bytes } in pieces {
             let memory = |address| {
-                // SAFETY: the caller says that it is memory of this device, and keeps it until the copies are complete.
+                // SAFETY: the caller says that it is memory of this device, and keeps it until the
+                // copies are complete.
                 unsafe {
-                    DeviceMemory::from_raw(self.device.id(), address, *bytes, true, Arc::clone(&nobody))
+                    DeviceMemory::from_raw(self.device.id(), address, *bytes, true, Arc::clone(&no_owner))
                 }
             };
             batch.push_device_to_device(&memory(*from), 0, &memory(*to), 0, *bytes)?;

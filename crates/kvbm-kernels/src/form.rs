@@ -79,7 +79,8 @@ pub struct BlockShape {
 }
 
 impl BlockShape {
-    /// `nl` layers, `no` outer parts, `nh` heads, `nt` tokens, `hd` elements of `element_bytes` bytes each.
+    /// `nl` layers, `no` outer parts, `nh` heads, `nt` tokens, `hd` elements of `element_bytes`
+    /// bytes each.
     pub fn new(
         nl: usize,
         no: usize,
@@ -135,7 +136,8 @@ impl BlockShape {
     }
 }
 
-/// The heads of a larger block that a conversion touches: as many as its shape has, from `first` on.
+/// The heads of a larger block that a conversion touches: as many as its shape has, from `first`
+/// on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
     /// The first one.

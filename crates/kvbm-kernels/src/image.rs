@@ -1,7 +1,8 @@
 //! The prebuilt kernels, and what of them a device would load.
 
-/// The fatbin of all kernels, for `cuModuleLoadData`: the prebuilt one, which `cargo xtask regen-kernels` makes of `cuda/`, or
-/// one built by a local nvcc if the environment variable `CUDA_ARCHS` named architectures at build time.
+/// The fatbin of all kernels, for `cuModuleLoadData`: the prebuilt one, which `cargo xtask
+/// regen-kernels` makes of `cuda/`, or one built by a local nvcc if the environment variable
+/// `CUDA_ARCHS` named architectures at build time.
 pub const FATBIN: &[u8] = include_bytes!(env!("KVBM_KERNELS_FATBIN"));
 
 /// What an image is.
@@ -37,9 +38,10 @@ pub struct ImageError {
 /// First bytes of a fatbin.
 const MAGIC: u64 = 0xBA55_ED50;
 
-/// The images of a fatbin, in its order. The format is not documented; this reads what nvFatbin writes: a header (magic,
-/// version, length of the header, length of the rest), then for each image a header (kind, version, length of the header,
-/// length of the image; the architecture at byte 28, flags at 40) and the image.
+/// The images of a fatbin, in its order. The format is not documented; this reads what nvFatbin
+/// writes: a header (magic, version, length of the header, length of the rest), then for each image
+/// a header (kind, version, length of the header, length of the image; the architecture at byte 28,
+/// flags at 40) and the image.
 ///
 /// # Errors
 /// [`ImageError`] if a length does not fit or an image is compressed.
@@ -82,7 +84,8 @@ pub fn images(fatbin: &[u8]) -> Result<Vec<Image<'_>>, ImageError> {
     Ok(images)
 }
 
-/// The image that a device of this compute capability loads: the best machine code, else PTX, else none.
+/// The image that a device of this compute capability loads: the best machine code, else PTX, else
+/// none.
 pub fn image_for<'a>(images: &[Image<'a>], major: u32, minor: u32) -> Option<Image<'a>> {
     let device = major * 10 + minor;
     let runs = |image: &&Image<'a>| match image.kind {

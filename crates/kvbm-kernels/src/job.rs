@@ -7,14 +7,16 @@ use crate::{BlockShape, KernelError};
 /// Threads of every block of threads, as in `cuda/jobs.h`.
 pub const THREADS: u32 = 256;
 
-/// Words that a thread of `kvbm_rows_16` has in flight: a tile of the kernel is a multiple of as many for every thread.
+/// Words that a thread of `kvbm_rows_16` has in flight: a tile of the kernel is a multiple of as
+/// many for every thread.
 const IN_FLIGHT: u64 = 8;
 
-/// Bytes of rows that a tile in shared memory holds: several blocks of threads fit a multiprocessor.
+/// Bytes of rows that a tile in shared memory holds: several blocks of threads fit a
+/// multiprocessor.
 const TILE_BYTES: u64 = 16 << 10;
 
-/// Most shared memory of a launch: every device has as much without asking for it. A tile of [`TILE_BYTES`] needs more than
-/// its rows where its stretches are short.
+/// Most shared memory of a launch: every device has as much without asking for it. A tile of
+/// [`TILE_BYTES`] needs more than its rows where its stretches are short.
 const SHARED_BYTES: u64 = 32 << 10;
 
 /// Rows from this length on are copied by a warp each rather than through shared memory.
@@ -95,7 +97,8 @@ impl Kernel {
     }
 }
 
-/// One launch: a kernel, its geometry and its argument. Blocks of threads are one-dimensional, [`THREADS`] wide.
+/// One launch: a kernel, its geometry and its argument. Blocks of threads are one-dimensional,
+/// [`THREADS`] wide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
     /// The kernel.
@@ -149,7 +152,8 @@ impl Rows {
         self.axes[0].count.saturating_mul(self.axes[1].count)
     }
 
-    /// The axes as the tiles want them: first the one that is contiguous in the source, then that of the destination.
+    /// The axes as the tiles want them: first the one that is contiguous in the source, then that
+    /// of the destination.
     fn transposed(&self) -> Option<[Axis; 2]> {
         let [to_first, to_second] = self.axes;
         let transposed = to_first.to == self.run && to_second.from == self.run;

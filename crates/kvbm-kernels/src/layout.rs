@@ -7,7 +7,8 @@ use crate::{BlockForm, BlockShape, ChunkOrder, KernelError};
 impl BlockShape {
     /// The shape of a layout's blocks.
     ///
-    /// Keys and values must be equally wide, and there must be no opaque planes: those have no rows, they are copied whole.
+    /// Keys and values must be equally wide, and there must be no opaque planes: those have no
+    /// rows, they are copied whole.
     pub fn of_config(config: &LayoutConfig) -> Result<Self, KernelError> {
         if let Some(value) = config.value_inner_dim.filter(|value| *value != config.inner_dim) {
             let rule = "rows need keys and values of the same width";
@@ -40,7 +41,8 @@ impl BlockShape {
 impl BlockForm {
     /// The form of a block that lies in one contiguous range in this order.
     ///
-    /// An operational block whose inner order is not known can be moved whole, but not converted; strided memory has no form.
+    /// An operational block whose inner order is not known can be moved whole, but not converted;
+    /// strided memory has no form.
     pub fn of_contiguous(order: AxisOrder) -> Result<Self, KernelError> {
         match order {
             AxisOrder::Nhd | AxisOrder::Operational(InnerOrder::Nhd) => {

@@ -6,18 +6,21 @@
 //! | [`BlockForm::Operational`] | `[nl, no, inner]`, `inner` being a stack's chunk as it is | one chunk |
 //! | [`BlockForm::Universal`] | `[nh, nl, no, nt, hd]` | one chunk |
 //!
-//! `nl` layers, `no` outer parts (2: keys and values; 1: MLA), `nh` heads, `nt` tokens of a block, `hd` elements of a head.
-//! Heads are outermost in the universal form, so a tensor-parallel rank's part of it is one contiguous slice.
+//! `nl` layers, `no` outer parts (2: keys and values; 1: MLA), `nh` heads, `nt` tokens of a block,
+//! `hd` elements of a head. Heads are outermost in the universal form, so a tensor-parallel rank's
+//! part of it is one contiguous slice.
 //!
-//! In every form the `hd` elements of one (layer, outer, head, token) are contiguous: a *row*. So every conversion is a
-//! permutation of rows, whatever the element type: [`convert`] moves them, and moves neighbours together.
+//! In every form the `hd` elements of one (layer, outer, head, token) are contiguous: a *row*. So
+//! every conversion is a permutation of rows, whatever the element type: [`convert`] moves them,
+//! and moves neighbours together.
 //!
 //! **Knows:** forms, and how to move rows between them.
 //! **Must never know:** what a block is for, which one to move, where memory comes from.
 //!
-//! The free functions run on the CPU and define what any kernel must do, byte for byte. On a device, a [`Conversion`] checks
-//! [`Operand`]s of device addresses and says which kernel of `cuda/kvbm_kernels.cu` to launch, with which argument and
-//! geometry: one launch for any number of blocks. [`PairCopies`] does the same for ranges of unequal lengths.
+//! The free functions run on the CPU and define what any kernel must do, byte for byte. On a
+//! device, a [`Conversion`] checks [`Operand`]s of device addresses and says which kernel of
+//! `cuda/kvbm_kernels.cu` to launch, with which argument and geometry: one launch for any number of
+//! blocks. [`PairCopies`] does the same for ranges of unequal lengths.
 //!
 //! ```
 //! use kvbm_kernels::{BlockShape, ChunkOrder, block_to_universal};

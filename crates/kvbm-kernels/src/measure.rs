@@ -1,5 +1,5 @@
-//! From which size of fragments on the copy engines are faster than a kernel, to host memory and from there: measured once on
-//! a device, in a fraction of a second, and kept with it.
+//! From which size of fragments on the copy engines are faster than a kernel, to host memory and
+//! from there: measured once on a device, in a fraction of a second, and kept with it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,8 +20,8 @@ const SIZES: [u64; 5] = [2 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10];
 const BUDGET: Duration = Duration::from_millis(200);
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What was measured on a device, for each direction: the links to and from a device are not equally fast, and a kernel that
-/// scatters is not as fast as one that gathers.
+/// What was measured on a device, for each direction: the links to and from a device are not
+/// equally fast, and a kernel that scatters is not as fast as one that gathers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostCopies {
     /// From device memory to page-locked host memory.
@@ -40,12 +40,14 @@ pub struct OneWay {
 }
 
 impl Converter<CudaKernels> {
-    /// How fragments of device memory get to page-locked host memory and from there fastest: gathered or scattered by a
-    /// kernel and copied whole, in a batch of copies, or by single ones. The first call on a device measures, which takes
-    /// less than half a second; later ones have its result.
+    /// How fragments of device memory get to page-locked host memory and from there fastest:
+    /// gathered or scattered by a kernel and copied whole, in a batch of copies, or by single ones.
+    /// The first call on a device measures, which takes less than half a second; later ones have
+    /// its result.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`], [`DeviceError::PinLimit`], [`DeviceError::Driver`], or that the kernels are missing.
+    /// [`DeviceError::OutOfMemory`], [`DeviceError::PinLimit`], [`DeviceError::Driver`], or that
+    /// the kernels are missing.
     pub fn host_copies(&self) -> Result<Arc<HostCopies>, DeviceError> {
         let device = self.driver().cuda_device();
         device.measured(|| Bench::new(self)?.run())
@@ -149,8 +151,8 @@ impl<'a> Bench<'a> {
                 Piece { from, to, bytes: piece_bytes }
             })
             .collect();
-        // SAFETY: `time` waits for the mark behind it before anybody lets go of the memory; an error of the stream means
-        // that nothing runs on it any more.
+        // SAFETY: `time` waits for the mark behind it before anybody lets go of the memory; an
+        // error of the stream means that nothing runs on it any more.
         let taken = unsafe { self.converter.copy_pairs(stream, &pieces, Backend::Kernel) };
         taken.map(|_kernel| ()).map_err(|error| DeviceError::OperationFailed {
             stream: stream.name().into(),

@@ -8,11 +8,13 @@ use crate::{Argument, BlockForm, BlockShape, ChunkOrder, Heads, KernelError};
 pub(crate) enum Memory {
     /// The address of each chunk, block by block.
     Pointers(Vec<u64>),
-    /// Chunk (layer, outer) of block b at `base + b * block + layer * layer_stride + outer * outer_stride`.
+    /// Chunk (layer, outer) of block b at `base + b * block + layer * layer_stride + outer *
+    /// outer_stride`.
     Strided { base: u64, blocks: u64, block: u64, chunk: Option<[u64; 2]> },
 }
 
-/// One side of a conversion on a device: its form and where its blocks lie. Addresses are the device's.
+/// One side of a conversion on a device: its form and where its blocks lie. Addresses are the
+/// device's.
 ///
 /// Chunks that are written must not share bytes with any other chunk of the conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,8 +31,8 @@ impl Operand {
         Self::new(form, Memory::Pointers(addresses))
     }
 
-    /// `blocks` blocks, each in one piece, every `block_stride` bytes from `base` on. The chunks of a stack lie one behind
-    /// the other.
+    /// `blocks` blocks, each in one piece, every `block_stride` bytes from `base` on. The chunks of
+    /// a stack lie one behind the other.
     pub fn strided(form: BlockForm, base: u64, blocks: u64, block_stride: u64) -> Self {
         Self::new(form, Memory::Strided { base, blocks, block: block_stride, chunk: None })
     }
@@ -51,7 +53,8 @@ impl Operand {
         Self { form, memory, heads: None, device: None }
     }
 
-    /// The blocks of this side have more heads than the conversion's shape: it touches a slice of them.
+    /// The blocks of this side have more heads than the conversion's shape: it touches a slice of
+    /// them.
     #[must_use]
     pub fn heads(mut self, heads: Heads) -> Self {
         self.heads = Some(heads);
@@ -150,8 +153,8 @@ impl Side {
         Ok(())
     }
 
-    /// Strides must be whole elements, and no two chunks may overlap: ordered by size, each stride has to pass what the
-    /// smaller ones span.
+    /// Strides must be whole elements, and no two chunks may overlap: ordered by size, each stride
+    /// has to pass what the smaller ones span.
     fn check_strides(
         &self,
         shape: &BlockShape,
@@ -194,7 +197,8 @@ impl Side {
         Ok(())
     }
 
-    /// All bits that an address of a row of this side can have, so that their trailing zeros are its alignment.
+    /// All bits that an address of a row of this side can have, so that their trailing zeros are
+    /// its alignment.
     pub(crate) fn address_bits(&self, shape: &BlockShape) -> u64 {
         let when = |more: bool, stride| if more { stride } else { 0 };
         self.table.iter().fold(self.base, |bits, address| bits | address)

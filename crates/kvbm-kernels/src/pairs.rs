@@ -6,8 +6,9 @@ use crate::{DeviceLimits, Kernel, KernelError, Launch, Piece};
 /// Bytes that a block of threads copies at a time; a multiple of 16.
 const TILE_BYTES: u64 = 32 << 10;
 
-/// Copies from anywhere to anywhere on a device, in one launch. Lengths and alignments may differ from pair to pair; pairs
-/// aligned alike move fastest. What is written must not overlap anything else of the batch.
+/// Copies from anywhere to anywhere on a device, in one launch. Lengths and alignments may differ
+/// from pair to pair; pairs aligned alike move fastest. What is written must not overlap anything
+/// else of the batch.
 #[derive(Debug, Clone)]
 pub struct PairCopies {
     table: Vec<u64>,
@@ -23,7 +24,8 @@ impl PairCopies {
     /// Checks the pairs. Empty ones are left out.
     ///
     /// # Errors
-    /// [`KernelError::Pair`] names the pair, [`KernelError::TooMuch`] if there are more than [`PairCopies::MAX_PAIRS`].
+    /// [`KernelError::Pair`] names the pair, [`KernelError::TooMuch`] if there are more than
+    /// [`PairCopies::MAX_PAIRS`].
     pub fn new(pieces: &[Piece]) -> Result<Self, KernelError> {
         for (pair, piece) in pieces.iter().enumerate() {
             for (side, address) in [("source", piece.from), ("destination", piece.to)] {

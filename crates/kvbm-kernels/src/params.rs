@@ -1,5 +1,5 @@
-//! The bytes of a kernel's argument, field by field in the order of `cuda/jobs.h`: 8-byte fields first, so that there is no
-//! padding but at the end.
+//! The bytes of a kernel's argument, field by field in the order of `cuda/jobs.h`: 8-byte fields
+//! first, so that there is no padding but at the end.
 
 /// Little-endian, as every device that these kernels run on.
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! Carrying conversions out, over the seam behind which the driver is.
+//! Running conversions through a [`Driver`].
 
 use std::collections::HashMap;
 
@@ -10,7 +10,8 @@ use crate::{
 /// Copies of one batch: longer ones are said to hang drivers.
 const BATCH_PIECES: usize = 4096;
 
-/// What a device's driver does for conversions. Work is queued on a stream and done in the stream's order.
+/// What a device's driver does for conversions. Work is queued on a stream and done in the stream's
+/// order.
 pub trait Driver {
     /// A loaded image.
     type Module;
@@ -44,7 +45,8 @@ pub trait Driver {
     /// As the driver says: no such kernel.
     fn function(&self, module: &Self::Module, name: &'static str) -> Result<Self::Function, Self::Error>;
 
-    /// Puts words into device memory, in the machine's order, before whatever is queued next.
+    /// Puts words into device memory, in the machine's byte order, before the next operation of the
+    /// stream.
     ///
     /// # Errors
     /// As the driver says: out of memory.
@@ -53,14 +55,16 @@ pub trait Driver {
     /// Device address of the first word.
     fn address(staged: &Self::Staged) -> u64;
 
-    /// Queues a launch of one-dimensional blocks of `threads` threads. What is staged for it is kept until it is complete.
+    /// Queues a launch of one-dimensional blocks of `threads` threads. What is staged for it is
+    /// kept until it is complete.
     ///
     /// # Errors
     /// As the driver says.
     ///
     /// # Safety
-    /// The argument is that of the kernel, and whatever addresses it leads to are memory of this device that stays
-    /// allocated, and that nobody else writes (or, where the kernel writes, reads), until the launch is complete.
+    /// The argument is that of the kernel, and whatever addresses it leads to are memory of this
+    /// device that stays allocated, and that nobody else writes (or, where the kernel writes,
+    /// reads), until the launch is complete.
     #[allow(unsafe_code)]
     unsafe fn launch(
         &self,
@@ -71,7 +75,8 @@ pub trait Driver {
         staged: Vec<Self::Staged>,
     ) -> Result<(), Self::Error>;
 
-    /// Queues copies in one call, without order among themselves. Called only if [`Driver::has_batches`].
+    /// Queues copies in one call, without order among themselves. Called only if
+    /// [`Driver::has_batches`].
     ///
     /// # Errors
     /// As the driver says.
@@ -113,7 +118,8 @@ impl<D: Driver> std::fmt::Debug for Loaded<D> {
 }
 
 impl<D: Driver> Converter<D> {
-    /// Loads the kernels. Without them (see [`Converter::kernels`]) the copy engines do what they can.
+    /// Loads the kernels. Without them (see [`Converter::kernels`]) the copy engines do what they
+    /// can.
     pub fn new(driver: D) -> Self {
         let kernels = load(&driver, FATBIN);
         Self { driver, kernels, crossover: None }
@@ -147,12 +153,14 @@ impl<D: Driver> Converter<D> {
     /// Queues a conversion and says which back end took it.
     ///
     /// # Errors
-    /// [`KernelError::Device`], [`KernelError::Backend`], [`KernelError::TooMuch`] before anything is queued;
-    /// [`KernelError::Driver`] with what the driver said, after which the destinations are undefined.
+    /// [`KernelError::Device`], [`KernelError::Backend`], [`KernelError::TooMuch`] before anything
+    /// is queued; [`KernelError::Driver`] with what the driver said, after which the destinations
+    /// are undefined.
     ///
     /// # Safety
-    /// All memory that the conversion names is memory of this device that stays allocated until the queued work is
-    /// complete; until then nobody else writes the sources or touches the destinations.
+    /// All memory that the conversion names is memory of this device that stays allocated until the
+    /// queued work is complete; until then nobody else writes the sources or touches the
+    /// destinations.
     #[allow(unsafe_code)]
     pub unsafe fn convert(
         &self,
@@ -176,7 +184,8 @@ impl<D: Driver> Converter<D> {
             let from = self.stage(stream, conversion.table(Argument::Sources), &mut staged)?;
             let to = self.stage(stream, conversion.table(Argument::Destinations), &mut staged)?;
             if let Some(launch) = conversion.launch(limits, from, to)? {
-                // SAFETY: the argument was made for this kernel of checked operands; the caller answers for their memory.
+                // SAFETY: the argument was made for this kernel of checked operands; the caller
+                // answers for their memory.
                 unsafe { self.launch(stream, launch, staged) }?;
             }
         } else {
@@ -186,18 +195,21 @@ impl<D: Driver> Converter<D> {
                 if some.is_empty() {
                     break;
                 }
-                // SAFETY: the pieces are the rows of checked operands; the caller answers for their memory.
+                // SAFETY: the pieces are the rows of checked operands; the caller answers for their
+                // memory.
                 unsafe { self.copy_all(stream, backend, &some) }?;
             }
         }
         Ok(backend)
     }
 
-    /// Queues copies of pairs and says which back end took them. The average length decides where nobody does.
+    /// Queues copies of pairs and says which back end took them. The average length decides where
+    /// nobody does.
     ///
     /// # Errors
-    /// [`KernelError::Pair`], [`KernelError::Backend`], [`KernelError::TooMuch`] before anything is queued;
-    /// [`KernelError::Driver`] with what the driver said, after which the destinations are undefined.
+    /// [`KernelError::Pair`], [`KernelError::Backend`], [`KernelError::TooMuch`] before anything is
+    /// queued; [`KernelError::Driver`] with what the driver said, after which the destinations are
+    /// undefined.
     ///
     /// # Safety
     /// As for [`Converter::convert`].
@@ -215,7 +227,8 @@ impl<D: Driver> Converter<D> {
             let mut staged = Vec::new();
             let table = self.stage(stream, copies.table(), &mut staged)?;
             if let Some(launch) = copies.launch(self.driver.limits(), table) {
-                // SAFETY: the argument was made for this kernel of checked pairs; the caller answers for their memory.
+                // SAFETY: the argument was made for this kernel of checked pairs; the caller
+                // answers for their memory.
                 unsafe { self.launch(stream, launch, staged) }?;
             }
         } else {

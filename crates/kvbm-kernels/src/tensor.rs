@@ -22,13 +22,14 @@ pub struct Tensor {
 }
 
 impl Operand {
-    /// The chunks of blocks as tensors, block by block: `[nt, nh, hd]` or `[nh, nt, hd]` of a stack, `[nl, no, nt * nh * hd]`
-    /// of an operational block, `[nh, nl, no, nt, hd]` of a universal one. All must be contiguous, of one type and on one
-    /// device.
+    /// The chunks of blocks as tensors, block by block: `[nt, nh, hd]` or `[nh, nt, hd]` of a
+    /// stack, `[nl, no, nt * nh * hd]` of an operational block, `[nh, nl, no, nt, hd]` of a
+    /// universal one. All must be contiguous, of one type and on one device.
     ///
     /// # Errors
-    /// [`KernelError::Tensor`] names the tensor and what of it is wrong, [`KernelError::Device`] its device. A tensor whose
-    /// strides are those of the other axis order is told apart from one that is not contiguous.
+    /// [`KernelError::Tensor`] names the tensor and what of it is wrong, [`KernelError::Device`]
+    /// its device. Strides of the other axis order and strides that are not contiguous are
+    /// different errors.
     pub fn from_tensors(
         shape: &BlockShape,
         argument: Argument,

@@ -10,7 +10,8 @@ const NHD: BlockForm = BlockForm::Stack(ChunkOrder::Nhd);
 const UNIVERSAL: BlockForm = BlockForm::Universal;
 const PAGE: u64 = 1 << 12;
 
-/// 2 layers, keys and values, 4 heads, 8 tokens, rows of 8 elements of 2 bytes: chunks of 512, blocks of 2048 bytes.
+/// 2 layers, keys and values, 4 heads, 8 tokens, rows of 8 elements of 2 bytes: chunks of 512,
+/// blocks of 2048 bytes.
 fn shape() -> BlockShape {
     BlockShape::new(2, 2, 4, 8, 8, 2).expect("a small shape")
 }
@@ -145,7 +146,8 @@ fn tensors_that_are_not_what_was_declared_are_named() {
     assert!(error.contains("tensor 2: shape [8, 4, 16], expected [8, 4, 8]"), "{error}");
     let error = with(&|tensor| tensor.strides = vec![64, 8, 1]);
     assert!(error.contains("tensor 2: strides [64, 8, 1]") && error.contains("contiguous"), "{error}");
-    // Memory in HND order, permuted to look like NHD: a view that a reader of bytes must not believe.
+    // Memory in HND order, permuted to look like NHD: a view that a reader of bytes must not
+    // believe.
     let error = with(&|tensor| tensor.strides = vec![8, 64, 1]);
     assert!(error.contains("strides of the other axis order"), "{error}");
     let error = with(&|tensor| tensor.strides = vec![32, 8]);

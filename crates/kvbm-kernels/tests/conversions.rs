@@ -1,4 +1,5 @@
-//! Every pair of forms against element-by-element copying, round trips, known bytes, and refused arguments.
+//! Every pair of forms against element-by-element copying, round trips, known bytes, and refused
+//! arguments.
 
 use kvbm_kernels::{
     Argument, BlockForm, BlockShape, ChunkOrder, Heads, KernelError, block_to_operational,
@@ -204,7 +205,8 @@ fn a_slice_outside_the_block_is_refused() {
 
 #[test]
 fn known_bytes() {
-    // Two layers, K and V, two heads, two tokens, rows of one byte: layer, outer, head, token as bits 3, 2, 1, 0.
+    // Two layers, K and V, two heads, two tokens, rows of one byte: layer, outer, head, token as
+    // bits 3, 2, 1, 0.
     let shape = shape([2, 2, 2, 2, 1, 1]);
     let nhd = [[0_u8, 2, 1, 3], [4, 6, 5, 7], [8, 10, 9, 11], [12, 14, 13, 15]];
     let hnd = [[0_u8, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]];

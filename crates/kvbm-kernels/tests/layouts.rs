@@ -1,4 +1,5 @@
-//! The same conversions by the copy plans of `kvbm-layout`, which were written apart from this crate.
+//! The same conversions by the copy plans of `kvbm-layout`, which were written apart from this
+//! crate.
 
 use kvbm_kernels::{BlockForm, BlockShape, KernelError, convert};
 use kvbm_layout::{

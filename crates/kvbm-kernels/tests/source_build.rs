@@ -26,7 +26,8 @@ fn archs_are_machine_code_each_and_ptx_of_the_newest() {
 
 #[test]
 fn a_compiler_that_is_not_there_is_an_error_with_a_way_out() {
-    // The tests' environment names no compiler, and this source does not exist for the one that may be installed.
+    // The tests' environment names no compiler, and this source does not exist for the one that may
+    // be installed.
     let nowhere = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nowhere").join("none.cu");
     let error = nvcc::build(&nowhere, &nowhere.with_extension("fatbin"), &[]).unwrap_err();
     assert!(error.contains("unset CUDA_ARCHS to use the prebuilt kernels"), "{error}");

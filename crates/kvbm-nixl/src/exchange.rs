@@ -41,7 +41,8 @@ impl SerializedBlockSet {
     /// over.
     ///
     /// # Errors
-    /// [`ImportError`]: damaged, cut, of another version or namespace, contradictory, or with a lease that is over. Nothing was kept of it.
+    /// [`ImportError`]: damaged, cut, of another version or namespace, contradictory, or with a
+    /// lease that is over. Nothing was kept of it.
     pub fn import(&self, namespace: &NamespaceTag, now: UnixMillis) -> Result<BlockSet, ImportError> {
         let set = codec::decode(&self.bytes)?;
         if set.namespace != *namespace {

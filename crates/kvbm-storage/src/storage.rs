@@ -44,7 +44,8 @@ pub enum Backing<'a> {
     File(&'a DiskStorage),
 }
 
-/// A contiguous range of bytes in memory or on disk, freed when dropped unless somebody else owns it.
+/// A contiguous range of bytes in memory or on disk, freed when dropped unless somebody else owns
+/// it.
 ///
 /// Three methods are enough to implement it. Convenience lives in [`StorageExt`].
 pub trait Storage: Send + Sync + fmt::Debug {
@@ -71,7 +72,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         self.len() == 0
     }
 
-    /// Address of the first byte in its own space: host address, device address, or offset in its file (0).
+    /// Address of the first byte in its own space: host address, device address, or offset in its
+    /// file (0).
     fn address(&self) -> u64 {
         match self.backing() {
             Backing::Host(region) => region.address(),
@@ -91,13 +93,15 @@ pub trait Storage: Send + Sync + fmt::Debug {
 
 /// Checked access by the host, for every [`Storage`] that the host can reach.
 ///
-/// Storages are shared between threads that work on different blocks at the same time, so these take `&self`; who may
-/// touch which bytes when is decided by the states of blocks (see [`HostRegion`]).
+/// Storages are shared between threads that work on different blocks at the same time, so these
+/// take `&self`; who may touch which bytes when is decided by the states of blocks (see
+/// [`HostRegion`]).
 pub trait StorageExt: Storage {
     /// Copies bytes out of host memory or a file.
     ///
     /// # Errors
-    /// [`StorageError::OutOfRange`], [`StorageError::NotHostAccessible`] for device memory, [`StorageError::Io`].
+    /// [`StorageError::OutOfRange`], [`StorageError::NotHostAccessible`] for device memory,
+    /// [`StorageError::Io`].
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
         self.check_range(offset, into.len() as u64)?;
         match self.backing() {
@@ -145,8 +149,8 @@ impl<S: Storage + ?Sized> StorageExt for S {}
 
 /// Makes storages of one kind.
 pub trait StorageAllocator: Send + Sync + fmt::Debug {
-    /// `len` bytes (more than zero) whose first byte is aligned to `alignment` (a power of two). Files are aligned to
-    /// everything.
+    /// `len` bytes (more than zero) whose first byte is aligned to `alignment` (a power of two).
+    /// Files are aligned to everything.
     ///
     /// # Errors
     /// Says what was asked, what there is, and the way out.

@@ -6,7 +6,7 @@ use std::{fs, io};
 
 /// Why there is no library or program.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum BuildError {
+pub enum CompileError {
     /// There is no C++ compiler.
     #[error("no C++ compiler: {0}; name one in CXX")]
     NoCompiler(String),
@@ -15,7 +15,7 @@ pub enum BuildError {
     Failed(String),
 }
 
-impl BuildError {
+impl CompileError {
     fn of(path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.display().to_string();
         move |error| Self::Failed(format!("{path}: {error}"))
@@ -32,29 +32,36 @@ pub fn compile(
     include: &[&Path],
     flags: &[&str],
     output: &Path,
-) -> Result<(), BuildError> {
+) -> Result<(), CompileError> {
     // Outside a build script nothing names the target; the result runs on this machine.
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut build = cc::Build::new();
-    build.cpp(true).std("c++17").warnings(true).extra_warnings(true).cargo_output(false);
+    build
+        .cpp(true)
+        .std("c++17")
+        .warnings(true)
+        .extra_warnings(true)
+        .cargo_output(false)
+        .cargo_metadata(false)
+        .cargo_warnings(false);
     build.target(&target).host(&target).opt_level(2).out_dir(output.parent().unwrap_or(output));
     build.includes(include).flag("-Wno-unknown-pragmas").flag("-fno-strict-aliasing").flags(flags);
     let compiler = build.try_get_compiler();
-    let compiler = compiler.map_err(|error| BuildError::NoCompiler(error.to_string()))?;
+    let compiler = compiler.map_err(|error| CompileError::NoCompiler(error.to_string()))?;
     let done = compiler.to_command().args(sources).arg("-o").arg(output).output();
     let done =
-        done.map_err(|error| BuildError::NoCompiler(format!("`{}` ({error})", compiler.path().display())))?;
+        done.map_err(|error| CompileError::NoCompiler(format!("`{}` ({error})", compiler.path().display())))?;
     if done.status.success() {
         return Ok(());
     }
-    Err(BuildError::Failed(String::from_utf8_lossy(&done.stderr).into_owned()))
+    Err(CompileError::Failed(String::from_utf8_lossy(&done.stderr).into_owned()))
 }
 
 /// Builds the library, unless one of the same sources is there.
 ///
 /// # Errors
 /// No compiler, or its messages.
-pub fn build() -> Result<PathBuf, BuildError> {
+pub fn build() -> Result<PathBuf, CompileError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("driver");
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join("kvbm-kernels");
     let (cuda, cpu) = (kernels.join("cuda"), kernels.join("tests").join("kernels").join("cpu"));
@@ -65,12 +72,12 @@ pub fn build() -> Result<PathBuf, BuildError> {
     for folder in [&here, &cuda, &cpu] {
         for kind in ["cpp", "h", "cu"] {
             for file in files(folder, kind)? {
-                hasher.write(&fs::read(&file).map_err(BuildError::of(&file))?);
+                hasher.write(&fs::read(&file).map_err(CompileError::of(&file))?);
             }
         }
     }
     let folder = folder();
-    fs::create_dir_all(&folder).map_err(BuildError::of(&folder))?;
+    fs::create_dir_all(&folder).map_err(CompileError::of(&folder))?;
     let library = folder.join(format!("libcuda-{:016x}.so", hasher.finish()));
     if library.is_file() {
         return Ok(library);
@@ -80,7 +87,7 @@ pub fn build() -> Result<PathBuf, BuildError> {
     let own = folder.join(format!("building-{}-{thread:?}.so", std::process::id()));
     let flags = ["-g1", "-fvisibility=hidden", "-shared", "-fPIC", "-pthread"];
     compile(&sources, &[&cuda, &cpu], &flags, &own)?;
-    fs::rename(&own, &library).map_err(BuildError::of(&library))?;
+    fs::rename(&own, &library).map_err(CompileError::of(&library))?;
     Ok(library)
 }
 
@@ -92,10 +99,10 @@ fn folder() -> PathBuf {
     folder.join("test-driver")
 }
 
-fn files(folder: &Path, kind: &str) -> Result<Vec<PathBuf>, BuildError> {
+fn files(folder: &Path, kind: &str) -> Result<Vec<PathBuf>, CompileError> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(BuildError::of(folder))? {
-        let path = entry.map_err(BuildError::of(folder))?.path();
+    for entry in fs::read_dir(folder).map_err(CompileError::of(folder))? {
+        let path = entry.map_err(CompileError::of(folder))?.path();
         if path.extension().is_some_and(|extension| extension == kind) {
             found.push(path);
         }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use libloading::os::unix::Library;
 
-pub use build::{BuildError, build, compile};
+pub use build::{CompileError, build, compile};
 
 /// Calls a function of the library: `call!(self.kvbm_test_delay(us => c_int))`.
 macro_rules! call {
@@ -66,7 +66,7 @@ impl TestDriver {
     pub fn library() -> Option<PathBuf> {
         match build() {
             Ok(path) => Some(path),
-            Err(error @ BuildError::NoCompiler(_)) => {
+            Err(error @ CompileError::NoCompiler(_)) => {
                 assert!(std::env::var_os("REQUIRE_CXX").is_none(), "{error}");
                 eprintln!("skipped: {error}");
                 None
@@ -123,8 +123,8 @@ impl TestDriver {
 
     /// Lets an operation on a stream fail on the device, after so many that do not: its context is
     /// dead from then on.
-    pub fn go_astray(&self, after: c_int) {
-        call!(self.kvbm_test_go_astray(after => c_int));
+    pub fn fail_on_device(&self, after: c_int) {
+        call!(self.kvbm_test_fail_on_device(after => c_int));
     }
 
     /// Replaces a dead context by an empty one, as a restart of the process does. Nothing of the

@@ -1,7 +1,8 @@
 //! The `ZeroMQ` wire protocol ZMTP 3.x over TCP and ipc, with the NULL mechanism.
 //!
 //! **Knows:** greeting, handshake, frames, commands, subscriptions and addresses, as
-//! <https://rfc.zeromq.org/spec/37/> defines them, for the socket types PUB, SUB, ROUTER and DEALER.
+//! <https://rfc.zeromq.org/spec/37/> defines them, for the socket types PUB, SUB, ROUTER and
+//! DEALER.
 //!
 //! **Must never know:** what a message means, any crate of this project, queues of outgoing
 //! messages, reconnection, authentication, and which runtime or thread its futures run on

@@ -1,5 +1,5 @@
-//! Our sockets with those of the crate `zeromq`, both ways. `kvbm-events/tests/integration/libzmq.rs` does the
-//! same with libzmq.
+//! Our sockets with those of the crate `zeromq`, both ways.
+//! `kvbm-events/tests/integration/libzmq.rs` does the same with libzmq.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic like tests")]
 

@@ -64,14 +64,14 @@
 //! |---|---|---|
 //! | `builder` | building a manager: what is required cannot be forgotten | `engine`, `manager`, `leader`, `events`, `offload`, `admission`, `tenants`, `volume`, `workers`, `config`, `transfers`, `slots`, `ranks`, `metrics`, `worker` |
 //! | `describe` | what an engine knows of its blocks | `manager` |
-//! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `config`, `transfers`, `error` |
+//! | `engine` | G1 in the engine's hands | `manager`, `onboard`, `leader`, `volume`, `config`, `transfers`, `error`, `signal` |
 //! | `park` | private blocks of preempted sequences | `manager`, `leader`, `config`, `transfers`, `error` |
 //! | `manager` | `KvBlockManager`: the calls of an engine | `onboard`, `leader`, `events`, `places`, `status`, `tenants`, `volume`, `workers`, `config`, `metrics`, `signal` |
 //! | `onboard` | copying a prefix up to G1 | `leader`, `volume`, `transfers`, `error`, `signal` |
-//! | `leader` | holds the parts together: messages, rank loss, shutdown | `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `ranks`, `metrics` |
+//! | `leader` | holds the parts together: messages, rank loss, shutdown | `config`, `events`, `status`, `offload`, `tenants`, `volume`, `transfers`, `slots`, `circuit_breaker`, `ranks`, `metrics` |
 //! | `events` | publishing events of the pool and of volumes | `volume`, `config`, `metrics`, `signal` |
 //! | `places` | where blocks are, without using them | `volume`, `config` |
-//! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `ranks` |
+//! | `status` | a snapshot for people and dashboards | `offload`, `tenants`, `volume`, `workers`, `slots`, `ranks` |
 //! | `offload` | copies one tier down: edges, triggers, write budget, queue | `admission`, `volume`, `config`, `transfers`, `slots`, `metrics` |
 //! | `admission` | which blocks are worth a copy below | - |
 //! | `tenants` | tenants by name | `metrics` |
@@ -79,9 +79,9 @@
 //! | `workers` | the workers of this process | `config`, `transfers`, `metrics`, `worker` |
 //! | `config` | settings, declared once | - |
 //! | `transfers` | from a request to the last report: plans, deadlines, settlement | `circuit_breaker`, `error`, `slots`, `ranks`, `metrics`, `signal` |
-//! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
 //! | `error` | failures of blocks | - |
-//! | `slots` | slots of G3: releases, removals, write backoff, quarantine | `ranks`, `metrics`, `signal` |
+//! | `slots` | slots of G3: releases, removals, directories, quarantine | `circuit_breaker`, `ranks`, `metrics`, `signal` |
+//! | `circuit_breaker` | stops requests to a store that fails, then probes it | - |
 //! | `ranks` | links to the workers, rank liveness, requests, handshakes | `metrics`, `signal`, `worker` |
 //! | `metrics` | counters and their exposition | - |
 //! | `signal` | one-shot completion for threads and futures | - |
@@ -121,9 +121,11 @@ pub mod worker;
 mod workers;
 
 pub use builder::{BuildError, Builder};
+pub use circuit_breaker::CircuitState;
 pub use describe::DescribeError;
 pub use engine::{
-    Engine, EngineError, EngineOnboardError, EngineOnboarding, NoSuchBlock, OffloadStarted, StillBusy,
+    Engine, EngineError, EngineOnboardError, EngineOnboarding, Fence, FinishedLoad, LookUp, NoSuchBlock,
+    OffloadStarted, RefusedBlock, StillBusy, TicketError, Tickets,
 };
 pub use error::BlockFailure;
 pub use events::{EventPump, EventsError, EventsStatus};
@@ -134,6 +136,7 @@ pub use onboard::{OnboardError, Onboarding};
 pub use park::{ParkError, ParkRejected, Parked};
 pub use places::Places;
 pub use ranks::RankStatus;
+pub use slots::DirectoryStatus;
 pub use status::{PathStatus, Status};
 pub use tenants::{TenantError, TenantOnTier, TenantStatus};
 pub use volume::{VolumeSetError, VolumeStatus};

@@ -2,10 +2,9 @@
 
 use crate::error::{BlockFailure, FirstOf, lost};
 use crate::leader::Leader;
-use crate::signal::deadline;
 use crate::transfers::{Arriving, Destination, Handle, Move, Purpose, Request, expired};
 use crate::volume::{VolumeTier, transfer_end};
-use kvbm_plan::{BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier};
+use kvbm_plan::{BlockIdentity, Failure, FailureKind, Path, SequenceHash, Tier, deadline_after};
 use kvbm_pool::{AllocError, AnyArrivals, Arrival, Cached, G1, Losses, Pinned, Prefix, PrefixBlock};
 use std::collections::HashMap;
 use std::future::Future;
@@ -123,7 +122,7 @@ impl Onboarding {
             refused: None,
             retries: RETRIES,
             began: Instant::now(),
-            deadline: deadline(leader.transfers.settings.transfer_deadline),
+            deadline: deadline_after(Instant::now(), leader.transfers.settings.transfer_deadline),
         };
         if !leader.registry.owns_prefix(&onboarding.transfer.prefix) {
             let detail = "the prefix was matched by another manager: match it again with this one";

@@ -3,7 +3,7 @@
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Set once; every waiter, early or late, sees it.
 #[derive(Default)]
@@ -83,18 +83,12 @@ impl Woken {
     }
 }
 
-/// The moment `after` from now, or so late that it makes no difference.
-pub(crate) fn deadline(after: Duration) -> Instant {
-    const FAR: Duration = Duration::from_secs(365 * 86_400);
-    let now = Instant::now();
-    now + after.min(FAR)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Arc;
     use std::task::Wake;
+    use std::time::Duration;
 
     #[test]
     fn late_and_early_waiters_see_it() {
@@ -125,11 +119,5 @@ mod tests {
         assert!(signal.poll(&Context::from_waker(&waker)).is_pending());
         signal.set();
         assert!(signal.is_set());
-    }
-
-    #[test]
-    fn no_wait_is_so_long_that_the_clock_overflows() {
-        assert!(deadline(Duration::MAX) > Instant::now() + Duration::from_secs(86_400));
-        assert!(deadline(Duration::ZERO) <= Instant::now());
     }
 }

@@ -1,6 +1,7 @@
 //! The rules that the compiler does not check: each module checks one kind and says the way out.
 
 mod assertions;
+mod deadlines;
 mod docs;
 mod invariants;
 mod length;
@@ -70,6 +71,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
         findings.extend(words::check(source));
         findings.extend(modules::check(source));
         findings.extend(assertions::check(source));
+        findings.extend(deadlines::check(source));
         findings.extend(length::check(source));
     }
     let documents = source::load_files(&workspace.root, "md")?;

@@ -24,7 +24,7 @@ pub(super) fn examine(descriptor: &VolumeDescriptor) -> Finding {
         Ok(volume) => volume,
         Err(error) => return missing(error.to_string(), unopened(uri, &error)),
     };
-    let deadline = Instant::now() + PATIENCE * descriptor.deadline;
+    let deadline = kvbm::plan::deadline_after(Instant::now(), descriptor.deadline.saturating_mul(PATIENCE));
     match probe(&*volume, deadline) {
         Ok(probe) => judge(&name, descriptor, &probe),
         Err(error) if error.is_full() => {
@@ -96,7 +96,7 @@ const S3: &str = "check endpoint, region and credentials of volume.uri";
 /// What helps where a call failed.
 fn unusable(descriptor: &VolumeDescriptor, error: &VolumeError) -> String {
     if error.is_late() {
-        let given = millis(PATIENCE * descriptor.deadline);
+        let given = millis(descriptor.deadline.saturating_mul(PATIENCE));
         return format!(
             "it did not answer within {given}: check that its server runs and is near, or raise volume.deadline"
         );

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ops::Bound;
 
-use super::Shared;
+use super::CudaContext;
 use super::functions::{Address, StreamHandle, call, sys};
 use crate::{CopyBatch, CopyPiece, DeviceError, Direction};
 
@@ -34,7 +34,7 @@ pub enum CopyEngine {
     Single,
 }
 
-impl Shared {
+impl CudaContext {
     /// Whether the driver has what is asked for.
     pub(super) fn check_engine(&self, engine: CopyEngine) -> Result<(), DeviceError> {
         if engine == CopyEngine::Batch && self.driver.copy_batch().is_none() {
@@ -52,7 +52,7 @@ impl Shared {
         stream: StreamHandle,
     ) -> Result<(), DeviceError> {
         let direction = batch.direction();
-        let pieces = self.without_seams(batch);
+        let pieces = self.split_at_boundaries(batch);
         let pieces = pieces.as_deref().unwrap_or(batch.pieces());
         match (engine, self.driver.copy_batch()) {
             (CopyEngine::Batch, Some(address)) => self.many(address, pieces, stream),
@@ -61,23 +61,23 @@ impl Shared {
         }
     }
 
-    /// The pieces, divided where two registrations of host memory meet: the driver takes no copy across. `None` if none
-    /// has to be.
-    fn without_seams(&self, batch: &CopyBatch) -> Option<Vec<CopyPiece>> {
+    /// The pieces, divided where two registrations of host memory meet: the driver takes no copy
+    /// across. `None` if none has to be.
+    fn split_at_boundaries(&self, batch: &CopyBatch) -> Option<Vec<CopyPiece>> {
         let on_host = |piece: &CopyPiece| match batch.direction() {
             Direction::HostToDevice => Some(piece.src),
             Direction::DeviceToHost => Some(piece.dst),
             Direction::DeviceToDevice => None,
         };
-        let seams = self.seams.read();
-        if seams.is_empty() || batch.direction() == Direction::DeviceToDevice {
+        let boundaries = self.boundaries.read();
+        if boundaries.is_empty() || batch.direction() == Direction::DeviceToDevice {
             return None;
         }
         let mut pieces = Vec::with_capacity(batch.len());
         for piece in batch.pieces() {
             let (host, mut begin) = (on_host(piece)?, 0);
             let inside = (Bound::Excluded(host), Bound::Excluded(host.saturating_add(piece.len)));
-            for end in seams.range(inside).map(|seam| seam - host).chain([piece.len]) {
+            for end in boundaries.range(inside).map(|boundary| boundary - host).chain([piece.len]) {
                 pieces.push(CopyPiece { src: piece.src + begin, dst: piece.dst + begin, len: end - begin });
                 begin = end;
             }
@@ -96,8 +96,8 @@ impl Shared {
             let (attributes, begin, failed) = (&raw mut attributes, &raw mut begin, &raw mut failed);
             let (count, stream) = (some.len(), stream.0);
             // SAFETY: the address is that of this function. The three lists have `count` entries,
-            // the one attribute begins at entry 0, and the stream is not the default one. The ranges
-            // were checked when the pieces were pushed, and the batch holds their memory.
+            // the one attribute begins at entry 0, and the stream is not the default one. The
+            // ranges were checked when the pieces were pushed, and the batch holds their memory.
             self.check(unsafe {
                 call!(at address, cuMemcpyBatchAsync(to, from, bytes, count, attributes, begin, 1, failed, stream))
             })?;

@@ -85,7 +85,8 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// The environment variable that names another library than `libcuda.so.1`: a path, or a name for the loader.
+    /// The environment variable that names another library than `libcuda.so.1`: a path, or a name
+    /// for the loader.
     pub const LIBRARY_VARIABLE: &str = "KVBM_CUDA_DRIVER";
 
     /// The library that [`CudaDriver::open`] loads.
@@ -211,7 +212,8 @@ impl CudaDriver {
     /// The driver's name of an error.
     pub(super) fn name_of(&self, code: c_int) -> String {
         type GetErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
-        // `cudarc` declares the argument as `CUresult`, which cannot hold a code that it does not know.
+        // `cudarc` declares the argument as `CUresult`, which cannot hold a code that it does not
+        // know.
         // SAFETY: the driver's function of this name takes an `int` and a pointer to a string.
         let get_name = unsafe { transmute::<Address, GetErrorName>(self.functions.cuGetErrorName) };
         let mut name = std::ptr::null();

@@ -1,4 +1,5 @@
-//! Events of CUDA streams: complete for the host when the stream's thread has seen them, on the device at once.
+//! Events of CUDA streams: complete for the host when the stream's thread has seen them, on the
+//! device at once.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -6,9 +7,9 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Shared;
+use super::CudaContext;
 use super::functions::sys::CUevent_flags;
-use super::functions::{EventHandle, Handle, StreamHandle, call};
+use super::functions::{DriverHandle, EventHandle, StreamHandle, call};
 use crate::event::{EventBackend, EventCallback};
 use crate::{Completer, DeviceError, Event, EventStatus};
 
@@ -28,7 +29,7 @@ enum Issue {
 }
 
 pub(super) struct CudaEvent {
-    shared: Arc<Shared>,
+    context: Arc<CudaContext>,
     /// What the host sees.
     host: Event,
     issue: Mutex<Issue>,
@@ -37,26 +38,27 @@ pub(super) struct CudaEvent {
 
 impl CudaEvent {
     /// An event, and what completes it for the host.
-    pub(super) fn new(shared: &Arc<Shared>) -> (Arc<Self>, Completer) {
+    pub(super) fn new(context: &Arc<CudaContext>) -> (Arc<Self>, Completer) {
         let (host, completer) = Event::completable();
         let issue = Mutex::new(Issue::Queued);
-        (Arc::new(Self { shared: Arc::clone(shared), host, issue, changed: Condvar::new() }), completer)
+        (Arc::new(Self { context: Arc::clone(context), host, issue, changed: Condvar::new() }), completer)
     }
 
-    /// Records it on a stream: complete when everything issued there before is. The context must be entered.
+    /// Records it on a stream: complete when everything issued there before is. The context must be
+    /// entered.
     pub(super) fn record(&self, stream: StreamHandle) -> Result<EventHandle, DeviceError> {
-        let functions = self.shared.functions();
+        let functions = self.context.functions();
         let mut event = std::ptr::null_mut();
         // SAFETY: it writes a handle through a pointer to one.
-        self.shared.check(unsafe { call!(functions, cuEventCreate(&raw mut event, FLAGS)) })?;
+        self.context.check(unsafe { call!(functions, cuEventCreate(&raw mut event, FLAGS)) })?;
         // SAFETY: both handles are alive.
         let result = unsafe { call!(functions, cuEventRecord(event, stream.0)) };
-        if let Err(error) = self.shared.check(result) {
+        if let Err(error) = self.context.check(result) {
             // SAFETY: it was created above and nothing else knows it.
             let _nothing_to_do = unsafe { call!(functions, cuEventDestroy_v2(event)) };
             return Err(error);
         }
-        let event = Handle(event);
+        let event = DriverHandle(event);
         self.settle(Issue::Recorded(event));
         Ok(event)
     }
@@ -75,7 +77,8 @@ impl CudaEvent {
         self.changed.notify_all();
     }
 
-    /// Waits until it is recorded; `None` if it never will be. Its stream settles every event that it takes.
+    /// Waits until it is recorded; `None` if it never will be. Its stream settles every event that
+    /// it takes.
     ///
     /// # Errors
     /// [`DeviceError::Deadline`] if its stream has not got to it by then.
@@ -94,7 +97,7 @@ impl Drop for CudaEvent {
     fn drop(&mut self) {
         if let Issue::Recorded(event) = *self.issue.get_mut() {
             // SAFETY: created once, destroyed once. Streams that wait for it still do.
-            self.shared.release(|driver| unsafe { call!(driver, cuEventDestroy_v2(event.0)) });
+            self.context.release(|driver| unsafe { call!(driver, cuEventDestroy_v2(event.0)) });
         }
     }
 }

@@ -32,8 +32,8 @@ macro_rules! declared {
             type Function = unsafe extern "C" fn($($argument),*) -> c_int;
 
             fn at(self, address: Address) -> Self::Function {
-                // SAFETY: both are pointers to functions, and whoever calls the result answers for
-                // its type. A C enumeration is returned as an `int`.
+                // SAFETY: both are pointers to functions, and the call of the result, which is
+                // unsafe, vouches for its type. C returns an enumeration as an `int`.
                 unsafe { transmute::<Address, Self::Function>(address) }
             }
         }
@@ -132,36 +132,36 @@ functions! {
 
 /// An object of the driver: a pointer that only the driver follows.
 #[derive(Debug)]
-pub(super) struct Handle<T>(pub(super) *mut T);
+pub(super) struct DriverHandle<T>(pub(super) *mut T);
 
 // SAFETY: only the driver follows the pointer, and its functions take it on every thread.
-unsafe impl<T> Send for Handle<T> {}
+unsafe impl<T> Send for DriverHandle<T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T> Sync for DriverHandle<T> {}
 
-impl<T> Clone for Handle<T> {
+impl<T> Clone for DriverHandle<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Handle<T> {}
+impl<T> Copy for DriverHandle<T> {}
 
-impl<T> PartialEq for Handle<T> {
+impl<T> PartialEq for DriverHandle<T> {
     fn eq(&self, other: &Self) -> bool {
         self.0 == other.0
     }
 }
 
-impl<T> Eq for Handle<T> {}
+impl<T> Eq for DriverHandle<T> {}
 
-impl<T> Handle<T> {
+impl<T> DriverHandle<T> {
     /// Of a handle that an engine passes as a number.
     pub(super) fn from_engine(handle: usize) -> Self {
         Self(std::ptr::with_exposed_provenance_mut(handle))
     }
 }
 
-pub(super) type ContextHandle = Handle<sys::CUctx_st>;
-pub(super) type StreamHandle = Handle<sys::CUstream_st>;
-pub(super) type EventHandle = Handle<sys::CUevent_st>;
+pub(super) type ContextHandle = DriverHandle<sys::CUctx_st>;
+pub(super) type StreamHandle = DriverHandle<sys::CUstream_st>;
+pub(super) type EventHandle = DriverHandle<sys::CUevent_st>;

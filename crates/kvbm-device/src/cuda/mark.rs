@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::CudaContext;
 use super::functions::sys::CUevent_flags;
-use super::functions::{EventHandle, Handle, StreamHandle, call};
+use super::functions::{DriverHandle, EventHandle, StreamHandle, call};
 use crate::{DeviceError, Event};
 
 /// A thread that waits sleeps; the event has a time.
@@ -21,42 +21,43 @@ pub struct CudaMark {
 
 /// An event of the driver that has a time; destroyed when dropped.
 pub(super) struct TimedEvent {
-    shared: Arc<Shared>,
+    context: Arc<CudaContext>,
     event: EventHandle,
 }
 
 impl TimedEvent {
-    pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, DeviceError> {
         let mut event = std::ptr::null_mut();
         let into = &raw mut event;
         // SAFETY: it writes a handle through a pointer to one.
-        shared.must(|driver| unsafe { call!(driver, cuEventCreate(into, FLAGS)) })?;
-        Ok(Self { shared: Arc::clone(shared), event: Handle(event) })
+        context.must(|driver| unsafe { call!(driver, cuEventCreate(into, FLAGS)) })?;
+        Ok(Self { context: Arc::clone(context), event: DriverHandle(event) })
     }
 
     /// Records it; the context is entered.
     pub(super) fn record(&self, stream: StreamHandle) -> Result<(), DeviceError> {
-        let functions = self.shared.functions();
+        let functions = self.context.functions();
         // SAFETY: both handles are alive.
-        self.shared.check(unsafe { call!(functions, cuEventRecord(self.event.0, stream.0)) })
+        self.context.check(unsafe { call!(functions, cuEventRecord(self.event.0, stream.0)) })
     }
 }
 
 impl Drop for TimedEvent {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once.
-        self.shared.release(|driver| unsafe { call!(driver, cuEventDestroy_v2(self.event.0)) });
+        self.context.release(|driver| unsafe { call!(driver, cuEventDestroy_v2(self.event.0)) });
     }
 }
 
 impl std::fmt::Debug for TimedEvent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "TimedEvent(of device {})", self.shared.id)
+        write!(f, "TimedEvent(of device {})", self.context.id)
     }
 }
 
 impl CudaMark {
-    /// Time from `earlier`, a mark of the same device, to this one, as the device measured it. Waits for both.
+    /// Time from `earlier`, a mark of the same device, to this one, as the device measured it.
+    /// Waits for both.
     ///
     /// # Errors
     /// What failed on the stream before either, [`DeviceError::Deadline`], [`DeviceError::Driver`].
@@ -66,7 +67,7 @@ impl CudaMark {
         let (start, end) = (earlier.point.event.0, self.point.event.0);
         let mut ms = 0.0;
         let into = &raw mut ms;
-        self.point.shared.must(|driver| {
+        self.point.context.must(|driver| {
             // SAFETY: it writes a number through a pointer to one; both events are alive and were
             // recorded.
             unsafe { call!(driver, cuEventElapsedTime(into, start, end)) }

@@ -4,23 +4,27 @@ use std::sync::Arc;
 
 use super::functions::call;
 use super::functions::sys::CUresult;
-use super::{GRANULARITY, Shared};
+use super::{CudaContext, GRANULARITY};
 use crate::{DeviceError, DeviceMemory, Owner};
 
 /// Freed when dropped.
-struct Allocation {
-    shared: Arc<Shared>,
+struct DriverAllocation {
+    context: Arc<CudaContext>,
     base: u64,
 }
 
-impl Drop for Allocation {
+impl Drop for DriverAllocation {
     fn drop(&mut self) {
         // SAFETY: allocated once, freed once; work on it held this owner until it was complete.
-        self.shared.release(|driver| unsafe { call!(driver, cuMemFree_v2(self.base)) });
+        self.context.release(|driver| unsafe { call!(driver, cuMemFree_v2(self.base)) });
     }
 }
 
-pub(super) fn allocate(shared: &Arc<Shared>, len: u64, alignment: u64) -> Result<DeviceMemory, DeviceError> {
+pub(super) fn allocate(
+    context: &Arc<CudaContext>,
+    len: u64,
+    alignment: u64,
+) -> Result<DeviceMemory, DeviceError> {
     let invalid = |what, value, rule| Err(DeviceError::Invalid { what, value, rule });
     if len == 0 {
         return invalid("length", len, "an allocation needs at least one byte");
@@ -30,43 +34,44 @@ pub(super) fn allocate(shared: &Arc<Shared>, len: u64, alignment: u64) -> Result
     }
     let slack = if alignment > GRANULARITY { alignment } else { 0 };
     // Of more than there is, drivers say different things.
-    let asked = len.checked_add(slack).filter(|asked| *asked <= shared.total_bytes);
+    let asked = len.checked_add(slack).filter(|asked| *asked <= context.total_bytes);
     let Some(asked) = asked.and_then(|asked| usize::try_from(asked).ok()) else {
-        return Err(out_of_memory(shared, len));
+        return Err(out_of_memory(context, len));
     };
     let mut base = 0;
     let into = &raw mut base;
     // SAFETY: it writes an address through a pointer to one.
-    let result = shared.in_context(|driver| unsafe { call!(driver, cuMemAlloc_v2(into, asked)) })?;
+    let result = context.in_context(|driver| unsafe { call!(driver, cuMemAlloc_v2(into, asked)) })?;
     if result.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
-        return Err(out_of_memory(shared, len));
+        return Err(out_of_memory(context, len));
     }
-    shared.check(result)?;
-    let owner: Owner = Arc::new(Allocation { shared: Arc::clone(shared), base });
+    context.check(result)?;
+    let owner: Owner = Arc::new(DriverAllocation { context: Arc::clone(context), base });
     let address = base.next_multiple_of(alignment);
     // SAFETY: the range lies inside the allocation, which the owner frees when it goes.
-    Ok(unsafe { DeviceMemory::from_raw(shared.id, address, len, false, owner) })
+    Ok(unsafe { DeviceMemory::from_raw(context.id, address, len, false, owner) })
 }
 
-fn out_of_memory(shared: &Shared, asked: u64) -> DeviceError {
-    let free = shared.free_bytes().unwrap_or(0);
-    DeviceError::OutOfMemory { device: shared.id, asked, free, total: shared.total_bytes, largest: free }
+fn out_of_memory(context: &CudaContext, asked: u64) -> DeviceError {
+    let free = context.free_bytes().unwrap_or(0);
+    DeviceError::OutOfMemory { device: context.id, asked, free, total: context.total_bytes, largest: free }
 }
 
 /// # Safety
-/// The range stays allocated until the last clone of the handle is gone and all work on it is complete.
+/// The range stays allocated until the last clone of the handle is gone and all work on it is
+/// complete.
 pub(super) unsafe fn register_external(
-    shared: &Arc<Shared>,
+    context: &Arc<CudaContext>,
     address: u64,
     len: u64,
 ) -> Result<DeviceMemory, DeviceError> {
-    shared.range_of(address, len)?;
-    let owner: Owner = Arc::new(Arc::clone(shared));
+    context.range_of(address, len)?;
+    let owner: Owner = Arc::new(Arc::clone(context));
     // SAFETY: the caller keeps the memory; the owner keeps the context.
-    Ok(unsafe { DeviceMemory::from_raw(shared.id, address, len, true, owner) })
+    Ok(unsafe { DeviceMemory::from_raw(context.id, address, len, true, owner) })
 }
 
-impl Shared {
+impl CudaContext {
     /// Start and length of the allocation that the range lies in.
     pub(super) fn range_of(&self, address: u64, len: u64) -> Result<(u64, u64), DeviceError> {
         let unknown =

@@ -1,12 +1,18 @@
-//! NVIDIA GPUs through their driver, which is loaded at run time: nothing of CUDA is needed to build this.
+//! NVIDIA GPUs through their driver, which is loaded at run time: nothing of CUDA is needed to
+//! build this.
 //!
-//! - *Streams* are the driver's. Each has a thread that issues operations in order, so that an operation can also wait for an
-//!   event of the host, and one that waits for what was issued, lets go of its memory and completes its event.
-//! - *Errors* of the driver carry the call, the number and the name; one that the device does not recover from says so.
-//! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an engine has recorded,
-//!   [`CudaDevice::let_engine_wait`] lets an engine's stream wait for an event of ours.
-//! - *Copies* go to the driver many at a time where it takes that, else one by one ([`CopyEngine`]).
-//! - *Host memory* is registered in parts on several threads; copies are divided where the parts meet.
+//! - *Streams* are the driver's. Each has a thread that issues operations in order, so that an
+//!   operation can also wait for an event of the host. A second thread waits for issued
+//!   operations, drops their memory and completes their events.
+//! - *Errors* of the driver carry the call, the number and the name; one that the device does not
+//!   recover from says so.
+//! - *Order with an engine*: [`CudaDevice::engine_event`] makes an event of a `CUevent` that an
+//!   engine has recorded, [`CudaDevice::let_engine_wait`] lets an engine's stream wait for an event
+//!   of ours.
+//! - *Copies* go to the driver many at a time where it takes that, else one by one
+//!   ([`CopyEngine`]).
+//! - *Host memory* is registered in parts on several threads; copies are divided where the parts
+//!   meet.
 
 mod codes;
 mod copies;
@@ -37,7 +43,7 @@ use crate::{
 pub use copies::CopyEngine;
 pub use driver::{CudaDriver, CudaUnavailable};
 use functions::sys::CUdevice_attribute;
-use functions::{CallResult, ContextHandle, EventHandle, Functions, Handle, StreamHandle, call};
+use functions::{CallResult, ContextHandle, DriverHandle, EventHandle, Functions, StreamHandle, call};
 pub use mark::CudaMark;
 pub use module::{CudaFunction, CudaLaunch, CudaModule};
 pub use pinning::PinParts;
@@ -53,21 +59,21 @@ const GRANULARITY: u64 = 256;
 /// An NVIDIA GPU. Clones are the same device.
 #[derive(Clone)]
 pub struct CudaDevice {
-    shared: Arc<Shared>,
+    context: Arc<CudaContext>,
 }
 
-/// What streams, events and allocations keep alive of a device.
-struct Shared {
+/// An opened device with its primary context; streams, events and allocations keep it alive.
+struct CudaContext {
     driver: Arc<CudaDriver>,
     id: DeviceId,
     handle: c_int,
-    /// The device's primary context: the one that the engine's frameworks use too.
-    context: Option<ContextHandle>,
+    /// The primary context, which the engine's frameworks use too.
+    primary: Option<ContextHandle>,
     name: String,
     total_bytes: u64,
     /// Host addresses where two registrations meet.
-    seams: RwLock<BTreeSet<u64>>,
-    /// What was measured once.
+    boundaries: RwLock<BTreeSet<u64>>,
+    /// Results of measurements, by their type.
     measured: Mutex<HashMap<TypeId, Owner>>,
 }
 
@@ -79,27 +85,27 @@ impl CudaDevice {
     pub fn open(driver: &Arc<CudaDriver>, id: DeviceId) -> Result<Self, CudaUnavailable> {
         let ordinal = c_int::try_from(id.0).ok().filter(|_| id.0 < driver.devices());
         let ordinal = ordinal.ok_or(CudaUnavailable::NoSuchDevice { asked: id, count: driver.devices() })?;
-        let mut shared = Shared {
+        let mut context = CudaContext {
             driver: Arc::clone(driver),
             id,
             handle: 0,
-            context: None,
+            primary: None,
             name: String::new(),
             total_bytes: 0,
-            seams: RwLock::default(),
+            boundaries: RwLock::default(),
             measured: Mutex::default(),
         };
-        shared.fill_in(ordinal).map_err(CudaUnavailable::Device)?;
-        Ok(Self { shared: Arc::new(shared) })
+        context.fill_in(ordinal).map_err(CudaUnavailable::Device)?;
+        Ok(Self { context: Arc::new(context) })
     }
 
     /// Its driver.
     pub fn driver(&self) -> &Arc<CudaDriver> {
-        &self.shared.driver
+        &self.context.driver
     }
 
-    /// What is measured once on a device, such as which way of copying is the fastest: the first result of its type stays
-    /// for as long as the device is open.
+    /// What is measured once on a device, such as which way of copying is the fastest: the first
+    /// result of its type stays for as long as the device is open.
     ///
     /// # Errors
     /// Those of `measure`; the next caller tries again.
@@ -107,13 +113,14 @@ impl CudaDevice {
         &self,
         measure: impl FnOnce() -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
-        let known = |device: &Shared| device.measured.lock().get(&TypeId::of::<T>()).cloned();
-        // Nobody holds the lock while the device works: two that come at the same time both measure, and agree on one.
-        let found = if let Some(found) = known(&self.shared) {
+        let known = |device: &CudaContext| device.measured.lock().get(&TypeId::of::<T>()).cloned();
+        // The lock is not held while the device works: two callers at the same time both
+        // measure, and both get the first result.
+        let found = if let Some(found) = known(&self.context) {
             found
         } else {
             let fresh: Owner = Arc::new(measure()?);
-            Arc::clone(self.shared.measured.lock().entry(TypeId::of::<T>()).or_insert(fresh))
+            Arc::clone(self.context.measured.lock().entry(TypeId::of::<T>()).or_insert(fresh))
         };
         Ok(found.downcast::<T>().unwrap_or_else(|_| unreachable!("entries have the type of their key")))
     }
@@ -123,7 +130,7 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn multiprocessors(&self) -> Result<u32, DeviceError> {
-        self.shared.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        self.context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
     }
 
     /// Compute capability: 9 and 0 for H100 and H200.
@@ -135,7 +142,7 @@ impl CudaDevice {
             CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
             CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
         ];
-        Ok((self.shared.attribute(major)?, self.shared.attribute(minor)?))
+        Ok((self.context.attribute(major)?, self.context.attribute(minor)?))
     }
 
     /// Loads an image of kernels: a fatbin, a cubin or PTX.
@@ -144,10 +151,10 @@ impl CudaDevice {
     /// [`DeviceError::Driver`]: no code for this device, out of memory.
     ///
     /// # Safety
-    /// The driver is not told how long the image is: it must be whole.
+    /// The image is complete: the driver does not get its length.
     pub unsafe fn load_module(&self, image: &[u8]) -> Result<Arc<CudaModule>, DeviceError> {
         // SAFETY: the caller has a whole image.
-        unsafe { CudaModule::load(&self.shared, image) }.map(Arc::new)
+        unsafe { CudaModule::load(&self.context, image) }.map(Arc::new)
     }
 
     /// An event that completes when an engine's event, as it was recorded last, is complete.
@@ -156,22 +163,24 @@ impl CudaDevice {
     /// [`DeviceError::Os`] if the system refuses a thread, [`DeviceError::Driver`].
     ///
     /// # Safety
-    /// `event` is a `CUevent` of this process that is not destroyed before the returned event is complete.
+    /// `event` is a `CUevent` of this process that is not destroyed before the returned event is
+    /// complete.
     pub unsafe fn engine_event(&self, event: usize) -> Result<Event, DeviceError> {
-        let stream = CudaStream::start(&self.shared, "engine event")?;
+        let stream = CudaStream::start(&self.context, "engine event")?;
         // SAFETY: the caller keeps the event.
         unsafe { stream.wait_engine(event) }?;
         stream.record()
     }
 
-    /// Lets everything that an engine queues on its stream from now on start only after `event`, one of a stream of this
-    /// device, is complete. Returns when the engine's stream knows of it, which is when ours has issued what the event
-    /// stands for: at the deadline at the latest.
+    /// Lets everything that an engine queues on its stream from now on start only after `event`,
+    /// one of a stream of this device, is complete. Returns when the engine's stream knows of it,
+    /// which is when ours has issued what the event stands for: at the deadline at the latest.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] for an event of something else than a CUDA stream, [`DeviceError::Abandoned`] if its
-    /// stream has failed before, [`DeviceError::Deadline`] if it still waits for something else (the engine's stream then
-    /// waits for nothing), [`DeviceError::Driver`].
+    /// [`DeviceError::Unsupported`] for an event of something else than a CUDA stream,
+    /// [`DeviceError::Abandoned`] if its stream has failed before, [`DeviceError::Deadline`] if it
+    /// still waits for something else (the engine's stream then waits for nothing),
+    /// [`DeviceError::Driver`].
     ///
     /// # Safety
     /// `stream` is a `CUstream` of this device's primary context, and stays alive during the call.
@@ -182,7 +191,7 @@ impl CudaDevice {
         deadline: Instant,
     ) -> Result<(), DeviceError> {
         let Some(event) = event.backend().as_any().downcast_ref::<event::CudaEvent>() else {
-            let device = self.shared.name.clone();
+            let device = self.context.name.clone();
             let operation = "waiting on an engine's stream for an event that is none of a CUDA stream";
             return Err(DeviceError::Unsupported { device, operation });
         };
@@ -190,11 +199,11 @@ impl CudaDevice {
             return Err(DeviceError::Abandoned { what: "what an engine's stream was to wait for" });
         };
         // SAFETY: the event is alive; the caller answers for the stream.
-        unsafe { self.shared.stream_wait(StreamHandle::from_engine(stream), recorded) }
+        unsafe { self.context.stream_wait(StreamHandle::from_engine(stream), recorded) }
     }
 }
 
-impl Shared {
+impl CudaContext {
     fn fill_in(&mut self, ordinal: c_int) -> Result<(), DeviceError> {
         let driver = Arc::clone(&self.driver);
         let functions = driver.functions();
@@ -209,11 +218,11 @@ impl Shared {
         // SAFETY: it writes a number through a pointer to one.
         self.check(unsafe { call!(functions, cuDeviceTotalMem_v2(&raw mut total, self.handle)) })?;
         self.total_bytes = total as u64;
-        let mut context = std::ptr::null_mut();
-        let retained = &raw mut context;
+        let mut primary = std::ptr::null_mut();
+        let retained = &raw mut primary;
         // SAFETY: it writes a handle through a pointer to one.
         self.check(unsafe { call!(functions, cuDevicePrimaryCtxRetain(retained, self.handle)) })?;
-        self.context = Some(Handle(context));
+        self.primary = Some(DriverHandle(primary));
         Ok(())
     }
 
@@ -248,10 +257,10 @@ impl Shared {
 
     /// Makes the device's context that of this thread, until the returned guard is dropped.
     fn enter(&self) -> Result<Entered<'_>, DeviceError> {
-        let context = self.context.map_or(std::ptr::null_mut(), |context| context.0);
+        let primary = self.primary.map_or(std::ptr::null_mut(), |primary| primary.0);
         // SAFETY: the context is retained while this lives.
-        self.check(unsafe { call!(self.functions(), cuCtxPushCurrent_v2(context)) })?;
-        Ok(Entered { shared: self })
+        self.check(unsafe { call!(self.functions(), cuCtxPushCurrent_v2(primary)) })?;
+        Ok(Entered { context: self })
     }
 
     /// Makes a call in the device's context.
@@ -289,9 +298,9 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CudaContext {
     fn drop(&mut self) {
-        if self.context.is_some() {
+        if self.primary.is_some() {
             // SAFETY: it was retained once, and nothing in it is in use any more.
             let _nothing_to_do =
                 unsafe { call!(self.functions(), cuDevicePrimaryCtxRelease_v2(self.handle)) };
@@ -301,46 +310,46 @@ impl Drop for Shared {
 
 /// While this lives, the device's context is that of this thread.
 struct Entered<'a> {
-    shared: &'a Shared,
+    context: &'a CudaContext,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut context = std::ptr::null_mut();
-        let functions = self.shared.functions();
+        let mut popped = std::ptr::null_mut();
+        let functions = self.context.functions();
         // SAFETY: it was pushed on this thread, which the guard does not leave.
-        let _nothing_to_do = unsafe { call!(functions, cuCtxPopCurrent_v2(&raw mut context)) };
+        let _nothing_to_do = unsafe { call!(functions, cuCtxPopCurrent_v2(&raw mut popped)) };
     }
 }
 
 impl Device for CudaDevice {
     fn id(&self) -> DeviceId {
-        self.shared.id
+        self.context.id
     }
 
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            id: self.shared.id,
-            name: self.shared.name.clone(),
+            id: self.context.id,
+            name: self.context.name.clone(),
             kind: DeviceKind::Cuda,
-            total_bytes: self.shared.total_bytes,
+            total_bytes: self.context.total_bytes,
             // A device that does not even answer has nothing to give.
-            free_bytes: self.shared.free_bytes().unwrap_or(0),
+            free_bytes: self.context.free_bytes().unwrap_or(0),
             granularity_bytes: GRANULARITY,
         }
     }
 
     fn allocate(&self, len: u64, alignment: u64) -> Result<DeviceMemory, DeviceError> {
-        memory::allocate(&self.shared, len, alignment)
+        memory::allocate(&self.context, len, alignment)
     }
 
     unsafe fn register_external(&self, address: u64, len: u64) -> Result<DeviceMemory, DeviceError> {
         // SAFETY: the caller keeps the range allocated.
-        unsafe { memory::register_external(&self.shared, address, len) }
+        unsafe { memory::register_external(&self.context, address, len) }
     }
 
     fn create_stream(&self, name: &str) -> Result<Arc<dyn Stream>, DeviceError> {
-        Ok(Arc::new(CudaStream::start(&self.shared, name)?))
+        Ok(Arc::new(CudaStream::start(&self.context, name)?))
     }
 
     fn register_host(&self, region: HostRegion) -> Result<PinnedHost, DeviceError> {
@@ -356,7 +365,7 @@ impl Device for CudaDevice {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        pinning::numa_node(&self.shared)
+        pinning::numa_node(&self.context)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -366,6 +375,6 @@ impl Device for CudaDevice {
 
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaDevice({}, {})", self.shared.id, self.shared.name)
+        write!(f, "CudaDevice({}, {})", self.context.id, self.context.name)
     }
 }

@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-use super::Shared;
-use super::functions::{Handle, StreamHandle, call, sys};
+use super::CudaContext;
+use super::functions::{DriverHandle, StreamHandle, call, sys};
 use crate::DeviceError;
 
 /// The next entry of a launch's list is the address of the argument.
@@ -15,15 +15,15 @@ const ARGUMENT_BYTES: usize = sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize;
 
 /// A loaded image; unloaded when it and all its functions are dropped.
 pub struct CudaModule {
-    shared: Arc<Shared>,
-    module: Handle<sys::CUmod_st>,
+    context: Arc<CudaContext>,
+    module: DriverHandle<sys::CUmod_st>,
 }
 
 /// A kernel of a module.
 #[derive(Clone)]
 pub struct CudaFunction {
     module: Arc<CudaModule>,
-    function: Handle<sys::CUfunc_st>,
+    function: DriverHandle<sys::CUfunc_st>,
 }
 
 /// How a kernel is launched: one-dimensional, with one argument by value.
@@ -42,7 +42,7 @@ pub struct CudaLaunch {
 impl CudaModule {
     /// # Safety
     /// The image is whole.
-    pub(super) unsafe fn load(shared: &Arc<Shared>, image: &[u8]) -> Result<Self, DeviceError> {
+    pub(super) unsafe fn load(context: &Arc<CudaContext>, image: &[u8]) -> Result<Self, DeviceError> {
         // The driver reads words.
         let mut aligned = vec![0_u64; image.len().div_ceil(8)];
         for (word, bytes) in aligned.iter_mut().zip(image.chunks(8)) {
@@ -53,8 +53,8 @@ impl CudaModule {
         let mut module = std::ptr::null_mut();
         let (into, image) = (&raw mut module, aligned.as_ptr().cast());
         // SAFETY: the caller has a whole image, which the driver does not need after the call.
-        shared.must(|driver| unsafe { call!(driver, cuModuleLoadData(into, image)) })?;
-        Ok(Self { shared: Arc::clone(shared), module: Handle(module) })
+        context.must(|driver| unsafe { call!(driver, cuModuleLoadData(into, image)) })?;
+        Ok(Self { context: Arc::clone(context), module: DriverHandle(module) })
     }
 
     /// The kernel of this name.
@@ -64,37 +64,38 @@ impl CudaModule {
     pub fn function(self: &Arc<Self>, name: &CStr) -> Result<CudaFunction, DeviceError> {
         let mut function = std::ptr::null_mut();
         let (into, name) = (&raw mut function, name.as_ptr());
-        self.shared.must(|driver| {
+        self.context.must(|driver| {
             // SAFETY: the module is loaded, the name ends with NUL.
             unsafe { call!(driver, cuModuleGetFunction(into, self.module.0, name)) }
         })?;
-        Ok(CudaFunction { module: Arc::clone(self), function: Handle(function) })
+        Ok(CudaFunction { module: Arc::clone(self), function: DriverHandle(function) })
     }
 }
 
 impl Drop for CudaModule {
     fn drop(&mut self) {
         // SAFETY: loaded once, unloaded once; launches hold it until they are complete.
-        self.shared.release(|driver| unsafe { call!(driver, cuModuleUnload(self.module.0)) });
+        self.context.release(|driver| unsafe { call!(driver, cuModuleUnload(self.module.0)) });
     }
 }
 
 impl fmt::Debug for CudaModule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaModule(of device {})", self.shared.id)
+        write!(f, "CudaModule(of device {})", self.context.id)
     }
 }
 
 impl CudaFunction {
     /// Whether it is a kernel of this device.
-    pub(super) fn is_of(&self, shared: &Arc<Shared>) -> bool {
-        Arc::ptr_eq(&self.module.shared, shared)
+    pub(super) fn is_of(&self, context: &Arc<CudaContext>) -> bool {
+        Arc::ptr_eq(&self.module.context, context)
     }
 
     /// Issues a launch; the context must be entered.
     ///
     /// # Safety
-    /// The argument is the kernel's, and the memory that it leads to is as the kernel needs it until the launch is complete.
+    /// The argument is the kernel's, and the memory that it leads to is as the kernel needs it
+    /// until the launch is complete.
     pub(super) unsafe fn issue(&self, launch: &CudaLaunch, stream: StreamHandle) -> Result<(), DeviceError> {
         let mut size = launch.argument.len();
         let mut extra: [*mut c_void; 5] = [
@@ -104,15 +105,15 @@ impl CudaFunction {
             (&raw mut size).cast(),
             std::ptr::null_mut(),
         ];
-        let shared = &self.module.shared;
+        let context = &self.module.context;
         let (grid, threads, bytes) = (launch.grid, launch.threads, launch.shared_bytes);
         let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
         let (function, stream) = (self.function.0, stream.0);
         // SAFETY: function and stream are alive, and the driver copies the argument during the
         // call. The caller answers for its meaning.
-        shared.check(unsafe {
+        context.check(unsafe {
             call!(
-                shared.functions(),
+                context.functions(),
                 cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, bytes, stream, none, extra)
             )
         })
@@ -121,6 +122,6 @@ impl CudaFunction {
 
 impl fmt::Debug for CudaFunction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaFunction(of device {})", self.module.shared.id)
+        write!(f, "CudaFunction(of device {})", self.module.context.id)
     }
 }

@@ -1,5 +1,5 @@
-//! Host memory that a GPU reaches: page-locked and registered, in parts on several threads, since the system has to find and
-//! lock every page of it.
+//! Host memory that a GPU reaches: page-locked and registered, in parts on several threads, since
+//! the system has to find and lock every page of it.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::functions::call;
 use super::functions::sys::{CU_MEMHOSTREGISTER_PORTABLE, CUresult};
-use super::{CudaDevice, Shared};
+use super::{CudaContext, CudaDevice};
 use crate::{DeviceError, HostRegion, PinnedHost};
 
 /// How host memory is divided to be registered.
@@ -30,50 +30,51 @@ impl Default for PinParts {
 }
 
 /// Registered until dropped.
-struct Registration {
-    shared: Arc<Shared>,
+struct HostRegistration {
+    context: Arc<CudaContext>,
     start: u64,
 }
 
-impl Drop for Registration {
+impl Drop for HostRegistration {
     fn drop(&mut self) {
         let start = std::ptr::with_exposed_provenance_mut::<c_void>(self.start as usize);
         // SAFETY: registered once, unregistered once; still mapped, since `PinnedHost` holds the
         // region longer.
-        self.shared.release(|driver| unsafe { call!(driver, cuMemHostUnregister(start)) });
+        self.context.release(|driver| unsafe { call!(driver, cuMemHostUnregister(start)) });
     }
 }
 
 /// All parts of a region, and the places where they meet.
-struct Registrations {
-    shared: Arc<Shared>,
-    seams: Vec<u64>,
-    parts: Vec<Registration>,
+struct HostRegistrations {
+    context: Arc<CudaContext>,
+    boundaries: Vec<u64>,
+    parts: Vec<HostRegistration>,
 }
 
-impl Drop for Registrations {
+impl Drop for HostRegistrations {
     fn drop(&mut self) {
         self.parts.clear();
-        let mut seams = self.shared.seams.write();
-        for seam in &self.seams {
-            seams.remove(seam);
+        let mut boundaries = self.context.boundaries.write();
+        for boundary in &self.boundaries {
+            boundaries.remove(boundary);
         }
     }
 }
 
 impl CudaDevice {
-    /// As [`Device::register_host`](crate::Device::register_host), divided as `parts` says. `progress` gets the bytes that
-    /// are done and the bytes in all, from several threads.
+    /// As [`Device::register_host`](crate::Device::register_host), divided as `parts` says.
+    /// `progress` gets the bytes that are done and the bytes in all, from several threads.
     ///
     /// # Errors
-    /// As [`Device::register_host`](crate::Device::register_host); then no part of the region stays registered.
+    /// As [`Device::register_host`](crate::Device::register_host); then no part of the region stays
+    /// registered.
     pub fn register_host_in_parts(
         &self,
         region: HostRegion,
         parts: PinParts,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<PinnedHost, DeviceError> {
-        let shared = &self.shared;
+        let context = &self.context;
         if region.is_empty() {
             let rule = "a registration needs at least one byte";
             return Err(DeviceError::Invalid { what: "length", value: 0, rule });
@@ -84,32 +85,33 @@ impl CudaDevice {
         let step = parts.bytes.max(1).next_multiple_of(page);
         let starts: Vec<u64> = (start..end).step_by(usize::try_from(step).unwrap_or(usize::MAX)).collect();
         // Known before anybody copies: a copy must lie in one registration.
-        let held = register_all(shared, &starts, (end, step), parts.threads, progress)?;
-        // Nobody copies from here before this returns. What is refused above, because it is registered already, has no seams
-        // of its own to take away.
-        let seams = starts[1..].to_vec();
-        shared.seams.write().extend(&seams);
-        let held = Registrations { shared: Arc::clone(shared), seams, parts: held };
+        let held = register_all(context, &starts, (end, step), parts.threads, progress)?;
+        // No copy uses the region before this returns. A region that was refused above has no
+        // boundaries to remove.
+        let boundaries = starts[1..].to_vec();
+        context.boundaries.write().extend(&boundaries);
+        let held = HostRegistrations { context: Arc::clone(context), boundaries, parts: held };
         Ok(PinnedHost::new(region, Box::new(held)))
     }
 }
 
-/// Registers the parts that begin at `starts`; the last one ends at `end`, the others are `step` bytes long.
+/// Registers the parts that begin at `starts`; the last one ends at `end`, the others are `step`
+/// bytes long.
 fn register_all(
-    shared: &Arc<Shared>,
+    context: &Arc<CudaContext>,
     starts: &[u64],
     (end, step): (u64, u64),
     threads: usize,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Vec<Registration>, DeviceError> {
+) -> Result<Vec<HostRegistration>, DeviceError> {
     let total = end - starts[0];
     let (next, done, failed) = (Mutex::new(starts.iter()), AtomicU64::new(0), AtomicBool::new(false));
-    let some = || -> Result<Vec<Registration>, DeviceError> {
+    let some = || -> Result<Vec<HostRegistration>, DeviceError> {
         let mut held = Vec::new();
         while !failed.load(Ordering::Relaxed) {
             let Some(start) = next.lock().next() else { break };
             let len = step.min(end - start);
-            held.push(register(shared, *start, len).inspect_err(|_| failed.store(true, Ordering::Relaxed))?);
+            held.push(register(context, *start, len).inspect_err(|_| failed.store(true, Ordering::Relaxed))?);
             progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
         }
         Ok(held)
@@ -135,9 +137,9 @@ fn register_all(
     error.map_or(Ok(all), Err)
 }
 
-fn register(shared: &Arc<Shared>, start: u64, len: u64) -> Result<Registration, DeviceError> {
+fn register(context: &Arc<CudaContext>, start: u64, len: u64) -> Result<HostRegistration, DeviceError> {
     let pages = std::ptr::with_exposed_provenance_mut::<c_void>(start as usize);
-    let result = shared.in_context(|driver| {
+    let result = context.in_context(|driver| {
         // Page-locked for every context of the process.
         let flags = CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: the pages of the region are mapped, and stay so until `PinnedHost` drops it.
@@ -149,15 +151,15 @@ fn register(shared: &Arc<Shared>, start: u64, len: u64) -> Result<Registration, 
     if result.is(CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
         return Err(DeviceError::PinLimit { asked: len, limit: lock_limit() });
     }
-    shared.check(result)?;
-    Ok(Registration { shared: Arc::clone(shared), start })
+    context.check(result)?;
+    Ok(HostRegistration { context: Arc::clone(context), start })
 }
 
-/// As the system tells of the device's place on the bus; -1 there means that there is only one node.
-pub(super) fn numa_node(shared: &Shared) -> Option<u32> {
-    let name = shared.text(|text, bytes| {
+/// The system's entry for the device's place on the bus; -1 there means a single node.
+pub(super) fn numa_node(context: &CudaContext) -> Option<u32> {
+    let name = context.text(|text, bytes| {
         // SAFETY: it writes at most as many bytes as it is told there are, a NUL among them.
-        unsafe { call!(shared.functions(), cuDeviceGetPCIBusId(text, bytes, shared.handle)) }
+        unsafe { call!(context.functions(), cuDeviceGetPCIBusId(text, bytes, context.handle)) }
     });
     let name = name.ok()?.to_lowercase();
     let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{name}/numa_node")).ok()?;

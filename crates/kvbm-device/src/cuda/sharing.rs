@@ -1,6 +1,7 @@
-//! Device memory that processes share. Which handle it has depends on how it was allocated: memory of `cuMemAlloc` has a
-//! legacy IPC handle; memory that was created and mapped on its own has a file descriptor, or a handle that is good on
-//! every node of a fabric, whichever it was created for.
+//! Device memory that processes share. Which handle it has depends on how it was allocated: memory
+//! of `cuMemAlloc` has a legacy IPC handle; memory that was created and mapped on its own has a
+//! file descriptor, or a handle that is good on every node of a fabric, whichever it was created
+//! for.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -14,7 +15,7 @@ use super::functions::sys::{
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
     CUmemLocationType, CUresult,
 };
-use super::{CudaDevice, Shared};
+use super::{CudaContext, CudaDevice};
 use crate::{DeviceError, DeviceMemory, Owner};
 
 const POSIX_FD: CUmemAllocationHandleType =
@@ -46,68 +47,70 @@ pub struct SharedMemory {
 }
 
 /// Physical memory, released when dropped. What is mapped of it stays.
-struct Object {
-    shared: Arc<Shared>,
+struct PhysicalMemory {
+    context: Arc<CudaContext>,
     handle: CUmemGenericAllocationHandle,
 }
 
-impl Drop for Object {
+impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         // SAFETY: created, imported or retained once, released once.
-        self.shared.release(|driver| unsafe { call!(driver, cuMemRelease(self.handle)) });
+        self.context.release(|driver| unsafe { call!(driver, cuMemRelease(self.handle)) });
     }
 }
 
 /// Addresses, given back when dropped.
-struct Addresses {
-    shared: Arc<Shared>,
+struct AddressRange {
+    context: Arc<CudaContext>,
     start: u64,
     len: usize,
 }
 
-impl Drop for Addresses {
+impl Drop for AddressRange {
     fn drop(&mut self) {
-        let Self { shared, start, len } = self;
+        let Self { context, start, len } = self;
         // SAFETY: reserved once, freed once; what was mapped there is unmapped before.
-        shared.release(|driver| unsafe { call!(driver, cuMemAddressFree(*start, *len)) });
+        context.release(|driver| unsafe { call!(driver, cuMemAddressFree(*start, *len)) });
     }
 }
 
-/// Physical memory at addresses of its own; unmapped when dropped, before the addresses are given back.
+/// Physical memory at addresses of its own; unmapped when dropped, before the addresses are given
+/// back.
 struct Mapped {
-    addresses: Addresses,
-    _object: Object,
+    addresses: AddressRange,
+    _object: PhysicalMemory,
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        let Addresses { shared, start, len } = &self.addresses;
+        let AddressRange { context, start, len } = &self.addresses;
         // SAFETY: mapped once, unmapped once; work on it held this owner until it was complete.
-        shared.release(|driver| unsafe { call!(driver, cuMemUnmap(*start, *len)) });
+        context.release(|driver| unsafe { call!(driver, cuMemUnmap(*start, *len)) });
     }
 }
 
 /// Memory of another process; closed when dropped.
-struct Opened {
-    shared: Arc<Shared>,
+struct OpenedMemory {
+    context: Arc<CudaContext>,
     base: u64,
 }
 
-impl Drop for Opened {
+impl Drop for OpenedMemory {
     fn drop(&mut self) {
         // SAFETY: opened once, closed once; work on it held this owner until it was complete.
-        self.shared.release(|driver| unsafe { call!(driver, cuIpcCloseMemHandle(self.base)) });
+        self.context.release(|driver| unsafe { call!(driver, cuIpcCloseMemHandle(self.base)) });
     }
 }
 
 impl CudaDevice {
-    /// Allocates memory that [`CudaDevice::share`] gives a handle of another kind than the legacy one: a fabric handle if
-    /// `fabric`, else a descriptor. Rounded up to the device's granularity, 2 MiB as a rule.
+    /// Allocates memory that [`CudaDevice::share`] gives a handle of another kind than the legacy
+    /// one: a fabric handle if `fabric`, else a descriptor. Rounded up to the device's granularity,
+    /// 2 MiB as a rule.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] where the device has no such handles, [`DeviceError::Driver`].
     pub fn allocate_shareable(&self, len: u64, fabric: bool) -> Result<DeviceMemory, DeviceError> {
-        let shared = &self.shared;
+        let context = &self.context;
         let (kind, attribute, operation) = if fabric {
             (
                 FABRIC,
@@ -125,13 +128,13 @@ impl CudaDevice {
             let rule = "an allocation needs at least one byte";
             return Err(DeviceError::Invalid { what: "length", value: len, rule });
         }
-        if shared.attribute(attribute)? == 0 {
-            return Err(DeviceError::Unsupported { device: shared.name.clone(), operation });
+        if context.attribute(attribute)? == 0 {
+            return Err(DeviceError::Unsupported { device: context.name.clone(), operation });
         }
         let wanted = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: kind,
-            location: shared.location(),
+            location: context.location(),
             win32HandleMetaData: std::ptr::null_mut(),
             allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
                 compressionType: 0,
@@ -143,9 +146,9 @@ impl CudaDevice {
         let (mut granularity, mut handle) = (0_usize, 0);
         let (unit, created, properties) = (&raw mut granularity, &raw mut handle, &raw const wanted);
         let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        let functions = shared.functions();
+        let functions = context.functions();
         // SAFETY: it writes a number through a pointer to one, and reads the properties.
-        shared.check(unsafe { call!(functions, cuMemGetAllocationGranularity(unit, properties, least)) })?;
+        context.check(unsafe { call!(functions, cuMemGetAllocationGranularity(unit, properties, least)) })?;
         let bytes = len.checked_next_multiple_of(granularity.max(1) as u64);
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok()).ok_or(DeviceError::Invalid {
             what: "length",
@@ -153,48 +156,51 @@ impl CudaDevice {
             rule: "it must fit the address space",
         })?;
         // SAFETY: it writes a handle through a pointer to one, and reads the properties.
-        shared.must(|driver| unsafe { call!(driver, cuMemCreate(created, bytes, properties, 0)) })?;
-        let object = Object { shared: Arc::clone(shared), handle };
-        let mapped = map(shared, object, bytes)?;
+        context.must(|driver| unsafe { call!(driver, cuMemCreate(created, bytes, properties, 0)) })?;
+        let object = PhysicalMemory { context: Arc::clone(context), handle };
+        let mapped = map(context, object, bytes)?;
         let address = mapped.addresses.start;
         // SAFETY: the range is mapped for this device until the owner unmaps it.
-        Ok(unsafe { DeviceMemory::from_raw(shared.id, address, len, false, Arc::new(mapped) as Owner) })
+        Ok(unsafe { DeviceMemory::from_raw(context.id, address, len, false, Arc::new(mapped) as Owner) })
     }
 
-    /// A handle by which another process can open a range of this device's memory, ours or an engine's. The memory must
-    /// stay allocated for as long as the other process has it open.
+    /// A handle by which another process can open a range of this device's memory, ours or an
+    /// engine's. The memory must stay allocated for as long as the other process has it open.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownMemory`] if the range is not inside one allocation, [`DeviceError::Unsupported`] if it was
-    /// allocated in a way that cannot be shared, [`DeviceError::Driver`].
+    /// [`DeviceError::UnknownMemory`] if the range is not inside one allocation,
+    /// [`DeviceError::Unsupported`] if it was allocated in a way that cannot be shared,
+    /// [`DeviceError::Driver`].
     pub fn share(&self, memory: &DeviceMemory) -> Result<SharedMemory, DeviceError> {
-        let shared = &self.shared;
-        if memory.device() != shared.id {
-            return Err(DeviceError::WrongDevice { expected: shared.id, found: memory.device() });
+        let context = &self.context;
+        if memory.device() != context.id {
+            return Err(DeviceError::WrongDevice { expected: context.id, found: memory.device() });
         }
-        let (base, whole) = shared.range_of(memory.address(), memory.len())?;
+        let (base, whole) = context.range_of(memory.address(), memory.len())?;
         let offset = memory.address() - base;
-        let via = if let Some(object) = object_at(shared, base)? {
-            export(shared, &object)?
+        let via = if let Some(object) = object_at(context, base)? {
+            export(context, &object)?
         } else {
             let mut handle = CUipcMemHandle { reserved: [0; 64] };
             let into = &raw mut handle;
             // SAFETY: it writes a handle through a pointer to one.
-            shared.must(|driver| unsafe { call!(driver, cuIpcGetMemHandle(into, base)) })?;
+            context.must(|driver| unsafe { call!(driver, cuIpcGetMemHandle(into, base)) })?;
             SharedVia::Legacy(handle.reserved.map(c_char::cast_unsigned))
         };
         Ok(SharedMemory { via, whole, offset, len: memory.len() })
     }
 
-    /// Opens memory of another process; closed when the last clone of the handle is gone and no queued work holds it.
+    /// Opens memory of another process; closed when the last clone of the handle is gone and no
+    /// queued work holds it.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfRange`] if the range is not inside the allocation, [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfRange`] if the range is not inside the allocation,
+    /// [`DeviceError::Driver`].
     ///
     /// # Safety
-    /// The other process keeps the memory allocated meanwhile, and says the truth about its length.
+    /// The other process keeps the memory allocated until then, and its length is correct.
     pub unsafe fn open_shared(&self, memory: &SharedMemory) -> Result<DeviceMemory, DeviceError> {
-        let shared = &self.shared;
+        let context = &self.context;
         let SharedMemory { via, whole, offset, len } = memory;
         let size = usize::try_from(*whole)
             .ok()
@@ -209,35 +215,36 @@ impl CudaDevice {
                 let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
                 let mut base = 0;
                 let into = &raw mut base;
-                shared.must(|driver| {
+                context.must(|driver| {
                     // SAFETY: it writes an address through a pointer to one.
                     unsafe { call!(driver, cuIpcOpenMemHandle_v2(into, handle, flags)) }
                 })?;
-                (base, Arc::new(Opened { shared: Arc::clone(shared), base }))
+                (base, Arc::new(OpenedMemory { context: Arc::clone(context), base }))
             }
             SharedVia::Descriptor(file) => {
                 let file = std::ptr::without_provenance_mut(usize::try_from(file.as_raw_fd()).unwrap_or(0));
-                let mapped = map(shared, import(shared, file, POSIX_FD)?, size)?;
+                let mapped = map(context, import(context, file, POSIX_FD)?, size)?;
                 (mapped.addresses.start, Arc::new(mapped))
             }
             SharedVia::Fabric(handle) => {
                 let mut handle = *handle;
-                let object = import(shared, handle.as_mut_ptr().cast(), FABRIC)?;
-                let mapped = map(shared, object, size)?;
+                let object = import(context, handle.as_mut_ptr().cast(), FABRIC)?;
+                let mapped = map(context, object, size)?;
                 (mapped.addresses.start, Arc::new(mapped))
             }
         };
-        // SAFETY: the range lies inside what was opened, which the owner closes when it goes; the caller says that it is there.
-        Ok(unsafe { DeviceMemory::from_raw(shared.id, base + offset, *len, true, owner) })
+        // SAFETY: the range lies inside what was opened, which the owner closes when it goes; the
+        // caller says that it is there.
+        Ok(unsafe { DeviceMemory::from_raw(context.id, base + offset, *len, true, owner) })
     }
 }
 
 /// The physical memory that is mapped at an address; `None` for memory that is not made that way.
-fn object_at(shared: &Arc<Shared>, address: u64) -> Result<Option<Object>, DeviceError> {
+fn object_at(context: &Arc<CudaContext>, address: u64) -> Result<Option<PhysicalMemory>, DeviceError> {
     let at = std::ptr::without_provenance_mut::<c_void>(address as usize);
     let mut handle = 0;
     let into = &raw mut handle;
-    let result = shared.in_context(|driver| {
+    let result = context.in_context(|driver| {
         // SAFETY: it writes a handle through a pointer to one, and only looks the address up.
         unsafe { call!(driver, cuMemRetainAllocationHandle(into, at)) }
     })?;
@@ -245,16 +252,16 @@ fn object_at(shared: &Arc<Shared>, address: u64) -> Result<Option<Object>, Devic
     if result.is(CUresult::CUDA_ERROR_INVALID_VALUE) {
         return Ok(None);
     }
-    shared.check(result)?;
-    Ok(Some(Object { shared: Arc::clone(shared), handle }))
+    context.check(result)?;
+    Ok(Some(PhysicalMemory { context: Arc::clone(context), handle }))
 }
 
 /// A handle of the kind that the memory was created for; one for the fabric if it has both.
-fn export(shared: &Arc<Shared>, object: &Object) -> Result<SharedVia, DeviceError> {
+fn export(context: &Arc<CudaContext>, object: &PhysicalMemory) -> Result<SharedVia, DeviceError> {
     // Not read as a whole: a newer driver may name a kind of place that the bindings do not know.
     let mut properties = MaybeUninit::<CUmemAllocationProp>::zeroed();
     let into = properties.as_mut_ptr();
-    shared.must(|driver| {
+    context.must(|driver| {
         // SAFETY: it writes a structure through a pointer to one.
         unsafe { call!(driver, cuMemGetAllocationPropertiesFromHandle(into, object.handle)) }
     })?;
@@ -269,9 +276,9 @@ fn export(shared: &Arc<Shared>, object: &Object) -> Result<SharedVia, DeviceErro
     } else {
         let operation =
             "sharing memory that was created without a handle to share it by; allocate it for sharing";
-        return Err(DeviceError::Unsupported { device: shared.name.clone(), operation });
+        return Err(DeviceError::Unsupported { device: context.name.clone(), operation });
     };
-    shared.must(|driver| {
+    context.must(|driver| {
         // SAFETY: it writes a handle of this kind, for which there is room.
         unsafe { call!(driver, cuMemExportToShareableHandle(into, object.handle, kind, 0)) }
     })?;
@@ -283,40 +290,40 @@ fn export(shared: &Arc<Shared>, object: &Object) -> Result<SharedVia, DeviceErro
 }
 
 fn import(
-    shared: &Arc<Shared>,
+    context: &Arc<CudaContext>,
     handle: *mut c_void,
     kind: CUmemAllocationHandleType,
-) -> Result<Object, DeviceError> {
+) -> Result<PhysicalMemory, DeviceError> {
     let mut object = 0;
     let into = &raw mut object;
-    shared.must(|driver| {
+    context.must(|driver| {
         // SAFETY: it writes a handle through a pointer to one; the other one is of this kind.
         unsafe { call!(driver, cuMemImportFromShareableHandle(into, handle, kind)) }
     })?;
-    Ok(Object { shared: Arc::clone(shared), handle: object })
+    Ok(PhysicalMemory { context: Arc::clone(context), handle: object })
 }
 
 /// Maps physical memory at addresses of its own, for this device.
-fn map(shared: &Arc<Shared>, object: Object, len: usize) -> Result<Mapped, DeviceError> {
+fn map(context: &Arc<CudaContext>, object: PhysicalMemory, len: usize) -> Result<Mapped, DeviceError> {
     let mut start = 0;
     let into = &raw mut start;
     // SAFETY: it writes an address through a pointer to one.
-    shared.must(|driver| unsafe { call!(driver, cuMemAddressReserve(into, len, 0, 0, 0)) })?;
-    let addresses = Addresses { shared: Arc::clone(shared), start, len };
+    context.must(|driver| unsafe { call!(driver, cuMemAddressReserve(into, len, 0, 0, 0)) })?;
+    let addresses = AddressRange { context: Arc::clone(context), start, len };
     // SAFETY: the addresses are reserved and nothing is mapped there.
-    shared.must(|driver| unsafe { call!(driver, cuMemMap(start, len, 0, object.handle, 0)) })?;
+    context.must(|driver| unsafe { call!(driver, cuMemMap(start, len, 0, object.handle, 0)) })?;
     let mapped = Mapped { addresses, _object: object };
     let access = CUmemAccessDesc {
-        location: shared.location(),
+        location: context.location(),
         flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
     let access = &raw const access;
     // SAFETY: the range was mapped above; the driver reads the description during the call.
-    shared.must(|driver| unsafe { call!(driver, cuMemSetAccess(start, len, access, 1)) })?;
+    context.must(|driver| unsafe { call!(driver, cuMemSetAccess(start, len, access, 1)) })?;
     Ok(mapped)
 }
 
-impl Shared {
+impl CudaContext {
     /// This device as a place of memory.
     fn location(&self) -> CUmemLocation {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.handle }

@@ -21,7 +21,8 @@ pub(super) struct Arena {
 struct Ranges {
     /// Offset -> length; neighbours are always merged.
     free: BTreeMap<u64, u64>,
-    /// Offset -> allocation. The handle may be on its way out (weak), the entry goes when it is freed.
+    /// Offset -> allocation. The handle may be on its way out (weak), the entry goes when it is
+    /// freed.
     live: BTreeMap<u64, Live>,
 }
 
@@ -104,14 +105,17 @@ impl Arena {
         let allocation = Arc::new(Allocation { arena: Arc::clone(self), offset, len, reserved });
         ranges.live.insert(offset, Live { len, handle: Arc::downgrade(&allocation) });
         drop(ranges);
-        // SAFETY: the range was just taken from the free list and is given back when `allocation` is dropped.
+        // SAFETY: the range was just taken from the free list and is given back when `allocation`
+        // is dropped.
         Ok(unsafe { DeviceMemory::from_raw(self.device, self.base() + offset, len, false, allocation) })
     }
 
-    /// A handle over memory that somebody else allocated here. It keeps the mapping, not the allocation.
+    /// A handle over memory that an engine allocated here. It keeps the mapping, not the
+    /// allocation.
     pub(super) fn external(self: &Arc<Self>, address: u64, len: u64) -> Result<DeviceMemory, DeviceError> {
         self.find(address, len)?;
-        // SAFETY: the range is inside a live allocation now, and every later access looks it up again.
+        // SAFETY: the range is inside a live allocation now, and every later access looks it up
+        // again.
         Ok(unsafe {
             DeviceMemory::from_raw(self.device, address, len, true, Arc::clone(self) as crate::Owner)
         })

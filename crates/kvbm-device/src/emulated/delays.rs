@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Makes streams slow and uneven, so that code that relies on luck fails in tests. Every stream derives its own sequence
-/// from the seed and the order of its creation.
+/// Makes streams slow and uneven, so that code that relies on luck fails in tests. Every stream
+/// derives its own sequence from the seed and the order of its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandomDelays {
     /// Root of all randomness.
@@ -38,8 +38,8 @@ impl Disorder {
             0 => {}
             1 => std::thread::yield_now(),
             _ => {
-                let fraction = (draw >> 40) as f64 / f64::from(1 << 24);
-                std::thread::sleep(self.max.mul_f64(fraction));
+                let share = u32::from((draw >> 48) as u16);
+                std::thread::sleep((self.max / (1 << 16)).saturating_mul(share));
             }
         }
     }

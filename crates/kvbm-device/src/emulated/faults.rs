@@ -1,4 +1,5 @@
-//! Faults on request: the n-th matching operation fails, stops half-way, writes a wrong byte, or stalls until released.
+//! Faults on request: the n-th matching operation fails, stops half-way, writes a wrong byte, or
+//! stalls until released.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,14 +19,16 @@ pub enum OpKind {
     Launch,
 }
 
-/// What happens to the operation. What code above must survive: all of them, without serving a wrong byte.
+/// What happens to the operation. What code above must survive: all of them, without serving a
+/// wrong byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It fails before it touches a byte.
     Fail,
     /// It fails after about half of its bytes.
     FailHalfway,
-    /// It reports success, but one bit of its destination is wrong (copies of at least one byte; else it fails).
+    /// It reports success, but one bit of its destination is wrong (copies of at least one byte;
+    /// else it fails).
     FlipBit,
     /// It waits until the ticket is released or dropped, then goes on as usual.
     Stall,
@@ -69,7 +72,7 @@ impl FaultRule {
     }
 }
 
-/// An injected fault: tells when it struck, and releases a stall. Dropping it releases a stall too.
+/// An injected fault: reports when it was injected, and ends a stall. Dropping it ends a stall too.
 #[derive(Debug)]
 pub struct FaultTicket {
     struck: Event,
@@ -141,7 +144,8 @@ impl FaultHandle {
         Self { state: Arc::default() }
     }
 
-    /// Arms a fault. Rules are tried in the order in which they were armed; an operation meets at most one.
+    /// Arms a fault. Rules are tried in the order in which they were armed; an operation meets at
+    /// most one.
     pub fn inject(&self, rule: FaultRule) -> FaultTicket {
         let (struck_event, struck) = Event::completable();
         let (released, release) = Event::completable();
@@ -154,7 +158,8 @@ impl FaultHandle {
         self.state.lock().allocations = count;
     }
 
-    /// The next `count` registrations of host memory fail as if the limit of locked memory were `limit` bytes.
+    /// The next `count` registrations of host memory fail as if the limit of locked memory were
+    /// `limit` bytes.
     pub fn fail_pins(&self, count: u64, limit: u64) {
         self.state.lock().pins = Some((count, limit));
     }

@@ -1,8 +1,9 @@
-//! One memfd mapped twice: a reservation without access rights that is shown, and an alias that only this module knows.
+//! One memfd mapped twice: a reservation without access rights that is shown, and an alias that
+//! only this module knows.
 //!
-//! All `unsafe` of the emulated device's memory is here. Offsets are checked by every function. That work which overlaps
-//! is ordered, is the callers' protocol: these are *shared bytes* ([`HostRegion`](crate::HostRegion)), to which no
-//! reference is ever made.
+//! All `unsafe` of the emulated device's memory is here. Offsets are checked by every function.
+//! That work which overlaps is ordered, is the callers' protocol: these are *shared bytes*
+//! ([`HostRegion`](crate::HostRegion)), to which no reference is ever made.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -53,8 +54,8 @@ impl DoubleMapping {
     /// `to` must be valid for writes of `len` bytes.
     pub(super) unsafe fn read(&self, offset: u64, to: *mut u8, len: u64) -> Result<(), DeviceError> {
         let from = self.at(offset, len)?;
-        // SAFETY: `at` checked the source range; the caller vouches for the destination. Host memory is never inside this
-        // mapping, whose address nobody else knows.
+        // SAFETY: `at` checked the source range; the caller vouches for the destination. Host
+        // memory is never inside this mapping, whose address no one else has.
         unsafe { to.copy_from_nonoverlapping(from, len as usize) };
         Ok(())
     }
@@ -73,7 +74,7 @@ impl DoubleMapping {
     /// As [`DoubleMapping::read`], past the caches.
     ///
     /// # Safety
-    /// As [`DoubleMapping::read`]; `fence` must be dropped before another thread is told.
+    /// As [`DoubleMapping::read`]; `fence` must be dropped before another thread learns of it.
     pub(super) unsafe fn stream_out(
         &self,
         offset: u64,
@@ -91,7 +92,7 @@ impl DoubleMapping {
     /// As [`DoubleMapping::write`], past the caches.
     ///
     /// # Safety
-    /// As [`DoubleMapping::write`]; `fence` must be dropped before another thread is told.
+    /// As [`DoubleMapping::write`]; `fence` must be dropped before another thread learns of it.
     pub(super) unsafe fn stream_in(
         &self,
         offset: u64,
@@ -114,10 +115,11 @@ impl DoubleMapping {
     /// The device bytes at `offset`, in place.
     ///
     /// # Safety
-    /// Nobody may write them while the slice lives.
+    /// No thread may write them while the slice lives.
     pub(super) unsafe fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], DeviceError> {
         let start = self.at(offset, len)?;
-        // SAFETY: `at` checked the range, which is mapped while `self` lives; the caller excludes writers.
+        // SAFETY: `at` checked the range, which is mapped while `self` lives; the caller excludes
+        // writers.
         Ok(unsafe { std::slice::from_raw_parts(start, len as usize) })
     }
 
@@ -137,7 +139,8 @@ impl DoubleMapping {
         Ok(())
     }
 
-    /// Gives the pages of a freed range back to the system. Best effort: the range reads as zeros if it worked.
+    /// Gives the pages of a freed range back to the system. Best effort: the range reads as zeros
+    /// if it worked.
     pub(super) fn discard(&self, offset: u64, len: u64) {
         if let Ok(start) = self.at(offset, len) {
             // SAFETY: the range lies in our own mapping; MADV_REMOVE only drops its content.
@@ -186,14 +189,16 @@ struct Reservation {
 
 // SAFETY: an address range belongs to the process, not to a thread.
 unsafe impl Send for Reservation {}
-// SAFETY: shared access only reads addresses; access to the bytes goes through `DoubleMapping`'s checked functions.
+// SAFETY: shared access only reads addresses; access to the bytes goes through `DoubleMapping`'s
+// checked functions.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
     /// `len` bytes, of which at least `len - SHOWN_ALIGNMENT` follow the aligned address.
     fn new(len: usize, operation: &'static str) -> Result<Self, DeviceError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches
+        // nothing that exists.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
         let start = match NonNull::new(start.cast::<u8>()) {
             Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => start,
@@ -209,7 +214,8 @@ impl Reservation {
     fn map(&self, file: &File, len: usize, protection: i32) -> Result<(), DeviceError> {
         let at = self.aligned.as_ptr().cast::<c_void>();
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: `at .. at + len` lies inside this reservation, which is ours alone, so replacing it harms nobody.
+        // SAFETY: `at .. at + len` lies inside this reservation, which is ours alone, so replacing
+        // it does no harm.
         let mapped = unsafe { libc::mmap(at, len, protection, flags, file.as_raw_fd(), 0) };
         if mapped == libc::MAP_FAILED {
             Err(DeviceError::last_os("mmap (memory of the emulated device)"))
@@ -221,7 +227,8 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: this range was mapped in `new` and is unmapped only here; nothing keeps addresses into the alias.
+        // SAFETY: this range was mapped in `new` and is unmapped only here; nothing keeps addresses
+        // into the alias.
         let _always_ours = unsafe { libc::munmap(self.start.as_ptr().cast::<c_void>(), self.len) };
     }
 }

@@ -1,10 +1,13 @@
 //! The emulated device: everything a device does, on any computer.
 //!
-//! - *Memory* is one memfd mapped twice. The address shown to users is a reservation without access rights, so a stray
-//!   access by the CPU faults at once instead of working by luck. Only the stream threads know the second, usable mapping.
+//! - *Memory* is one memfd mapped twice. The address shown to users is a reservation without access
+//!   rights, so a stray access by the CPU faults at once instead of working by luck. Only the
+//!   stream threads know the second, usable mapping.
 //! - *Streams* run in order, each on a thread of its own.
-//! - *Time* follows a [`TransferModel`](crate::TransferModel): memcpy speed by default, or the figures of real hardware.
-//! - *Faults* and *random delays* are injected in tests through [`FaultHandle`] and [`RandomDelays`].
+//! - *Time* follows a [`TransferModel`](crate::TransferModel): memcpy speed by default, or the
+//!   figures of real hardware.
+//! - *Faults* and *random delays* are injected in tests through [`FaultHandle`] and
+//!   [`RandomDelays`].
 
 mod arena;
 mod delays;
@@ -66,11 +69,11 @@ impl Default for EmulatedConfig {
 /// A device without hardware. Clones are the same device.
 #[derive(Clone)]
 pub struct EmulatedDevice {
-    shared: Arc<Shared>,
+    state: Arc<EmulatedState>,
 }
 
 /// What streams and allocations keep alive of a device.
-struct Shared {
+struct EmulatedState {
     id: DeviceId,
     name: String,
     arena: Arc<Arena>,
@@ -87,7 +90,8 @@ impl EmulatedDevice {
     /// Reserves the address space of a device.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`] for a memory or queue of size zero, [`DeviceError::Os`] if the system refuses the mappings.
+    /// [`DeviceError::Invalid`] for a memory or queue of size zero, [`DeviceError::Os`] if the
+    /// system refuses the mappings.
     pub fn new(config: EmulatedConfig) -> Result<Self, DeviceError> {
         if config.queue_limit == 0 {
             return Err(DeviceError::Invalid {
@@ -97,7 +101,7 @@ impl EmulatedDevice {
             });
         }
         let name = format!("emulated device {}", config.id);
-        let shared = Shared {
+        let state = EmulatedState {
             id: config.id,
             arena: Arena::new(config.id, config.memory_bytes)?,
             links: SharedLinks::new(config.model, config.clock),
@@ -109,62 +113,62 @@ impl EmulatedDevice {
             streams_alive: AtomicUsize::new(0),
             name,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { state: Arc::new(state) })
     }
 
     /// Fault injection into this device.
     pub fn faults(&self) -> &FaultHandle {
-        &self.shared.faults
+        &self.state.faults
     }
 
-    /// The links that this device's copies share, for whoever emulates disk and network beside it.
+    /// The links that this device's copies share, for an emulated disk or network beside it.
     pub fn links(&self) -> &SharedLinks {
-        &self.shared.links
+        &self.state.links
     }
 
     /// Streams whose thread still runs: dropped streams count until their queue is empty.
     pub fn streams_alive(&self) -> usize {
-        self.shared.streams_alive.load(Ordering::Acquire)
+        self.state.streams_alive.load(Ordering::Acquire)
     }
 }
 
 impl Device for EmulatedDevice {
     fn id(&self) -> DeviceId {
-        self.shared.id
+        self.state.id
     }
 
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            id: self.shared.id,
-            name: self.shared.name.clone(),
+            id: self.state.id,
+            name: self.state.name.clone(),
             kind: DeviceKind::Emulated,
-            total_bytes: self.shared.arena.total_bytes(),
-            free_bytes: self.shared.arena.free_bytes(),
+            total_bytes: self.state.arena.total_bytes(),
+            free_bytes: self.state.arena.free_bytes(),
             granularity_bytes: arena::GRANULARITY,
         }
     }
 
     fn allocate(&self, len: u64, alignment: u64) -> Result<DeviceMemory, DeviceError> {
-        if self.shared.faults.take_allocation_failure() {
-            return Err(self.shared.arena.out_of_memory(len));
+        if self.state.faults.take_allocation_failure() {
+            return Err(self.state.arena.out_of_memory(len));
         }
-        self.shared.arena.allocate(len, alignment)
+        self.state.arena.allocate(len, alignment)
     }
 
     unsafe fn register_external(&self, address: u64, len: u64) -> Result<DeviceMemory, DeviceError> {
-        self.shared.arena.external(address, len)
+        self.state.arena.external(address, len)
     }
 
     fn create_stream(&self, name: &str) -> Result<Arc<dyn Stream>, DeviceError> {
-        let number = self.shared.streams_created.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(EmulatedStream::start(&self.shared, name, number)?))
+        let number = self.state.streams_created.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(EmulatedStream::start(&self.state, name, number)?))
     }
 
     fn register_host(&self, region: HostRegion) -> Result<PinnedHost, DeviceError> {
-        if let Some(limit) = self.shared.faults.take_pin_failure() {
+        if let Some(limit) = self.state.faults.take_pin_failure() {
             return Err(DeviceError::PinLimit { asked: region.len(), limit });
         }
-        pin::register(&self.shared.pins, region)
+        pin::register(&self.state.pins, region)
     }
 
     fn as_any(&self) -> &dyn Any {

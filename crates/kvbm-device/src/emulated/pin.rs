@@ -14,7 +14,7 @@ pub(super) struct PinTable {
     ranges: Mutex<BTreeMap<u64, u64>>,
 }
 
-struct Registration {
+struct PinnedRange {
     table: Arc<PinTable>,
     start: u64,
     len: u64,
@@ -37,11 +37,11 @@ pub(super) fn register(table: &Arc<PinTable>, region: HostRegion) -> Result<Pinn
         table.leave(start);
         return Err(error);
     }
-    let registration = Registration { table: Arc::clone(table), start, len };
+    let registration = PinnedRange { table: Arc::clone(table), start, len };
     Ok(PinnedHost::new(region, Box::new(registration)))
 }
 
-impl Drop for Registration {
+impl Drop for PinnedRange {
     fn drop(&mut self) {
         // Still mapped, since `PinnedHost` holds the region longer than this.
         unlock_pages(self.start, self.len);
@@ -84,7 +84,8 @@ fn lock_pages(start: u64, len: u64) -> Result<(), DeviceError> {
     }
     let error = std::io::Error::last_os_error();
     match (error.raw_os_error(), lock_limit()) {
-        // Linux says ENOMEM beyond the limit, EPERM with a limit of zero, EAGAIN when it could lock only a part.
+        // Linux says ENOMEM beyond the limit, EPERM with a limit of zero, EAGAIN when it could lock
+        // only a part.
         (Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN), Some(limit)) => {
             Err(DeviceError::PinLimit { asked: len, limit })
         }

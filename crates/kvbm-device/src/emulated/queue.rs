@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
-use super::Shared;
+use super::EmulatedState;
 use super::delays::Disorder;
 use super::faults::{Fault, OpKind};
 use super::work::{self, KernelMemory};
@@ -15,21 +15,21 @@ use crate::submission::Health;
 use crate::{Completer, CopyBatch, DeviceError, DeviceMemory, Event, EventStatus, Owner};
 
 /// The body of an emulated kernel.
-pub(super) type Kernel = Box<dyn FnOnce(&mut KernelMemory<'_>) -> Result<(), DeviceError> + Send>;
+pub(super) type KernelBody = Box<dyn FnOnce(&mut KernelMemory<'_>) -> Result<(), DeviceError> + Send>;
 
-pub(super) enum Op {
-    Work(Work, Completer),
+pub(super) enum EmulatedOperation {
+    Work(EmulatedWork, Completer),
     Record(Completer),
     Wait(Event),
 }
 
-pub(super) enum Work {
+pub(super) enum EmulatedWork {
     Copy(CopyBatch),
     Fill { memory: DeviceMemory, offset: u64, len: u64, byte: u8 },
-    Launch { name: &'static str, kernel: Kernel, owners: Vec<Owner> },
+    Launch { name: &'static str, kernel: KernelBody, owners: Vec<Owner> },
 }
 
-impl Work {
+impl EmulatedWork {
     fn kind(&self) -> OpKind {
         match self {
             Self::Copy(batch) => OpKind::Copy(batch.direction()),
@@ -49,7 +49,7 @@ impl Work {
     }
 }
 
-/// Waits on a stream's thread. Whoever could complete the event fails it when dropped, so this ends.
+/// Waits on a stream's thread. An event that can no longer complete fails, so the wait ends.
 pub(super) fn wait_in_stream(event: &Event) -> EventStatus {
     loop {
         let status = event.backend().wait(Instant::now() + Duration::from_secs(60));
@@ -60,7 +60,7 @@ pub(super) fn wait_in_stream(event: &Event) -> EventStatus {
 }
 
 pub(super) struct Runner {
-    pub(super) device: Arc<Shared>,
+    pub(super) device: Arc<EmulatedState>,
     pub(super) health: Arc<Health>,
     pub(super) disorder: Option<Disorder>,
 }
@@ -73,16 +73,16 @@ impl Drop for Runner {
 
 impl Runner {
     /// Runs until every handle of the stream is gone and the queue is empty.
-    pub(super) fn run(mut self, queue: &Receiver<Op>) {
+    pub(super) fn run(mut self, queue: &Receiver<EmulatedOperation>) {
         for op in queue {
             match op {
-                Op::Record(done) => done.complete(self.health.status()),
-                Op::Wait(event) => {
+                EmulatedOperation::Record(done) => done.complete(self.health.status()),
+                EmulatedOperation::Wait(event) => {
                     if let EventStatus::Failed(error) = wait_in_stream(&event) {
                         self.health.stop(&error);
                     }
                 }
-                Op::Work(work, done) => {
+                EmulatedOperation::Work(work, done) => {
                     let result = self.health.status().and_then(|()| self.perform(work));
                     if let Err(error) = &result {
                         self.health.stop(error);
@@ -93,8 +93,8 @@ impl Runner {
         }
     }
 
-    /// The work is consumed: its memory is let go before anybody learns that it is complete.
-    fn perform(&mut self, work: Work) -> Result<(), DeviceError> {
+    /// The work is consumed: its memory is dropped before its event completes.
+    fn perform(&mut self, work: EmulatedWork) -> Result<(), DeviceError> {
         if let Some(disorder) = &mut self.disorder {
             disorder.pause();
         }
@@ -107,7 +107,7 @@ impl Runner {
         };
         match fault {
             Some(Fault::Fail) => return Err(failed("injected fault")),
-            Some(Fault::FailHalfway | Fault::FlipBit) if !matches!(&work, Work::Copy(batch) if !batch.is_empty()) =>
+            Some(Fault::FailHalfway | Fault::FlipBit) if !matches!(&work, EmulatedWork::Copy(batch) if !batch.is_empty()) =>
             {
                 return Err(failed("injected fault"));
             }
@@ -116,7 +116,7 @@ impl Runner {
         let halfway = failed("injected fault half-way");
         let panicked = failed("the kernel panicked");
         match work {
-            Work::Copy(mut batch) => {
+            EmulatedWork::Copy(mut batch) => {
                 let observer = batch.take_observer();
                 let bytes = if fault == Some(Fault::FailHalfway) { batch.bytes() / 2 } else { batch.bytes() };
                 work::copy(&self.device, &batch, observer, bytes, self.disorder.as_mut())?;
@@ -126,8 +126,10 @@ impl Runner {
                     _ => Ok(()),
                 }
             }
-            Work::Fill { memory, offset, len, byte } => work::fill(&self.device, &memory, offset, len, byte),
-            Work::Launch { kernel, owners, .. } => {
+            EmulatedWork::Fill { memory, offset, len, byte } => {
+                work::fill(&self.device, &memory, offset, len, byte)
+            }
+            EmulatedWork::Launch { kernel, owners, .. } => {
                 let mut memory = KernelMemory::new(&self.device);
                 let result = catch_unwind(AssertUnwindSafe(|| kernel(&mut memory))).unwrap_or(Err(panicked));
                 drop(owners);

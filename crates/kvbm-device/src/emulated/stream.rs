@@ -5,22 +5,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Shared;
+use super::EmulatedState;
 use super::delays::Disorder;
-use super::queue::{Op, Runner, Work};
+use super::queue::{EmulatedOperation, EmulatedWork, Runner};
 use super::work::KernelMemory;
-use crate::submission::{Health, Refused, Submission};
+use crate::submission::{Health, RefusedOperation, Submission};
 use crate::{CopyBatch, CopyRejected, DeviceError, DeviceId, DeviceMemory, Event, Owner, Stream};
 
-/// A stream of an [`EmulatedDevice`](crate::EmulatedDevice). Besides what every [`Stream`] does, it runs host closures over
-/// device memory: the kernels of a device without hardware.
+/// A stream of an [`EmulatedDevice`](crate::EmulatedDevice). Besides what every [`Stream`] does, it
+/// runs host closures over device memory: the kernels of a device without hardware.
 pub struct EmulatedStream {
     health: Arc<Health>,
-    queue: Submission<Op>,
+    queue: Submission<EmulatedOperation>,
 }
 
 impl EmulatedStream {
-    pub(super) fn start(device: &Arc<Shared>, name: &str, number: u64) -> Result<Self, DeviceError> {
+    pub(super) fn start(device: &Arc<EmulatedState>, name: &str, number: u64) -> Result<Self, DeviceError> {
         let (queue, operations) = Submission::new(device.queue_limit);
         let health = Arc::new(Health::new(device.id, name));
         device.streams_alive.fetch_add(1, Ordering::AcqRel);
@@ -38,8 +38,8 @@ impl EmulatedStream {
         stream.as_any().downcast_ref()
     }
 
-    /// Queues a closure over device memory. `owners` (and what the closure captures) live until it has run.
-    /// A panic in it, or an error from it, fails the operation and poisons the stream.
+    /// Queues a closure over device memory. `owners` (and what the closure captures) live until it
+    /// has run. A panic in it, or an error from it, fails the operation and poisons the stream.
     ///
     /// # Errors
     /// Full queue, poisoned stream.
@@ -49,12 +49,13 @@ impl EmulatedStream {
         owners: Vec<Owner>,
         kernel: impl FnOnce(&mut KernelMemory<'_>) -> Result<(), DeviceError> + Send + 'static,
     ) -> Result<Event, DeviceError> {
-        self.submit(Work::Launch { name, kernel: Box::new(kernel), owners }).map_err(|refused| refused.0)
+        self.submit(EmulatedWork::Launch { name, kernel: Box::new(kernel), owners })
+            .map_err(|refused| refused.0)
     }
 
-    fn submit(&self, work: Work) -> Result<Event, Refused<Op>> {
+    fn submit(&self, work: EmulatedWork) -> Result<Event, RefusedOperation<EmulatedOperation>> {
         let (event, done) = Event::completable();
-        self.queue.submit(&self.health, Op::Work(work, done)).map(|()| event)
+        self.queue.submit(&self.health, EmulatedOperation::Work(work, done)).map(|()| event)
     }
 }
 
@@ -71,9 +72,9 @@ impl Stream for EmulatedStream {
         if let Err(error) = self.health.check_device(batch.device()) {
             return Err(Box::new(CopyRejected { batch, error }));
         }
-        self.submit(Work::Copy(batch)).map_err(|refused| {
+        self.submit(EmulatedWork::Copy(batch)).map_err(|refused| {
             let (error, op) = *refused;
-            let Op::Work(Work::Copy(batch), _) = op else {
+            let EmulatedOperation::Work(EmulatedWork::Copy(batch), _) = op else {
                 unreachable!("a refused operation comes back as it was")
             };
             Box::new(CopyRejected { batch, error })
@@ -83,17 +84,18 @@ impl Stream for EmulatedStream {
     fn fill(&self, memory: &DeviceMemory, offset: u64, len: u64, byte: u8) -> Result<Event, DeviceError> {
         self.health.check_device(Some(memory.device()))?;
         memory.address_of(offset, len)?;
-        self.submit(Work::Fill { memory: memory.clone(), offset, len, byte }).map_err(|refused| refused.0)
+        self.submit(EmulatedWork::Fill { memory: memory.clone(), offset, len, byte })
+            .map_err(|refused| refused.0)
     }
 
     fn record(&self) -> Result<Event, DeviceError> {
         let (event, done) = Event::completable();
-        self.queue.send(&self.health, Op::Record(done)).map_err(|refused| refused.0)?;
+        self.queue.send(&self.health, EmulatedOperation::Record(done)).map_err(|refused| refused.0)?;
         Ok(event)
     }
 
     fn wait(&self, event: &Event) -> Result<(), DeviceError> {
-        self.queue.submit(&self.health, Op::Wait(event.clone())).map_err(|refused| refused.0)
+        self.queue.submit(&self.health, EmulatedOperation::Wait(event.clone())).map_err(|refused| refused.0)
     }
 
     fn status(&self) -> Result<(), DeviceError> {

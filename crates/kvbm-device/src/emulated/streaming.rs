@@ -1,12 +1,13 @@
-//! Copies past the caches: a pool of blocks is larger than any cache, and what is copied is not read again soon, so stores that
-//! do not fetch the line first save a third of the memory traffic. Fragments lie far from each other, where the processor cannot
-//! guess the next one, so what is copied next is fetched meanwhile: of 4 KiB fragments that copies half as much again.
+//! Copies past the caches: a pool of blocks is larger than any cache, and what is copied is not
+//! read again soon, so stores that do not fetch the line first save a third of the memory traffic.
+//! Fragments lie far from each other, where the processor cannot guess the next one, so what is
+//! copied next is fetched meanwhile: of 4 KiB fragments that copies half as much again.
 
 #[cfg(target_arch = "x86_64")]
 /// Pieces below this go through the caches: their ends cost more than is saved.
 const MIN_BYTES: usize = 512;
 
-/// Makes the stores of [`copy`] visible to whoever learns later that they are done, when dropped.
+/// When dropped, makes the stores of [`copy`] visible to threads that learn later of their end.
 pub(super) struct Fence;
 
 impl Drop for Fence {
@@ -21,7 +22,7 @@ impl Drop for Fence {
 }
 
 /// What will be copied next: a hint, which may be any address at all.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 is told"))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 uses it"))]
 #[derive(Clone, Copy)]
 pub(super) struct Next {
     pub(super) from: *const u8,
@@ -44,26 +45,29 @@ pub struct StreamingCopy {
     pub len: usize,
 }
 
-/// Copies every range with the kernel of the emulated device: what a benchmark compares a path with.
+/// Copies every range with the kernel of the emulated device: what a benchmark compares a path
+/// with.
 ///
 /// # Safety
-/// Each `from` must be valid for reads and each `to` for writes of `len` bytes. No range that is written may overlap
-/// another range.
+/// Each `from` must be valid for reads and each `to` for writes of `len` bytes. No range that is
+/// written may overlap another range.
 pub unsafe fn copy_streaming(copies: &[StreamingCopy]) {
     let fence = Fence;
     for (index, StreamingCopy { from, to, len }) in copies.iter().enumerate() {
         let next = copies.get(index + 1).map_or(Next::NONE, |next| Next { from: next.from, len: next.len });
-        // SAFETY: the caller's promise; the fence is dropped before the caller learns of the copies.
+        // SAFETY: the caller's promise; the fence is dropped before the caller learns of the
+        // copies.
         unsafe { copy(*from, *to, *len, next, &fence) };
     }
 }
 
-/// Copies `len` bytes with non-temporal stores where the processor has them and `len` is worth it, and fetches as much of `next`.
+/// Copies `len` bytes with non-temporal stores where the processor has them and `len` is worth it,
+/// and fetches as much of `next`.
 ///
 /// # Safety
-/// `from` must be valid for reads and `to` for writes of `len` bytes, and they must not overlap. `_fence` must be dropped before
-/// another thread is told of the copy.
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "only x86-64 is told"))]
+/// `from` must be valid for reads and `to` for writes of `len` bytes, and they must not overlap.
+/// `_fence` must be dropped before another thread learns of the copy.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "only x86-64 uses it"))]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, next: Next, _fence: &Fence) {
     #[cfg(target_arch = "x86_64")]
     if len >= MIN_BYTES && std::arch::is_x86_feature_detected!("avx") {
@@ -97,7 +101,8 @@ mod x86 {
                 fetch(next.from.wrapping_add(at));
                 fetch(next.from.wrapping_add(at + LINE));
             }
-            // SAFETY: four vectors from `at` on are inside both ranges; after `head`, `to` is aligned.
+            // SAFETY: four vectors from `at` on are inside both ranges; after `head`, `to` is
+            // aligned.
             unsafe { stream_four(from.wrapping_add(at).cast(), to.wrapping_add(at).cast()) };
         }
         // SAFETY: `end <= len`.
@@ -106,7 +111,8 @@ mod x86 {
 
     #[inline]
     fn fetch(line: *const u8) {
-        // SAFETY: every x86-64 processor has the instruction, which changes nothing and faults at no address.
+        // SAFETY: every x86-64 processor has the instruction, which changes nothing and faults at
+        // no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
 

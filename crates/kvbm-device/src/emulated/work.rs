@@ -3,7 +3,7 @@
 use std::ptr;
 use std::sync::Arc;
 
-use super::Shared;
+use super::EmulatedState;
 use super::arena::Allocation;
 use super::delays::Disorder;
 use super::streaming::{Fence, Next};
@@ -13,24 +13,26 @@ use crate::{CopyBatch, CopyObserver, CopyPiece, DeviceError, DeviceMemory, Direc
 const LINK_PART_BYTES: u64 = 256 << 10;
 /// Bytes copied and then shown to an observer at a time: the first cache still holds them.
 const OBSERVED_PART_BYTES: u64 = 16 << 10;
-/// Batches of fewer bytes go through the caches, where whoever reads them next may find them.
+/// Batches of fewer bytes go through the caches: the next reader may find them there.
 const STREAMING_BYTES: u64 = 128 << 10;
 
-/// Device addresses -> offsets of the mapping. It remembers the allocations that it found: a block has pieces in many of them, and
-/// asking the arena takes a lock, which waits for all stores on their way.
+/// Device addresses -> offsets of the mapping. It remembers the allocations that it found: a block
+/// has pieces in many of them, and asking the arena takes a lock, which waits for all stores on
+/// their way.
 struct Lookup<'a> {
-    device: &'a Shared,
+    device: &'a EmulatedState,
     /// By address.
     known: Vec<Arc<Allocation>>,
     last: usize,
 }
 
 impl<'a> Lookup<'a> {
-    fn new(device: &'a Shared) -> Self {
+    fn new(device: &'a EmulatedState) -> Self {
         Self { device, known: Vec::new(), last: 0 }
     }
 
-    /// The allocation stays alive as long as the lookup, so the bytes at the returned offset stay ours meanwhile.
+    /// The allocation stays alive as long as the lookup, so the bytes at the returned offset stay
+    /// ours meanwhile.
     fn offset(&mut self, address: u64, len: u64) -> Result<u64, DeviceError> {
         let known = |at: usize| self.known.get(at).and_then(|known| known.offset_of(address, len));
         if let Some(offset) = known(self.last) {
@@ -57,7 +59,7 @@ impl<'a> Lookup<'a> {
 
 /// Copies the pieces of `batch` until `limit` bytes are through.
 pub(super) fn copy(
-    device: &Shared,
+    device: &EmulatedState,
     batch: &CopyBatch,
     observer: Option<Box<dyn CopyObserver>>,
     limit: u64,
@@ -104,7 +106,8 @@ pub(super) fn copy(
     Ok(())
 }
 
-/// The first `limit` bytes of `pieces` in parts of up to `bytes`, each with the number of its piece.
+/// The first `limit` bytes of `pieces` in parts of up to `bytes`, each with the number of its
+/// piece.
 fn parts(pieces: &[CopyPiece], bytes: u64, limit: u64) -> impl Iterator<Item = (usize, CopyPiece)> {
     let mut left = limit;
     let pieces = pieces.iter().enumerate().map(move |(index, piece)| {
@@ -142,12 +145,14 @@ impl Copier<'_> {
         let bytes = match self.direction {
             Direction::HostToDevice => {
                 let start: *const u8 = ptr::with_exposed_provenance(src as usize);
-                // SAFETY: as in `copy`; nobody writes the source of a copy before it is complete (`Stream`'s contract).
+                // SAFETY: as in `copy`; nobody writes the source of a copy before it is complete
+                // (`Stream`'s contract).
                 unsafe { std::slice::from_raw_parts(start, len as usize) }
             }
             Direction::DeviceToHost | Direction::DeviceToDevice => {
                 let from = self.from.offset(src, len)?;
-                // SAFETY: nobody writes the source of a copy before it is complete (`Stream`'s contract).
+                // SAFETY: nobody writes the source of a copy before it is complete (`Stream`'s
+                // contract).
                 unsafe { self.from.device.arena.mapping().bytes(from, len) }?
             }
         };
@@ -174,8 +179,9 @@ impl Copier<'_> {
                 let to = self.to.offset(dst, len)?;
                 let from = ptr::with_exposed_provenance(src as usize);
                 if self.streaming {
-                    // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host range against a region
-                    // (exposing its provenance), whose owner the batch holds until the operation is complete.
+                    // SAFETY: `CopyBatch::push_*` is the only maker of pieces: it checked the host
+                    // range against a region (exposing its provenance), whose owner the batch holds
+                    // until the operation is complete.
                     return unsafe { mapping.stream_in(to, from, len, next, &self.fence) };
                 }
                 // SAFETY: as above.
@@ -202,7 +208,7 @@ impl Copier<'_> {
 
 /// Makes a copy take as long as its link needs.
 struct Throttle<'a> {
-    device: &'a Shared,
+    device: &'a EmulatedState,
     path: ModelPath,
     link: Link,
     pending: u64,
@@ -210,7 +216,7 @@ struct Throttle<'a> {
 }
 
 impl<'a> Throttle<'a> {
-    fn new(device: &'a Shared, direction: Direction) -> Self {
+    fn new(device: &'a EmulatedState, direction: Direction) -> Self {
         let path = match direction {
             Direction::HostToDevice => ModelPath::HostToDevice,
             Direction::DeviceToHost => ModelPath::DeviceToHost,
@@ -242,12 +248,13 @@ impl<'a> Throttle<'a> {
 }
 
 /// Turns one bit of what a batch has just written.
-pub(super) fn flip_bit(device: &Shared, batch: &CopyBatch) -> Result<(), DeviceError> {
+pub(super) fn flip_bit(device: &EmulatedState, batch: &CopyBatch) -> Result<(), DeviceError> {
     let Some(piece) = batch.pieces().first() else { return Ok(()) };
     let mut byte = [0_u8];
     if batch.direction() == Direction::DeviceToHost {
         let address: *mut u8 = ptr::with_exposed_provenance_mut(piece.dst as usize);
-        // SAFETY: the first byte of a destination that `copy` has just written, still held by the batch.
+        // SAFETY: the first byte of a destination that `copy` has just written, still held by the
+        // batch.
         byte[0] = unsafe { address.read() } ^ 1;
         // SAFETY: as above.
         unsafe { address.write(byte[0]) };
@@ -260,7 +267,7 @@ pub(super) fn flip_bit(device: &Shared, batch: &CopyBatch) -> Result<(), DeviceE
 }
 
 pub(super) fn fill(
-    device: &Shared,
+    device: &EmulatedState,
     memory: &DeviceMemory,
     offset: u64,
     len: u64,
@@ -272,16 +279,16 @@ pub(super) fn fill(
     device.arena.mapping().fill(at, len, byte)
 }
 
-/// Device memory as a kernel on an emulated stream sees it, by device address. Every access is checked against the live
-/// allocations.
+/// Device memory as a kernel on an emulated stream sees it, by device address. Every access is
+/// checked against the live allocations.
 pub struct KernelMemory<'a> {
-    device: &'a Shared,
+    device: &'a EmulatedState,
     from: Lookup<'a>,
     to: Lookup<'a>,
 }
 
 impl<'a> KernelMemory<'a> {
-    pub(super) fn new(device: &'a Shared) -> Self {
+    pub(super) fn new(device: &'a EmulatedState) -> Self {
         Self { device, from: Lookup::new(device), to: Lookup::new(device) }
     }
 

@@ -28,7 +28,8 @@ fn the_process_that_ends() {
     if std::env::var_os(ENDS).is_none() {
         return;
     }
-    // What is registered first is called last: when whatever the driver does at the end is over, threads go on for a while.
+    // What is registered first is called last: when whatever the driver does at the end is over,
+    // threads go on for a while.
     // SAFETY: the function is one of C and does not unwind.
     assert_eq!(unsafe { libc::atexit(linger) }, 0);
     let driver = CudaDriver::open().expect("the driver starts");

@@ -1,4 +1,5 @@
-//! Every call of a whole scenario, failing once each: an error that names the call, nothing left behind, nobody waits.
+//! Every call of a whole scenario, failing once each: an error that names the call, nothing left
+//! behind, nobody waits.
 
 use std::time::Duration;
 
@@ -58,7 +59,8 @@ fn scenario(library: &TestDriver) -> Result<(), String> {
     used().map_err(|error| error.to_string())
 }
 
-/// Calls whose failure changes nothing that a caller would have to know: what is given back, what is only asked for.
+/// Calls whose failure changes nothing that a caller would have to know: what is given back, what
+/// is only asked for.
 const HARMLESS: [&str; 17] = [
     "cuCtxPopCurrent_v2",
     "cuDeviceGetPCIBusId",
@@ -104,7 +106,8 @@ fn every_call_fails_once_and_says_so() {
                 match &result {
                     Ok(()) => assert!(HARMLESS.contains(&call.as_str()), "{call} ({code}) was not noticed"),
                     Err(text) => {
-                        // A context that cannot be entered any more makes whatever is next fail alike.
+                        // A context that cannot be entered any more makes whatever is next fail
+                        // alike.
                         let alike = call == "cuCtxPushCurrent_v2" && text.contains(&format!("({code})"));
                         let by_kind = KINDS.iter().any(|kind| text.contains(kind));
                         assert!(alike || by_kind || text.contains(plain), "{call} ({code}): {text}");

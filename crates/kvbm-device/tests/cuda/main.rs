@@ -1,4 +1,5 @@
-//! The CUDA device on a driver without hardware: the same code that runs on a GPU, with failures at every call.
+//! The CUDA device on a driver without hardware: the same code that runs on a GPU, with failures at
+//! every call.
 #![cfg(not(miri))] // It builds and loads a library.
 
 mod copies;
@@ -192,8 +193,9 @@ fn round_trip(device: &CudaDevice, stream: &dyn Stream) -> Result<Vec<Event>, De
     Ok(vec![first, second, third])
 }
 
-/// Every call on the way of an operation, failing at its first, a middle and a late time: the stream stops, says which call it was,
-/// every event fails or completes, and nothing is left behind.
+/// Every call on the way of an operation, failing at its first, a middle and a late time: the
+/// stream stops, says which call it was, every event fails or completes, and nothing is left
+/// behind.
 #[test]
 fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
     let Some(library) = TestDriver::new() else { return };
@@ -242,12 +244,35 @@ fn a_call_that_fails_stops_its_stream_and_leaves_nothing_behind() {
     }
 }
 
+/// Mutation that makes it fail: an operation that was issued before an earlier one failed
+/// completes.
 #[test]
-fn an_operation_that_goes_astray_kills_the_context_and_says_so() {
+fn operations_behind_a_failed_one_fail_although_they_were_issued_before() {
     let Some(library) = TestDriver::new() else { return };
     let device = open_device(&library);
-    let stream = device.create_stream("astray").expect("a stream");
-    library.go_astray(1);
+    let stream = device.create_stream("in order").expect("a stream");
+    let memory = device.allocate(4096, 256).expect("memory");
+    // All three are issued while the device delays the first.
+    library.delay(Duration::from_millis(50));
+    library.fail(c"cuEventSynchronize", 999, 1);
+    let first = stream.fill(&memory, 0, 4096, 1).expect("queued");
+    let second = stream.fill(&memory, 0, 4096, 2).expect("queued");
+    let third = stream.record().expect("queued");
+    first.wait(soon()).expect("it completes before the failure");
+    let error = second.wait(soon()).unwrap_err();
+    assert!(matches!(error, DeviceError::OperationFailed { .. }), "{error}");
+    let error = third.wait(soon()).unwrap_err();
+    assert!(matches!(error, DeviceError::Poisoned { .. }), "{error}");
+    drop((first, second, third, stream, memory, device));
+    library.assert_nothing_is_left();
+}
+
+#[test]
+fn an_operation_that_fails_on_the_device_kills_the_context_and_says_so() {
+    let Some(library) = TestDriver::new() else { return };
+    let device = open_device(&library);
+    let stream = device.create_stream("failing").expect("a stream");
+    library.fail_on_device(1);
     let events = round_trip(&device, &*stream).expect("it is queued");
     let errors: Vec<_> = events.iter().filter_map(|event| event.wait(soon()).err()).collect();
     let text = errors.first().expect("the copy fails").to_string();

@@ -37,7 +37,8 @@ fn copy(device: &CudaDevice, memory: &DeviceMemory, host: &HostBuffer, direction
     stream.copy(batch).expect("queued").wait(soon()).expect("the copy completes");
 }
 
-/// The other process: opens what its environment describes, adds one to each byte. Without that there is nothing to do.
+/// The other process: opens what its environment describes, adds one to each byte. Without that
+/// there is nothing to do.
 #[test]
 fn the_other_process() {
     if std::env::var_os("SHARED_HANDLE").is_none() {

@@ -12,7 +12,7 @@ use kvbm_zmtp::{
     ZmtpWriter,
 };
 use std::hash::{DefaultHasher, Hasher};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
@@ -333,7 +333,7 @@ impl Follower {
                 // patience.
                 (deadline, pause) = (deadline::after(REPLAY_WHOLE), FIRST_PAUSE);
             }
-            if Instant::now() + pause > deadline {
+            if deadline::after(pause) > deadline {
                 self.replays = false;
                 return;
             }

@@ -1,4 +1,5 @@
-//! Rates beside what the device reaches in the same run: a device copy of the same size, one large page-locked copy.
+//! Rates beside what the device reaches in the same run: a device copy of the same size, one large
+//! page-locked copy.
 
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ struct Bench<'a> {
     gpu: &'a Gpu,
     stream: &'a CudaStream,
     quick: bool,
-    /// Written before what is measured, so that all of that is queued when the device begins with it.
+    /// Written before what is measured, so that all of that is queued when the device begins with
+    /// it.
     ahead: DeviceMemory,
     rows: Vec<Value>,
 }
@@ -233,7 +235,8 @@ impl Bench<'_> {
                 places.swap(at, random.below(at + 1));
             }
             let len = block / fragments;
-            // Blocks are whole on the host; on the device, fragment f of all blocks lies together, as an engine has layers.
+            // Blocks are whole on the host; on the device, fragment f of all blocks lies together,
+            // as an engine has layers.
             let piece = |index: u64| {
                 let (at, fragment) = (places[(index / fragments) as usize], index % fragments);
                 [(index / fragments) * block + fragment * len, fragment * slots * len + at * len, len]
@@ -294,7 +297,8 @@ impl Bench<'_> {
         })
     }
 
-    /// How much longer a stream that is bound by memory takes while copies to and from the host saturate the link.
+    /// How much longer a stream that is bound by memory takes while copies to and from the host
+    /// saturate the link.
     fn beside_offload(&mut self) -> Result<(), Failure> {
         let (dims, count) = if self.quick { (SMALL, 1) } else { (LARGE, 32) };
         let shape = shape_of(dims)?;

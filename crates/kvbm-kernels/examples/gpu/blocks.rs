@@ -50,7 +50,8 @@ pub(crate) fn shape_of([nl, no, nh, nt, hd, width]: Dims) -> Result<BlockShape, 
     Ok(BlockShape::new(nl, no, nh, nt, hd, width)?)
 }
 
-/// Blocks of a form in one allocation. A stack lies as engines have it: for each layer and outer part, all blocks.
+/// Blocks of a form in one allocation. A stack lies as engines have it: for each layer and outer
+/// part, all blocks.
 pub(crate) struct Blocks {
     pub(crate) form: BlockForm,
     pub(crate) memory: DeviceMemory,
@@ -113,7 +114,8 @@ impl Blocks {
     }
 }
 
-/// What `to` must hold after a conversion of `from`, by the CPU; `shape` is that of the heads that are touched.
+/// What `to` must hold after a conversion of `from`, by the CPU; `shape` is that of the heads that
+/// are touched.
 pub(crate) fn expected(
     shape: &BlockShape,
     (from, from_heads, source): (&Blocks, Heads, &[u8]),

@@ -249,7 +249,8 @@ fn pairs_of_unequal_sizes(gpu: &Gpu, options: &Options) -> Result<u64, Failure> 
     })
 }
 
-/// Conversions and copies are right while another stream keeps the multiprocessors and the memory busy.
+/// Conversions and copies are right while another stream keeps the multiprocessors and the memory
+/// busy.
 fn transfers_beside_compute(gpu: &Gpu, options: &Options) -> Result<u64, Failure> {
     let stop = AtomicBool::new(false);
     let busy = gpu.device.create_stream("compute")?;

@@ -1,4 +1,5 @@
-//! Checks and benchmarks of kvbm on an NVIDIA GPU: `gpu check`, `gpu bench`, `gpu report`. It needs a driver and nothing else.
+//! Checks and benchmarks of kvbm on an NVIDIA GPU: `gpu check`, `gpu bench`, `gpu report`. It needs
+//! a driver and nothing else.
 
 mod bench;
 mod blocks;

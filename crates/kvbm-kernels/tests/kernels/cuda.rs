@@ -1,5 +1,5 @@
-//! Conversions on the CUDA device, its driver being the test driver of `kvbm-device` with the kernels linked in: from tensors
-//! to bytes through the code that runs on a GPU.
+//! Conversions on the CUDA device, its driver being the test driver of `kvbm-device` with the
+//! kernels linked in: from tensors to bytes through the code that runs on a GPU.
 
 use std::time::{Duration, Instant};
 
@@ -92,8 +92,8 @@ fn conversions_through_the_cuda_device() {
     }
 }
 
-/// On a real GPU. Where there is none this says so, and fails only if one is required (`KVBM_REQUIRE_GPU=1`, as
-/// `cargo xtask test-gpu` sets it).
+/// On a real GPU. Where there is none this says so, and fails only if one is required
+/// (`KVBM_REQUIRE_GPU=1`, as `cargo xtask test-gpu` sets it).
 #[test]
 fn gpu_conversions() {
     let found = CudaDriver::open().and_then(|driver| CudaDevice::open(&driver, DeviceId(0)));

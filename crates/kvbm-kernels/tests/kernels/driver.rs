@@ -1,5 +1,5 @@
-//! Conversions through the driver seam, down to the shipped PTX: what is queued is done at once, on memory of a device that
-//! does not exist.
+//! Conversions through the driver seam, down to the shipped PTX: what is queued is done at once, on
+//! memory of a device that does not exist.
 
 use std::cell::{Cell, RefCell};
 

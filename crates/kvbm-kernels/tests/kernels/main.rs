@@ -1,5 +1,5 @@
-//! The kernels, run without a device: their source as C++ and the PTX that is shipped, in both orders of threads, against
-//! formulas of its own.
+//! The kernels, run without a device: their source as C++ and the PTX that is shipped, in both
+//! orders of threads, against formulas of its own.
 
 mod cases;
 mod cuda;
@@ -141,7 +141,8 @@ fn pairs_by_the_shipped_ptx() {
     }
 }
 
-/// Blocks, layers and outer parts further apart than 32 bits can say, on memory that has nothing in between.
+/// Blocks, layers and outer parts further apart than 32 bits can say, on memory that has nothing in
+/// between.
 #[test]
 fn distances_beyond_32_bits_by_the_shipped_ptx() {
     const GIB: u64 = 1 << 30;

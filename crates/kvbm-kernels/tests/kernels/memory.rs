@@ -11,7 +11,8 @@ pub(crate) struct Segment {
     pub(crate) is_table: bool,
 }
 
-/// Where memory begins. The upper half is no count that an argument holds, so that addresses among its fields are recognised.
+/// Where memory begins. The upper half is no count that an argument holds, so that addresses among
+/// its fields are recognised.
 const START: u64 = 0x00F7_6B76_0000_0000;
 
 #[derive(Clone, Default)]
@@ -21,12 +22,14 @@ pub(crate) struct Memory {
 
 /// Whatever runs kernels.
 pub(crate) trait Executor {
-    /// Runs one launch, the threads of a block of threads one after the other, the last one first if `reverse`.
+    /// Runs one launch, the threads of a block of threads one after the other, the last one first
+    /// if `reverse`.
     fn run(&mut self, launch: &Launch, memory: &mut Memory, reverse: bool) -> Result<(), String>;
 }
 
 impl Memory {
-    /// `len` bytes, `skew` behind a multiple of 4096; between allocations lie at least 4096 bytes that are nobody's.
+    /// `len` bytes, `skew` behind a multiple of 4096; between allocations lie at least 4096 bytes
+    /// that are nobody's.
     pub(crate) fn allocate(&mut self, len: usize, skew: u64, byte: u8) -> u64 {
         let end = self.segments.last().map_or(START, |last| last.address + last.bytes.len() as u64);
         let address = end.next_multiple_of(4096) + 4096 + skew;

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
 use kvbm_kernels::{Launch, THREADS};
-use kvbm_test_driver::BuildError;
+use kvbm_test_driver::CompileError;
 
 use crate::memory::{Executor, Memory};
 
@@ -21,10 +21,10 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler, or none with this sanitizer,
-    /// and none is required (`REQUIRE_CXX=1`).
+    /// Compiles and starts the program. `None`, with a note, where there is no C++ compiler, or
+    /// none with this sanitizer, and none is required (`REQUIRE_CXX=1`).
     pub(crate) fn start(sanitizers: &[&str]) -> Option<Self> {
-        static PLAIN: OnceLock<Result<PathBuf, BuildError>> = OnceLock::new();
+        static PLAIN: OnceLock<Result<PathBuf, CompileError>> = OnceLock::new();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
         let built = if sanitizers.is_empty() {
             PLAIN.get_or_init(|| compile(&source, "kernels", &[])).clone()
@@ -34,7 +34,8 @@ impl Program {
         Some(Self::spawn(&required(built, sanitizers)?, Stdio::inherit()))
     }
 
-    /// The same from a source with one place of it changed: tests that cannot see the difference are worth nothing.
+    /// The same from a source with one place of it changed: tests that cannot see the difference
+    /// are worth nothing.
     pub(crate) fn start_mutated(name: &str, find: &str, replace: &str, sanitizers: &[&str]) -> Option<Self> {
         let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-source"));
@@ -90,18 +91,18 @@ impl Program {
 }
 
 /// What was built, or a note that it is missing where that is allowed.
-fn required(built: Result<PathBuf, BuildError>, sanitizers: &[&str]) -> Option<PathBuf> {
+fn required(built: Result<PathBuf, CompileError>, sanitizers: &[&str]) -> Option<PathBuf> {
     let error = match built {
         Ok(program) => return Some(program),
         Err(error) => error,
     };
-    let optional = matches!(error, BuildError::NoCompiler(_)) || !sanitizers.is_empty();
+    let optional = matches!(error, CompileError::NoCompiler(_)) || !sanitizers.is_empty();
     assert!(optional && std::env::var_os("REQUIRE_CXX").is_none(), "{error}");
     eprintln!("skipped: {error}");
     None
 }
 
-fn compile(source: &Path, name: &str, sanitizers: &[&str]) -> Result<PathBuf, BuildError> {
+fn compile(source: &Path, name: &str, sanitizers: &[&str]) -> Result<PathBuf, CompileError> {
     let cpu = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join("kernels").join("cpu");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let flags = [&FLAGS, sanitizers].concat();

@@ -1,11 +1,13 @@
 //! Reading a layout from bytes that nobody vouches for.
 
-use super::encode::{AXIS_ORDERS, LAYOUT_TYPES};
+use zerocopy::FromBytes;
+
+use super::records::{CellRecord, Header, PlaneRecord, Preamble, RegionRecord};
 use super::{
-    AnyLayout, CELL_BYTES, CHECKSUM_BYTES, HEADER_BYTES, LayoutDescriptor, MAGIC, MAX_MESSAGE_BYTES,
-    MemoryKind, PLANE_BYTES, REGION_BYTES, RegionMemory, VERSION, WireError, checksum,
+    AXIS_ORDERS, AnyLayout, CHECKSUM_BYTES, LAYOUT_TYPES, LayoutDescriptor, MAGIC, MAX_MESSAGE_BYTES,
+    VERSION, WireError, checksum, field, message_bytes,
 };
-use crate::config::{LayoutConfig, MAX_PLANE_NAME, OpaquePlane};
+use crate::config::{LayoutConfig, MAX_PLANES};
 use crate::contiguous::FullyContiguous;
 use crate::dtype::DType;
 use crate::geometry::CellStrides;
@@ -16,30 +18,42 @@ use crate::strided::StridedLayout;
 impl LayoutDescriptor {
     /// Reads what [`encode`](Self::encode) wrote.
     ///
-    /// Never panics, and never allocates more than in proportion to the length of `message`, whatever is in
+    /// Never panics. It allocates in proportion to the length of `message` at most, whatever is in
     /// it.
     ///
     /// # Errors
-    /// Anything that a writer of version 1 would not have written, damage, and regions that do not hold all
-    /// blocks.
+    /// Anything that a writer of version 1 would not have written, damage, and regions that do not
+    /// hold all blocks.
     pub fn decode(message: &[u8]) -> Result<Self, WireError> {
         let body = checked_body(message)?;
-        let mut reader = Reader { rest: body };
-        let header = Header::read(&mut reader)?;
-        let expected = HEADER_BYTES
-            + header.num_planes * PLANE_BYTES
-            + header.num_regions * REGION_BYTES
-            + header.num_cells * CELL_BYTES;
-        if expected != body.len() {
+        let cut = || length(message, "ends in the middle of a field");
+        let (header, rest) = Header::ref_from_prefix(body).map_err(|_| cut())?;
+        let num_planes = usize::from(header.num_planes);
+        let (num_regions, num_cells) = (header.num_regions.get(), header.num_cells.get());
+        let (layout_type, order, config) = config(header)?;
+        // Every region and cell takes bytes of the message, so larger counts cannot be true, and
+        // the products below cannot overflow.
+        for (name, count) in [("number of regions", num_regions), ("number of cells", num_cells)] {
+            if count as usize > MAX_MESSAGE_BYTES {
+                return Err(field(name, u64::from(count)));
+            }
+        }
+        let (num_regions, num_cells) = (num_regions as usize, num_cells as usize);
+        if message_bytes(num_planes, num_regions, num_cells) != message.len() {
             return Err(length(message, "the counts in the header need another length"));
         }
-        let planes = (0..header.num_planes).map(|_| plane(&mut reader)).collect::<Result<_, _>>()?;
-        let (memory, specs): (Vec<_>, Vec<_>) =
-            (0..header.num_regions).map(|_| region(&mut reader)).collect::<Result<_, _>>()?;
-        let cells: Vec<_> = (0..header.num_cells).map(|_| cell(&mut reader)).collect::<Result<_, _>>()?;
-        let config = LayoutConfig { planes, ..header.config };
+        let (planes, rest) =
+            <[PlaneRecord]>::ref_from_prefix_with_elems(rest, num_planes).map_err(|_| cut())?;
+        let (regions, rest) =
+            <[RegionRecord]>::ref_from_prefix_with_elems(rest, num_regions).map_err(|_| cut())?;
+        let (cells, _) = <[CellRecord]>::ref_from_prefix_with_elems(rest, num_cells).map_err(|_| cut())?;
+        let planes = planes.iter().map(PlaneRecord::plane).collect::<Result<_, _>>()?;
+        let regions: Result<(Vec<_>, Vec<_>), _> = regions.iter().map(RegionRecord::region).collect();
+        let (memory, specs) = regions?;
+        let cells = cells.iter().map(CellStrides::from).collect();
+        let config = LayoutConfig { planes, ..config };
         config.validate().map_err(crate::layout::LayoutError::from)?;
-        let layout = layout(config, header.layout_type, header.order, &specs, cells)?;
+        let layout = layout(config, layout_type, order, &specs, cells)?;
         Self::new(layout, memory)
     }
 }
@@ -49,71 +63,57 @@ fn checked_body(message: &[u8]) -> Result<&[u8], WireError> {
     if message.len() > MAX_MESSAGE_BYTES {
         return Err(length(message, "longer than 4 MiB"));
     }
-    let mut start = Reader { rest: message };
-    if start.bytes::<8>()? != MAGIC {
+    let Ok((preamble, _)) = Preamble::ref_from_prefix(message) else {
+        return Err(length(message, "ends in the middle of a field"));
+    };
+    if preamble.magic != MAGIC {
         return Err(WireError::Magic);
     }
-    let found = u16::from_le_bytes(start.bytes()?);
-    if found != VERSION {
-        return Err(WireError::Version { found });
+    if preamble.version != VERSION {
+        return Err(WireError::Version { found: preamble.version.get() });
     }
-    let reserved = u16::from_le_bytes(start.bytes()?);
-    let claimed = start.u32()?;
-    if message.len() as u64 != u64::from(claimed) || message.len() < HEADER_BYTES + CHECKSUM_BYTES {
+    if message.len() as u64 != u64::from(preamble.length.get())
+        || message.len() < size_of::<Header>() + CHECKSUM_BYTES
+    {
         return Err(length(message, "not the length that the header says"));
     }
-    let (body, sum) = message.split_at(message.len() - CHECKSUM_BYTES);
-    let (found, computed) = (Reader { rest: sum }.u64()?, checksum(body));
+    let Some((body, sum)) = message.split_last_chunk::<CHECKSUM_BYTES>() else {
+        return Err(length(message, "ends in the middle of a field"));
+    };
+    let (found, computed) = (u64::from_le_bytes(*sum), checksum(body));
     if found != computed {
         return Err(WireError::Checksum { found, computed });
     }
-    if reserved != 0 {
-        return Err(field("reserved", u64::from(reserved)));
+    if preamble.reserved != 0 {
+        return Err(field("reserved", u64::from(preamble.reserved.get())));
     }
     Ok(body)
 }
 
-struct Header {
-    layout_type: LayoutType,
-    order: AxisOrder,
-    config: LayoutConfig,
-    num_planes: usize,
-    num_regions: usize,
-    num_cells: usize,
-}
-
-impl Header {
-    fn read(reader: &mut Reader<'_>) -> Result<Self, WireError> {
-        reader.bytes::<16>()?;
-        let [layout_type, order, dtype, num_planes] = reader.bytes()?;
-        let coded = |name, code: u8| field(name, u64::from(code));
-        let layout_type =
-            *LAYOUT_TYPES.get(usize::from(layout_type)).ok_or_else(|| coded("layout type", layout_type))?;
-        let order = *AXIS_ORDERS.get(usize::from(order)).ok_or_else(|| coded("axis order", order))?;
-        let dtype = DType::from_code(dtype).ok_or_else(|| coded("dtype", dtype))?;
-        let config = LayoutConfig {
-            num_blocks: reader.u32()?,
-            num_layers: reader.u32()?,
-            outer_dim: reader.u32()?,
-            page_size: reader.u32()?,
-            inner_dim: reader.u32()?,
-            value_inner_dim: Some(reader.u32()?).filter(|&value| value != 0),
-            num_heads: reader.u32()?,
-            alignment: reader.u64()?,
-            dtype,
-            planes: Vec::new(),
-        };
-        let (regions, cells) = (reader.u32()?, reader.u32()?);
-        // Every region and cell takes bytes of the message, so larger counts cannot be true, and the products
-        // above cannot overflow.
-        for (name, count) in [("number of regions", regions), ("number of cells", cells)] {
-            if count as usize > MAX_MESSAGE_BYTES {
-                return Err(field(name, u64::from(count)));
-            }
-        }
-        let (num_regions, num_cells) = (regions as usize, cells as usize);
-        Ok(Self { layout_type, order, config, num_planes: num_planes.into(), num_regions, num_cells })
+/// Type, order and configuration that a header describes, without planes.
+fn config(header: &Header) -> Result<(LayoutType, AxisOrder, LayoutConfig), WireError> {
+    let unknown = |name, code: u8| field(name, u64::from(code));
+    let layout_type = LAYOUT_TYPES.get(usize::from(header.layout_type));
+    let layout_type = *layout_type.ok_or_else(|| unknown("layout type", header.layout_type))?;
+    let order = AXIS_ORDERS.get(usize::from(header.order));
+    let order = *order.ok_or_else(|| unknown("axis order", header.order))?;
+    let dtype = DType::from_code(header.dtype).ok_or_else(|| unknown("dtype", header.dtype))?;
+    if usize::from(header.num_planes) > MAX_PLANES {
+        return Err(unknown("number of planes", header.num_planes));
     }
+    let config = LayoutConfig {
+        num_blocks: header.num_blocks.get(),
+        num_layers: header.num_layers.get(),
+        outer_dim: header.outer_dim.get(),
+        page_size: header.page_size.get(),
+        inner_dim: header.inner_dim.get(),
+        value_inner_dim: Some(header.value_inner_dim.get()).filter(|&value| value != 0),
+        num_heads: header.num_heads.get(),
+        alignment: header.alignment.get(),
+        dtype,
+        planes: Vec::new(),
+    };
+    Ok((layout_type, order, config))
 }
 
 fn layout(
@@ -165,78 +165,6 @@ fn layout(
     Ok(layout)
 }
 
-fn plane(reader: &mut Reader<'_>) -> Result<OpaquePlane, WireError> {
-    let (bytes_per_layer, name_len) = (reader.u32()?, reader.u32()?);
-    let name = reader.bytes::<MAX_PLANE_NAME>()?;
-    let bad = || field("length of a plane's name", u64::from(name_len));
-    let (used, padding) = name.split_at_checked(name_len as usize).ok_or_else(bad)?;
-    if padding.iter().any(|&byte| byte != 0) {
-        return Err(bad());
-    }
-    let name = std::str::from_utf8(used).map_err(|_| bad())?;
-    Ok(OpaquePlane::new(name, bytes_per_layer))
-}
-
-fn region(reader: &mut Reader<'_>) -> Result<(RegionMemory, RegionSpec), WireError> {
-    let [kind, zeros @ ..] = reader.bytes::<4>()?;
-    if zeros != [0; 3] {
-        return Err(field("reserved", u64::from(zeros[0])));
-    }
-    let kind =
-        *MemoryKind::ALL.get(usize::from(kind)).ok_or_else(|| field("memory kind", u64::from(kind)))?;
-    let memory = RegionMemory {
-        kind,
-        device_id: reader.u32()?,
-        address: reader.u64()?,
-        bytes: reader.u64()?,
-        base_offset: reader.u64()?,
-    };
-    Ok((memory, RegionSpec { bytes: reader.u64()?, alignment: reader.u64()? }))
-}
-
-fn cell(reader: &mut Reader<'_>) -> Result<CellStrides, WireError> {
-    Ok(CellStrides {
-        region: reader.u32()?,
-        region_per_layer: reader.u32()?,
-        offset: reader.u64()?,
-        layer_stride: reader.u64()?,
-        block_stride: reader.u64()?,
-        token_stride: reader.u64()?,
-        head_stride: reader.u64()?,
-        elem_stride: reader.u64()?,
-    })
-}
-
-fn field(field: &'static str, value: u64) -> WireError {
-    WireError::Field { field, value }
-}
-
 fn length(message: &[u8], rule: &'static str) -> WireError {
     WireError::Length { found: message.len() as u64, rule }
-}
-
-/// Reads fixed-size fields; the end of the message is an error.
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl Reader<'_> {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let Some((field, rest)) = self.rest.split_first_chunk::<N>() else {
-            return Err(WireError::Length {
-                found: self.rest.len() as u64,
-                rule: "ends in the middle of a field",
-            });
-        };
-        self.rest = rest;
-        Ok(*field)
-    }
-
-    fn u32(&mut self) -> Result<u32, WireError> {
-        self.bytes().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, WireError> {
-        self.bytes().map(u64::from_le_bytes)
-    }
 }

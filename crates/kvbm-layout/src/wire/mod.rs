@@ -38,21 +38,41 @@
 mod any;
 mod decode;
 mod encode;
+mod records;
 
 pub use any::AnyLayout;
 
-use crate::layout::{BlockLayout, LayoutError, RegionSpec};
+use crate::layout::{
+    AxisOrder, BlockLayout, InnerOrder, LayoutError, LayoutType, OuterPlacement, RegionSpec,
+};
+use records::{CellRecord, Header, PlaneRecord, RegionRecord};
 
-pub(crate) const MAGIC: [u8; 8] = *b"KVBMLAYT";
-pub(crate) const VERSION: u16 = 1;
-pub(crate) const HEADER_BYTES: usize = 64;
-pub(crate) const PLANE_BYTES: usize = 40;
-pub(crate) const REGION_BYTES: usize = 48;
-pub(crate) const CELL_BYTES: usize = 56;
-pub(crate) const CHECKSUM_BYTES: usize = 8;
+const MAGIC: [u8; 8] = *b"KVBMLAYT";
+const VERSION: u16 = 1;
+const CHECKSUM_BYTES: usize = 8;
 
 /// Longest message that is read or written.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
+
+/// Layout types in the order of their wire code.
+const LAYOUT_TYPES: [LayoutType; 5] = [
+    LayoutType::FullyContiguous,
+    LayoutType::LayerSeparate(OuterPlacement::KvOuter),
+    LayoutType::LayerSeparate(OuterPlacement::BlockOuter),
+    LayoutType::LayerSeparate(OuterPlacement::PackedInHead),
+    LayoutType::Strided,
+];
+
+/// Axis orders in the order of their wire code.
+const AXIS_ORDERS: [AxisOrder; 7] = [
+    AxisOrder::Nhd,
+    AxisOrder::Hnd,
+    AxisOrder::Operational(InnerOrder::Opaque),
+    AxisOrder::Operational(InnerOrder::Nhd),
+    AxisOrder::Operational(InnerOrder::Hnd),
+    AxisOrder::Universal,
+    AxisOrder::Strided,
+];
 
 /// What kind of memory a region is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -225,6 +245,19 @@ pub enum WireError {
     Layout(#[from] LayoutError),
 }
 
-pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+/// Length of a message with so many planes, regions and cells, checksum included.
+const fn message_bytes(planes: usize, regions: usize, cells: usize) -> usize {
+    size_of::<Header>()
+        + planes * size_of::<PlaneRecord>()
+        + regions * size_of::<RegionRecord>()
+        + cells * size_of::<CellRecord>()
+        + CHECKSUM_BYTES
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
+}
+
+fn field(field: &'static str, value: u64) -> WireError {
+    WireError::Field { field, value }
 }

@@ -11,15 +11,16 @@ use crate::manager::KvBlockManager;
 use crate::metrics::{Metrics, RecoveryOutcome};
 use crate::offload::{Edge, Offload, WearBudget};
 use crate::ranks::Ranks;
-use crate::slots::Slots;
+use crate::slots::{Directories, Slots};
 use crate::tenants::{self, Tenants};
+use crate::transfers::disk_reads::longest_probe;
 use crate::transfers::plans::{MAX_PLAN_BLOCKS, max_read_blocks};
 use crate::transfers::{BlockCosts, TransferSettings, Transfers};
 use crate::volume::{Change, Volumes};
 use crate::worker::{MessageSink, MetadataWorker, WorkerLink};
 #[cfg(feature = "worker")]
 use crate::workers::{G1Memory, Workers};
-use kvbm_plan::{Epoch, NodeId, Path, Rank, Tier};
+use kvbm_plan::{Epoch, NodeId, Path, Rank, Striping, Tier};
 use kvbm_pool::{GroupConfig, PolicyKind, Registry, RegistryConfig, TenantConfig};
 use kvbm_tokens::{BlockHasher, Namespace};
 #[cfg(feature = "worker")]
@@ -313,7 +314,13 @@ fn leader(
     let ranks = Arc::new(Ranks::new(ranks, metrics.clone(), config.transfer.rank_lost_after));
     let tenants = Tenants::new(registry.clone(), metrics.clone(), tenant_names);
     let deadline = config.transfer.deadline;
-    let slots = Arc::new(Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline));
+    let directories = Directories::new(
+        Striping::new(1 + config.disk.more_dirs.as_slice().len(), config.rank_block_bytes()),
+        longest_probe(config.disk.read_deadline),
+        deadline,
+    );
+    let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
+    let slots = Arc::new(slots);
     let transfers =
         Transfers::new(registry.clone(), Arc::clone(&ranks), Arc::clone(&slots), metrics.clone(), settings);
     let volumes = Arc::new(Volumes::new(
@@ -341,7 +348,8 @@ fn block_costs(config: &Config) -> BlockCosts {
     BlockCosts {
         bytes: config.rank_block_bytes().saturating_mul(u64::from(config.parallelism.tensor_parallel)),
         tokens,
-        recompute: (speed > 0.0).then(|| Duration::from_secs_f64(f64::from(tokens) / speed)),
+        recompute: (speed > 0.0)
+            .then(|| Duration::try_from_secs_f64(f64::from(tokens) / speed).unwrap_or(Duration::MAX)),
     }
 }
 

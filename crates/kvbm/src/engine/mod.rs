@@ -8,35 +8,40 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `tickets` | prefixes promised to requests, and their loads | `onboard` |
+//! | `onboard` | an onboard into engine blocks | `generations`, `offload` |
+//! | `offload` | an offload of engine blocks | `generations` |
 //! | `generations` | generations and holds of engine blocks | - |
-//! | `onboard` | an onboard into engine blocks | - |
 
 mod generations;
+mod offload;
 mod onboard;
+mod tickets;
 
-use crate::config::ONLY_GROUP;
-use crate::manager::KvBlockManager;
-use crate::onboard::PrefixTransfer;
-use crate::transfers::{Check, Destination, Move, Purpose, Request};
+use crate::manager::{FenceError, KvBlockManager};
+use crate::signal::Signal;
+use crate::transfers::Check;
 pub use generations::NoSuchBlock;
 use generations::{Generations, Hold};
-use kvbm_plan::{BlockId, BlockIdentity, Failure, FailureKind, NamespaceId, Tier};
-use kvbm_pool::{AllocError, Arrival, Lost, Prefix};
-use kvbm_tokens::BlockChain;
+use kvbm_plan::{BlockId, Failure, FailureKind, Tier};
+use kvbm_pool::{AllocError, Lost, Prefix};
+pub use offload::{OffloadStarted, RefusedBlock};
 pub use onboard::{EngineOnboardError, EngineOnboarding};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
+pub use tickets::{FinishedLoad, LookUp, TicketError, Tickets};
 
 /// G1 is memory that the engine allocated and whose blocks it names.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) blocks: Arc<Generations>,
+    tickets: tickets::TicketTable,
 }
 
 impl Engine {
     pub(crate) fn new(blocks: u32) -> Self {
-        Self { blocks: Arc::new(Generations::new(blocks)) }
+        Self { blocks: Arc::new(Generations::new(blocks)), tickets: tickets::TicketTable::default() }
     }
 }
 
@@ -88,114 +93,43 @@ pub struct StillBusy {
     pub blocks: Vec<BlockId>,
 }
 
-/// What an offload of engine blocks began with.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OffloadStarted {
-    /// Blocks that are being copied.
-    pub started: usize,
-    /// Blocks that G2 has, or is about to have.
-    pub present: usize,
-    /// Blocks that were not admitted: the block before them is not on G2 and not on its way there.
-    pub refused: usize,
-}
+/// A device event behind everything that the engine had submitted, see [`KvBlockManager::fence`].
+pub use crate::transfers::Fence;
 
 /// Ends the transfer's share in engine blocks when the hardware is done.
 struct Busy {
     blocks: Arc<Generations>,
     holds: Vec<Hold>,
+    /// Set then.
+    over: Option<Arc<Signal>>,
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
         self.blocks.end(&self.holds);
+        if let Some(over) = &self.over {
+            over.set();
+        }
     }
 }
 
 impl KvBlockManager<Engine> {
-    /// Copies engine blocks to G2 in the background: `ids[i]` holds block `first + i` of `chain`, where `chain` begins at the
-    /// sequence's first block and `first` is the position of the first id.
-    ///
-    /// The blocks must hold their final bytes once the events of the last `fence` are complete. A block whose
-    /// content may have changed before its copy was over ([`released`](Self::released), [`before_reuse`](Self::before_reuse),
-    /// an onboard into it) is not made visible.
-    ///
-    /// Where a worker starts anew, or a rank is given up, what G1 held is gone ([`rank_lost`](Self::rank_lost)): blocks are taken again
-    /// that were given to something since ([`before_reuse`](Self::before_reuse), [`released`](Self::released), an onboard).
+    /// Names a point behind everything that the engine has submitted to its streams so far: `events`, one per rank in order.
+    /// An [`offload`](Self::offload) of blocks that the engine has just computed waits for it.
     ///
     /// # Errors
-    /// See [`EngineError`]; nothing was started.
-    pub fn offload<'a>(
-        &self,
-        ids: &[BlockId],
-        chain: impl Into<BlockChain<'a>>,
-        first: usize,
-    ) -> Result<OffloadStarted, EngineError> {
-        self.check(ids)?;
-        let chain = chain.into();
-        let part = chain.slice(first..first.saturating_add(ids.len()));
-        if part.len() != ids.len() {
-            return Err(EngineError::Count { ids: ids.len(), blocks: part.len() });
-        }
-        if self.leader.transfers.refuses_callers() {
-            return Err(EngineError::ShuttingDown);
-        }
-        let namespace = NamespaceId::from(part.namespace());
-        let identities: Vec<_> = part
-            .iter()
-            .map(|link| BlockIdentity {
-                namespace,
-                group: ONLY_GROUP,
-                hash: link.hash,
-                parent: link.parent,
-                position: link.position,
-            })
-            .collect();
-        // What events will say of them, should they arrive.
-        self.events.note(&chain, first, ids.len());
-        self.start_offload(ids, &identities)
+    /// Not one event for each rank, or the workers are in other processes.
+    #[cfg(feature = "worker")]
+    pub fn fence(&self, events: &[kvbm_device::Event]) -> Result<Fence, FenceError> {
+        self.register_fence(events)
     }
 
-    fn start_offload(
-        &self,
-        ids: &[BlockId],
-        identities: &[BlockIdentity],
-    ) -> Result<OffloadStarted, EngineError> {
-        let losses = self.leader.registry.losses();
-        let lost = self.g1.blocks.lost(ids, |since| self.leader.registry.is_lost(Tier::G1, since));
-        if !lost.is_empty() {
-            self.leader.transfers.count_lost(Lost { tier: Tier::G1 });
-            return Err(EngineError::Lost(lost));
-        }
-        let holds = self.g1.blocks.begin_read(ids).map_err(EngineError::Busy)?;
-        // Ends the reads wherever this ends, at the latest with the transfer.
-        let busy = Busy { blocks: Arc::clone(&self.g1.blocks), holds };
-        let arrivals = self.leader.registry.begin_arrivals(Tier::G2, identities)?;
-        let mut started = OffloadStarted::default();
-        let (mut moves, mut places, mut read) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, arrival) in arrivals.arrivals().iter().enumerate() {
-            match *arrival {
-                Arrival::Reserved { block: dst, .. } => {
-                    moves.push(Move { identity: identities[index], from: Tier::G1, src: ids[index], dst });
-                    places.push(index);
-                    read.push(busy.holds[index]);
-                }
-                Arrival::Refused(_) => started.refused += 1,
-                _ => started.present += 1,
-            }
-        }
-        started.started = moves.len();
-        if moves.is_empty() {
-            return Ok(started);
-        }
-        let (offload, interval) = (&self.leader.offload, self.leader.offload.interval());
-        let destination = Destination::Reserved { arrivals, places };
-        let mut request = Request::new(Purpose::Offload, Tier::G2, moves, destination, losses)
-            .hold(busy)
-            .hold(offload.running(interval, started.started));
-        request.check = Some(self.still_the_same(read, "was reused while it was read"));
-        request.on_arrival = Some(offload.on_arrival(Some(interval)));
-        self.leader.transfers.start(request).detach();
-        Ok(started)
+    /// Like `fence`, for workers in other processes: every rank's worker knows its device event under `number`, or will know it.
+    ///
+    /// # Errors
+    /// A number that is not above all earlier ones, or the workers are in this process.
+    pub fn fence_at(&self, number: u64) -> Result<Fence, FenceError> {
+        self.numbered_fence(number)
     }
 
     /// Ids that exist, each once.
@@ -206,17 +140,6 @@ impl KvBlockManager<Engine> {
             Some(&twice) => Err(EngineError::NamedTwice(twice)),
             None => Ok(()),
         }
-    }
-
-    /// A transfer between whose beginning and end an engine block may have changed is worth nothing.
-    fn still_the_same(&self, holds: Vec<Hold>, otherwise: &'static str) -> Check {
-        let blocks = Arc::clone(&self.g1.blocks);
-        Box::new(move |index| {
-            let hold = holds.get(index)?;
-            let changed =
-                || Failure::new(FailureKind::Cancelled, format!("engine block {} {otherwise}", hold.block));
-            (!blocks.is_valid(*hold)).then(changed)
-        })
     }
 
     /// The engine has no more use for the content of these blocks. Copies under way are discarded when they are over. The
@@ -248,12 +171,27 @@ impl KvBlockManager<Engine> {
         }
     }
 
-    /// Copies a prefix into engine blocks: listed block `i` of the prefix into `ids[i]`. They are the transfer's until it is over, also where
-    /// nobody waits for it any more or it was late: see [`before_reuse`](Self::before_reuse).
+    /// Those of `ids` that a copy may still read or write.
+    ///
+    /// # Errors
+    /// An id beyond the registered memory.
+    pub fn busy(&self, ids: &[BlockId]) -> Result<Vec<BlockId>, NoSuchBlock> {
+        self.g1.blocks.check(ids)?;
+        Ok(self.g1.blocks.busy(ids))
+    }
+
+    /// Copies a prefix into engine blocks: listed block `i` of the prefix into `ids[i]`. The copy waits for `after`, where the
+    /// engine may still read what is in these blocks now. They are the transfer's until it is over, also where nobody waits
+    /// for it any more or it was late: see [`busy`](Self::busy). What came from below G2 is copied to G2 too.
     ///
     /// # Errors
     /// See [`EngineError`]; nothing was started.
-    pub fn onboard(&self, prefix: Prefix, ids: &[BlockId]) -> Result<EngineOnboarding, EngineError> {
+    pub fn onboard(
+        &self,
+        prefix: Prefix,
+        ids: &[BlockId],
+        after: Option<Fence>,
+    ) -> Result<EngineOnboarding, EngineError> {
         self.check(ids)?;
         if !self.leader.registry.owns_prefix(&prefix) {
             return Err(EngineError::ForeignPrefix);
@@ -261,28 +199,25 @@ impl KvBlockManager<Engine> {
         if ids.len() != prefix.blocks().len() {
             return Err(EngineError::Count { ids: ids.len(), blocks: prefix.blocks().len() });
         }
-        let transfers = &self.leader.transfers;
-        if transfers.refuses_callers() {
+        if self.leader.transfers.refuses_callers() {
             return Err(EngineError::ShuttingDown);
         }
         let losses = self.leader.registry.losses();
         if let Some(lost) = prefix.lost() {
-            transfers.count_lost(lost);
+            self.leader.transfers.count_lost(lost);
             return Err(EngineError::LostPrefix(lost));
         }
-        let mut transfer = PrefixTransfer::new(&self.leader, prefix);
-        let moves: Vec<_> = ids.iter().enumerate().map(|(at, &dst)| transfer.to(at, dst)).collect();
-        if moves.is_empty() {
-            return Ok(EngineOnboarding(transfer));
-        }
-        let holds = self.g1.blocks.begin_write(ids, losses).map_err(EngineError::Busy)?;
-        let changed = "was given to another use while it was written";
-        let check = self.still_the_same(holds.clone(), changed);
-        let busy = Busy { blocks: Arc::clone(&self.g1.blocks), holds };
-        let destination = Destination::Unregistered;
-        let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
-        request.check = Some(check);
-        transfer.handles.push(transfers.start(request));
-        Ok(EngineOnboarding(transfer))
+        EngineOnboarding::start(&self.leader, &self.g1.blocks, prefix, ids, losses, after)
     }
+}
+
+/// A transfer between whose beginning and end an engine block may have changed is worth nothing.
+fn still_the_same(blocks: &Arc<Generations>, holds: Vec<Hold>, otherwise: &'static str) -> Check {
+    let blocks = Arc::clone(blocks);
+    Box::new(move |index| {
+        let hold = holds.get(index)?;
+        let changed =
+            || Failure::new(FailureKind::Cancelled, format!("engine block {} {otherwise}", hold.block));
+        (!blocks.is_valid(*hold)).then(changed)
+    })
 }

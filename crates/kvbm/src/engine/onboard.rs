@@ -1,21 +1,39 @@
 //! Bringing a prefix into blocks that the engine names.
 
+use super::generations::Generations;
+use super::{Busy, EngineError, Fence, offload, still_the_same};
 use crate::error::{BlockFailure, FirstOf};
+use crate::leader::Leader;
 use crate::onboard::PrefixTransfer;
+use crate::signal::Signal;
+use crate::transfers::{Destination, Purpose};
+use kvbm_plan::{BlockId, Failure, FailureKind, Tier, deadline_after};
+use kvbm_pool::{Losses, Prefix};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 /// A prefix on its way into engine blocks. Resolves by [`wait`](Self::wait) or as a [`Future`].
 ///
+/// It reports a failure only when no copy can write to its blocks any more: the engine may compute into them at once.
+///
 /// Dropping it cancels what has not started and detaches what has: the blocks stay busy until the hardware is done
-/// ([`KvBlockManager::before_reuse`](crate::KvBlockManager::before_reuse)).
+/// ([`KvBlockManager::busy`](crate::KvBlockManager::busy)).
 #[must_use = "dropping it cancels the onboard"]
-pub struct EngineOnboarding(pub(super) PrefixTransfer);
+pub struct EngineOnboarding {
+    transfer: PrefixTransfer,
+    blocks: Arc<Generations>,
+    ids: Vec<BlockId>,
+    /// Set when no copy writes to the blocks any more.
+    over: Arc<Signal>,
+    /// The engine gave it up.
+    cancelled: bool,
+}
 
-/// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, recompute the others. A copy that is late may still
-/// write to their blocks: before anything is computed there, [`before_reuse`](crate::KvBlockManager::before_reuse) says when that is over.
+/// A prefix that did not arrive whole: the first `arrived` blocks hold verified bytes, compute the others.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{arrived} of {wanted} blocks arrived: {}", FirstOf(failures))]
 pub struct EngineOnboardError {
@@ -25,50 +43,134 @@ pub struct EngineOnboardError {
     pub wanted: usize,
     /// The others.
     pub failures: Vec<BlockFailure>,
+    /// Blocks that a late copy may still write: wait with [`before_reuse`](crate::KvBlockManager::before_reuse) before
+    /// anything is computed there. Only a [`wait`](EngineOnboarding::wait) that ended before the copies did names any.
+    pub busy: Vec<BlockId>,
 }
 
 impl EngineOnboarding {
+    /// Starts the transfer of `prefix` into `ids`, as many as it has blocks.
+    pub(super) fn start(
+        leader: &Arc<Leader>,
+        blocks: &Arc<Generations>,
+        prefix: Prefix,
+        ids: &[BlockId],
+        losses: Losses,
+        after: Option<Fence>,
+    ) -> Result<Self, EngineError> {
+        let transfer = PrefixTransfer::new(leader, prefix);
+        let (over, ids) = (Arc::new(Signal::default()), ids.to_vec());
+        let mut onboarding = Self { transfer, blocks: Arc::clone(blocks), ids, over, cancelled: false };
+        let Self { transfer, ids, over, .. } = &mut onboarding;
+        let moves: Vec<_> = ids.iter().enumerate().map(|(at, &dst)| transfer.to(at, dst)).collect();
+        if moves.is_empty() {
+            over.set();
+            return Ok(onboarding);
+        }
+        let holds = blocks.begin_write(ids, losses).map_err(EngineError::Busy)?;
+        let changed = "was given to another use while it was written";
+        let check = still_the_same(blocks, holds.clone(), changed);
+        let busy = Busy { blocks: Arc::clone(blocks), holds, over: Some(Arc::clone(over)) };
+        let destination = Destination::Unregistered;
+        let mut request = transfer.request(Purpose::EngineOnboard, moves, destination, losses).hold(busy);
+        request.check = Some(check);
+        request.fence = after;
+        transfer.handles.push(leader.transfers.start(request));
+        Ok(onboarding)
+    }
+
     /// Blocks of the prefix.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.transfer.len()
     }
 
     /// Whether the prefix is empty.
     pub fn is_empty(&self) -> bool {
-        self.0.len() == 0
+        self.transfer.len() == 0
     }
 
-    /// Whether [`wait`](Self::wait) would return at once.
+    /// Whether [`wait`](Self::wait) would return at once: the outcome is known, and no copy writes to the blocks any more.
     pub fn is_done(&self) -> bool {
-        self.0.is_done()
+        self.transfer.is_done() && self.over.is_set()
     }
 
-    /// Waits at most the configured transfer deadline. How many blocks arrived: all.
+    /// Wakes the waker of `context` when [`is_done`](Self::is_done) may have become true.
+    pub(super) fn notify(&self, context: &Context<'_>) {
+        let _pending = (self.transfer.poll(context), self.over.poll(context));
+    }
+
+    /// Waits at most twice the configured transfer deadline: for the outcome, and for the copies that a failed one left. How
+    /// many blocks arrived: all.
     ///
     /// # Errors
     /// [`EngineOnboardError`] says how many blocks from the front did arrive.
     pub fn wait(mut self) -> Result<usize, EngineOnboardError> {
-        for handle in &self.0.handles {
+        for handle in &self.transfer.handles {
             if let Err(reason) = handle.wait("onboard") {
                 // The outcome is not known, so no block counts.
                 let wanted = self.len();
-                let failures = (0..wanted).filter_map(|at| self.0.failed(at, &reason)).collect();
-                return Err(EngineOnboardError { arrived: 0, wanted, failures });
+                let failures = (0..wanted).filter_map(|at| self.transfer.failed(at, &reason)).collect();
+                return Err(EngineOnboardError { arrived: 0, wanted, failures, busy: self.still_busy() });
             }
         }
         self.resolve()
     }
 
+    /// Waits for late copies, and says which of them are not over then.
+    fn still_busy(&self) -> Vec<BlockId> {
+        let patience = self.transfer.leader.transfers.settings.transfer_deadline;
+        if self.over.wait_until(deadline_after(Instant::now(), patience)) {
+            Vec::new()
+        } else {
+            self.blocks.busy(&self.ids)
+        }
+    }
+
+    /// Gives the load up: what has not started never will. It is done when no copy writes to its blocks any more, and no block
+    /// counts as arrived then.
+    pub fn cancel(&mut self) {
+        self.cancelled = true;
+        let reason = Failure::new(FailureKind::Cancelled, "the engine gave the load up");
+        for handle in &mut self.transfer.handles {
+            handle.stop(&reason);
+        }
+    }
+
     fn resolve(&mut self) -> Result<usize, EngineOnboardError> {
-        let (wanted, start) = (self.len(), self.0.prefix.start());
+        let (wanted, start) = (self.len(), self.transfer.prefix.start());
         let mut failures = Vec::new();
-        for handle in self.0.handles.drain(..) {
+        for handle in self.transfer.handles.drain(..) {
             handle.with_outcome(|outcome| failures.extend_from_slice(&outcome.failures));
+        }
+        if self.cancelled {
+            return Err(EngineOnboardError { arrived: 0, wanted, failures, busy: self.still_busy() });
         }
         let first_bad = failures.iter().map(|failure| failure.identity.position as usize).min();
         let arrived = first_bad.map_or(wanted, |position| position.saturating_sub(start));
-        self.0.leader.count_hits(&self.0.prefix, arrived);
-        if failures.is_empty() { Ok(wanted) } else { Err(EngineOnboardError { arrived, wanted, failures }) }
+        self.transfer.leader.count_hits(&self.transfer.prefix, arrived);
+        self.promote(arrived);
+        if failures.is_empty() {
+            return Ok(wanted);
+        }
+        Err(EngineOnboardError { arrived, wanted, failures, busy: self.still_busy() })
+    }
+
+    /// Blocks that came from below G2 are copied to G2 too: the next request for them does not read the disk again. Where that
+    /// is refused, they stay where they were.
+    fn promote(&self, arrived: usize) {
+        let found = self.transfer.prefix.blocks().iter().take(arrived);
+        let (ids, identities): (Vec<_>, Vec<_>) = found
+            .enumerate()
+            .filter(|(_, block)| matches!(block.tier, Tier::G3 | Tier::G4))
+            .map(|(at, _)| (self.ids[at], self.transfer.identities[at]))
+            .unzip();
+        if ids.is_empty() || self.transfer.leader.registry.capacity(Tier::G2) == 0 {
+            return;
+        }
+        match offload::start(&self.transfer.leader, &self.blocks, &ids, &identities, None) {
+            Ok(started) => tracing::trace!(target: "kvbm", ?started, "onboarded blocks are copied to G2"),
+            Err(error) => tracing::debug!(target: "kvbm", %error, "onboarded blocks are not copied to G2"),
+        }
     }
 }
 
@@ -76,7 +178,11 @@ impl Future for EngineOnboarding {
     type Output = Result<usize, EngineOnboardError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.0.poll(context).is_pending() { Poll::Pending } else { Poll::Ready(self.resolve()) }
+        if self.transfer.poll(context).is_pending() || self.over.poll(context).is_pending() {
+            Poll::Pending
+        } else {
+            Poll::Ready(self.resolve())
+        }
     }
 }
 

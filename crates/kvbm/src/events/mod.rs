@@ -9,7 +9,6 @@ mod ring;
 
 use crate::config::{EventsConfig, WhenFull};
 use crate::metrics::Metrics;
-use crate::signal::deadline;
 use crate::volume::Change;
 use engine_format::Translator;
 use kvbm_events::url::OpenError;
@@ -19,7 +18,7 @@ use kvbm_events::{
     InProcessTransport, KvEvent, Publisher, PublisherConfig, PublisherStats, Snapshot, SnapshotServer,
     SourceId, StreamId, Subscriber, TransportError,
 };
-use kvbm_plan::{BlockIdentity, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId};
+use kvbm_plan::{BlockIdentity, LocalHash, Location, NodeId, SequenceHash, Tier, VolumeId, deadline_after};
 use kvbm_pool::Registry;
 use kvbm_tokens::{BlockChain, BlockHasher};
 use notes::Notes;
@@ -289,7 +288,7 @@ impl EventPump {
     /// Publishes what has happened so far, trying until `timeout` has passed. Whether all of it was
     /// taken.
     pub fn flush(&self, timeout: Duration) -> bool {
-        let deadline = deadline(timeout);
+        let deadline = deadline_after(Instant::now(), timeout);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.publisher.flush(left) {
@@ -356,7 +355,7 @@ impl EventPump {
         if self.full_wait.is_zero() {
             return;
         }
-        let deadline = deadline(self.full_wait);
+        let deadline = deadline_after(Instant::now(), self.full_wait);
         loop {
             let ring = self.registry.event_backlog();
             if ring.waiting <= ring.capacity / 2 || Instant::now() >= deadline {

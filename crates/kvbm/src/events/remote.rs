@@ -132,7 +132,7 @@ impl Remote {
     }
 
     fn publish(&self, payload: &Payload, timeout: Duration) -> Result<(), TransportError> {
-        let deadline = crate::signal::deadline(timeout);
+        let deadline = kvbm_plan::deadline_after(Instant::now(), timeout);
         let transport = self.open(timeout)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let sent = match &self.translator {

@@ -18,6 +18,7 @@ mod rank_loss;
 mod shutdown;
 mod status;
 
+use crate::config::ONLY_GROUP;
 use crate::events::EventPump;
 use crate::metrics::Metrics;
 use crate::offload::Offload;
@@ -26,10 +27,11 @@ use crate::ranks::recovery::Recoveries;
 use crate::slots::Slots;
 use crate::tenants::Tenants;
 use crate::transfers::Transfers;
-use crate::volume::Volumes;
+use crate::volume::{Probe, Volumes};
 use inbox::Inbox;
 use kvbm_plan::Tier;
 use kvbm_pool::{Prefix, Registry};
+use kvbm_tokens::BlockChain;
 use parking_lot::Mutex;
 pub use shutdown::{ClearError, FlushError, FlushReport, ShutdownReport};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -121,6 +123,18 @@ impl Leader {
                 tracing::error!("the leader failed while it looked for late transfers; it goes on looking");
             }
         }
+    }
+
+    /// The longest prefix of `chain` that is on some tier, pinned, and whether volumes were asked, or would be. Counts as one use
+    /// of every block in it.
+    pub(crate) fn match_prefix(&self, chain: BlockChain<'_>, probe: Probe) -> (Prefix, bool) {
+        let mut prefix = self.registry.match_prefix(ONLY_GROUP, chain.hashes());
+        self.transfers.leave_out_disk(&mut prefix);
+        // On every tier that holds them: a block that is hot in G1 does not grow cold below. The whole chain, since the eviction
+        // policy asks how far a block is from the end of its request.
+        self.registry.touch(ONLY_GROUP, chain.hashes());
+        let asks = self.volumes.extend(&mut prefix, chain, probe);
+        (prefix, asks)
     }
 
     /// A hit counts once, on the nearest tier that held the block, after the block was verified.

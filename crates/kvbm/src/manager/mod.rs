@@ -5,8 +5,10 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
+//! | `fences` | device events that plans wait for | - |
 //! | `tenants` | calls about tenants | - |
 
+mod fences;
 mod tenants;
 
 use crate::config::{Config, ONLY_GROUP, stored_bytes};
@@ -15,14 +17,11 @@ use crate::leader::{ClearError, FlushError, FlushReport, Leader, ShutdownReport}
 use crate::metrics::Metrics;
 use crate::onboard::Onboarding;
 use crate::places::{self, Places};
-use crate::signal::deadline;
 use crate::status::Status;
-use crate::volume::{LocalVolumes, VolumeSetError};
+use crate::volume::{LocalVolumes, Probe, VolumeSetError};
 #[cfg(feature = "worker")]
 use crate::workers::Workers;
-#[cfg(feature = "worker")]
-use kvbm_device::Event;
-use kvbm_plan::{Command, NamespaceId, Rank, Tier, VolumeDescriptor, VolumeId};
+use kvbm_plan::{Command, NamespaceId, Rank, Tier, VolumeDescriptor, VolumeId, deadline_after};
 use kvbm_pool::{
     AllocError, BlockBatch, BlockMetadata, Cached, Complete, Duplicates, G1, Lost, Partial, PinError, Pinned,
     Prefix, RegisterError, RejectedBatch, Reset, SequenceError as CommitError, TierMask, TtlError,
@@ -232,13 +231,7 @@ impl<G> KvBlockManager<G> {
     pub fn match_prefix<'a>(&self, chain: impl Into<BlockChain<'a>>) -> Prefix {
         let chain = chain.into();
         self.leader.metrics.lookups.add(chain.len() as u64);
-        let mut prefix = self.leader.registry.match_prefix(ONLY_GROUP, chain.hashes());
-        self.leader.transfers.leave_out_disk(&mut prefix);
-        // On every tier that holds them: a block that is hot in G1 does not grow cold below. The whole chain, since the eviction
-        // policy asks how far a block is from the end of its request.
-        self.leader.registry.touch(ONLY_GROUP, chain.hashes());
-        self.leader.volumes.extend(&mut prefix, chain);
-        prefix
+        self.leader.match_prefix(chain, Probe::Wait).0
     }
 
     /// Nothing will continue `chain` (the session is over, the branch was given up): a soft hint. Its blocks at the end that belong
@@ -344,44 +337,6 @@ impl<G> KvBlockManager<G> {
         iteration
     }
 
-    /// Everything that the engine has submitted to its streams so far lies before `events`, one per rank in order. Plans that
-    /// touch G1 start only after the last ones handed over: blocks are read after the engine wrote them and overwritten
-    /// after the engine read them. An engine that orders its work otherwise (or waits for its streams before it calls)
-    /// need not call this.
-    ///
-    /// # Errors
-    /// Not one event for each rank, or the workers are in other processes: nothing changed.
-    #[cfg(feature = "worker")]
-    pub fn fence(&self, events: &[Event]) -> Result<(), FenceError> {
-        if !self.has_local_workers() {
-            return Err(FenceError::Elsewhere);
-        }
-        let ranks = self.leader.ranks.len();
-        if events.len() != ranks {
-            return Err(FenceError::Ranks { given: events.len(), ranks });
-        }
-        let number = self.leader.transfers.next_fence();
-        self.workers.register_events(number, events);
-        self.leader.transfers.set_fence(number);
-        Ok(())
-    }
-
-    /// Like `fence`, for workers in other processes: every rank's worker has been told of its device event under `number`, or will
-    /// be. Plans that touch G1 wait for it there.
-    ///
-    /// # Errors
-    /// A number that is not above all earlier ones, or the workers are in this process: nothing changed.
-    pub fn fence_at(&self, number: u64) -> Result<(), FenceError> {
-        if self.has_local_workers() {
-            return Err(FenceError::Here(number));
-        }
-        if !self.leader.transfers.take_fence(number) {
-            return Err(FenceError::Number(number));
-        }
-        self.leader.transfers.set_fence(number);
-        Ok(())
-    }
-
     /// Waits until no offload is queued or running, or `deadline` passes. Whether that was reached.
     pub fn wait_offloads(&self, deadline: Instant) -> bool {
         self.leader.offload.wait_idle(deadline)
@@ -415,14 +370,14 @@ impl<G> KvBlockManager<G> {
     /// # Errors
     /// The rank that failed or did not answer in time; offloads that did not end in time.
     pub fn flush(&self, timeout: Duration) -> Result<FlushReport, FlushError> {
-        self.leader.flush(deadline(timeout))
+        self.leader.flush(deadline_after(Instant::now(), timeout))
     }
 
     /// Ends the manager's work: nothing new starts, blocks that are on no lower tier yet are written down as far as time
     /// allows, G3 is made durable, and what was forgotten is removed from volumes. What was not saved is in the report, and
     /// whether removals were not confirmed in time.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
-        let deadline = deadline(timeout);
+        let deadline = deadline_after(Instant::now(), timeout);
         let mut report = self.leader.shut_down(deadline);
         // What happened last is told even where the tiers took all the time.
         let left = deadline.saturating_duration_since(Instant::now());

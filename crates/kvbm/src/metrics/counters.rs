@@ -66,6 +66,8 @@ label! {
         NotWorthIt = "not_worth_it",
         /// The copy failed.
         Failed = "failed",
+        /// The circuit breakers for writes of all directories of the disk tier are open.
+        DiskDown = "disk_down",
         /// The volume fails and is left alone for a while.
         VolumeDown = "volume_down",
         /// Its last copy is being removed from the volume: what is written now could go with it.
@@ -108,8 +110,8 @@ label! {
         Arriving = "arriving",
         /// Out of use, for its bytes were found wrong.
         Quarantined = "quarantined",
-        /// Left alone for a while, for it could not be written.
-        Resting = "resting",
+        /// No copy gets it for a while: it failed a write, or the writes of its directory are stopped.
+        Withheld = "withheld",
     }
 }
 

@@ -18,6 +18,7 @@
 //! ```
 
 mod counters;
+mod deadline_stream;
 mod disks;
 mod expose;
 mod histogram;
@@ -38,6 +39,7 @@ pub use counters::{
     Counter, Counters, DropReason, EvictReason, Gauge, InFlight, PathMetrics, PathSummary, RecoveryOutcome,
     SlotState, TierMetrics, VolumeCounters,
 };
+pub use deadline_stream::DeadlineStream;
 pub use disks::{DiskCounters, DiskMetrics};
 pub use histogram::{LatencyBucket, LatencyHistogram, LatencySummary};
 pub use ranks::RankMetrics;

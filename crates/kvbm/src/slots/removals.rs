@@ -283,8 +283,8 @@ impl Slots {
 
     /// Slots of G3 that hold no block and that nothing is on its way to, in order. Under the lock `order` it stays so.
     fn unused(&self) -> Vec<BlockId> {
-        // Read first: a slot whose backoff ends after this is free.
-        let mut slots = self.write_backoff.slots();
+        // Read first: a slot that is not withheld any more after this is free.
+        let mut slots = self.directories.withheld();
         slots.extend(self.registry.vacant_slots(Tier::G3));
         slots.sort_unstable();
         slots.dedup();

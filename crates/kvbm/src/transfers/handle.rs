@@ -3,8 +3,7 @@
 use super::Transfers;
 use super::transfer::{Interest, Outcome, Released, Transfer, expired};
 use crate::error::BlockFailure;
-use crate::signal::deadline;
-use kvbm_plan::{Failure, FailureKind};
+use kvbm_plan::{Failure, FailureKind, deadline_after};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -63,7 +62,7 @@ impl Handle {
             let late = expired(what, transfer.limit);
             self.transfers.keep_arrived(transfer);
             self.transfers.abandon(transfer, &late);
-            if !transfer.settled.wait_until(deadline(SETTLEMENT)) {
+            if !transfer.settled.wait_until(deadline_after(Instant::now(), SETTLEMENT)) {
                 return Err(late);
             }
         }
@@ -94,7 +93,7 @@ impl Handle {
         self.transfers.keep_arrived(transfer);
         match self.interest.release(reason) {
             Released::Over => {
-                transfer.settled.wait_until(deadline(SETTLEMENT));
+                transfer.settled.wait_until(deadline_after(Instant::now(), SETTLEMENT));
                 false
             }
             Released::Shared => true,

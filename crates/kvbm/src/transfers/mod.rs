@@ -26,7 +26,7 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | `disk_reads` | circuit breaker of the disk tier | `transfer` |
+//! | `disk_reads` | results of reads from the disk tier | `transfer` |
 //! | `handle` | a caller's share in a transfer | `transfer` |
 //! | `inflight` | plans that not all workers have answered | - |
 //! | `joins` | blocks on their way to G1, for later requests | `transfer` |
@@ -38,7 +38,7 @@
 //! | `speeds` | measured speeds of the paths | - |
 //! | `transfer` | one transfer and its state | - |
 
-mod disk_reads;
+pub(crate) mod disk_reads;
 mod handle;
 mod inflight;
 mod joins;
@@ -50,12 +50,11 @@ mod settle;
 mod speeds;
 mod transfer;
 
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
 use crate::metrics::Metrics;
 use crate::ranks::Ranks;
 use crate::slots::Slots;
-use disk_reads::DiskReads;
 pub(crate) use handle::Handle;
 use inflight::{Answer, Finished, Inflight};
 pub(crate) use joins::Arriving;
@@ -75,6 +74,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 pub(crate) use transfer::{Outcome, expired};
 use transfer::{PlanPart, Transfer};
+
+/// A device event behind everything that the engine had submitted to its streams when it was handed over: what a plan that
+/// touches G1 waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fence(pub(crate) u64);
+
+impl Fence {
+    /// The number by which workers know the event.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
 
 /// One block of a transfer.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +142,7 @@ pub(crate) trait VolumeEnd: Send + Sync {
     /// Blocks came from the store or arrived there.
     fn served(&self);
     /// All plans are over; the transfer began at `began`.
-    fn ended(&self, results: &Verdict, began: Instant);
+    fn ended(&self, results: &RequestResults, began: Instant);
     /// Reads are over, with these failures.
     fn reads_ended(&self, moves: &[Move], failures: &[Option<Failure>]);
     /// Writes are over. Blocks that cannot count get a failure.
@@ -152,6 +163,8 @@ pub(crate) struct Request {
     /// The volume that blocks come from or go to, where one does.
     pub(crate) volume: Option<Arc<dyn VolumeEnd>>,
     pub(crate) on_arrival: Option<OnArrival>,
+    /// Plans that touch G1 wait for this device event; for the last one that was set where there is none.
+    pub(crate) fence: Option<Fence>,
 }
 
 impl Request {
@@ -162,8 +175,8 @@ impl Request {
         destination: Destination,
         losses: Losses,
     ) -> Self {
-        let (holds, check, volume, on_arrival) = (Vec::new(), None, None, None);
-        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival }
+        let (holds, check, volume, on_arrival, fence) = (Vec::new(), None, None, None, None);
+        Self { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence }
     }
 
     /// Also holds this until no worker touches the blocks any more.
@@ -198,7 +211,6 @@ pub(crate) struct Transfers {
     inflight: Inflight<PlanPart>,
     joins: Joins,
     speeds: Speeds,
-    disk_reads: DiskReads,
     /// Of failures in the log.
     log_limit: LogLimit,
     /// Number of the last device event that the engine handed over; 0 for none.
@@ -223,7 +235,6 @@ impl Transfers {
             inflight: Inflight::new(settings.epoch, ranks.len()),
             joins: Joins::default(),
             speeds: Speeds::default(),
-            disk_reads: DiskReads::new(settings.read_deadline),
             log_limit: LogLimit::default(),
             fence: AtomicU64::new(0),
             fences: AtomicU64::new(0),
@@ -269,8 +280,8 @@ impl Transfers {
     }
 
     /// Plans that touch G1 wait for the device event of this number from now on.
-    pub(crate) fn set_fence(&self, number: u64) {
-        self.fence.fetch_max(number, Ordering::AcqRel);
+    pub(crate) fn set_fence(&self, fence: Fence) {
+        self.fence.fetch_max(fence.0, Ordering::AcqRel);
     }
 
     /// Plans of `path` that not all ranks have answered.
@@ -360,7 +371,7 @@ impl Transfers {
 
     /// Waits for transfers from and to a volume, at most so long; what is late is given up.
     pub(crate) fn end_with_volume(&self, id: VolumeId, most: Duration) {
-        let deadline = Instant::now() + most;
+        let deadline = kvbm_plan::deadline_after(Instant::now(), most);
         for transfer in self.select(|transfer| transfer.volume_id() == Some(id)) {
             if !transfer.settled.wait_until(deadline) {
                 self.abandon(&transfer, &expired("a transfer of a volume that is unregistered", most));
@@ -414,7 +425,9 @@ impl Transfers {
             return;
         }
         if path.src == Tier::G3 {
-            self.disk_gives();
+            let blocks = transfer.moves.iter().skip(finished.operation.first).zip(failures);
+            let served = blocks.filter(|(_, failure)| failure.is_none()).map(|(block, _)| block.src);
+            self.slots.directories().note_service(served);
         }
         if (path.src == Tier::G4 || path.dst == Tier::G4)
             && let Some(volume) = &transfer.volume

@@ -34,9 +34,8 @@ impl Transfers {
             Tier::G3 | Tier::G4 => self.settings.max_read_blocks,
         };
         let ranges = plans::ranges(&request.moves, most);
-        if request.moves.iter().any(|block| block.from == Tier::G3) {
-            self.ask_disk();
-        }
+        let on_disk = request.moves.iter().filter(|block| block.from == Tier::G3);
+        self.slots.directories().note_reads(on_disk.map(|block| block.src));
         if let Some(volume) = &request.volume {
             volume.requested();
         }
@@ -90,7 +89,7 @@ impl Transfers {
             dst: transfer.endpoint(transfer.to),
             blocks: plans::transfers(moves),
             layers: None,
-            gate: self.gate(path),
+            gate: self.gate(path, transfer),
             after: Vec::new(),
             priority: transfer.purpose.priority(),
             // 0 would mean no limit.
@@ -105,10 +104,10 @@ impl Transfers {
         }
     }
 
-    /// The engine's last event lies behind its writes and its reads of G1. A plan that touches G1 waits for it: blocks are read after the engine
-    /// wrote them, and overwritten after the engine read them.
-    fn gate(&self, path: Path) -> Gate {
-        let fence = self.fence.load(Ordering::Acquire);
+    /// A fence lies behind the engine's writes and its reads of G1. A plan that touches G1 waits for it: blocks are read after
+    /// the engine wrote them, and overwritten after the engine read them.
+    fn gate(&self, path: Path, transfer: &Transfer) -> Gate {
+        let fence = transfer.fence.map_or_else(|| self.fence.load(Ordering::Acquire), |fence| fence.0);
         let touches_device = path.src == Tier::G1 || path.dst == Tier::G1;
         if touches_device && fence > 0 { Gate::DeviceEvent(fence) } else { Gate::None }
     }

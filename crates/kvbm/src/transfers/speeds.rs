@@ -65,7 +65,10 @@ impl Speeds {
         let paths = self.paths.lock();
         let speed = paths.get(&path)?;
         let known = speed.blocks >= EVIDENCE && now.saturating_duration_since(speed.seen) <= VALID;
-        known.then(|| Duration::from_secs_f64(speed.seconds / speed.blocks))
+        if !known {
+            return None;
+        }
+        Duration::try_from_secs_f64(speed.seconds / speed.blocks).ok()
     }
 }
 
@@ -80,7 +83,9 @@ impl Speeds {
         before: usize,
     ) -> Duration {
         let BlockCosts { bytes, recompute, .. } = costs;
-        let unknown = || Duration::from_secs_f64(bytes as f64 / UNKNOWN_BYTES_PER_S as f64);
+        let unknown = || {
+            Duration::try_from_secs_f64(bytes as f64 / UNKNOWN_BYTES_PER_S as f64).unwrap_or(Duration::MAX)
+        };
         let measured = self.per_block(path, Instant::now());
         let each = measured.map_or_else(unknown, |time| time.saturating_mul(SLOWDOWN));
         let times =

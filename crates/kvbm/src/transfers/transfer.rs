@@ -3,11 +3,11 @@
 //! A transfer may need several plans (one per source tier and per part), on several ranks. It settles once, when all plans are over: only then
 //! are its sources released and its destinations made visible or given back.
 
-use super::{Destination, Move, OnArrival, Purpose, Request, VolumeEnd};
-use crate::circuit_breaker::Verdict;
+use super::{Destination, Fence, Move, OnArrival, Purpose, Request, VolumeEnd};
+use crate::circuit_breaker::RequestResults;
 use crate::error::BlockFailure;
-use crate::signal::{Signal, deadline};
-use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId};
+use crate::signal::Signal;
+use kvbm_plan::{BlockId, Endpoint, Failure, FailureKind, Path, Tier, VolumeId, deadline_after};
 use kvbm_pool::{Losses, Pinned};
 use parking_lot::Mutex;
 use std::any::Any;
@@ -42,6 +42,7 @@ pub(crate) struct Transfer {
     /// The volume at one of its ends, where there is one.
     pub(super) volume: Option<Arc<dyn VolumeEnd>>,
     pub(super) on_arrival: Option<OnArrival>,
+    pub(super) fence: Option<Fence>,
     /// How long it may take.
     pub(crate) limit: Duration,
     pub(crate) began: Instant,
@@ -118,18 +119,44 @@ pub(crate) struct Unsettled {
 /// What the ranks themselves said of the stores that they copied from or to, whatever became of the transfer.
 #[derive(Debug, Default)]
 pub(crate) struct RankResults {
-    /// Of reads from G3.
-    pub(crate) disk: Verdict,
-    pub(crate) volume: Verdict,
+    pub(crate) disk: DiskResults,
+    pub(crate) volume: RequestResults,
     /// Blocks that could not be written to G3.
     pub(crate) unwritten: Vec<usize>,
+}
+
+/// What ranks said of reads from G3. Blocks are indices in `moves`.
+#[derive(Debug, Default)]
+pub(crate) struct DiskResults {
+    pub(crate) blocks: Vec<(usize, Option<Failure>)>,
+    /// Blocks that a disk was asked for in time and did not serve before the transfer was late.
+    pub(crate) late_blocks: Vec<usize>,
+    pub(crate) late: Option<Failure>,
+}
+
+impl DiskResults {
+    pub(crate) fn are_conclusive(&self) -> bool {
+        !self.blocks.is_empty() || self.late.is_some()
+    }
+
+    /// A plan took so long that its disk counts as late: the disks of the blocks that failed, or of
+    /// all where none did.
+    fn add_late(&mut self, first: usize, failures: &[Option<Failure>], late: Failure) {
+        let failed = (first..).zip(failures).filter(|(_, failure)| failure.is_some()).map(|(at, _)| at);
+        let before = self.late_blocks.len();
+        self.late_blocks.extend(failed);
+        if self.late_blocks.len() == before {
+            self.late_blocks.extend(first..first + failures.len());
+        }
+        self.late = Some(late);
+    }
 }
 
 impl RankResults {
     fn add(&mut self, path: Path, first: usize, blocks: &[Option<Failure>]) {
         for (index, block) in (first..).zip(blocks) {
             if path.src == Tier::G3 {
-                self.disk.add(block.as_ref());
+                self.disk.blocks.push((index, block.clone()));
             }
             if path.src == Tier::G4 || path.dst == Tier::G4 {
                 self.volume.add(block.as_ref());
@@ -172,7 +199,8 @@ impl Drop for Settlement {
 impl Transfer {
     /// A transfer that `plans` plans carry out.
     pub(crate) fn new(request: Request, limit: Duration, plans: usize) -> Arc<Self> {
-        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival } = request;
+        let Request { purpose, to, moves, destination, losses, holds, check, volume, on_arrival, fence } =
+            request;
         let blocks = moves.len();
         let span = match purpose {
             Purpose::Onboard | Purpose::EngineOnboard => {
@@ -202,9 +230,10 @@ impl Transfer {
             moves: moves.into_boxed_slice(),
             volume,
             on_arrival,
+            fence,
             limit,
             began,
-            deadline: deadline(limit),
+            deadline: deadline_after(Instant::now(), limit),
             settled: Signal::default(),
             span,
             has_spoken: AtomicBool::new(false),
@@ -243,7 +272,7 @@ impl Transfer {
         if let (Some(from), Some(busy)) = (from, own) {
             state.results.add(Path::new(from, self.to), first, failures);
             if from == Tier::G3 && state.quiet_disk.is_some_and(|quiet| busy >= quiet) {
-                state.results.disk.comes_late(expired("read from G3", self.limit));
+                state.results.disk.add_late(first, failures, expired("read from G3", self.limit));
             }
         }
         if from == Some(Tier::G3) && failures.iter().any(Option::is_none) {
@@ -271,8 +300,16 @@ impl Transfer {
         Some(Unsettled { parts, failures, kept, results, settlement })
     }
 
-    /// Whether the caller is the first one to ask what it says of the disk.
-    pub(crate) fn speaks_of_disk(&self) -> bool {
+    /// The slots of G3 of which nothing was reported yet.
+    pub(super) fn owed_disk_slots(&self) -> Vec<BlockId> {
+        let state = self.state.lock();
+        let owed = self.moves.iter().zip(&state.answered);
+        let owed = owed.filter(|(block, answered)| block.from == Tier::G3 && !**answered);
+        owed.map(|(block, _)| block.src).collect()
+    }
+
+    /// Whether the caller is the first to record what the transfer says of the disk.
+    pub(crate) fn is_first_disk_result(&self) -> bool {
         !self.has_spoken.swap(true, Ordering::Relaxed)
     }
 

@@ -3,7 +3,7 @@
 use super::history::Moment;
 use super::index::Admission;
 use super::{VolumeTier, Volumes};
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use crate::error::may_land;
 use crate::metrics::DropReason;
 use crate::transfers::{Destination, Move, Purpose, Request, VolumeEnd};
@@ -31,14 +31,14 @@ impl VolumeEnd for OnVolume {
     }
 
     fn requested(&self) {
-        self.tier.asks();
+        self.tier.note_request();
     }
 
     fn served(&self) {
-        self.tier.gives();
+        self.tier.note_service();
     }
 
-    fn ended(&self, results: &Verdict, began: Instant) {
+    fn ended(&self, results: &RequestResults, began: Instant) {
         self.tier.note(results, began);
     }
 
@@ -168,7 +168,7 @@ impl VolumeTier {
         self.counters.full.add(refused as u64);
         let now = Instant::now();
         self.note_copies(failures, now);
-        let doubtful_until = now + self.descriptor.deadline;
+        let doubtful_until = kvbm_plan::deadline_after(now, self.descriptor.deadline);
         let mut broken: Vec<SequenceHash> = Vec::new();
         let mut index = self.index.lock();
         for (block, slot) in moves.iter().zip(failures.iter_mut()) {

@@ -1,7 +1,7 @@
 //! Finding chains: from what is known of each volume, and for what is not, from the volumes in a few round trips whatever the length.
 
 use super::{VolumeTier, Volumes};
-use crate::circuit_breaker::Verdict;
+use crate::circuit_breaker::RequestResults;
 use kvbm_plan::{BlockIdentity, Failure, NamespaceId, SequenceHash, VolumeAnswer, VolumeId, VolumeRequest};
 use kvbm_pool::Prefix;
 use kvbm_tokens::BlockChain;
@@ -36,17 +36,29 @@ impl Absences {
     }
 }
 
+/// Whether volumes are asked for blocks that are not known here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Probe {
+    /// They are, and the caller waits.
+    Wait,
+    /// What is known must do.
+    Never,
+}
+
 impl Volumes {
     /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts a use of what volumes have.
-    pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>) {
+    /// Whether a volume was asked, or would be.
+    pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool {
         let (group, hashes, namespace) =
             (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
-        let Some(&root) = hashes.first() else { return };
+        let Some(&root) = hashes.first() else { return false };
         let from = prefix.len();
         // Whether a volume answers shows in the transfers; while it is left alone it holds nothing.
         let usable = |volume: &VolumeTier| {
             volume.index.lock().touch(group, hashes);
-            from < hashes.len() && (!volume.is_down() || volume.may_ask()) && !volume.is_purging(namespace)
+            from < hashes.len()
+                && (!volume.is_down() || volume.allows_requests())
+                && !volume.is_purging(namespace)
         };
         let mut volumes = self.preferred(root);
         volumes.retain(|volume| usable(volume));
@@ -59,7 +71,7 @@ impl Volumes {
         let mut best: Option<(usize, VolumeId)> = None;
         for (volume, mut found) in volumes.iter().zip(known) {
             let most = best.map_or(0, |(most, _)| most);
-            if ask && most < rest {
+            if ask && probe == Probe::Wait && most < rest {
                 let unknown = BlockIdentity::chain(namespace, group, hashes).skip(from + found);
                 found += volume.probe_chain(recheck, &unknown.collect::<Vec<_>>());
             }
@@ -70,6 +82,7 @@ impl Volumes {
         if let Some((found, volume)) = best {
             prefix.extend_on_volume(volume, namespace, found);
         }
+        ask && !volumes.is_empty()
     }
 }
 
@@ -89,7 +102,7 @@ impl VolumeTier {
         if self.absences.lock().is_recent(first.hash, now, recheck) {
             return 0;
         }
-        let deadline = now + self.descriptor.deadline;
+        let deadline = kvbm_plan::deadline_after(now, self.descriptor.deadline);
         // All before `low` is there; `high` is not, or is the end.
         let (mut low, mut high) = (0, identities.len());
         let mut seen = HashSet::new();
@@ -136,7 +149,7 @@ impl VolumeTier {
             return Err(failure);
         }
         let began = Instant::now();
-        self.asks();
+        self.note_request();
         let request = VolumeRequest::Probe(blocks.to_vec());
         let answers =
             self.requests.wait(self.descriptor.id, request, deadline, "what a volume holds", |answer| {
@@ -146,13 +159,13 @@ impl VolumeTier {
                     VolumeAnswer::Removed(_) | VolumeAnswer::Listed(_) | VolumeAnswer::Done => Ok(Vec::new()),
                 }
             });
-        let mut verdict = Verdict::default();
+        let mut results = RequestResults::default();
         match &answers {
-            Ok(_) => verdict.add(None),
-            Err(unanswered) if !unanswered.is_away => verdict.add(Some(&unanswered.failure)),
+            Ok(_) => results.add(None),
+            Err(unanswered) if !unanswered.is_away => results.add(Some(&unanswered.failure)),
             Err(_) => {}
         }
-        self.note(&verdict, began);
+        self.note(&results, began);
         let mut there = vec![true; blocks.len()];
         for found in answers.map_err(|unanswered| unanswered.failure)? {
             for (at, there) in there.iter_mut().enumerate() {

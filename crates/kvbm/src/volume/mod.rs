@@ -44,7 +44,7 @@ mod status;
 mod test_manager;
 mod writes;
 
-use crate::circuit_breaker::{Breaker, Turn, Verdict};
+use crate::circuit_breaker::{CircuitBreaker, RequestResults, StateChange};
 use crate::metrics::VolumeCounters;
 pub(crate) use copies::transfer_end;
 use discards::Discards;
@@ -53,6 +53,7 @@ use index::Index;
 use kvbm_plan::{Failure, GroupId, SequenceHash, VolumeDescriptor};
 pub(crate) use log::{Change, Log};
 use look_up::Absences;
+pub(crate) use look_up::Probe;
 use opening::Openings;
 use parking_lot::Mutex;
 use reclaim::Reclaim;
@@ -79,7 +80,7 @@ pub(crate) struct VolumeTier {
     pub(crate) limit: Option<u64>,
     requests: Arc<VolumeRequests>,
     index: Mutex<Index>,
-    breaker: Mutex<Breaker>,
+    breaker: Mutex<CircuitBreaker>,
     seal: Mutex<Seal>,
     /// Between two attempts to use what failed or refused.
     longest_pause: Duration,
@@ -104,7 +105,7 @@ impl VolumeTier {
         let capacity = blocks.map_or(MAX_KNOWN, limit);
         Self {
             index: Mutex::new(Index::new(descriptor.id, capacity, log)),
-            breaker: Mutex::new(Breaker::new(longest_pause, descriptor.deadline)),
+            breaker: Mutex::new(CircuitBreaker::new(longest_pause, descriptor.deadline)),
             seal: Mutex::default(),
             longest_pause,
             absences: Mutex::default(),
@@ -140,7 +141,7 @@ impl VolumeTier {
 
     /// What it failed with, while it is left alone for that.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        self.breaker.lock().why()
+        self.breaker.lock().failure()
     }
 
     /// Whether what goes beyond the capacity is removed from it, or only not known here any more.
@@ -149,17 +150,17 @@ impl VolumeTier {
     }
 
     /// What came of a call that began then: successes end a pause, failures of the store begin or prolong one.
-    pub(crate) fn note(&self, verdict: &Verdict, began: Instant) {
-        self.counters.errors.add(verdict.failures as u64);
-        let change = self.breaker.lock().hears(verdict, began, Instant::now());
+    pub(crate) fn note(&self, results: &RequestResults, began: Instant) {
+        self.counters.errors.add(results.failures as u64);
+        let change = self.breaker.lock().record(results, began, Instant::now());
         let volume = self.descriptor.id;
         match change {
-            Turn::None => {}
-            Turn::Closed => {
+            StateChange::None => {}
+            StateChange::Closed => {
                 tracing::info!(target: "kvbm", %volume, "the volume answers again: its blocks are found from now on");
             }
-            Turn::Opened => {
-                let failure = verdict.first.as_ref().map(tracing::field::display);
+            StateChange::Opened => {
+                let failure = results.first.as_ref().map(tracing::field::display);
                 tracing::warn!(
                     target: "kvbm", %volume, failure,
                     "the volume fails or does not answer: it is left alone for a while, and what it holds counts as missing"
@@ -171,16 +172,16 @@ impl VolumeTier {
     /// What came of copies there.
     fn note_copies(&self, copies: &[Option<Failure>], now: Instant) {
         let mut seal = self.seal.lock();
-        let turn = seal.hears(copies, now, self.longest_pause);
+        let change = seal.record(copies, now, self.longest_pause);
         let failure = seal.why();
         drop(seal);
         let volume = self.descriptor.id;
-        match turn {
-            Turn::None => {}
-            Turn::Closed => {
+        match change {
+            StateChange::None => {}
+            StateChange::Closed => {
                 tracing::info!(target: "kvbm", %volume, "the volume takes blocks again");
             }
-            Turn::Opened => {
+            StateChange::Opened => {
                 let failure = failure.as_ref().map(tracing::field::display);
                 tracing::warn!(
                     target: "kvbm", %volume, failure,
@@ -197,21 +198,21 @@ impl VolumeTier {
 
     /// Whether blocks may be copied there now.
     fn takes(&self) -> bool {
-        self.may_ask() && self.seal.lock().allows(Instant::now())
+        self.allows_requests() && self.seal.lock().allows(Instant::now())
     }
 
     /// Blocks came from it or arrived there.
-    pub(crate) fn gives(&self) {
-        self.breaker.lock().gives(Instant::now());
+    pub(crate) fn note_service(&self) {
+        self.breaker.lock().note_service(Instant::now());
     }
 
-    /// Whether it may be asked now: where it is left alone, by one caller after a pause.
-    fn may_ask(&self) -> bool {
-        !self.openings.lacks_one() && self.breaker.lock().may_ask(Instant::now())
+    /// Whether a request may be sent to it now.
+    fn allows_requests(&self) -> bool {
+        !self.openings.lacks_one() && self.breaker.lock().allows(Instant::now())
     }
 
-    /// It is asked.
-    pub(crate) fn asks(&self) {
-        self.breaker.lock().asks(Instant::now());
+    /// A request is sent to it.
+    pub(crate) fn note_request(&self) {
+        self.breaker.lock().note_request(Instant::now());
     }
 }

@@ -3,7 +3,7 @@
 use super::VolumeTier;
 use super::requests::followed;
 use crate::ranks::requests::Request;
-use kvbm_plan::{FailureKind, Rank, VolumeAnswer, VolumePlace, VolumeRequest};
+use kvbm_plan::{FailureKind, Rank, VolumeAnswer, VolumePlace, VolumeRequest, deadline_after};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -102,7 +102,7 @@ pub(super) fn tend(tier: &VolumeTier, now: Instant) {
             let asked = tier.requests.pending.start_with(rank);
             due.push((rank, asked.token));
             opening.asked = Some(asked);
-            opening.next = now + OPENING * tier.descriptor.deadline;
+            opening.next = deadline_after(now, tier.descriptor.deadline.saturating_mul(OPENING));
         }
         true
     });

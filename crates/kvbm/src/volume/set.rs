@@ -142,7 +142,9 @@ impl Volumes {
         let now = Instant::now();
         let place = place(&tier.descriptor.uri);
         for former in self.former(now).iter().filter(|former| self::place(&former.descriptor.uri) == place) {
-            tier.index.lock().inherit(&former.index.lock(), now + former.descriptor.deadline);
+            tier.index
+                .lock()
+                .inherit(&former.index.lock(), kvbm_plan::deadline_after(now, former.descriptor.deadline));
         }
         Arc::new(tier)
     }
@@ -282,7 +284,9 @@ mod tests {
             block_costs: BlockCosts::default(),
         };
         let ranks = Arc::new(Ranks::new(0, metrics.clone(), Duration::ZERO));
-        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline);
+        let striping = kvbm_plan::Striping::new(1, 4096);
+        let directories = crate::slots::Directories::new(striping, deadline, deadline);
+        let slots = Slots::new(registry.clone(), Arc::clone(&ranks), metrics.clone(), deadline, directories);
         let transfers =
             Transfers::new(registry, Arc::clone(&ranks), Arc::new(slots), metrics.clone(), settings);
         Volumes::new(&Config::default(), true, metrics, ranks, transfers)

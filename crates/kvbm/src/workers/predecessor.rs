@@ -52,7 +52,7 @@ impl Past {
         let (rank, ranks) = (ours.rank.0, self.ranks);
         let started = Instant::now();
         let share = self.time / self.to_come.max(1);
-        let taken = self.predecessor.take_over(ours, tier, started + share);
+        let taken = self.predecessor.take_over(ours, tier, kvbm_plan::deadline_after(started, share));
         // What a rank does not need is for those after it.
         self.time = self.time.saturating_sub(started.elapsed());
         self.to_come = self.to_come.saturating_sub(1);

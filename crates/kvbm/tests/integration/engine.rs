@@ -8,10 +8,11 @@ use kvbm::device::{Device, DeviceMemory, EmulatedConfig, EmulatedDevice};
 use kvbm::layout::{
     AxisOrder, BlockLayout, EngineRegions, LayerSeparate, LayoutConfig, OuterPlacement, StridedLayout,
 };
+use kvbm::pool::Refusal;
 use kvbm::storage::{BoundLayout, DeviceStorage, RegionBinding};
 use kvbm::{
-    BlockId, BuildError, Engine, EngineError, FailureKind, KvBlockManager, OffloadStarted, Owned, Path, Tier,
-    TokenSequence,
+    BlockId, BuildError, Engine, EngineError, FailureKind, KvBlockManager, OffloadStarted, Owned, Path,
+    RefusedBlock, Tier, TokenSequence,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,13 +93,13 @@ fn blocks_of_any_engine_layout_go_down_and_come_back_into_other_ids() {
         for (&id, &hash) in from.iter().zip(tokens.hashes()) {
             compute(&manager, id, hash);
         }
-        let all = OffloadStarted { started: 5, present: 0, refused: 0 };
-        assert_eq!(manager.offload(&from, &tokens, 0).unwrap(), all, "{name}");
+        let all = OffloadStarted { started: 5, ..OffloadStarted::default() };
+        assert_eq!(manager.offload(&from, &tokens, 0, None).unwrap(), all, "{name}");
         assert!(manager.wait_offloads(soon()));
-        assert_eq!(manager.offload(&from[..3], &tokens, 0).unwrap().present, 3, "each block once");
+        assert_eq!(manager.offload(&from[..3], &tokens, 0, None).unwrap().present, 3, "each block once");
         manager.before_reuse(&from, soon()).unwrap();
         let to = ids([30, 1, 2, 19, 31]);
-        let onboarding = manager.onboard(manager.match_prefix(&tokens), &to).unwrap();
+        let onboarding = manager.onboard(manager.match_prefix(&tokens), &to, None).unwrap();
         assert_eq!(onboarding.wait().unwrap(), 5);
         assert!(to.iter().zip(tokens.hashes()).all(|(&id, &hash)| holds(&manager, id, hash)), "{name}");
         assert_eq!(manager.metrics().tier(Tier::G2).hits.get(), 5);
@@ -111,11 +112,11 @@ fn a_part_of_a_prefix_comes_into_as_many_ids() {
     let ranks = Ranks::new(1);
     let manager = ranks.engine_manager(G1, 64);
     let tokens = sequence(&manager, 1, 5);
-    manager.offload(&ids([0, 1, 2, 3, 4]), &tokens, 0).unwrap();
+    manager.offload(&ids([0, 1, 2, 3, 4]), &tokens, 0, None).unwrap();
     assert!(manager.wait_offloads(soon()));
     ranks.set_all(Mode::Hold);
     let tail = manager.match_prefix(&tokens).split_off(2);
-    let onboarding = manager.onboard(tail, &ids([10, 11, 12])).unwrap();
+    let onboarding = manager.onboard(tail, &ids([10, 11, 12]), None).unwrap();
     let plan = ranks.next_plan(0);
     let moved: Vec<_> = plan.blocks.iter().map(|block| (block.identity.position, block.dst.0)).collect();
     assert_eq!(moved, [(2, 10), (3, 11), (4, 12)]);
@@ -132,7 +133,7 @@ fn the_copy_of_a_block_that_was_reused_meanwhile_is_discarded() {
     let manager = ranks.engine_manager(G1, 64);
     ranks.set_all(Mode::Hold);
     let tokens = sequence(&manager, 1, 4);
-    manager.offload(&ids([0, 1, 2, 3]), &tokens, 0).unwrap();
+    manager.offload(&ids([0, 1, 2, 3]), &tokens, 0, None).unwrap();
     let plan = ranks.next_plan(0);
     assert_eq!(manager.released(&ids([2, 9])).unwrap(), ids([2]), "still being read");
     let busy = manager.before_reuse(&ids([2]), Instant::now() + Duration::from_millis(5)).unwrap_err();
@@ -150,7 +151,7 @@ fn reuse_cancels_reads_that_have_not_started() {
     let manager = ranks.engine_manager(G1, 64);
     ranks.set_all(Mode::Hold);
     let tokens = sequence(&manager, 1, 2);
-    manager.offload(&ids([4, 5]), &tokens, 0).unwrap();
+    manager.offload(&ids([4, 5]), &tokens, 0, None).unwrap();
     let plan = ranks.next_plan(0);
     assert!(manager.before_reuse(&ids([4, 5]), Instant::now()).is_err());
     assert_eq!(ranks.commands(0), [kvbm::plan::Command::Cancel { plan_id: plan.plan_id }]);
@@ -164,20 +165,20 @@ fn a_block_that_is_being_written_is_neither_read_nor_written_again() {
     let ranks = Ranks::new(1);
     let manager = ranks.engine_manager(G1, 64);
     let tokens = sequence(&manager, 1, 2);
-    manager.offload(&ids([0, 1]), &tokens, 0).unwrap();
+    manager.offload(&ids([0, 1]), &tokens, 0, None).unwrap();
     assert!(manager.wait_offloads(soon()));
     ranks.set_all(Mode::Hold);
-    drop(manager.onboard(manager.match_prefix(&tokens), &ids([5, 6])).unwrap());
+    drop(manager.onboard(manager.match_prefix(&tokens), &ids([5, 6]), None).unwrap());
     let detached = ranks.next_plan(0);
-    let again = manager.onboard(manager.match_prefix(&tokens), &ids([6, 7]));
+    let again = manager.onboard(manager.match_prefix(&tokens), &ids([6, 7]), None);
     assert!(matches!(again, Err(EngineError::Busy(blocks)) if blocks == ids([6])));
     let other = sequence(&manager, 2, 1);
     assert!(
-        matches!(manager.offload(&ids([5]), &other, 0), Err(EngineError::Busy(blocks)) if blocks == ids([5]))
+        matches!(manager.offload(&ids([5]), &other, 0, None), Err(EngineError::Busy(blocks)) if blocks == ids([5]))
     );
     ranks.done(0, &detached);
     manager.before_reuse(&ids([5, 6]), soon()).unwrap();
-    let onboarding = manager.onboard(manager.match_prefix(&tokens), &ids([6, 7])).unwrap();
+    let onboarding = manager.onboard(manager.match_prefix(&tokens), &ids([6, 7]), None).unwrap();
     ranks.execute(0);
     assert_eq!(onboarding.wait().unwrap(), 2);
 }
@@ -187,10 +188,10 @@ fn a_block_given_away_while_it_was_written_did_not_arrive() {
     let ranks = Ranks::new(1);
     let manager = ranks.engine_manager(G1, 64);
     let tokens = sequence(&manager, 1, 3);
-    manager.offload(&ids([0, 1, 2]), &tokens, 0).unwrap();
+    manager.offload(&ids([0, 1, 2]), &tokens, 0, None).unwrap();
     assert!(manager.wait_offloads(soon()));
     ranks.set_all(Mode::Hold);
-    let onboarding = manager.onboard(manager.match_prefix(&tokens), &ids([5, 6, 7])).unwrap();
+    let onboarding = manager.onboard(manager.match_prefix(&tokens), &ids([5, 6, 7]), None).unwrap();
     let plan = ranks.next_plan(0);
     manager.released(&ids([6])).unwrap();
     ranks.done(0, &plan);
@@ -205,22 +206,39 @@ fn invariant_8_what_an_engine_asks_for_wrongly_is_named() {
     let manager = ranks.engine_manager(G1, 4);
     let tokens = sequence(&manager, 1, 6);
     let error = |result: Result<OffloadStarted, EngineError>| result.unwrap_err().to_string();
-    assert!(error(manager.offload(&ids([0, 32]), &tokens, 0)).contains("engine block 32 does not exist"));
-    assert!(error(manager.offload(&ids([3, 4, 3]), &tokens, 0)).contains("engine block 3 is named twice"));
-    assert!(error(manager.offload(&ids([3, 4]), &tokens, 5)).contains("2 engine blocks for 1 blocks"));
-    assert!(error(manager.offload(&ids([3]), &tokens, usize::MAX)).contains("1 engine blocks for 0 blocks"));
-    assert!(error(manager.offload(&ids([0, 1, 2, 3, 4, 5]), &tokens, 0)).contains("G2 cannot give 6 blocks"));
-    let orphan = OffloadStarted { started: 0, present: 0, refused: 1 };
-    assert_eq!(manager.offload(&ids([3]), &tokens, 3).unwrap(), orphan, "its parent is not there");
-    assert_eq!(manager.offload(&[], &tokens, 0).unwrap(), OffloadStarted::default());
-    manager.offload(&ids([0, 1]), &tokens, 0).unwrap();
+    assert!(
+        error(manager.offload(&ids([0, 32]), &tokens, 0, None)).contains("engine block 32 does not exist")
+    );
+    assert!(
+        error(manager.offload(&ids([3, 4, 3]), &tokens, 0, None)).contains("engine block 3 is named twice")
+    );
+    assert!(error(manager.offload(&ids([3, 4]), &tokens, 5, None)).contains("2 engine blocks for 1 blocks"));
+    assert!(
+        error(manager.offload(&ids([3]), &tokens, usize::MAX, None)).contains("1 engine blocks for 0 blocks")
+    );
+    assert!(
+        error(manager.offload(&ids([0, 1, 2, 3, 4, 5]), &tokens, 0, None))
+            .contains("G2 cannot give 6 blocks")
+    );
+    let reason = Refusal::MissingParent { parent: tokens.hashes()[2] };
+    let refused = vec![RefusedBlock { block: BlockId(3), reason }];
+    let orphan = OffloadStarted { refused, ..OffloadStarted::default() };
+    assert_eq!(manager.offload(&ids([3]), &tokens, 3, None).unwrap(), orphan, "its parent is not there");
+    assert_eq!(manager.offload(&[], &tokens, 0, None).unwrap(), OffloadStarted::default());
+    manager.offload(&ids([0, 1]), &tokens, 0, None).unwrap();
     assert!(manager.wait_offloads(soon()));
     let prefix = || manager.match_prefix(&tokens);
-    assert!(matches!(manager.onboard(prefix(), &ids([1])), Err(EngineError::Count { ids: 1, blocks: 2 })));
-    assert!(matches!(manager.onboard(prefix(), &ids([1, 1])), Err(EngineError::NamedTwice(BlockId(1)))));
-    assert!(matches!(manager.onboard(prefix(), &ids([1, 99])), Err(EngineError::NoSuchBlock(_))));
+    assert!(matches!(
+        manager.onboard(prefix(), &ids([1]), None),
+        Err(EngineError::Count { ids: 1, blocks: 2 })
+    ));
+    assert!(matches!(
+        manager.onboard(prefix(), &ids([1, 1]), None),
+        Err(EngineError::NamedTwice(BlockId(1)))
+    ));
+    assert!(matches!(manager.onboard(prefix(), &ids([1, 99]), None), Err(EngineError::NoSuchBlock(_))));
     let other = Ranks::new(1).engine_manager(G1, 4);
-    assert!(matches!(other.onboard(prefix(), &ids([1, 2])), Err(EngineError::ForeignPrefix)));
+    assert!(matches!(other.onboard(prefix(), &ids([1, 2]), None), Err(EngineError::ForeignPrefix)));
     assert!(manager.released(&ids([99])).is_err());
     assert!(manager.clear(Tier::G1).unwrap_err().to_string().contains("the engine owns its blocks"));
     let slots = manager.status().tiers[1];
@@ -233,7 +251,7 @@ fn a_worker_that_calls_the_engine_s_own_block_corrupt_does_no_harm() {
     let manager = ranks.engine_manager(G1, 64);
     ranks.set_all(Mode::Hold);
     let tokens = sequence(&manager, 1, 2);
-    manager.offload(&ids([30, 31]), &tokens, 0).unwrap();
+    manager.offload(&ids([30, 31]), &tokens, 0, None).unwrap();
     ranks.fail(0, &ranks.next_plan(0), 0, FailureKind::Corrupt);
     assert!(manager.wait_offloads(soon()));
     assert_eq!(on_host(&manager, &tokens), 0);

@@ -148,8 +148,8 @@ fn memory_of_the_engine_is_not_told_of_and_its_blocks_come_with_their_tokens() {
     });
     let prompt: Vec<u32> = (0..80).collect();
     let sequence = manager.sequence(&prompt, b"").unwrap();
-    manager.offload(&[2, 7].map(BlockId), &sequence, 0).unwrap();
-    manager.offload(&[0, 1, 5].map(BlockId), &sequence, 2).unwrap();
+    manager.offload(&[2, 7].map(BlockId), &sequence, 0, None).unwrap();
+    manager.offload(&[0, 1, 5].map(BlockId), &sequence, 2, None).unwrap();
     assert!(manager.wait_offloads(crate::support::soon()));
     let heard = hear(&manager, &mut messages);
     let (mut on_host, mut told) = (0, Vec::new());

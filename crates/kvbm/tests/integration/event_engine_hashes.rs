@@ -178,7 +178,7 @@ fn what_an_engine_offloads_is_told_on_its_medium_and_never_its_own_memory() {
     assert_eq!(stored.medium.as_deref(), Some("CPU"));
     let sequence = external(&manager, &stored.block_hashes);
     manager.describe(&sequence, 0, known(stored, None)).unwrap();
-    manager.offload(&[BlockId(3)], &sequence, 0).unwrap();
+    manager.offload(&[BlockId(3)], &sequence, 0, None).unwrap();
     assert!(manager.wait_offloads(soon()));
     let payload = told(&manager, &mut messages, 1).remove(0);
     let alone = EngineBatch { events: vec![EngineEvent::Stored(stored.clone())], ..batch.clone() };

@@ -116,11 +116,11 @@ impl Manager {
     /// Computes a sequence and copies it down. With `late`, it is computed behind a fence.
     fn put(&self, tokens: &TokenSequence, late: bool) {
         let (event, completer) = Event::completable();
-        if late {
-            on_either!(self, manager => manager.fence(&[event]).unwrap());
-        }
         match self {
             Self::Owned(manager) => {
+                if late {
+                    manager.fence(&[event]).unwrap();
+                }
                 let fresh = manager.allocate(tokens.num_blocks()).unwrap();
                 let ids = fresh.block_ids().to_vec();
                 if !late {
@@ -140,7 +140,8 @@ impl Manager {
                 if !late {
                     fill(manager, &ids, tokens);
                 }
-                assert_eq!(manager.offload(&ids, tokens, 0).unwrap().started, ids.len());
+                let after = late.then(|| manager.fence(&[event]).unwrap());
+                assert_eq!(manager.offload(&ids, tokens, 0, after).unwrap().started, ids.len());
                 if late {
                     fill(manager, &ids, tokens);
                 }
@@ -170,7 +171,7 @@ impl Manager {
                 let prefix = manager.match_prefix(tokens);
                 let ids: Vec<_> = (0..prefix.len() as u32).map(|at| BlockId(G1 - 1 - at)).collect();
                 manager.before_reuse(&ids, soon()).unwrap();
-                let (arrived, error) = match manager.onboard(prefix, &ids).unwrap().wait() {
+                let (arrived, error) = match manager.onboard(prefix, &ids, None).unwrap().wait() {
                     Ok(arrived) => (arrived, None),
                     Err(error) => (error.arrived, Some(error.to_string())),
                 };

@@ -263,7 +263,7 @@ fn an_engine_that_was_shut_down_starts_nothing_either() {
     let sequence = manager.sequence(&[7; 32], b"").unwrap();
     assert!(manager.shutdown(Duration::from_secs(60)).is_complete());
     let ids = [kvbm::BlockId(0), kvbm::BlockId(1)];
-    assert!(matches!(manager.offload(&ids, &sequence, 0), Err(EngineError::ShuttingDown)));
+    assert!(matches!(manager.offload(&ids, &sequence, 0, None), Err(EngineError::ShuttingDown)));
     let prefix = manager.match_prefix(&sequence);
-    assert!(matches!(manager.onboard(prefix, &[]), Err(EngineError::ShuttingDown)));
+    assert!(matches!(manager.onboard(prefix, &[], None), Err(EngineError::ShuttingDown)));
 }

@@ -274,39 +274,42 @@ fn an_engine_s_blocks_are_taken_again_after_a_loss_when_they_were_given_to_somet
         manager.sequence(&prompt, b"").unwrap()
     };
     let (one, two) = (sequence(1), sequence(2));
-    manager.offload(&ids([0, 1, 2, 3]), &one, 0).unwrap();
+    manager.offload(&ids([0, 1, 2, 3]), &one, 0, None).unwrap();
     assert!(manager.wait_offloads(soon()));
     let prefix = manager.match_prefix(&one);
     assert_eq!(prefix.len(), 4);
     for rank in [1, 0] {
         ranks.start(rank);
         assert_eq!(manager.look_up(&one).len(), 0);
-        let error = manager.offload(&ids([0, 1, 2, 3]), &one, 0).unwrap_err();
+        let error = manager.offload(&ids([0, 1, 2, 3]), &one, 0, None).unwrap_err();
         assert!(matches!(&error, EngineError::Lost(blocks) if *blocks == ids([0, 1, 2, 3])), "{error}");
         assert!(error.to_string().contains("before_reuse"), "{error}");
         // Computed again: some of them first, then all.
         manager.before_reuse(&ids([0, 1]), soon()).unwrap();
-        let error = manager.offload(&ids([0, 1, 2, 3]), &one, 0).unwrap_err();
+        let error = manager.offload(&ids([0, 1, 2, 3]), &one, 0, None).unwrap_err();
         assert!(matches!(&error, EngineError::Lost(blocks) if *blocks == ids([2, 3])), "{error}");
         assert_eq!(manager.released(&ids([2, 3])).unwrap(), []);
-        assert_eq!(manager.offload(&ids([0, 1, 2, 3]), &one, 0).unwrap().started, 4);
+        assert_eq!(manager.offload(&ids([0, 1, 2, 3]), &one, 0, None).unwrap().started, 4);
         assert!(manager.wait_offloads(soon()));
         assert_eq!(manager.look_up(&one).len(), 4);
     }
     assert_eq!(manager.metrics().tier(Tier::G1).lost_refusals.get(), 4);
-    let error = manager.onboard(prefix, &ids([4, 5, 6, 7])).unwrap_err();
+    let error = manager.onboard(prefix, &ids([4, 5, 6, 7]), None).unwrap_err();
     assert!(matches!(&error, EngineError::LostPrefix(Lost { tier: Tier::G2 })), "{error}");
     assert!(error.to_string().contains("match it again"), "{error}");
 
     // What came with an onboard since is as good as what was computed.
-    assert_eq!(manager.onboard(manager.match_prefix(&one), &ids([8, 9, 10, 11])).unwrap().wait().unwrap(), 4);
-    assert_eq!(manager.offload(&ids([8, 9, 10, 11]), &one, 0).unwrap().present, 4);
+    assert_eq!(
+        manager.onboard(manager.match_prefix(&one), &ids([8, 9, 10, 11]), None).unwrap().wait().unwrap(),
+        4
+    );
+    assert_eq!(manager.offload(&ids([8, 9, 10, 11]), &one, 0, None).unwrap().present, 4);
 
     // Under way.
     ranks.set_all(Mode::Hold);
-    let onboarding = manager.onboard(manager.match_prefix(&one), &ids([16, 17, 18, 19])).unwrap();
+    let onboarding = manager.onboard(manager.match_prefix(&one), &ids([16, 17, 18, 19]), None).unwrap();
     manager.before_reuse(&ids([20, 21, 22, 23]), soon()).unwrap();
-    assert_eq!(manager.offload(&ids([20, 21, 22, 23]), &two, 0).unwrap().started, 4);
+    assert_eq!(manager.offload(&ids([20, 21, 22, 23]), &two, 0, None).unwrap().started, 4);
     let plans = [0, 0, 1, 1].map(|rank| (rank, ranks.next_plan(rank)));
     plans[..2].iter().for_each(|(rank, plan)| ranks.done(*rank, plan));
     ranks.start(1);
@@ -316,7 +319,7 @@ fn an_engine_s_blocks_are_taken_again_after_a_loss_when_they_were_given_to_somet
     assert!(manager.wait_offloads(soon()));
     assert_eq!(manager.look_up(&two).len(), 0, "the new worker copied what it never had");
     ranks.set_all(Mode::Answer);
-    assert!(manager.offload(&ids([16, 17, 18, 19]), &one, 0).is_err());
+    assert!(manager.offload(&ids([16, 17, 18, 19]), &one, 0, None).is_err());
     answer_nothing(&ranks);
 }
 

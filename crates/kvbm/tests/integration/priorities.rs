@@ -35,10 +35,10 @@ fn onboards_are_urgent_also_into_an_engine_s_blocks_and_offloads_are_background(
         .unwrap();
     let sequence = manager.sequence(&[7; 32], b"").unwrap();
     let ids = [0, 1].map(BlockId);
-    assert_eq!(manager.offload(&ids, &sequence, 0).unwrap().started, 2);
+    assert_eq!(manager.offload(&ids, &sequence, 0, None).unwrap().started, 2);
     assert!(manager.wait_offloads(soon()));
     let prefix = manager.match_prefix(&sequence);
-    assert_eq!(manager.onboard(prefix, &[4, 5].map(BlockId)).unwrap().wait().unwrap(), 2);
+    assert_eq!(manager.onboard(prefix, &[4, 5].map(BlockId), None).unwrap().wait().unwrap(), 2);
     let seen: Vec<_> = plans.lock().unwrap().iter().map(|plan| (plan.path(), plan.priority)).collect();
     assert_eq!(seen, [(Path::G1_G2, Priority::Background), (Path::G2_G1, Priority::Urgent)]);
 

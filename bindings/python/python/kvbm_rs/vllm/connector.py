@@ -323,7 +323,7 @@ class KvbmConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         counters.add("saved_blocks", begun.started)
         counters.add("present_blocks", begun.present)
-        counters.add("refused_blocks", begun.refused)
+        counters.add("refused_blocks", len(begun.refused))
         if begun.refused:
             # A block before them left host memory: the whole chain is offered again.
             save.request.offered = 0

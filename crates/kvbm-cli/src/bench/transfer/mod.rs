@@ -146,7 +146,7 @@ pub fn run(args: &TransferArgs) -> Result<Rows> {
     let steps = args.sizes.len() * args.steps(&ROWS) + args.steps(&ROWS_OF_MANY);
     let course = Course {
         args,
-        time: Duration::from_secs_f64(args.seconds),
+        time: Duration::try_from_secs_f64(args.seconds)?,
         progress: Progress::new("measurements", u64::from(args.rounds) * steps as u64),
     };
     let mut samples = Samples::default();

@@ -95,7 +95,7 @@ impl Index {
 
 impl Served for Index {
     fn follow(&self, time: Duration) -> Result<()> {
-        let end = Instant::now() + time;
+        let end = kvbm::plan::deadline_after(Instant::now(), time);
         while Instant::now() < end {
             let any = self.lock().poll(Duration::ZERO)?;
             // Whoever asks gets his turn.

@@ -5,6 +5,7 @@ mod engines;
 mod kvbm;
 mod report;
 
+use ::kvbm::plan::deadline_after;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,7 @@ pub(super) fn run(args: &StatsArgs, out: &mut dyn Write) -> Result<()> {
     };
     note(&format!("following {url}"));
     let interval = Duration::from_secs(u64::from(args.interval));
-    let mut due = now + interval;
+    let mut due = deadline_after(now, interval);
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 && !interrupt::asked() {
         counting.poll(due.saturating_duration_since(Instant::now()).min(follow::TICK))?;
@@ -71,7 +72,7 @@ pub(super) fn run(args: &StatsArgs, out: &mut dyn Write) -> Result<()> {
                 write!(out, "{}", render(&report))?;
             }
             out.flush()?;
-            (due, left) = (now + interval, left - 1);
+            (due, left) = (deadline_after(now, interval), left - 1);
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Runs the PTX that is shipped: the instructions that these kernels use, one thread after the other, every access checked
-//! for bounds and alignment.
+//! Runs the PTX that is shipped: the instructions that these kernels use, one thread after the
+//! other, every access checked for bounds and alignment.
 
 mod parse;
 

@@ -203,7 +203,8 @@ impl<'a> Parser<'a> {
                 return Err(format!("no such register: {text}"));
             }
             _ if text.starts_with('%') => Source::Register(self.register(text)),
-            // The only variable in shared memory, and the only argument: both begin at 0 of their space.
+            // The only variable in shared memory, and the only argument: both begin at 0 of their
+            // space.
             _ if text == "kvbm_shared" || text.ends_with("_param_0") => Source::Immediate(0),
             _ => Source::Immediate(immediate(text)?),
         })

@@ -144,9 +144,9 @@ fn a_late_answer_accuses_the_disk_only_where_a_rank_had_waited_for_it() {
         }
         let unsettled = transfer.merge(0, &[None], Some(Duration::from_secs(busy)));
         let disk = unsettled.expect("the only plan").results.disk;
-        assert!(disk.answered);
-        assert_eq!(disk.first.is_some(), disk.is_late);
-        disk.is_late
+        assert!(disk.blocks.iter().any(|(_, failure)| failure.is_none()));
+        assert_eq!(disk.late.is_some(), !disk.late_blocks.is_empty());
+        disk.late.is_some()
     };
     assert!(is_late(true, 5));
     assert!(!is_late(true, 4), "it was asked late, and answered soon");

@@ -230,9 +230,9 @@ fn a_cleared_disk_has_nothing_left_in_slots_that_are_out_of_use() {
     assert_eq!(manager.shutdown(Duration::from_secs(60)).removals_unconfirmed, 0);
 }
 
-/// Mutation that makes it fail: `unused_slots` leaves out those that rest.
+/// Mutation that makes it fail: `unused` leaves out slots that are withheld.
 #[test]
-fn a_cleared_disk_has_nothing_left_in_slots_that_rest() {
+fn a_cleared_disk_has_nothing_left_in_slots_that_are_withheld() {
     let ranks = Ranks::new(2);
     let manager = ranks.manager([16, 16, 16], |config| config.offload.g2_g3.write_through = true);
     (0..2).for_each(|rank| ranks.start(rank));
@@ -245,7 +245,7 @@ fn a_cleared_disk_has_nothing_left_in_slots_that_rest() {
     ranks.done(1, &down[1]);
     assert!(manager.wait_offloads(soon()));
     let status = manager.status();
-    assert_eq!((status.disk_resting, status.tiers[2].held), (1, 1));
+    assert_eq!((status.disk_directories[0].withheld_slots, status.tiers[2].held), (1, 1));
     // That its slot is released is durable, and told to nobody again.
     manager.flush(Duration::from_secs(60)).unwrap();
     let earlier = [ranks.commands(0).len(), ranks.commands(1).len()];

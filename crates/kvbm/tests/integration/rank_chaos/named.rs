@@ -96,7 +96,7 @@ impl Names {
         let Some((ids, chain, uses)) = any(&self.bench.world, &mut self.computed) else { return };
         if self.uses_of(&ids) == uses {
             // Refused where a worker has lost a part of them, or G2 has no room.
-            let _refused = self.bench.manager.offload(&ids, &chain, 0);
+            let _refused = self.bench.manager.offload(&ids, &chain, 0, None);
         }
     }
 
@@ -104,7 +104,7 @@ impl Names {
         let chain = self.bench.chain();
         let prefix = self.bench.manager.match_prefix(&chain);
         let Some(ids) = self.take(prefix.len()) else { return };
-        if let Ok(onboarding) = self.bench.manager.onboard(prefix, &ids) {
+        if let Ok(onboarding) = self.bench.manager.onboard(prefix, &ids, None) {
             let uses = self.uses_of(&ids);
             let changes = self.bench.world.changes();
             self.onboardings.push(Arriving { onboarding, chain, ids, changes, uses });

@@ -1,0 +1,144 @@
+//! Reader and writer of an established line.
+
+use crate::frame::{FrameKind, frame, read_frame};
+use crate::peer::{Peer, Ready};
+use crate::queue::{Next, SendQueue};
+use std::io::{self, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes that the kernel takes before the other end has read them: an urgent frame waits behind no more.
+const SOCKET_BUFFER: usize = 256 << 10;
+
+/// Times of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineTimes {
+    /// An end that has nothing to send sends a heartbeat so often.
+    pub heartbeat: Duration,
+    /// An end that was not heard for so long counts as silent.
+    pub silent_after: Duration,
+    /// A handshake takes no longer.
+    pub handshake: Duration,
+    /// A leader that finds no worker tries again after this time at most.
+    pub reconnect: Duration,
+}
+
+impl Default for LineTimes {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(500),
+            silent_after: Duration::from_secs(3),
+            handshake: Duration::from_secs(2),
+            reconnect: Duration::from_millis(500),
+        }
+    }
+}
+
+/// A line after its handshake.
+pub(crate) struct Connection {
+    stream: UnixStream,
+    pub(crate) peer: Peer,
+    pub(crate) queue: SendQueue,
+    times: LineTimes,
+    started: Instant,
+    /// When the other end was heard last, in milliseconds since `started`.
+    heard: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        stream: UnixStream,
+        peer: Peer,
+        times: LineTimes,
+        queue_bytes: usize,
+    ) -> io::Result<Self> {
+        rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER)?;
+        Ok(Self {
+            stream,
+            peer,
+            queue: SendQueue::new(queue_bytes),
+            times,
+            started: Instant::now(),
+            heard: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// For how long the other end has not been heard.
+    pub(crate) fn silence(&self) -> Duration {
+        let heard = Duration::from_millis(self.heard.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(heard)
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silence() > self.times.silent_after
+    }
+
+    /// Ends both threads.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.queue.close();
+        // A socket that is closed already is as good.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Sends what waits in the queue, and heartbeats, until the line ends.
+    pub(crate) fn write(&self) {
+        let heartbeat = frame(FrameKind::Heartbeat, &[]);
+        loop {
+            let sent = match self.queue.next(kvbm_plan::deadline_after(Instant::now(), self.times.heartbeat))
+            {
+                Next::Frame(bytes) => (&mut &self.stream).write_all(&bytes),
+                Next::Idle => (&mut &self.stream).write_all(&heartbeat),
+                Next::Closed => return,
+            };
+            if sent.is_err() {
+                return self.close();
+            }
+        }
+    }
+
+    /// Gives every body to `on_body` until the line ends. Why it ended.
+    pub(crate) fn read(&self, mut on_body: impl FnMut(Vec<u8>)) -> io::Error {
+        let mut reader = BufReader::with_capacity(64 << 10, Watched(self));
+        let error = loop {
+            match read_frame(&mut reader) {
+                Ok((FrameKind::Body, body)) => on_body(body),
+                Ok((FrameKind::Heartbeat, _)) => {}
+                Ok((kind, _)) => {
+                    let what = format!("a frame of kind {kind:?} came on an established line");
+                    break io::Error::new(io::ErrorKind::InvalidData, what);
+                }
+                Err(error) => break error,
+            }
+        };
+        self.close();
+        error
+    }
+}
+
+/// Reads of the socket that end with the process at the other end, also where another process keeps the socket open.
+struct Watched<'a>(&'a Connection);
+
+impl Read for Watched<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let Self(line) = self;
+        loop {
+            match line.peer.wait(&line.stream, line.times.heartbeat)? {
+                Ready::Socket => {
+                    let count = (&mut &line.stream).read(bytes)?;
+                    line.heard.store(line.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+                    return Ok(count);
+                }
+                Ready::Gone => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ready::Nothing if line.closed.load(Ordering::Acquire) => {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                Ready::Nothing => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! What both ends must agree on before the first command.
+//!
+//! The leader sends an offer, the worker answers or refuses with the field that differs and both values.
+
+use crate::frame::{FrameKind, frame, read_frame};
+use kvbm_plan::{Epoch, Rank, wire};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Begins every offer: another program's bytes are found at once.
+const MAGIC: [u8; 8] = *b"KVBMLINK";
+/// Versions of this protocol that this build speaks, the first and the last.
+const PROTOCOLS: [u16; 2] = [1, 1];
+/// Longest name of a deployment in bytes.
+const MAX_DEPLOYMENT: usize = 256;
+
+/// A digest of everything about the layout of blocks that both ends must see alike: tensors, bytes, numbers of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayoutFingerprint(pub [u8; 16]);
+
+impl fmt::Display for LayoutFingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// What a leader offers to the worker of one rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaderTerms {
+    /// Which engine or cluster this is: a worker of another one is not taken by mistake. At most 256 bytes.
+    pub deployment: String,
+    /// Tag of the namespace.
+    pub namespace: [u8; 16],
+    /// The rank, and the number of ranks.
+    pub rank: Rank,
+    /// The number of ranks.
+    pub ranks: u16,
+    /// The leader's life: a worker refuses one that is older than the last.
+    pub epoch: Epoch,
+    /// The layout, where the leader knows it.
+    pub layout: Option<LayoutFingerprint>,
+}
+
+/// What a worker serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerTerms {
+    /// As [`LeaderTerms::deployment`].
+    pub deployment: String,
+    /// Tag of the namespace, where the worker knows it before a leader comes.
+    pub namespace: Option<[u8; 16]>,
+    /// The rank.
+    pub rank: Rank,
+    /// The number of ranks.
+    pub ranks: u16,
+    /// The layout of its memory.
+    pub layout: LayoutFingerprint,
+}
+
+/// Two processes that do not become leader and worker.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// The socket failed, or the other end did not answer in time.
+    #[error("handshake: {0}")]
+    Io(#[from] io::Error),
+    /// What came is no handshake of kvbm.
+    #[error("handshake: {0}; is another program at this socket?")]
+    Malformed(String),
+    /// The worker refuses the leader.
+    #[error(
+        "{field} differs: the leader has {leader}, the worker has {worker}; start both with the same settings"
+    )]
+    Refused {
+        /// What differs.
+        field: String,
+        /// The leader's value.
+        leader: String,
+        /// The worker's value.
+        worker: String,
+    },
+}
+
+/// The worker's reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) field: String,
+    pub(crate) leader: String,
+    pub(crate) worker: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(field: &str, leader: impl fmt::Display, worker: impl fmt::Display) -> Self {
+        Self { field: field.to_owned(), leader: leader.to_string(), worker: worker.to_string() }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    magic: [u8; 8],
+    protocols: [u16; 2],
+    wire: u16,
+    build: String,
+    terms: LeaderTerms,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    magic: [u8; 8],
+    protocol: u16,
+    build: String,
+    layout: LayoutFingerprint,
+}
+
+/// A socket of which each read and write ends at a deadline.
+pub(crate) struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl<'a> Timed<'a> {
+    pub(crate) fn new(stream: &'a UnixStream, time: Duration) -> Self {
+        Self { stream, until: kvbm_plan::deadline_after(Instant::now(), time) }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        (&mut &*self.stream).read(bytes)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        (&mut &*self.stream).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        // The established line waits by poll; a socket that fails here fails there too.
+        let _ = self.stream.set_read_timeout(None);
+        let _ = self.stream.set_write_timeout(None);
+    }
+}
+
+fn encode(body: &impl Serialize) -> Result<Vec<u8>, HandshakeError> {
+    rmp_serde::to_vec(body).map_err(|error| HandshakeError::Malformed(error.to_string()))
+}
+
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, HandshakeError> {
+    rmp_serde::from_slice(body).map_err(|error| HandshakeError::Malformed(error.to_string()))
+}
+
+fn build() -> String {
+    env!("CARGO_PKG_VERSION").to_owned()
+}
+
+/// The leader's part: offers, and waits for the answer.
+pub(crate) fn offer(line: &mut Timed<'_>, terms: &LeaderTerms) -> Result<(), HandshakeError> {
+    if terms.deployment.len() > MAX_DEPLOYMENT {
+        let name: String = terms.deployment.chars().take(32).collect();
+        return Err(HandshakeError::Malformed(format!(
+            "the deployment's name `{name}..` has {} bytes, at most {MAX_DEPLOYMENT} are allowed",
+            terms.deployment.len()
+        )));
+    }
+    let (protocols, wire) = (PROTOCOLS, wire::VERSION);
+    let offer = Offer { magic: MAGIC, protocols, wire, build: build(), terms: terms.clone() };
+    line.write_all(&frame(FrameKind::Handshake, &encode(&offer)?))?;
+    match read_frame(line)? {
+        (FrameKind::Handshake, body) => {
+            let answer: Answer = decode(&body)?;
+            if answer.magic != MAGIC {
+                return Err(HandshakeError::Malformed("the answer does not begin as ours".into()));
+            }
+            match terms.layout.filter(|layout| *layout != answer.layout) {
+                Some(layout) => Err(refused(Refusal::new("layout", layout, answer.layout))),
+                None => Ok(()),
+            }
+        }
+        (FrameKind::Refusal, body) => Err(refused(decode(&body)?)),
+        (kind, _) => Err(HandshakeError::Malformed(format!("a frame of kind {kind:?} came as the answer"))),
+    }
+}
+
+fn refused(Refusal { field, leader, worker }: Refusal) -> HandshakeError {
+    HandshakeError::Refused { field, leader, worker }
+}
+
+/// The worker's part: reads the offer of a leader.
+pub(crate) fn read_offer(line: &mut Timed<'_>) -> Result<(LeaderTerms, Result<(), Refusal>), HandshakeError> {
+    let (FrameKind::Handshake, body) = read_frame(line)? else {
+        return Err(HandshakeError::Malformed("no offer came first".into()));
+    };
+    let offer: Offer = decode(&body)?;
+    if offer.magic != MAGIC {
+        return Err(HandshakeError::Malformed("the offer does not begin as ours".into()));
+    }
+    let [first, last] = offer.protocols;
+    let versions = if PROTOCOLS[1] < first || last < PROTOCOLS[0] {
+        Err(Refusal::new(
+            "protocol",
+            format!("{first} to {last} (kvbm {})", offer.build),
+            format!("{} to {} (kvbm {})", PROTOCOLS[0], PROTOCOLS[1], build()),
+        ))
+    } else if offer.wire != wire::VERSION {
+        Err(Refusal::new(
+            "version of plans",
+            format!("{} (kvbm {})", offer.wire, offer.build),
+            format!("{} (kvbm {})", wire::VERSION, build()),
+        ))
+    } else {
+        Ok(())
+    };
+    Ok((offer.terms, versions))
+}
+
+/// The worker accepts.
+pub(crate) fn accept(line: &mut Timed<'_>, terms: &WorkerTerms) -> Result<(), HandshakeError> {
+    let answer = Answer { magic: MAGIC, protocol: PROTOCOLS[1], build: build(), layout: terms.layout };
+    Ok(line.write_all(&frame(FrameKind::Handshake, &encode(&answer)?))?)
+}
+
+/// The worker refuses.
+pub(crate) fn refuse(line: &mut Timed<'_>, refusal: &Refusal) -> Result<(), HandshakeError> {
+    Ok(line.write_all(&frame(FrameKind::Refusal, &encode(refusal)?))?)
+}
+
+impl WorkerTerms {
+    /// Whether a leader with these terms fits; `last` is the epoch of the last leader.
+    pub(crate) fn check(&self, leader: &LeaderTerms, last: Option<Epoch>) -> Result<(), Refusal> {
+        let hex = |tag: [u8; 16]| LayoutFingerprint(tag).to_string();
+        if leader.deployment != self.deployment {
+            return Err(Refusal::new("deployment", &leader.deployment, &self.deployment));
+        }
+        if let Some(namespace) = self.namespace.filter(|namespace| *namespace != leader.namespace) {
+            return Err(Refusal::new("namespace", hex(leader.namespace), hex(namespace)));
+        }
+        if (leader.rank, leader.ranks) != (self.rank, self.ranks) {
+            let shown = |rank: Rank, ranks: u16| format!("{} of {ranks}", rank.0);
+            let (theirs, ours) = (shown(leader.rank, leader.ranks), shown(self.rank, self.ranks));
+            return Err(Refusal::new("rank", theirs, ours));
+        }
+        if let Some(layout) = leader.layout.filter(|layout| *layout != self.layout) {
+            return Err(Refusal::new("layout", layout, self.layout));
+        }
+        match last.filter(|last| leader.epoch < *last) {
+            Some(last) => Err(Refusal::new("epoch", leader.epoch.0, format!("served {} since", last.0))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker() -> WorkerTerms {
+        WorkerTerms {
+            deployment: "engine".into(),
+            namespace: Some([3; 16]),
+            rank: Rank(1),
+            ranks: 2,
+            layout: LayoutFingerprint([9; 16]),
+        }
+    }
+
+    fn leader() -> LeaderTerms {
+        LeaderTerms {
+            deployment: "engine".into(),
+            namespace: [3; 16],
+            rank: Rank(1),
+            ranks: 2,
+            epoch: Epoch(5),
+            layout: Some(LayoutFingerprint([9; 16])),
+        }
+    }
+
+    #[test]
+    fn each_difference_is_named_with_both_values() {
+        assert_eq!(worker().check(&leader(), Some(Epoch(5))), Ok(()));
+        let unknown = WorkerTerms { namespace: None, ..worker() };
+        assert_eq!(
+            unknown.check(&LeaderTerms { namespace: [4; 16], layout: None, ..leader() }, None),
+            Ok(())
+        );
+        for (changed, field, theirs, ours) in [
+            (LeaderTerms { deployment: "other".into(), ..leader() }, "deployment", "other", "engine"),
+            (LeaderTerms { namespace: [4; 16], ..leader() }, "namespace", "0404", "0303"),
+            (LeaderTerms { rank: Rank(0), ..leader() }, "rank", "0 of 2", "1 of 2"),
+            (LeaderTerms { ranks: 4, ..leader() }, "rank", "1 of 4", "1 of 2"),
+            (LeaderTerms { layout: Some(LayoutFingerprint([8; 16])), ..leader() }, "layout", "0808", "0909"),
+            (LeaderTerms { epoch: Epoch(4), ..leader() }, "epoch", "4", "5"),
+        ] {
+            let refusal = worker().check(&changed, Some(Epoch(5))).unwrap_err();
+            assert_eq!(refusal.field, field);
+            assert!(refusal.leader.contains(theirs) && refusal.worker.contains(ours), "{refusal:?}");
+        }
+    }
+
+    #[test]
+    fn both_ends_agree_or_the_leader_learns_why() {
+        let time = Duration::from_secs(5);
+        let meet = |leader: &LeaderTerms, worker: &WorkerTerms| {
+            let (near, far) = UnixStream::pair().unwrap();
+            std::thread::scope(|scope| {
+                let serving = scope.spawn(move || {
+                    let mut line = Timed::new(&far, time);
+                    let (terms, versions) = read_offer(&mut line).unwrap();
+                    match versions.and_then(|()| worker.check(&terms, None)) {
+                        Ok(()) => accept(&mut line, worker).unwrap(),
+                        Err(refusal) => refuse(&mut line, &refusal).unwrap(),
+                    }
+                });
+                let outcome = offer(&mut Timed::new(&near, time), leader);
+                serving.join().unwrap();
+                outcome
+            })
+        };
+        meet(&leader(), &worker()).unwrap();
+        let error = meet(&LeaderTerms { ranks: 8, ..leader() }, &worker()).unwrap_err().to_string();
+        assert!(error.contains("the leader has 1 of 8, the worker has 1 of 2"), "{error}");
+        let long = LeaderTerms { deployment: "x".repeat(999), ..leader() };
+        assert!(offer(&mut Timed::new(&UnixStream::pair().unwrap().0, time), &long).is_err());
+    }
+
+    #[test]
+    fn a_silent_peer_and_a_strange_one_end_the_handshake() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let start = Instant::now();
+        let error = offer(&mut Timed::new(&near, Duration::from_millis(50)), &leader()).unwrap_err();
+        assert!(
+            matches!(error, HandshakeError::Io(_)) && start.elapsed() < Duration::from_secs(2),
+            "{error}"
+        );
+        (&far).write_all(b"HTTP/1.1 400 Bad Request\r\n").unwrap();
+        let error = offer(&mut Timed::new(&near, Duration::from_secs(5)), &leader()).unwrap_err();
+        assert!(error.to_string().contains("unknown kind") || error.to_string().contains("bytes"), "{error}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Frames that wait to be sent, in two lanes. The urgent lane overtakes the bulk lane.
+
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Most frames that wait, whatever their bytes.
+const MAX_FRAMES: usize = 1 << 16;
+
+/// How a command is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// In order with all other bulk commands.
+    Bulk,
+    /// As `Bulk`, and named: a command `Behind` the same number does not overtake it.
+    Numbered(u64),
+    /// Before all bulk commands that wait.
+    Urgent,
+    /// Before all bulk commands that wait, unless the one with this number is among them: then behind it.
+    Behind(u64),
+}
+
+/// The queue takes no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PushError {
+    /// The bound in bytes or frames is reached.
+    Full,
+    /// The line has ended.
+    Closed,
+}
+
+/// What the writer does next.
+pub(crate) enum Next {
+    /// Sends this.
+    Frame(Vec<u8>),
+    /// Nothing came until the given time.
+    Idle,
+    /// Ends.
+    Closed,
+}
+
+/// A frame in the bulk lane, with its number.
+type Numbered = (Option<u64>, Vec<u8>);
+
+#[derive(Default)]
+struct Lanes {
+    urgent: VecDeque<Vec<u8>>,
+    bulk: VecDeque<Numbered>,
+    bytes: usize,
+    closed: bool,
+}
+
+/// Frames that wait for the writer, bounded in bytes.
+pub(crate) struct SendQueue {
+    lanes: Mutex<Lanes>,
+    /// A frame came, or the queue was closed.
+    filled: Condvar,
+    /// A frame was taken, or the queue was closed.
+    drained: Condvar,
+    max_bytes: usize,
+}
+
+impl SendQueue {
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        Self { lanes: Mutex::default(), filled: Condvar::new(), drained: Condvar::new(), max_bytes }
+    }
+
+    /// Adds a frame, or says why not. Never waits.
+    pub(crate) fn push(&self, lane: Lane, frame: Vec<u8>) -> Result<(), PushError> {
+        let mut lanes = self.lanes.lock();
+        if lanes.closed {
+            return Err(PushError::Closed);
+        }
+        if !self.has_room(&lanes, frame.len()) {
+            return Err(PushError::Full);
+        }
+        lanes.add(lane, frame);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Adds a bulk frame; waits for room until the queue is closed.
+    pub(crate) fn push_when_room(&self, frame: Vec<u8>) -> Result<(), PushError> {
+        let mut lanes = self.lanes.lock();
+        while !lanes.closed && !self.has_room(&lanes, frame.len()) {
+            self.drained.wait(&mut lanes);
+        }
+        if lanes.closed {
+            return Err(PushError::Closed);
+        }
+        lanes.add(Lane::Bulk, frame);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    fn has_room(&self, lanes: &Lanes, bytes: usize) -> bool {
+        // One frame always fits, however large.
+        let frames = lanes.urgent.len() + lanes.bulk.len();
+        frames == 0 || (lanes.bytes + bytes <= self.max_bytes && frames < MAX_FRAMES)
+    }
+
+    /// The next frame; waits until `until` at most.
+    pub(crate) fn next(&self, until: Instant) -> Next {
+        let mut lanes = self.lanes.lock();
+        loop {
+            if lanes.closed {
+                return Next::Closed;
+            }
+            if let Some(frame) = lanes.take() {
+                self.drained.notify_all();
+                return Next::Frame(frame);
+            }
+            if self.filled.wait_until(&mut lanes, until).timed_out() {
+                return Next::Idle;
+            }
+        }
+    }
+
+    /// Drops what waits; nothing is taken any more.
+    pub(crate) fn close(&self) {
+        let mut lanes = self.lanes.lock();
+        *lanes = Lanes { closed: true, ..Lanes::default() };
+        self.filled.notify_all();
+        self.drained.notify_all();
+    }
+}
+
+impl Lanes {
+    fn add(&mut self, lane: Lane, frame: Vec<u8>) {
+        self.bytes += frame.len();
+        match lane {
+            Lane::Bulk => self.bulk.push_back((None, frame)),
+            Lane::Numbered(number) => self.bulk.push_back((Some(number), frame)),
+            Lane::Urgent => self.urgent.push_back(frame),
+            Lane::Behind(number) => match self.bulk.iter().position(|(of, _)| *of == Some(number)) {
+                Some(at) => self.bulk.insert(at + 1, (None, frame)),
+                None => self.urgent.push_back(frame),
+            },
+        }
+    }
+
+    fn take(&mut self) -> Option<Vec<u8>> {
+        let frame = self.urgent.pop_front().or_else(|| self.bulk.pop_front().map(|(_, frame)| frame))?;
+        self.bytes -= frame.len();
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn drain(queue: &SendQueue) -> Vec<u8> {
+        let mut found = Vec::new();
+        while let Next::Frame(frame) = queue.next(Instant::now()) {
+            found.push(frame[0]);
+        }
+        found
+    }
+
+    #[test]
+    fn urgent_frames_overtake_bulk_and_stay_behind_what_they_name() {
+        let queue = SendQueue::new(100);
+        for (lane, frame) in [
+            (Lane::Numbered(7), 1),
+            (Lane::Bulk, 2),
+            (Lane::Behind(7), 3),
+            (Lane::Urgent, 4),
+            (Lane::Behind(8), 5),
+            (Lane::Numbered(9), 6),
+        ] {
+            queue.push(lane, vec![frame]).unwrap();
+        }
+        assert_eq!(drain(&queue), [4, 5, 1, 3, 2, 6]);
+    }
+
+    #[test]
+    fn the_bound_is_in_bytes_and_one_frame_always_fits() {
+        let queue = SendQueue::new(10);
+        queue.push(Lane::Bulk, vec![0; 50]).unwrap();
+        assert_eq!(queue.push(Lane::Urgent, vec![0]), Err(PushError::Full));
+        assert!(matches!(queue.next(Instant::now()), Next::Frame(_)));
+        queue.push(Lane::Bulk, vec![0; 9]).unwrap();
+        queue.push(Lane::Urgent, vec![0]).unwrap();
+        assert_eq!(queue.push(Lane::Bulk, vec![0]), Err(PushError::Full));
+    }
+
+    #[test]
+    fn a_producer_waits_for_room_until_the_end() {
+        let queue = SendQueue::new(4);
+        queue.push(Lane::Bulk, vec![1; 4]).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| queue.push_when_room(vec![2; 4]));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waiting.is_finished(), "there is no room");
+            assert!(matches!(queue.next(Instant::now()), Next::Frame(_)));
+            assert_eq!(waiting.join().unwrap(), Ok(()));
+            let waiting = scope.spawn(|| queue.push_when_room(vec![3; 4]));
+            std::thread::sleep(Duration::from_millis(20));
+            queue.close();
+            assert_eq!(waiting.join().unwrap(), Err(PushError::Closed));
+        });
+        assert_eq!(queue.push(Lane::Bulk, vec![1]), Err(PushError::Closed));
+        assert!(matches!(queue.next(Instant::now() + Duration::from_secs(9)), Next::Closed));
+    }
+}

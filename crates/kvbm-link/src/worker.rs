@@ -1,0 +1,233 @@
+//! The worker's end: listens, and serves one leader at a time.
+
+use crate::connection::{Connection, LineTimes};
+use crate::frame::{FrameKind, MAX_BODY, frame};
+use crate::handshake::{self, HandshakeError, LeaderTerms, Refusal, Timed, WorkerTerms};
+use crate::peer::Peer;
+use crate::socket_file::SocketFile;
+use kvbm_plan::Epoch;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Bytes of messages that wait for the leader; who sends more waits.
+const QUEUE_BYTES: usize = 4 * MAX_BODY;
+/// How often a listener looks whether it was stopped.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A socket that cannot be listened at.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen at {}: {source}", path.display())]
+pub struct BindError {
+    /// The path.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The leader that a session serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaderInfo {
+    /// Its process.
+    pub pid: i32,
+    /// What it offered.
+    pub terms: LeaderTerms,
+}
+
+/// What a worker does for each leader.
+pub trait Service: Send + Sync {
+    /// Starts serving a leader. Messages go to `out`. The session before has ended.
+    ///
+    /// # Errors
+    /// A text for the log; the line to the leader is closed, and the leader tries again.
+    fn start(&self, leader: &LeaderInfo, out: MessageSender) -> Result<Box<dyn Session>, String>;
+}
+
+/// A leader that is being served.
+pub trait Session: Send {
+    /// Takes a command in wire form.
+    ///
+    /// # Errors
+    /// A text for the log: the bytes are no command. The line is closed.
+    fn command(&mut self, bytes: &[u8]) -> Result<(), String>;
+
+    /// The leader is gone. Returns when nothing can write to the memory that commands name any more.
+    fn end(self: Box<Self>);
+}
+
+/// Sends messages to the leader of a session.
+#[derive(Clone)]
+pub struct MessageSender(Arc<Connection>);
+
+impl MessageSender {
+    /// Sends a message in wire form; waits for room in the queue. A message to a leader that is gone is dropped: the next one
+    /// learns everything from its own session.
+    pub fn send(&self, message: &[u8]) {
+        let _gone = self.0.queue.push_when_room(frame(FrameKind::Body, message));
+    }
+}
+
+/// A worker's socket.
+pub struct WorkerListener {
+    socket: SocketFile,
+    terms: WorkerTerms,
+    times: LineTimes,
+    stop: Arc<AtomicBool>,
+}
+
+/// What is served now, and what was.
+#[derive(Default)]
+struct Serving {
+    now: Option<(Arc<Connection>, JoinHandle<()>)>,
+    /// Epoch of the last leader.
+    last: Option<Epoch>,
+}
+
+impl WorkerListener {
+    /// Listens at `path`: the socket has mode 0600, and its folder is created with mode 0700 where it is absent. The file of a
+    /// process that is gone is replaced.
+    ///
+    /// # Errors
+    /// [`BindError`], also where another process listens there or others can write to the folder.
+    pub fn bind(path: &Path, terms: WorkerTerms, times: LineTimes) -> Result<Self, BindError> {
+        let wrong = |source| BindError { path: path.to_owned(), source };
+        let socket = SocketFile::bind(path).map_err(wrong)?;
+        Ok(Self { socket, terms, times, stop: Arc::default() })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        self.socket.path()
+    }
+
+    /// Ends [`serve`](Self::serve) when it is called, from any thread.
+    pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
+        let stop = Arc::clone(&self.stop);
+        move || stop.store(true, Ordering::Release)
+    }
+
+    /// Serves leaders, one at a time, until it is stopped. The session of the last one has ended when it returns.
+    pub fn serve(&self, service: &Arc<dyn Service>) {
+        let serving = Mutex::new(Serving::default());
+        while !self.stop.load(Ordering::Acquire) {
+            self.wait();
+            match self.socket.listener.accept() {
+                Ok((stream, _)) => match self.meet(stream, &serving, service) {
+                    Ok(()) => {}
+                    Err(error) => tracing::warn!(path = %self.path().display(), "{error}"),
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::warn!(path = %self.path().display(), "cannot accept a leader: {error}");
+                    // Out of descriptors, for example: it may pass.
+                    std::thread::sleep(TICK);
+                }
+            }
+        }
+        if let Some((line, thread)) = serving.lock().now.take() {
+            line.close();
+            // A session that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+
+    fn wait(&self) {
+        let mut fds = [PollFd::new(&self.socket.listener, PollFlags::IN)];
+        let time = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, Some(&time));
+    }
+
+    /// The handshake with whoever connected.
+    fn meet(
+        &self,
+        stream: UnixStream,
+        serving: &Mutex<Serving>,
+        service: &Arc<dyn Service>,
+    ) -> Result<(), HandshakeError> {
+        stream.set_nonblocking(false)?;
+        let peer = Peer::of(&stream)?;
+        peer.expect_same_user()?;
+        let mut line = Timed::new(&stream, self.times.handshake);
+        let (terms, versions) = handshake::read_offer(&mut line)?;
+        let mut serving = serving.lock();
+        let fits = versions
+            .and_then(|()| self.terms.check(&terms, serving.last))
+            .and_then(|()| Self::is_free(&mut serving, &peer));
+        if let Err(refusal) = fits {
+            tracing::warn!(
+                pid = peer.pid,
+                "refused a leader: {} is {} there and {} here",
+                refusal.field,
+                refusal.leader,
+                refusal.worker
+            );
+            return handshake::refuse(&mut line, &refusal);
+        }
+        handshake::accept(&mut line, &self.terms)?;
+        drop(line);
+        serving.last = Some(terms.epoch);
+        let leader = LeaderInfo { pid: peer.pid, terms };
+        let line = Arc::new(Connection::new(stream, peer, self.times, QUEUE_BYTES)?);
+        let (own, service) = (Arc::clone(&line), Arc::clone(service));
+        let thread = std::thread::Builder::new()
+            .name("kvbm-link-serve".into())
+            .spawn(move || serve_leader(&own, &leader, service.as_ref()))?;
+        serving.now = Some((line, thread));
+        Ok(())
+    }
+
+    /// Whether no other leader is served: a session that has ended is joined.
+    fn is_free(serving: &mut Serving, peer: &Peer) -> Result<(), Refusal> {
+        match serving.now.take() {
+            Some((line, thread)) if !thread.is_finished() => {
+                let refusal = Refusal::new(
+                    "leader",
+                    format!("process {}", peer.pid),
+                    format!("process {}, whose session has not ended", line.peer.pid),
+                );
+                serving.now = Some((line, thread));
+                Err(refusal)
+            }
+            Some((_, thread)) => {
+                // A session that panicked has said so.
+                let _ = thread.join();
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// One leader, from the first command to the last.
+fn serve_leader(line: &Arc<Connection>, leader: &LeaderInfo, service: &dyn Service) {
+    std::thread::scope(|scope| {
+        let writer = std::thread::Builder::new().name("kvbm-link-send".into());
+        if let Err(error) = writer.spawn_scoped(scope, || line.write()) {
+            tracing::error!("cannot start a thread for the leader: {error}");
+            return line.close();
+        }
+        let mut session = match service.start(leader, MessageSender(Arc::clone(line))) {
+            Ok(session) => session,
+            Err(error) => {
+                tracing::error!(pid = leader.pid, "cannot serve the leader: {error}");
+                return line.close();
+            }
+        };
+        let ended = line.read(|command| {
+            if let Err(error) = session.command(&command) {
+                tracing::error!(pid = leader.pid, "the leader sent what is no command: {error}");
+                line.close();
+            }
+        });
+        tracing::info!(pid = leader.pid, "the line to the leader ended: {ended}");
+        session.end();
+    });
+}

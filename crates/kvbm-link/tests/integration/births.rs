@@ -1,0 +1,82 @@
+//! Which end comes first, which comes again, and which is refused.
+
+use crate::echo::{Leader, Worker, leader_terms, soon};
+use kvbm_link::{Lane, LineSendError, LineStatus};
+use std::sync::atomic::Ordering;
+
+#[test]
+fn either_end_may_come_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let leader = Leader::start(&path, leader_terms(1));
+    let refused = leader.line.send(Lane::Bulk, b"early").unwrap_err();
+    assert!(matches!(refused, LineSendError::Closed { .. }), "{refused}");
+    let worker = Worker::start(&path);
+    leader.send(b"one");
+    leader.send(b"two");
+    leader.expect_echoes(&[b"one", b"two"]);
+    drop(leader);
+    let second = Leader::start(&path, leader_terms(2));
+    second.send(b"three");
+    second.expect_echoes(&[b"three"]);
+    assert_eq!(worker.echo.started.load(Ordering::SeqCst), 2);
+    assert_eq!(
+        worker.echo.ended.load(Ordering::SeqCst),
+        1,
+        "the first session ended before the second began"
+    );
+}
+
+#[test]
+fn a_worker_that_comes_again_gets_nothing_that_was_sent_to_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let worker = Worker::start(&path);
+    let leader = Leader::start(&path, leader_terms(1));
+    leader.send(b"first life");
+    leader.expect_echoes(&[b"first life"]);
+    drop(worker);
+    soon(|| matches!(leader.line.status(), LineStatus::Connecting { .. }).then_some(())).unwrap();
+    assert!(leader.line.send(Lane::Bulk, b"lost").is_err());
+    let _worker = Worker::start(&path);
+    leader.send(b"second life");
+    leader.expect_echoes(&[b"first life", b"second life"]);
+}
+
+#[test]
+fn a_second_leader_and_an_old_one_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let _worker = Worker::start(&path);
+    let leader = Leader::start(&path, leader_terms(5));
+    leader.send(b"mine");
+    leader.expect_echoes(&[b"mine"]);
+    let reason = |other: &Leader, part: &str| {
+        soon(|| match other.line.status() {
+            LineStatus::Connecting { reason } if reason.contains(part) => Some(()),
+            _ => None,
+        })
+        .unwrap_or_else(|| panic!("{:?}", other.line));
+    };
+    let second = Leader::start(&path, leader_terms(6));
+    reason(&second, "whose session has not ended");
+    drop(leader);
+    second.send(b"now");
+    second.expect_echoes(&[b"now"]);
+    drop(second);
+    // A leader that comes back after its successor has served.
+    let old = Leader::start(&path, leader_terms(5));
+    reason(&old, "epoch differs");
+}
+
+#[test]
+fn a_worker_that_gets_no_command_hangs_up_and_serves_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-0.sock");
+    let worker = Worker::start(&path);
+    let leader = Leader::start(&path, leader_terms(1));
+    leader.send(b"nonsense");
+    soon(|| (worker.echo.started.load(Ordering::SeqCst) == 2).then_some(())).unwrap();
+    leader.send(b"sense");
+    leader.expect_echoes(&[b"sense"]);
+}

@@ -1,0 +1,419 @@
+//! Tickets: what a scheduler promises a request, until the load of it ends.
+//!
+//! A scheduler may ask for the same request several times before it finds room for it. A ticket keeps the answer and the pins
+//! in between: [`Tickets::look_up`] is idempotent. [`Tickets::commit`] turns a ticket into a load, [`Tickets::abandon`] ends
+//! either. [`Tickets::finished`] names each load once, when no copy writes to its blocks any more.
+
+use super::{Engine, EngineError, EngineOnboarding, Fence};
+use crate::error::BlockFailure;
+use crate::leader::Leader;
+use crate::manager::KvBlockManager;
+use crate::volume::Probe;
+use kvbm_plan::{BlockId, SequenceHash, Tier};
+use kvbm_pool::Prefix;
+use kvbm_tokens::{BlockChain, NamespaceTag};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
+
+/// Most tickets; the oldest one ends when another comes.
+const MAX_TICKETS: usize = 4096;
+/// A ticket that nobody asks for ends after this time: its pins must not keep room from others.
+const TIME_TO_LIVE: Duration = Duration::from_secs(10);
+/// All tickets together pin at most one in so many blocks of a tier.
+const PINNED_SHARE: u32 = 4;
+/// Questions to volumes that wait for the thread that asks.
+const MAX_PROBES: usize = 64;
+
+/// What is there for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookUp {
+    /// So many blocks from the given position on, pinned until the ticket ends.
+    Ready {
+        /// All of them.
+        blocks: usize,
+        /// The same by tier: G1 to G4. G1 is always 0.
+        by_tier: [usize; 4],
+    },
+    /// Volumes are being asked: look up again later.
+    Pending,
+}
+
+/// A call about a ticket that cannot be carried out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TicketError {
+    /// The request has no ticket: none was made, it ended, or it has expired.
+    #[error("request {request} has no ticket: look it up first, and commit within {} s", TIME_TO_LIVE.as_secs())]
+    NoTicket {
+        /// The request.
+        request: String,
+    },
+    /// The request's blocks are on their way.
+    #[error("request {request} is being loaded: wait until it is finished, or abandon it")]
+    Loading {
+        /// The request.
+        request: String,
+    },
+    /// More blocks than were promised.
+    #[error("{ids} engine blocks for request {request}, which was promised {promised}: look it up again")]
+    TooMany {
+        /// The request.
+        request: String,
+        /// Ids given.
+        ids: usize,
+        /// Blocks promised.
+        promised: usize,
+    },
+    /// The load does not start. The ticket has ended.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// A load that is over: no copy writes to its blocks any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedLoad {
+    /// The request.
+    pub request: String,
+    /// Blocks from the front that hold verified bytes; none where it was abandoned.
+    pub arrived: usize,
+    /// Blocks asked for.
+    pub wanted: usize,
+    /// The others.
+    pub failures: Vec<BlockFailure>,
+}
+
+/// The tickets of a manager, see [`KvBlockManager::tickets`].
+pub struct Tickets<'a>(&'a KvBlockManager<Engine>);
+
+/// What a look-up was made for: another chain or another position makes another ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    blocks: usize,
+    last: Option<SequenceHash>,
+    first: usize,
+}
+
+enum Ticket {
+    /// Volumes are being asked.
+    Probing(Key),
+    /// These blocks are pinned.
+    Promised { key: Key, prefix: Prefix, since: Instant },
+    /// These are on their way.
+    Loading(EngineOnboarding),
+}
+
+/// What a volume is asked for.
+struct Question {
+    request: String,
+    key: Key,
+    hashes: Vec<SequenceHash>,
+    namespace: NamespaceTag,
+    leader: Weak<Leader>,
+}
+
+/// All tickets of a manager.
+#[derive(Default)]
+pub(crate) struct TicketTable {
+    tickets: Arc<Mutex<HashMap<String, Ticket>>>,
+    /// Where the thread that asks volumes takes its questions from. Started with the first.
+    questions: OnceLock<Option<SyncSender<Question>>>,
+    notify: OnceLock<Option<Arc<Notify>>>,
+}
+
+/// Makes a file descriptor readable.
+struct Notify(OwnedFd);
+
+impl Wake for Notify {
+    fn wake(self: Arc<Self>) {
+        // A counter that is full is readable as well.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl std::fmt::Debug for TicketTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} tickets", self.tickets.lock().len())
+    }
+}
+
+impl KvBlockManager<Engine> {
+    /// Tickets of requests, for schedulers that ask before they have room.
+    pub fn tickets(&self) -> Tickets<'_> {
+        Tickets(self)
+    }
+}
+
+impl Tickets<'_> {
+    fn table(&self) -> &TicketTable {
+        &self.0.g1.tickets
+    }
+
+    /// What is there for `request` of `chain` from block `first` on: the engine has the blocks before it. The same answer, with
+    /// the same pins, for the same chain and position until the ticket ends: by [`commit`](Self::commit),
+    /// [`abandon`](Self::abandon), after ten seconds, or where other tickets need the room (at most a quarter of a tier is
+    /// pinned). Never waits for a volume.
+    ///
+    /// # Errors
+    /// [`TicketError::Loading`].
+    pub fn look_up<'a>(
+        &self,
+        request: &str,
+        chain: impl Into<BlockChain<'a>>,
+        first: usize,
+    ) -> Result<LookUp, TicketError> {
+        let chain = chain.into();
+        let key = Key { blocks: chain.len(), last: chain.hashes().last().copied(), first };
+        let now = Instant::now();
+        let mut tickets = self.table().tickets.lock();
+        match tickets.get_mut(request) {
+            Some(Ticket::Loading(_)) => return Err(TicketError::Loading { request: request.to_owned() }),
+            Some(Ticket::Probing(known)) if *known == key => return Ok(LookUp::Pending),
+            Some(Ticket::Promised { key: known, prefix, since })
+                if *known == key && prefix.lost().is_none() =>
+            {
+                *since = now;
+                return Ok(ready(prefix));
+            }
+            _ => {}
+        }
+        let ended = tickets.remove(request);
+        drop(tickets);
+        // Pins end without the lock.
+        drop(ended);
+        self.0.leader.metrics.lookups.add(chain.len().saturating_sub(first) as u64);
+        let (prefix, asks) = self.0.leader.match_prefix(chain, Probe::Never);
+        if asks && prefix.len() < chain.len() && self.ask(request, key, chain) {
+            return Ok(LookUp::Pending);
+        }
+        Ok(self.table().promise(&self.0.leader, request, key, prefix, now))
+    }
+
+    /// Has the volumes asked in the background. `false` where too many questions wait: what is known must do then.
+    fn ask(&self, request: &str, key: Key, chain: BlockChain<'_>) -> bool {
+        let table = self.table();
+        let Some(questions) = table.questions() else { return false };
+        let question = Question {
+            request: request.to_owned(),
+            key,
+            hashes: chain.hashes().to_vec(),
+            namespace: chain.namespace(),
+            leader: Arc::downgrade(&self.0.leader),
+        };
+        let mut tickets = table.tickets.lock();
+        // Under the lock: the answer comes after the ticket.
+        let is_asked = questions.try_send(question).is_ok();
+        if is_asked {
+            tickets.insert(request.to_owned(), Ticket::Probing(key));
+        }
+        is_asked
+    }
+
+    /// Starts the load of the first `ids.len()` promised blocks into `ids`; the copy waits for `after`. The outcome comes from
+    /// [`finished`](Self::finished). No ids end the ticket.
+    ///
+    /// # Errors
+    /// [`TicketError`]: nothing was started and nothing comes from `finished`. The ticket has ended, but where there are too many ids.
+    pub fn commit(&self, request: &str, ids: &[BlockId], after: Option<Fence>) -> Result<(), TicketError> {
+        let table = self.table();
+        let mut tickets = table.tickets.lock();
+        let mut prefix = match tickets.remove(request) {
+            Some(Ticket::Promised { prefix, key, since }) => {
+                let promised = prefix.blocks().len();
+                if ids.len() > promised {
+                    tickets.insert(request.to_owned(), Ticket::Promised { key, prefix, since });
+                    return Err(TicketError::TooMany {
+                        request: request.to_owned(),
+                        ids: ids.len(),
+                        promised,
+                    });
+                }
+                prefix
+            }
+            Some(loading @ Ticket::Loading(_)) => {
+                tickets.insert(request.to_owned(), loading);
+                return Err(TicketError::Loading { request: request.to_owned() });
+            }
+            Some(Ticket::Probing(_)) | None => {
+                return Err(TicketError::NoTicket { request: request.to_owned() });
+            }
+        };
+        drop(tickets);
+        prefix.truncate(prefix.start() + ids.len());
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let onboarding = self.0.onboard(prefix, ids, after)?;
+        if let Some(notify) = table.notify() {
+            onboarding.notify(&Context::from_waker(&Waker::from(Arc::clone(notify))));
+        }
+        table.tickets.lock().insert(request.to_owned(), Ticket::Loading(onboarding));
+        Ok(())
+    }
+
+    /// The request is over. A ticket ends at once; a load is given up, and comes from [`finished`](Self::finished) when no copy
+    /// writes to its blocks any more. Whether there was either.
+    pub fn abandon(&self, request: &str) -> bool {
+        let mut tickets = self.table().tickets.lock();
+        match tickets.remove(request) {
+            Some(Ticket::Loading(mut onboarding)) => {
+                onboarding.cancel();
+                tickets.insert(request.to_owned(), Ticket::Loading(onboarding));
+                true
+            }
+            ended => {
+                drop(tickets);
+                ended.is_some()
+            }
+        }
+    }
+
+    /// Loads that are over, each once: their blocks are the engine's again.
+    pub fn finished(&self) -> Vec<FinishedLoad> {
+        let table = self.table();
+        if let Some(Some(notify)) = table.notify.get() {
+            // Nothing to read where no load has ended since.
+            let _ = rustix::io::read(&notify.0, &mut [0_u8; 8]);
+        }
+        let done: Vec<(String, EngineOnboarding)> = {
+            let mut tickets = table.tickets.lock();
+            let is_done = |ticket: &mut Ticket| matches!(ticket, Ticket::Loading(load) if load.is_done());
+            let done = tickets.extract_if(|_, ticket| is_done(ticket));
+            done.filter_map(|(request, ticket)| match ticket {
+                Ticket::Loading(load) => Some((request, load)),
+                Ticket::Probing(_) | Ticket::Promised { .. } => None,
+            })
+            .collect()
+        };
+        let finished = |(request, load): (String, EngineOnboarding)| {
+            let wanted = load.len();
+            match load.wait() {
+                Ok(arrived) => FinishedLoad { request, arrived, wanted, failures: Vec::new() },
+                Err(error) => {
+                    FinishedLoad { request, arrived: error.arrived, wanted, failures: error.failures }
+                }
+            }
+        };
+        done.into_iter().map(finished).collect()
+    }
+
+    /// A descriptor that is readable when [`finished`](Self::finished) may have something; `None` where the system has none to
+    /// give.
+    pub fn finished_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.table().notify().map(|notify| notify.0.as_fd())
+    }
+
+    /// Requests with a ticket, and those that are being loaded.
+    pub fn counts(&self) -> (usize, usize) {
+        let tickets = self.table().tickets.lock();
+        let loading = tickets.values().filter(|ticket| matches!(ticket, Ticket::Loading(_))).count();
+        (tickets.len() - loading, loading)
+    }
+}
+
+fn ready(prefix: &Prefix) -> LookUp {
+    let by_tier = Tier::ALL.map(|tier| prefix.count(tier));
+    LookUp::Ready { blocks: prefix.blocks().len(), by_tier }
+}
+
+impl TicketTable {
+    fn notify(&self) -> Option<&Arc<Notify>> {
+        let open = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok();
+        self.notify.get_or_init(|| open().map(|fd| Arc::new(Notify(fd)))).as_ref()
+    }
+
+    fn questions(&self) -> Option<&SyncSender<Question>> {
+        let start = || {
+            let (sender, receiver) = sync_channel(MAX_PROBES);
+            let tickets = Arc::clone(&self.tickets);
+            let thread = std::thread::Builder::new().name("kvbm-lookups".into());
+            thread.spawn(move || answer(&receiver, &tickets)).ok().map(|_| sender)
+        };
+        self.questions.get_or_init(start).as_ref()
+    }
+
+    /// Keeps what was found for `request`, and makes room among the older tickets.
+    fn promise(&self, leader: &Leader, request: &str, key: Key, mut prefix: Prefix, now: Instant) -> LookUp {
+        let prefix = prefix.split_off(key.first);
+        let answer = ready(&prefix);
+        if prefix.is_empty() {
+            return answer;
+        }
+        let mut tickets = self.tickets.lock();
+        tickets.insert(request.to_owned(), Ticket::Promised { key, prefix, since: now });
+        let ended = make_room(&mut tickets, leader, request, now);
+        drop(tickets);
+        // Pins end without the lock.
+        drop(ended);
+        answer
+    }
+}
+
+/// Ends tickets that are too old, too many, or pin too much; never the one of `newest`.
+fn make_room(
+    tickets: &mut HashMap<String, Ticket>,
+    leader: &Leader,
+    newest: &str,
+    now: Instant,
+) -> Vec<Ticket> {
+    let mut promised: Vec<(Instant, String)> = Vec::new();
+    let mut pinned = [0_u32; 4];
+    for (request, ticket) in tickets.iter() {
+        if let Ticket::Promised { prefix, since, .. } = ticket {
+            promised.push((*since, request.clone()));
+            for (tier, count) in Tier::ALL.into_iter().zip(&mut pinned) {
+                *count += prefix.count(tier) as u32;
+            }
+        }
+    }
+    promised.sort_unstable();
+    let most = Tier::SLOTTED.map(|tier| leader.registry.capacity(tier).div_ceil(PINNED_SHARE));
+    let mut left = tickets.len();
+    let mut ended = Vec::new();
+    for (since, request) in promised {
+        let pins_too_much = most.iter().zip(&pinned).any(|(most, pinned)| pinned > most);
+        let is_old = now.saturating_duration_since(since) > TIME_TO_LIVE;
+        if request == newest || !(is_old || pins_too_much || left > MAX_TICKETS) {
+            continue;
+        }
+        if let Some(ticket) = tickets.remove(&request) {
+            if let Ticket::Promised { prefix, .. } = &ticket {
+                for (tier, count) in Tier::ALL.into_iter().zip(&mut pinned) {
+                    *count = count.saturating_sub(prefix.count(tier) as u32);
+                }
+            }
+            left -= 1;
+            ended.push(ticket);
+        }
+    }
+    ended
+}
+
+/// Asks volumes, one question after the other, until the manager is gone.
+fn answer(questions: &Receiver<Question>, tickets: &Mutex<HashMap<String, Ticket>>) {
+    for Question { request, key, hashes, namespace, leader } in questions {
+        let Some(leader) = leader.upgrade() else { return };
+        let is_wanted = |tickets: &HashMap<String, Ticket>| matches!(tickets.get(&request), Some(Ticket::Probing(known)) if *known == key);
+        if !is_wanted(&tickets.lock()) {
+            continue;
+        }
+        let chain = BlockChain::of_hashes(&hashes).in_namespace(namespace);
+        let (mut prefix, _) = leader.match_prefix(chain, Probe::Wait);
+        let prefix = prefix.split_off(key.first);
+        let mut tickets = tickets.lock();
+        let ended = if is_wanted(&tickets) {
+            let since = Instant::now();
+            tickets.insert(request.clone(), Ticket::Promised { key, prefix, since });
+            make_room(&mut tickets, &leader, &request, since)
+        } else {
+            vec![Ticket::Promised { key, prefix, since: Instant::now() }]
+        };
+        drop(tickets);
+        drop(ended);
+    }
+}
