@@ -1,7 +1,8 @@
 //! The project's chores, as one program: `cargo xtask`.
 //!
-//! **Knows:** the workspace's files, cargo, and the rules that ARCHITECTURE.md states.
-//! **Must never know:** anything that a crate needs in order to build or run; deleting this package breaks no user.
+//! **Knows:** the workspace's files, cargo, and the rules that ARCHITECTURE.md states. **Must never
+//! know:** anything that a crate needs in order to build or run; deleting this package breaks no
+//! user.
 
 #![forbid(unsafe_code)]
 

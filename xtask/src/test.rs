@@ -166,15 +166,16 @@ fn tests(workspace: &Workspace) -> Outcome {
     let mut command = workspace_tests(workspace);
     command.args(["--no-fail-fast", "--lib", "--bins", "--tests", "--examples"]);
     servers.name_to(&mut command);
-    // A user without a C++ compiler is told which tests that skips; CI must not skip them. (A manager's configuration refuses
-    // variables KVBM_... that it does not know.)
+    // A user without a C++ compiler is told which tests that skips; CI must not skip them. (A
+    // manager's configuration refuses variables KVBM_... that it does not know.)
     if std::env::var_os("CI").is_some() {
         command.env("REQUIRE_CXX", "1");
     }
     servers.outcome(counted(&mut command))
 }
 
-/// `cargo test` with the features of every test build. A selection by `-p` would build other features.
+/// `cargo test` with the features of every test build. A selection by `-p` would build other
+/// features.
 pub(crate) fn workspace_tests(workspace: &Workspace) -> Command {
     let mut command = cargo(&workspace.root);
     command.args(["test", "--workspace", "--features", FEATURES]);
@@ -261,7 +262,8 @@ fn counts(line: &str) -> (u64, u64) {
 mod tests {
     use super::*;
 
-    /// What a script that plays a test program comes to. Not shown: the lines are not results of this program.
+    /// What a script that plays a test program comes to. Not shown: the lines are not results of
+    /// this program.
     fn shell(script: &str) -> Outcome {
         counted_to(Command::new("sh").args(["-c", script]), &mut std::io::sink())
     }

@@ -10,10 +10,12 @@ use std::process::Command;
 /// What the tests need beside the package.
 const TEST_PACKAGES: &[&str] = &["pytest==9.2.0", "mypy==2.4.1", "numpy==2.2.6"];
 
-/// What builds wheels. `ziglang` links against an old glibc, so that one wheel runs on all of manylinux.
+/// What builds wheels. `ziglang` links against an old glibc, so that one wheel runs on all of
+/// manylinux.
 const BUILD_PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.16.0"];
 
-/// The step `python`: type checks and tests of the package, over the extension of the workspace's own build.
+/// The step `python`: type checks and tests of the package, over the extension of the workspace's
+/// own build.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
     match prepared(workspace) {
         Ok((python, package)) => types(workspace, &python).and(tests(workspace, &python, &package)),
@@ -35,7 +37,8 @@ pub(crate) enum Profile {
     Release,
 }
 
-/// Builds the extension and lays it beside the Python sources, below the target folder. The folder that holds the package.
+/// Builds the extension and lays it beside the Python sources, below the target folder. The folder
+/// that holds the package.
 pub(crate) fn assemble(workspace: &Workspace, profile: Profile) -> anyhow::Result<PathBuf> {
     let mut build = cargo(&workspace.root);
     build.args(["build", "--workspace", "--lib", "--features", FEATURES]);

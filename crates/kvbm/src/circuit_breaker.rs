@@ -14,8 +14,8 @@ const LONGEST_PROBE: Duration = Duration::from_secs(3600);
 /// Stops requests to a store that fails or hangs. Its states:
 ///
 /// - *Closed*: every request is allowed. Two failures more than answers open it.
-/// - *Open*: no request is allowed until a pause is over: 500 ms, doubled after each failed probe, up
-///   to `longest`. Results of requests from before change nothing.
+/// - *Open*: no request is allowed until a pause is over: 500 ms, doubled after each failed probe,
+///   up to `longest`. Results of requests from before change nothing.
 /// - *Half-open*: the first request after the pause is the probe. Others are not allowed until its
 ///   result is recorded, or until the longest time that a probe may take is over. An answer closes
 ///   the breaker, so that one more failure opens it again; a failure opens it.

@@ -13,8 +13,9 @@ use kvbm_pool::TierStatus;
 /// A snapshot of a manager. Tiers and paths are each consistent in themselves, not with each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// G1 to G4; a tier that is not configured has capacity 0. G4 is all volumes together, in blocks that they are known to hold, with
-    /// room only where all of them are limited; [`volumes`](Self::volumes) has each.
+    /// G1 to G4; a tier that is not configured has capacity 0. G4 is all volumes together, in
+    /// blocks that they are known to hold, with room only where all of them are limited;
+    /// [`volumes`](Self::volumes) has each.
     pub tiers: Vec<TierStatus>,
     /// Every local path.
     pub paths: Vec<PathStatus>,
@@ -26,8 +27,8 @@ pub struct Status {
     pub disk_down: bool,
     /// The last failure of those reads, while that is so.
     pub disk_failure: Option<Failure>,
-    /// The directories of G3, over all ranks: `disk.dir` first, then `disk.more_dirs`. Their withheld
-    /// slots are part of [`held`](TierStatus::held).
+    /// The directories of G3, over all ranks: `disk.dir` first, then `disk.more_dirs`. Their
+    /// withheld slots are part of [`held`](TierStatus::held).
     pub disk_directories: Vec<DirectoryStatus>,
     /// Every rank, in order.
     pub ranks: Vec<RankStatus>,

@@ -7,7 +7,7 @@ use super::{
     AXIS_ORDERS, AnyLayout, CHECKSUM_BYTES, LAYOUT_TYPES, LayoutDescriptor, MAGIC, MAX_MESSAGE_BYTES,
     VERSION, WireError, checksum, field, message_bytes,
 };
-use crate::config::{LayoutConfig, MAX_PLANES};
+use crate::config::LayoutConfig;
 use crate::contiguous::FullyContiguous;
 use crate::dtype::DType;
 use crate::geometry::CellStrides;
@@ -98,9 +98,6 @@ fn config(header: &Header) -> Result<(LayoutType, AxisOrder, LayoutConfig), Wire
     let order = AXIS_ORDERS.get(usize::from(header.order));
     let order = *order.ok_or_else(|| unknown("axis order", header.order))?;
     let dtype = DType::from_code(header.dtype).ok_or_else(|| unknown("dtype", header.dtype))?;
-    if usize::from(header.num_planes) > MAX_PLANES {
-        return Err(unknown("number of planes", header.num_planes));
-    }
     let config = LayoutConfig {
         num_blocks: header.num_blocks.get(),
         num_layers: header.num_layers.get(),

@@ -13,9 +13,12 @@ impl LayoutDescriptor {
     /// The message that [`decode`](Self::decode) reads.
     ///
     /// # Errors
-    /// [`WireError::Length`] beyond [`MAX_MESSAGE_BYTES`]: some 87,000 regions.
+    /// [`WireError::Length`] beyond [`MAX_MESSAGE_BYTES`]: some 87,000 regions;
+    /// [`WireError::Planes`].
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         let config = self.layout.config();
+        let num_planes = u8::try_from(config.planes.len());
+        let num_planes = num_planes.map_err(|_| WireError::Planes { found: config.planes.len() })?;
         let cells = match &self.layout {
             AnyLayout::Strided(layout) => layout.cells(),
             AnyLayout::FullyContiguous(_) | AnyLayout::LayerSeparate(_) => &[],
@@ -28,7 +31,7 @@ impl LayoutDescriptor {
             });
         }
         let mut out = Vec::with_capacity(length);
-        out.extend(self.header(length, cells.len()).as_bytes());
+        out.extend(self.header(length, num_planes, cells.len()).as_bytes());
         for plane in &config.planes {
             out.extend(PlaneRecord::from(plane).as_bytes());
         }
@@ -44,7 +47,7 @@ impl LayoutDescriptor {
         Ok(out)
     }
 
-    fn header(&self, length: usize, num_cells: usize) -> Header {
+    fn header(&self, length: usize, num_planes: u8, num_cells: usize) -> Header {
         let config = self.layout.config();
         let length = (length as u32).into();
         Header {
@@ -52,7 +55,7 @@ impl LayoutDescriptor {
             layout_type: code_of(&LAYOUT_TYPES, &self.layout.layout_type()),
             order: code_of(&AXIS_ORDERS, &self.layout.axis_order()),
             dtype: config.dtype.code(),
-            num_planes: config.planes.len() as u8,
+            num_planes,
             num_blocks: config.num_blocks.into(),
             num_layers: config.num_layers.into(),
             outer_dim: config.outer_dim.into(),

@@ -58,8 +58,8 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers. `more_volumes`: whether volumes that
-    /// are not configured may be registered.
+    /// `engine_blocks`: set where the engine owns G1, which then is none of the registry's tiers.
+    /// `more_volumes`: whether volumes that are not configured may be registered.
     pub(super) fn new(
         mut config: Config,
         namespace: Option<Namespace>,
@@ -256,8 +256,8 @@ impl Core {
     }
 }
 
-/// A namespace that the builder was given, of the model as it is at last. What the configuration says beside it would have no
-/// effect, so it is refused.
+/// A namespace that the builder was given, of the model as it is at last. What the configuration
+/// says beside it would have no effect, so it is refused.
 fn complete(given: Namespace, config: &Config) -> Result<Namespace, ConfigError> {
     let model = given.model_id().to_owned();
     if config.namespace != (NamespaceConfig { model: model.clone(), ..NamespaceConfig::default() }) {
@@ -353,8 +353,9 @@ fn block_costs(config: &Config) -> BlockCosts {
     }
 }
 
-/// Larger in every life of this machine: microseconds of the wall clock. Where a clock was behind it is not; followers believe the
-/// lower one once the higher has been silent ([`kvbm_events::Tracker`]).
+/// Larger in every life of this machine: microseconds of the wall clock. Where a clock was behind
+/// it is not; followers believe the lower one once the higher has been silent
+/// ([`kvbm_events::Tracker`]).
 fn epoch() -> Epoch {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))

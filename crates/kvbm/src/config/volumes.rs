@@ -3,7 +3,8 @@
 use super::Config;
 use kvbm_plan::{VolumeDescriptor, VolumeId};
 
-/// Bytes that a block takes on a volume, headers included: an object for each slice that some rank writes.
+/// Bytes that a block takes on a volume, headers included: an object for each slice that some rank
+/// writes.
 pub(crate) fn stored_bytes(config: &Config, alignment: u32) -> u64 {
     let ranks = config.parallelism.tensor_parallel;
     // Ranks with the same heads write one object. Opaque blocks have no heads: each rank writes its own.

@@ -1,4 +1,5 @@
-//! Metrics of the disk tiers of this process. They are updated from the engines before they are read.
+//! Metrics of the disk tiers of this process. They are updated from the engines before they are
+//! read.
 
 use super::counters::{Counter, Gauge};
 use super::expose::{Labels, counter_value};

@@ -1,7 +1,8 @@
 //! An HTTP server for `GET /metrics` alone.
 //!
 //! One thread serves one connection at a time. Each connection has one deadline for the request and
-//! the whole answer, so a client that reads or writes slowly holds the thread for two seconds at most.
+//! the whole answer, so a client that reads or writes slowly holds the thread for two seconds at
+//! most.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -91,7 +92,8 @@ impl Drop for MetricsServer {
         if let Some(thread) = self.thread.take()
             && woken
         {
-            // Bounded: the thread serves at most one connection, which has a deadline. A panic there is its own report.
+            // Bounded: the thread serves at most one connection, which has a deadline. A panic
+            // there is its own report.
             let _ = thread.join();
         }
     }

@@ -58,7 +58,8 @@ impl Offload {
         self.copy_to_slots(edge, batch, running)
     }
 
-    /// Reserves the destinations and starts the transfer; what finds no room is counted and dropped.
+    /// Reserves the destinations and starts the transfer; what finds no room is counted and
+    /// dropped.
     fn copy_to_slots(self: &Arc<Self>, edge: &Edge, batch: Batch, running: Running) -> Vec<BlockIdentity> {
         let Batch { mut blocks, interval } = batch;
         let _order = (edge.path.dst == Tier::G3).then(|| self.slots.order());
@@ -69,8 +70,9 @@ impl Offload {
         let Some((identities, mut arrivals)) = self.reserve_usable(edge, &mut blocks) else {
             return Vec::new();
         };
-        // Read after destinations are reserved: a later removal cancels the arrival, so nothing that was removed (a tenant that was
-        // forgotten, what a lost worker had) comes back. The slot counts, not the block, which may have come back elsewhere.
+        // Read after destinations are reserved: a later removal cancels the arrival, so nothing
+        // that was removed (a tenant that was forgotten, what a lost worker had) comes back. The
+        // slot counts, not the block, which may have come back elsewhere.
         let losses = self.registry.losses();
         let there = blocks.registered();
         let sources = blocks.block_ids();
@@ -108,8 +110,8 @@ impl Offload {
         orphans
     }
 
-    /// As [`reserve`](Self::reserve). Slots of directories that take no writes now are withheld, and
-    /// others are reserved instead.
+    /// As [`reserve`](Self::reserve). Slots of directories that take no writes now are withheld,
+    /// and others are reserved instead.
     fn reserve_usable(&self, edge: &Edge, blocks: &mut Pinned) -> Option<(Vec<BlockIdentity>, AnyArrivals)> {
         for attempt in 1.. {
             let (identities, mut arrivals) = self.reserve(edge, blocks)?;

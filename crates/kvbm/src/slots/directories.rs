@@ -2,14 +2,15 @@
 //! writes; nothing else decides whether a directory is used.
 //!
 //! - While the breaker of the reads is open, blocks in the directory count as missing.
-//! - While the breaker of the writes is open, copies go to slots of other directories. The slots that
-//!   a reservation gets in the directory are *withheld*: otherwise the next reservation would get the
-//!   same ones, because a free slot is taken before any block is evicted.
+//! - While the breaker of the writes is open, copies go to slots of other directories. The slots
+//!   that a reservation gets in the directory are *withheld*: otherwise the next reservation would
+//!   get the same ones, because a free slot is taken before any block is evicted.
 //! - While the writes of no directory are allowed, no slot is reserved, and no block is evicted: a
 //!   disk that can only be read keeps its blocks.
 //!
 //! A slot that failed a write is withheld too, whatever the state, for [`RETRY`]: the next copy
-//! would get it again. The probe of an open breaker writes to the slot that is withheld for longest.
+//! would get it again. The probe of an open breaker writes to the slot that is withheld for
+//! longest.
 
 use crate::circuit_breaker::{CircuitBreaker, CircuitState, RequestResults, StateChange};
 use kvbm_plan::{BlockId, Failure, FailureKind, Striping};
@@ -147,8 +148,9 @@ impl Directories {
         directories.into_iter().for_each(|directory| all[directory].reads.note_service(now));
     }
 
-    /// The results of a request that began at `began`, by slot. With `late`, the slots of the second
-    /// list were asked for in time and served nothing until the request was late. What changed.
+    /// The results of a request that began at `began`, by slot. With `late`, the slots of the
+    /// second list were asked for in time and served nothing until the request was late. What
+    /// changed.
     pub(crate) fn record_reads<'a>(
         &self,
         blocks: impl IntoIterator<Item = (BlockId, Option<&'a Failure>)>,

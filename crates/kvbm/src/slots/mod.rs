@@ -1,8 +1,8 @@
 //! Slots of G3 that change hands: releases, removals that must become durable, slots that are
 //! withheld, and slots that are quarantined.
 //!
-//! The lock [`Slots::order`] is held while slots of G3 change hands and the workers are sent what follows from it. So no slot is
-//! released after its next block was sent to it.
+//! The lock [`Slots::order`] is held while slots of G3 change hands and the workers are sent what
+//! follows from it. So no slot is released after its next block was sent to it.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -46,7 +46,8 @@ pub(crate) struct Slots {
     /// By rank.
     removals: Vec<Mutex<PendingRemovals>>,
     directories: Directories,
-    /// Bad slots that were about to be written when they were found bad: they are retired when that write has failed.
+    /// Bad slots that were about to be written when they were found bad: they are retired when that
+    /// write has failed.
     to_retire: Mutex<Vec<BlockId>>,
     /// Longest wait for the disks to make a removal durable.
     durable_within: Duration,
@@ -160,16 +161,17 @@ impl Slots {
         *to_retire = self.registry.retire(Tier::G3, &slots);
     }
 
-    /// A worker that started again opened its disk, where these slots are out of use, as a repair leaves them. No rank writes there any
-    /// more, and what the others have there is not whole.
+    /// A worker that started again opened its disk, where these slots are out of use, as a repair
+    /// leaves them. No rank writes there any more, and what the others have there is not whole.
     pub(crate) fn disk_reopened(&self, unusable: Vec<BlockId>) {
         // It may be another device.
         drop(self.directories.reset_writes());
         self.retire(unusable);
     }
 
-    /// Removes blocks from the registry that a disk does not hold after all: their slots were being overwritten when the last process
-    /// ended, or a disk gave them up. What continues them goes too. A block that has come to another slot since stays.
+    /// Removes blocks from the registry that a disk does not hold after all: their slots were being
+    /// overwritten when the last process ended, or a disk gave them up. What continues them goes
+    /// too. A block that has come to another slot since stays.
     pub(crate) fn drop_missing(&self, mut missing: Vec<(BlockIdentity, BlockId)>) {
         if missing.is_empty() {
             return;
@@ -254,8 +256,8 @@ impl Slots {
         let after = removed();
         let each = std::array::from_fn(|at| after[at].saturating_sub(before[at]));
         if self.registry.capacity(Tier::G3) > 0 {
-            // The disks know what they hold, also blocks that left the registry in another way. A copy that is on its way there is
-            // released when it ends.
+            // The disks know what they hold, also blocks that left the registry in another way. A
+            // copy that is on its way there is released when it ends.
             self.remove(Removal::Namespace(namespace));
             drop(order);
             self.commit_removal();
@@ -263,14 +265,15 @@ impl Slots {
         (blocks, each)
     }
 
-    /// Removes the blocks of `tiers` from the registry, because a rank's part of them is gone. Records on disks stay, so that a later leader
-    /// finds what all ranks have then. How many went.
+    /// Removes the blocks of `tiers` from the registry, because a rank's part of them is gone.
+    /// Records on disks stay, so that a later leader finds what all ranks have then. How many went.
     pub(crate) fn lose(&self, tiers: &[Tier]) -> u64 {
         let _order = self.order();
         self.registry.lose(tiers.iter().copied().collect()).blocks
     }
 
-    /// A worker that has started again says what it found on its disk, or a part of that. Nothing is sent to it yet.
+    /// A worker that has started again says what it found on its disk, or a part of that. Nothing
+    /// is sent to it yet.
     pub(crate) fn disk_found_again(&self, rank: Rank, part: &RankPart) {
         let Some(pending) = self.removals.get(rank.index()) else { return };
         // No block comes to a slot of the disk meanwhile.

@@ -8,7 +8,7 @@ use kvbm_plan::{BlockId, Failure, Tier};
 use kvbm_pool::Prefix;
 use std::time::{Duration, Instant};
 
-/// Ranks that are told to take a plan back have said within so long that they had not started it.
+/// Within so long after a request to take a plan back, ranks report that they had not started it.
 const TAKEN_BACK: Duration = Duration::from_millis(250);
 
 /// How long nothing may come of a read before its disk is known to hang: its deadline and, where it
@@ -60,9 +60,9 @@ impl Transfers {
         }
     }
 
-    /// A transfer is late. A disk that served nothing of it for half of the time that a read may take
-    /// does not answer, if it was asked for so long: ranks report what they have not started. A disk
-    /// that goes on serving is only slow.
+    /// A transfer is late. A disk that served nothing of it for half of the time that a read may
+    /// take does not answer, if it was asked for so long: ranks report what they have not started.
+    /// A disk that goes on serving is only slow.
     pub(super) fn note_late_disk_reads(&self, transfer: &Transfer, now: Instant) {
         transfer.watch_quiet_disk(now, quiet_limit(self.settings.read_deadline.min(transfer.limit)));
     }

@@ -1,4 +1,5 @@
-//! Finding chains: from what is known of each volume, and for what is not, from the volumes in a few round trips whatever the length.
+//! Finding chains: from what is known of each volume, and for what is not, from the volumes in a
+//! few round trips whatever the length.
 
 use super::{VolumeTier, Volumes};
 use crate::circuit_breaker::RequestResults;
@@ -46,8 +47,8 @@ pub(crate) enum Probe {
 }
 
 impl Volumes {
-    /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts a use of what volumes have.
-    /// Whether a volume was asked, or would be.
+    /// Adds to `prefix` what one volume has of `chain` beyond it, the one that has most, and counts
+    /// a use of what volumes have. Whether a volume was asked, or would be.
     pub(crate) fn extend(&self, prefix: &mut Prefix, chain: BlockChain<'_>, probe: Probe) -> bool {
         let (group, hashes, namespace) =
             (prefix.group(), chain.hashes(), NamespaceId::from(chain.namespace()));
@@ -87,11 +88,13 @@ impl Volumes {
 }
 
 impl VolumeTier {
-    /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few of them, and what is before one
-    /// that is there counts as there, since chains are written from their beginning.
+    /// How many of `identities`, from the first on, the volume seems to have: it is asked for a few
+    /// of them, and what is before one that is there counts as there, since chains are written from
+    /// their beginning.
     fn probe_chain(&self, recheck: Duration, identities: &[BlockIdentity]) -> usize {
         let now = Instant::now();
-        // What is being removed is there no more, whatever the volume says; nor is what continues it.
+        // What is being removed is there no more, whatever the volume says; nor is what continues
+        // it.
         let (staying, since) = {
             let index = self.index.lock();
             let since = index.now();
@@ -144,7 +147,8 @@ impl VolumeTier {
 
     /// Which of these blocks every rank finds on the self.
     pub(super) fn probe(&self, blocks: &[BlockIdentity], deadline: Instant) -> Result<Vec<bool>, Failure> {
-        // Where one rank is away nothing comes of it, however often somebody looks: the others are not asked for nothing.
+        // Where one rank is away nothing comes of it, however often somebody looks: the others are
+        // not asked for nothing.
         if let Some(failure) = self.requests.ranks.away() {
             return Err(failure);
         }
@@ -176,7 +180,8 @@ impl VolumeTier {
     }
 }
 
-/// Which of `low..high` to ask for, in order: at first doubling distances and the last, later evenly spread.
+/// Which of `low..high` to ask for, in order: at first doubling distances and the last, later
+/// evenly spread.
 fn picks(low: usize, high: usize, first: bool) -> Vec<usize> {
     let length = high - low;
     let mut picks: Vec<usize> = if first {
@@ -237,7 +242,8 @@ mod tests {
         assert_eq!(absences.0.len(), 1);
     }
 
-    /// Mutation that makes it fail: `probe_chain` learns of what was found whatever happened since it asked.
+    /// Mutation that makes it fail: `probe_chain` learns of what was found whatever happened since
+    /// it asked.
     #[cfg(feature = "worker")]
     #[test]
     fn what_is_removed_while_it_is_looked_for_is_not_found() {

@@ -1,7 +1,8 @@
-//! G4 as the leader sees it: which blocks volumes hold is a hint here, kept beside the pool; the bytes are checked where they arrive.
+//! G4 as the leader sees it: which blocks volumes hold is a hint here, kept beside the pool; the
+//! bytes are checked where they arrive.
 //!
-//! A chain lies on one volume: its first block chooses one, and what continues it follows. So a look-up needs one volume to answer,
-//! and a volume that goes takes whole chains with it.
+//! A chain lies on one volume: its first block chooses one, and what continues it follows. So a
+//! look-up needs one volume to answer, and a volume that goes takes whole chains with it.
 //!
 //! # Modules
 //! A module uses only modules in rows below its own, and only those in its third column.
@@ -69,7 +70,8 @@ use std::time::{Duration, Instant};
 
 /// Blocks on a volume without a limit that are known, at about 200 bytes each.
 const MAX_KNOWN: usize = 1 << 22;
-/// Blocks at most that a limited volume has room for beyond those that are kept: what comes need not wait until what goes is removed.
+/// Blocks at most that a limited volume has room for beyond those that are kept: what comes need
+/// not wait until what goes is removed.
 const MAX_SLACK: u64 = 256;
 
 /// A volume of a leader.
@@ -134,7 +136,8 @@ impl VolumeTier {
         self.index.lock().now()
     }
 
-    /// Whether it is left alone because it failed, or because a rank that started again cannot open it.
+    /// Whether it is left alone because it failed, or because a rank that started again cannot open
+    /// it.
     pub(crate) fn is_down(&self) -> bool {
         self.breaker.lock().is_open() || self.openings.lacks_one()
     }
@@ -149,7 +152,8 @@ impl VolumeTier {
         self.descriptor.capacity_bytes.is_some()
     }
 
-    /// What came of a call that began then: successes end a pause, failures of the store begin or prolong one.
+    /// What came of a call that began then: successes end a pause, failures of the store begin or
+    /// prolong one.
     pub(crate) fn note(&self, results: &RequestResults, began: Instant) {
         self.counters.errors.add(results.failures as u64);
         let change = self.breaker.lock().record(results, began, Instant::now());
@@ -191,7 +195,7 @@ impl VolumeTier {
         }
     }
 
-    /// Why it takes nothing, where its store lets nobody write.
+    /// Why it takes no blocks, where its store refuses writes.
     pub(crate) fn refusal(&self) -> Option<Failure> {
         self.seal.lock().why()
     }

@@ -13,8 +13,8 @@ use kvbm_tokens::Namespace;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A volume that cannot be registered or unregistered. Nothing changed. The leader's own errors, beside those of a registry: a scheduler
-/// without workers has no registry.
+/// A volume that cannot be registered or unregistered. Nothing changed. The leader's own errors,
+/// beside those of a registry: a scheduler without workers has no registry.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeSetError {
@@ -136,7 +136,8 @@ impl Volumes {
         }
         self.enter(Arc::clone(&tier));
         if self.starts() != starts {
-            // Some rank started when it had been sent the volume already and before the volume was there to be sent again.
+            // Some rank started when it had been sent the volume already and before the volume was
+            // there to be sent again.
             let now = Instant::now();
             self.ranks().all().for_each(|rank| opening::start(&tier, rank, now));
         }

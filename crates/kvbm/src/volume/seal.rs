@@ -1,10 +1,12 @@
-//! A store that lets nobody write is read all the same: what it holds is found, and copies there are tried again from time to time.
+//! A store that lets nobody write is read all the same: what it holds is found, and copies there
+//! are tried again from time to time.
 
 use crate::circuit_breaker::StateChange;
 use kvbm_plan::{Failure, FailureKind};
 use std::time::{Duration, Instant};
 
-/// What a volume's store last said of copies there, where it refused them, and when they may be tried again.
+/// What a volume's store last said of copies there, where it refused them, and when they may be
+/// tried again.
 #[derive(Default)]
 pub(super) struct Seal(Option<(Failure, Instant)>);
 
@@ -55,7 +57,7 @@ mod tests {
         );
         assert_eq!(seal.record(&[None, refused.clone()], begun, pause), StateChange::Opened);
         assert!(!seal.allows(begun) && seal.allows(begun + pause) && seal.why() == refused);
-        assert_eq!(seal.record(&[refused], begun + pause, pause), StateChange::None, "it was told");
+        assert_eq!(seal.record(&[refused], begun + pause, pause), StateChange::None, "it was reported");
         assert!(!seal.allows(begun + pause));
         assert_eq!(seal.record(&[broken], begun + pause, pause), StateChange::None, "says nothing of it");
         assert!(seal.why().is_some());

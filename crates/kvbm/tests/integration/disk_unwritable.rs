@@ -1,4 +1,5 @@
-//! Directories of the disk tier that take no writes any more: copies go elsewhere, and what can be read stays.
+//! Directories of the disk tier that take no writes any more: copies go elsewhere, and what can be
+//! read stays.
 #![cfg(feature = "worker")]
 
 use crate::support::{namespace, serve, slot_file, soon, tokens, unlimited};
@@ -40,7 +41,8 @@ fn open_anew(file: &std::path::Path, writable: bool) {
     let open: Vec<i32> = all.filter(is_it).filter(|&fd| fd != other.as_raw_fd()).collect();
     assert!(!open.is_empty());
     for fd in open {
-        // SAFETY: both are open files of this process, the same one before and after: who owns the descriptor still does.
+        // SAFETY: both are open files of this process, the same one before and after: who owns the
+        // descriptor still does.
         let replaced = unsafe { libc::dup2(other.as_raw_fd(), fd) };
         assert_eq!(replaced, fd);
     }

@@ -1,4 +1,5 @@
-//! The same scenarios over every kind of G1: kvbm's, the engine's on a device, the engine's in host memory.
+//! The same scenarios over every kind of G1: kvbm's, the engine's on a device, the engine's in host
+//! memory.
 #![cfg(feature = "worker")]
 
 use crate::support::{compute, holds, model, namespace, slot_file, soon, unlimited};
@@ -62,7 +63,8 @@ fn host_tensors() -> BoundLayout {
     let bind = |bytes: u64| {
         let tensor = HostBuffer::zeroed(bytes as usize);
         let start = NonNull::new(tensor.as_ptr()).unwrap();
-        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer does.
+        // SAFETY: the buffer is its own owner; the test touches a block only while no transfer
+        // does.
         let storage = unsafe { HostStorage::from_external(start, bytes, Arc::new(tensor)) }.unwrap();
         RegionBinding::new(Arc::new(storage))
     };
@@ -153,6 +155,13 @@ impl Manager {
 
     /// Blocks of a sequence that come back to G1, each with its bytes, and why others do not.
     fn take(&self, tokens: &TokenSequence) -> (usize, Option<String>) {
+        let taken = self.bring_back(tokens);
+        // What came from below G2 is on its way there.
+        assert!(on_either!(self, manager => manager.wait_offloads(soon())));
+        taken
+    }
+
+    fn bring_back(&self, tokens: &TokenSequence) -> (usize, Option<String>) {
         match self {
             Self::Owned(manager) => {
                 manager.clear(Tier::G1).unwrap();

@@ -72,7 +72,7 @@ fn put(manager: &KvBlockManager<Engine>) {
     for (&id, &hash) in ids.iter().zip(tokens.hashes()) {
         compute(manager, id, hash);
     }
-    assert_eq!(manager.offload(&ids, &tokens, 0).unwrap().started, 5);
+    assert_eq!(manager.offload(&ids, &tokens, 0, None).unwrap().started, 5);
     assert!(manager.wait_offloads(soon()));
 }
 
@@ -81,8 +81,10 @@ fn take(manager: &KvBlockManager<Engine>) -> usize {
     let tokens = sequence(manager);
     let prefix = manager.match_prefix(&tokens);
     let ids: Vec<_> = (0..prefix.len() as u32).map(|at| BlockId(G1 - 1 - at)).collect();
-    let arrived = manager.onboard(prefix, &ids).unwrap().wait().unwrap();
+    let arrived = manager.onboard(prefix, &ids, None).unwrap().wait().unwrap();
     assert!(ids.iter().zip(tokens.hashes()).all(|(&id, &hash)| holds(manager, id, hash)));
+    // What came from below is on its way to G2.
+    assert!(manager.wait_offloads(soon()));
     arrived
 }
 
@@ -107,6 +109,7 @@ fn opaque_blocks_take_every_path() {
         end(manager);
         let manager = open(&TENSORS, ranks, disk.path(), with_volume).unwrap();
         assert_eq!((take(&manager), manager.metrics().path(Path::G3_G1).blocks.get()), (5, 5), "restart");
+        manager.clear(Tier::G2).unwrap();
         manager.clear(Tier::G3).unwrap();
         assert_eq!((take(&manager), manager.metrics().path(Path::G4_G1).blocks.get()), (5, 5));
     }

@@ -1,4 +1,5 @@
-//! As much of HTTP/1.1 as a small JSON API needs: a few threads, one request a connection, a deadline for each.
+//! As much of HTTP/1.1 as a small JSON API needs: a few threads, one request a connection, a
+//! deadline for each.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
